@@ -5,7 +5,7 @@ Measure emitted programs: seconds to print them, their lines, and what fused gro
 
 Prints processor seconds from a plan to its Triton program, and the program's lines; aims for BERT-Large are 10 s and
 5,000 lines. Then, for each model of `--groups` in data parallelism on the first machine: lines of the step, launches,
-and bytes read and written by all operators, with operators alone and in groups (`lowering/emit/fusing.py`). Exits with
+and bytes read and written by all operators, with operators alone and in groups (`plan/groups.py`). Exits with
 code 1 where an aim is missed.
 """
 
@@ -25,12 +25,8 @@ from models import processor
 from rich.console import Console
 from rich.table import Table
 
-from unity_ir.lowering.emit.fusing import with_fusions
-from unity_ir.lowering.emit.local_operator import local_operator
-from unity_ir.lowering.emit.printer import Implementations, emit
-from unity_ir.lowering.launchers import launcher
-from unity_ir.lowering.rank.program import Compute, Program, lower
-from unity_ir.lowering.rank.saved_softmax import with_savings
+from unity_ir.kernels.launchers import launcher
+from unity_ir.lowering.emit.printer import emit
 from unity_ir.machine import load
 from unity_ir.machine.model import Machine
 from unity_ir.models import from_text
@@ -38,6 +34,9 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer, erase
 from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.plan.local_operator import local_operator
+from unity_ir.plan.plan import PlanOptions, plan_step
+from unity_ir.plan.program import Compute, Program, lower
 from unity_ir.search.run import run
 
 SECONDS, LINES = 10.0, 5000
@@ -54,7 +53,7 @@ def emission(model: str, where: str, strategy: str) -> dict[str, Any]:
     machine = load(where)
     plan = run(from_text(model), machine, strategy).graph
     start = time.process_time()
-    text = emit(program_of(plan, machine), erase(plan)).text
+    text = emit(plan_step(program_of(plan, machine)), erase(plan)).text
     seconds = time.process_time() - start
     return {"machine": where, "plan": strategy, "seconds": seconds, "lines": text.count("\n")}
 
@@ -63,18 +62,15 @@ def groups(model: str, where: str, fuse: bool) -> dict[str, Any]:
     """Count what one rank's operators launch, read and write in data parallelism, fused or not."""
     machine = load(where)
     plan = run(from_text(model), machine, "data-parallel").graph
-    program = program_of(plan, machine)
-    functions = emit(program, erase(plan), fuse=fuse).text.split("\ndef ")
+    planned = plan_step(program_of(plan, machine), PlanOptions(fuse=fuse))
+    program = planned.program
+    functions = emit(planned, erase(plan)).text.split("\ndef ")
     (step,) = (text for text in functions if "# --- backward" in text)
-    program = with_savings(program)
-    choice = Implementations("triton", "triton", "torch")
-    if fuse:
-        program = with_fusions(program, choice.of)
     launches = moved = 0
     for each in program.body:
         if isinstance(each, Compute):
             operator = local_operator(program, each)
-            made = launcher(operator.line, operator.dtypes, choice.of(operator), operator.divided)
+            made = launcher(operator.line, operator.dtypes, planned.implementations[each], operator.divided)
             launches += len(made.work) or 1
             tensors = [program.tensors[r] for r in (*dict.fromkeys(each.operands), *each.results)]
             moved += sum(prod(t.local(program.mesh)) * ELEMENT_BYTES[t.dtype] for t in tensors)

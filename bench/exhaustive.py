@@ -30,7 +30,7 @@ from unity_ir.pcg.materialise import resting
 from unity_ir.pcg.sharding import Assignment, GridRole, dual
 from unity_ir.simulate.choices import fits, roles
 from unity_ir.simulate.costs import Choice
-from unity_ir.simulate.delta import Block, Simulation, do
+from unity_ir.simulate.delta import Block, Simulation, run_tasks
 from unity_ir.simulate.streams import TICKS
 
 NEVER = -(10**18)
@@ -343,7 +343,7 @@ class _Search:
             clocks = kept.forward[i].tolist()
             pending = dict(zip(arriving, clocks[width:], strict=True))
             clocks = clocks[:width]
-            do(forward, clocks, pending)
+            run_tasks(forward, clocks, pending)
             to_go = kept.backward[i].tolist()
             left = dict(zip(leaving, to_go[width:], strict=True))
             to_go = to_go[:width]

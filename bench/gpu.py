@@ -68,13 +68,14 @@ def step_part(name: str, out: Path, steps: int, smoke: bool) -> None:
     from zoo import by_hand
 
     from unity_ir.lowering.emit.printer import emit
-    from unity_ir.lowering.rank.program import lower
     from unity_ir.machine import load
     from unity_ir.models import build
     from unity_ir.pcg.differentiate import differentiate
     from unity_ir.pcg.elements import in_type
     from unity_ir.pcg.fuse_collectives import fuse_collectives
     from unity_ir.pcg.graph import Optimizer
+    from unity_ir.plan.plan import PlanOptions, plan_step
+    from unity_ir.plan.program import lower
     from unity_ir.search import run
 
     model, keys, tiny = MODELS[name]
@@ -88,7 +89,7 @@ def step_part(name: str, out: Path, steps: int, smoke: bool) -> None:
         path = folder / f"{kernels}_{dtype}.py"
         step = differentiate(in_type(plan, dtype), Optimizer("sgd", LR), on.mesh)
         program = lower(fuse_collectives(step), on)
-        path.write_text(emit(program, in_type(serial, dtype), kernels, kernels=kernels).text)
+        path.write_text(emit(plan_step(program, PlanOptions(kernels, kernels)), in_type(serial, dtype)).text)
         spec = importlib.util.spec_from_file_location(f"{model}_{path.stem}", path)
         assert spec is not None
         assert spec.loader is not None

@@ -32,7 +32,6 @@ VARIANTS = ("sequential", "none", "no hybrids", "library")
 
 def one(model: str, where: str) -> dict[str, Any]:
     """Return the times of a model's joint plan and of all variants, in this process."""
-    from unity_ir.cost.plan import cost
     from unity_ir.machine import load
     from unity_ir.models import from_text
     from unity_ir.pcg.graph import Graph, Optimizer
@@ -47,7 +46,7 @@ def one(model: str, where: str) -> dict[str, Any]:
     optimizer = Optimizer("adam" if model.partition(",")[0] in ADAM else "sgd")
 
     def score(plan: Graph) -> float:
-        return simulated(plan, cost(plan, machine, optimizer), optimizer).waiting
+        return simulated(plan, machine, optimizer).waiting
 
     def by(rules: str, solver: Solver | None = None) -> Any:
         return joint(graph, machine, selected(rules), optimizer, solver=solver)

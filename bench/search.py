@@ -90,7 +90,7 @@ def one(model: str, where: str, strategy: str) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     plan = cost(found.graph, machine, optimizer)
-    times = simulated(found.graph, plan, optimizer)
+    times = simulated(found.graph, plan.machine, optimizer)
     return {
         "overlapped": times.overlapped,
         "waited for": times.waiting,

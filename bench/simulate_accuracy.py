@@ -99,11 +99,12 @@ def prepare(file: Path, ranks: int, machine: str, folder: Path) -> tuple[float, 
 
     from unity_ir.cost.plan import cost
     from unity_ir.lowering.emit.printer import emit
-    from unity_ir.lowering.rank.program import lower
     from unity_ir.machine import load
     from unity_ir.pcg.differentiate import differentiate
     from unity_ir.pcg.fuse_collectives import fuse_collectives
     from unity_ir.pcg.graph import Optimizer, erase
+    from unity_ir.plan.plan import PlanOptions, plan_step
+    from unity_ir.plan.program import lower
     from unity_ir.tools.graphs import read_graphs
 
     on = load(machine)
@@ -115,7 +116,7 @@ def prepare(file: Path, ranks: int, machine: str, folder: Path) -> tuple[float, 
     hits = sum(seconds for k, seconds in kernels if k.sizes in known.get(k.operator, {}))
     program = folder / f"{file.stem}.{ranks}.py"
     serial = erase(replace(step, updates=(), optimizer=None))
-    program.write_text(emit(lower(step, on), serial, kernels="torch").text)
+    program.write_text(emit(plan_step(lower(step, on), PlanOptions(kernels="torch")), serial).text)
     return predicted.time, hits / sum(seconds for _, seconds in kernels), program
 
 

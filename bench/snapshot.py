@@ -68,11 +68,8 @@ def code(text: str) -> str:
     """Return a program without docstrings, strings below constants, and comments."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
-        match node:
-            case ast.Expr(ast.Constant(str())):
-                node.value = ast.Constant("")
-            case _:
-                pass
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value = ast.Constant("")
     return ast.dump(tree)
 
 

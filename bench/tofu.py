@@ -103,7 +103,7 @@ def main() -> int:
         for variant in VARIANTS:
             plan = tofu(graph, machine, variant)
             priced = cost(plan, machine)
-            times = simulated(plan, priced)
+            times = simulated(plan, priced.machine)
             row = {
                 "model": name,
                 "algorithm": variant,

@@ -11,6 +11,7 @@ Runs the FileCheck tests, the .mlir and .pcg files under test/ with RUN lines, a
 A pipeline passes when each of its commands exits with 0 (after `not`: with anything else).
 """
 
+import gc
 import io
 import os
 import re
@@ -43,6 +44,12 @@ TOKEN = re.compile(rf"{OPERATOR.pattern}|{WORD.pattern}|\S")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lit", action="store_true", help="run the FileCheck tests with lit")
+
+
+def pytest_collection_finish() -> None:
+    # What has been imported stays: the collector need not look through it again and again.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collect_file(parent: pytest.Collector, file_path: Path) -> pytest.Collector | None:

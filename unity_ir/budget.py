@@ -1,12 +1,12 @@
 """
-What a search may take.
+Limit the work and the time of a search.
 
-Work is counted where it is done (`spend`), so that the same search ends in the same plan on any computer, however busy;
-seconds are a limit beside that, for those who ask for one. When either is used up, `OutOfBudget` is raised: it is taken
-where Ctrl-C is, by whoever has something to give.
+Work is counted where it is done (`spend`), so that the same search ends with the same plan on any computer, however
+busy; a limit in seconds may be set as well. When either is used up, `OutOfBudget` is raised. It is a
+`KeyboardInterrupt`, so whatever handles Ctrl-C by returning the best result so far handles it, too.
 
-A unit of work is about a nanosecond of a processor: an entry of a table that is looked at, or as many of them as
-Python takes the time of for what is no table.
+A unit of work is about a nanosecond of a processor: one table entry that is looked at, or as many entries as take as
+long as a step in plain Python.
 """
 
 from __future__ import annotations
@@ -18,19 +18,23 @@ from dataclasses import dataclass
 from time import perf_counter
 
 WORK = 100_000_000_000
-"""What a search may do by default: twice what the longest of those measured in docs/search.md does."""
+"""Default limit on the work of a search, in units: twice that of the longest search measured (docs/search.md)."""
 
 PART = 4
-"""What is found beside a search, such as a bound, may take one part in so many of its work."""
+"""Bounds and baselines, found beside a search, may each take 1 / PART of its work."""
 
 
 class OutOfBudget(KeyboardInterrupt):
-    """A search has used up its budget, and ends as if by Ctrl-C: with the best so far."""
+    """Raised when the budget of a search is used up; ends the search as Ctrl-C does, with the best plan so far."""
 
 
 @dataclass
 class Budget:
-    """Work that may be done, and maybe the time (of `perf_counter`) from which on none may; and what has been done."""
+    """
+    A limit on the work of a search and, with a `deadline`, on its time; `done` is the work counted so far.
+
+    `work` and `done` are in units of about a nanosecond, `deadline` is in seconds of `perf_counter`.
+    """
 
     work: float = WORK
     deadline: float | None = None
@@ -40,23 +44,32 @@ class Budget:
 
     @staticmethod
     def of(seconds: float | None = None, work: float = WORK) -> Budget:
-        """A budget of so many seconds from now, if any, and of so much work."""
+        """
+        Return a budget of `work` units (about a nanosecond each) that also ends `seconds` from now, unless that is
+        None.
+        """
         return Budget(work, None if seconds is None else perf_counter() + seconds)
 
     @property
     def is_late(self) -> bool:
-        """Whether its time is up."""
+        """Whether the deadline, if there is one, has passed."""
         return self.deadline is not None and perf_counter() >= self.deadline
 
     def spend(self, work: float) -> None:
-        """Count work (see `WORK`) that is about to be done. Raises `OutOfBudget` where there is none left."""
+        """
+        Add `work` units, about to be done, to `done`. Raises `OutOfBudget` if that exceeds the limit or the deadline
+        passed.
+        """
         self.done += work
         if self.done > self.work or self.is_late:
             self.ended = True
             raise OutOfBudget
 
     def part(self) -> Budget:
-        """What something beside the search may take, wherever and whenever it is done."""
+        """
+        Return a new budget of a fixed fraction of this one's whole work, with the same deadline: for bounds and
+        baselines.
+        """
         return Budget(self.work / PART, self.deadline)
 
 
@@ -64,7 +77,10 @@ _CURRENT: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 
 def spend(work: float) -> None:
-    """Count work of the search under way, if there is one. Raises `OutOfBudget` where its budget is used up."""
+    """
+    Count work (units of about a nanosecond) against the budget of the enclosing `within`, if any. Raises `OutOfBudget`
+    where that is used up.
+    """
     budget = _CURRENT.get()
     if budget is not None:
         budget.spend(work)
@@ -72,7 +88,9 @@ def spend(work: float) -> None:
 
 @contextmanager
 def within(budget: Budget | None) -> Generator[None]:
-    """Work is counted in a budget; None counts nothing, for what has to be done however little is left."""
+    """
+    Count all work done in the `with` statement against `budget`; with None, count nothing, so that it always completes.
+    """
     token = _CURRENT.set(budget)
     try:
         yield
@@ -83,8 +101,10 @@ def within(budget: Budget | None) -> Generator[None]:
 @contextmanager
 def beside() -> Generator[None]:
     """
-    Work is counted in a part of the budget of the search under way: the same whether it is done in this process or in
-    another, before what the search does itself or after.
+    Count work done in the `with` statement against a `Budget.part` of the current budget, not against the budget
+    itself.
+
+    So the work has the same limit in this process or in another, before the search or after it.
     """
     budget = _CURRENT.get()
     with within(None if budget is None else budget.part()):

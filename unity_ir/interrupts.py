@@ -53,7 +53,12 @@ def _forward(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def handled() -> Generator[None]:
-    """Take all `SIGNALS` for Ctrl-C. What ignores one (`nohup`, a shell's background) goes on to ignore it."""
+    """
+    Handle SIGINT, SIGTERM and SIGHUP as `KeyboardInterrupt` within the `with` statement; then restore their handlers.
+
+    Signals that the process ignores already (under `nohup`, in a shell's background) stay ignored. Does nothing outside
+    of the main thread.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -72,7 +77,10 @@ def handled() -> Generator[None]:
 @contextmanager
 def searching() -> Generator[None]:
     """
-    Around work that turns `KeyboardInterrupt` into the best it has: it is raised once, and what is returned is kept.
+    Wrap a search that answers `KeyboardInterrupt` with its best result: only the first signal raises it.
+
+    Signals after the first, and after the `with` statement has ended without an exception, are reported and ignored, so
+    that the result is still printed.
     """
     before = _State.keep
     _State.keep, _State.searching = False, True

@@ -1,8 +1,8 @@
 """
-What tools say to people: each message one line, of bounded length, that steers no terminal.
+Format and print the messages of all tools: one line each, of bounded length, without control characters.
 
-Every message of every tool goes through `one_line`, which `tell` prints. Text from files, names of files and arguments
-may hold anything: newlines, NUL, marks that turn the direction of text, words of a megabyte.
+Every message goes through `one_line`, which `tell` calls. Text from files, file names and arguments may hold anything:
+newlines, NUL, marks that change the direction of text, words of a megabyte.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ ELLIPSIS = ".."
 
 def one_line(text: str) -> str:
     """
-    White space as single blanks, characters that cannot be seen escaped, and at most `LENGTH` characters.
+    Return `text` as one line of at most `LENGTH` characters: whitespace as single blanks, invisible characters escaped.
 
-    What is too long loses the middle of its longest words first, then its own: how a message begins says where, and how
-    it ends says what to do.
+    Text that is too long loses the middle of its longest words first, then its own middle: a message begins with the
+    place of the error and ends with what to do.
     """
     # Nothing beyond this is ever shown, and escaping a file as long as memory would take a while.
     kept = _cut(text, 20 * LENGTH)
@@ -35,12 +35,15 @@ def one_line(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Characters that steer a terminal, change the direction of text or cannot be seen, as escapes."""
+    """Return `text` with characters that are not printable (control characters, marks of text direction) as escapes."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def tell(message: str) -> None:
-    """Print a message to stderr, unless that is closed, indented as it is."""
+    """
+    Print `message` to stderr as `one_line`, after its own indentation of up to 8 blanks; do nothing if stderr is
+    closed.
+    """
     if sys.stderr is not None:
         indent = message[: len(message) - len(message.lstrip(" "))][:8]
         print(indent + one_line(message), file=sys.stderr)

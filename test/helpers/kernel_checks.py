@@ -10,7 +10,7 @@ from case import Case
 from covered import operand_dtypes
 from operator_cases import DTYPES
 
-from unity_ir.lowering.launchers import launcher
+from unity_ir.kernels.launchers import launcher
 from unity_ir.tdl.evaluate import evaluate
 from unity_ir.tdl.syntax import Bound
 

@@ -9,7 +9,7 @@ from graphs import boxes
 from hypothesis import strategies as st
 
 from unity_ir.machine import Level, Machine, Protocol, Wire
-from unity_ir.machine.link_traffic import stuck
+from unity_ir.machine.link_traffic import cut_off_level
 
 PROTOCOLS = (Protocol("short", 1e-6, 2e-6, 0.5, 0.25), Protocol("long", 4e-6, 3e-6, 1.0, 0.9))
 
@@ -37,7 +37,7 @@ def machines(draw: st.DrawFn, most: int = 64, links: tuple[str, ...] = ("switch"
         duplex = wire.duplex and link != "bus"
         levels.append(Level(f"level{i}", size, wire.bandwidth, latency, link, port, duplex, hub))
     levels = [replace(v, port="member") if v.link == "ring" and v is not levels[-1] else v for v in levels]
-    while (inner := stuck(levels)) is not None:
+    while (inner := cut_off_level(levels)) is not None:
         levels[levels.index(inner)] = replace(inner, hub=Wire(2e9, 10 * inner.latency))
     protocols = draw(st.sampled_from([(), PROTOCOLS]))
     return replace(boxes(2, overhead=1e-6), levels=tuple(levels), protocols=protocols)

@@ -12,10 +12,10 @@ from math import prod
 from typing import Any
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.rank.deadlock import CollectiveCall, Place, calls, check_order
-from unity_ir.lowering.rank.program import Program
-from unity_ir.lowering.rank.schedule import schedule
 from unity_ir.pcg.sharding import pins
+from unity_ir.plan.deadlock import CollectiveCall, Place, calls, check_order
+from unity_ir.plan.program import Program
+from unity_ir.plan.schedule import schedule
 
 
 @dataclass(frozen=True)

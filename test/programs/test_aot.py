@@ -11,9 +11,10 @@ from models import MODELS, machine
 from unity_ir.dialects.convert import to_graph
 from unity_ir.lowering.emit.printer import Emitted, emit
 from unity_ir.lowering.measure.aot import SHARED_LIMITS, compile_all
-from unity_ir.lowering.rank.program import lower
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.plan.plan import plan_step
+from unity_ir.plan.program import lower
 from unity_ir.search import run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -40,7 +41,7 @@ def example(name: str) -> Graph:
 def emitted(graph: Graph, where: str, plan: str, optimizer: str) -> Emitted:
     on = machine(where)
     placed = run(graph, on, plan).graph
-    return emit(lower(differentiate(placed, Optimizer(optimizer), on.mesh), on), graph)
+    return emit(plan_step(lower(differentiate(placed, Optimizer(optimizer), on.mesh), on)), graph)
 
 
 @pytest.mark.slow

@@ -10,11 +10,12 @@ from models import by_hand, cnn, cnn_torch, machine
 from ranks import Ranks, check, gradients
 from zoo_plans import divided
 
+from unity_ir.dialects.convert_program import from_op, to_op
 from unity_ir.lowering.emit.printer import emit
-from unity_ir.lowering.rank.convert import from_op, to_op
-from unity_ir.lowering.rank.program import HaloExchange, Program, lower
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Optimizer
+from unity_ir.plan.plan import PlanOptions, plan_step
+from unity_ir.plan.program import HaloExchange, Program, lower
 from unity_ir.tdl.parallel import Configuration, operand_degrees
 
 
@@ -31,7 +32,7 @@ def test_images_in_parts(ranks: Ranks, wanted: tuple[str, ...]):
     kinds = Counter(i.kind for i in program.body if isinstance(i, HaloExchange))
     # Of an image no gradient is wanted.
     assert kinds["halo"] > kinds["halo_reduce"] >= 2
-    text = emit(program, cnn(), kernels="torch").text
+    text = emit(plan_step(program, PlanOptions(kernels="torch")), cnn()).text
     world = 2 ** len(wanted)
     assert ranks.run(text, world, check, 2) == [[]] * world
     weights, batch, loss, grads = ranks.run(text, world, gradients)[0]
@@ -74,7 +75,7 @@ def test_exchanges_that_operators_share_are_one():
     ],
 )
 def test_every_mutant_is_caught(ranks: Ranks, right: str, wrong: str):
-    text = emit(spatial(("y",)), cnn(), kernels="torch").text
+    text = emit(plan_step(spatial(("y",)), PlanOptions(kernels="torch")), cnn()).text
     assert text.count(right) == 1
     with pytest.raises(AssertionError):
         # It either crashes or is caught.

@@ -14,11 +14,12 @@ from torch import nn
 
 from unity_ir.frontends.torch.imported import Imported, from_torch
 from unity_ir.lowering.emit.printer import emit
-from unity_ir.lowering.rank.program import lower
 from unity_ir.machine import load
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Optimizer
+from unity_ir.plan.plan import PlanOptions, plan_step
+from unity_ir.plan.program import lower
 from unity_ir.search import run
 
 
@@ -59,7 +60,7 @@ def imported(module: Model) -> Imported:
 def text(imported: Imported) -> str:
     on, sgd = load("box:1"), Optimizer("sgd", 0.1)
     step = fuse_collectives(differentiate(run(imported.graph, on, "data-parallel").graph, sgd, on.mesh))
-    return emit(lower(step, on), imported.graph, kernels="torch", origin=imported.origin).text
+    return emit(plan_step(lower(step, on), PlanOptions(kernels="torch")), imported.graph, origin=imported.origin).text
 
 
 @pytest.fixture(scope="module")

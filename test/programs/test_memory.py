@@ -11,14 +11,16 @@ import pytest
 import torch
 from models import mlp, residual
 
-from unity_ir.cost.plan import cost
 from unity_ir.lowering.emit.printer import emit
-from unity_ir.lowering.rank.program import lower
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, parallel, rebuild, rewrite
-from unity_ir.simulate.report import peak
+from unity_ir.plan.plan import PlanOptions, plan_step
+from unity_ir.plan.program import lower
+from unity_ir.simulate.full import Timeline, simulate
+from unity_ir.simulate.replay import replay
+from unity_ir.simulate.tasks import UPDATE
 
 MODELS = {
     "mlp": mlp,
@@ -31,7 +33,8 @@ def held(graph: Graph, serial: Graph, path: Path) -> tuple[int, int]:
     """Bytes that the program of a plan for one device holds at most between its lines, and that are said of it."""
     machine = load("box:1")
     step = differentiate(graph, Optimizer(), machine.mesh)
-    path.write_text(emit(lower(step, machine), serial, kernels="torch").text)
+    plan = plan_step(lower(step, machine), PlanOptions(kernels="torch"))
+    path.write_text(emit(plan, serial).text)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -41,7 +44,19 @@ def held(graph: Graph, serial: Graph, path: Path) -> tuple[int, int]:
     found: list[int] = []
     run = program.watched(program.forward_backward, lambda _, variables: found.append(program.held_bytes(variables)))
     run(ctx, program.init_weights(ctx), program.Data().batch(0))
-    return max(found), peak(step, cost(step, machine))
+    return max(found), between_lines(simulate(replay(plan, machine)))
+
+
+def between_lines(timeline: Timeline) -> int:
+    """The most bytes that a device holds at once where a line has ended and the next has not begun."""
+    tasks = timeline.tasks
+    spans = [
+        (timeline.starts[uses[0]], timeline.ends[uses[-1]]) for uses in (tasks.uses[b] for b in range(len(tasks.uses)))
+    ]
+    ends = [timeline.ends[t] for t, label in enumerate(tasks.labels) if label.kind != UPDATE]
+    return tasks.always[0] + max(
+        sum(int(size) for size, (begin, end) in zip(tasks.bytes, spans, strict=True) if begin < at < end) for at in ends
+    )
 
 
 def again(graph: Graph) -> Graph:

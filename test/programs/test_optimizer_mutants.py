@@ -13,11 +13,12 @@ from optimizer_mutants import mutants
 from ranks import Ranks, checked_each
 
 from unity_ir.lowering.emit.printer import emit
-from unity_ir.lowering.rank.program import lower
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Optimizer
+from unity_ir.plan.plan import PlanOptions, plan_step
+from unity_ir.plan.program import lower
 from unity_ir.search import run
 
 SETTINGS = [Optimizer("sgd", 0.1), Optimizer("adam", 1e-3), Optimizer("adamw", 1e-3), Optimizer("adamw", 1e-5)]
@@ -29,7 +30,7 @@ SETTINGS = [Optimizer("sgd", 0.1), Optimizer("adam", 1e-3), Optimizer("adamw", 1
 def test_every_mutant_is_told(ranks: Ranks, optimizer: Optimizer, kernels: str):
     graph, on = build("mlp", batch=2, hidden=4, classes=4, layers=1), load("box:1")
     step = differentiate(run(graph, on, "data-parallel").graph, optimizer, on.mesh)
-    text = emit(lower(step, on), graph, "torch", kernels=kernels).text
+    text = emit(plan_step(lower(step, on), PlanOptions("torch", kernels)), graph).text
     wrong = mutants(text)
     assert len(wrong) >= (6 if optimizer.name == "sgd" else 50)
     if kernels == "triton" or optimizer.lr > 1e-5:

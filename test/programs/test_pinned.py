@@ -12,13 +12,14 @@ from pinned import pinned
 from ranks import Ranks, check, load_and_train, train_and_save
 from test_programs import program
 
+from unity_ir.dialects.convert_program import from_op, to_op
 from unity_ir.lowering.emit.printer import emit
-from unity_ir.lowering.rank.convert import from_op, to_op
-from unity_ir.lowering.rank.program import Program, ReshardMove, lower
 from unity_ir.pcg.collectives import FROM_ONE
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.plan.plan import PlanOptions, plan_step
+from unity_ir.plan.program import Program, ReshardMove, lower
 
 
 def pinned_program(graph: Graph, seed: int, optimizer: str = "sgd") -> Program:
@@ -32,7 +33,9 @@ def pinned_program(graph: Graph, seed: int, optimizer: str = "sgd") -> Program:
 def test_equals_pytorch(ranks: Ranks, model: str):
     graph = MODELS[model][0]()
     for seed in (0, 1):
-        text = emit(pinned_program(graph, seed), graph, kernels="torch" if seed else "triton").text
+        text = emit(
+            plan_step(pinned_program(graph, seed), PlanOptions(kernels="torch" if seed else "triton")), graph
+        ).text
         assert ranks.run(text, 4, check, 2) == [[]] * 4
 
 
@@ -64,7 +67,7 @@ def test_every_kind_of_move_occurs_and_the_text_says_all():
 def test_every_mutant_is_caught(ranks: Ranks, right: str, wrong: str):
     plans = ((build(), seed) for seed in range(4) for build, _ in MODELS.values())
     for graph, seed in plans:
-        text = emit(pinned_program(graph, seed), graph, kernels="torch").text
+        text = emit(plan_step(pinned_program(graph, seed), PlanOptions(kernels="torch")), graph).text
         if right not in text:
             continue  # a program has the collectives it uses
         assert text.count(right) == 1
@@ -76,7 +79,7 @@ def test_every_mutant_is_caught(ranks: Ranks, right: str, wrong: str):
 @pytest.mark.slow
 def test_a_checkpoint_of_some_ranks_loads_on_all(ranks: Ranks, tmp_path: Path):
     folder = str(tmp_path / "checkpoints")
-    text = emit(pinned_program(mlp(), 1, "adam"), mlp(), kernels="torch").text
+    text = emit(plan_step(pinned_program(mlp(), 1, "adam"), PlanOptions(kernels="torch")), mlp()).text
     assert "torch.float32, ('at " in text
     saved = ranks.run(text, 4, train_and_save, 2, folder)[0]
     first, loaded, _ = ranks.run(

@@ -11,12 +11,13 @@ from zoo import SMALL
 from zoo import by_hand as zoo_by_hand
 
 from unity_ir.lowering.emit.printer import emit
-from unity_ir.lowering.rank.program import lower
-from unity_ir.lowering.rank.schedule import BUCKET_BYTES
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.plan.plan import PlanOptions, plan_step
+from unity_ir.plan.program import lower
+from unity_ir.plan.schedule import BUCKET_BYTES
 from unity_ir.search import run
 
 PLANS = ["joint", "data-parallel", *(f"random-{seed}" for seed in range(3))]
@@ -41,7 +42,7 @@ def program(
     placed = run(graph, on, strategy, options={"seed": int(seed)} if seed else None).graph
     settings = Optimizer(optimizer, lr or (0.1 if optimizer == "sgd" else 1e-3))
     step = fuse_collectives(differentiate(placed, settings, on.mesh))
-    return emit(lower(step, on), graph, matmul, bucket=bucket, kernels=kernels).text
+    return emit(plan_step(lower(step, on), PlanOptions(matmul, kernels, bucket=bucket)), graph).text
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from pinned import pinned
 from zoo import SMALL
 
 from unity_ir.lowering.emit.printer import emit
-from unity_ir.lowering.rank.program import Program, lower
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
@@ -17,6 +16,8 @@ from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, parallel, rebuild,
 from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.sharding import REPEAT, Assignment, Mesh
+from unity_ir.plan.plan import PlanOptions, plan_step
+from unity_ir.plan.program import Program, lower
 from unity_ir.search import run
 
 _DECODER = {"batch": 8, "sequence": 4, "hidden": 16, "layers": 1, "vocabulary": 16}
@@ -117,5 +118,5 @@ def program(
     The text of a plan's program. In `double` precision it is the same lines and moves, all in PyTorch, and a difference
     from PyTorch that is not rounding stands out.
     """
-    text = emit(planned(graph, plan, world, optimizer), graph, kernels=kernels).text
+    text = emit(plan_step(planned(graph, plan, world, optimizer), PlanOptions(kernels=kernels)), graph).text
     return text.replace("torch.float32", "torch.float64") if double else text

@@ -15,7 +15,8 @@ FLOORS = [
     {"tdl"},
     {"forms", "ops"},
     {"pcg"},
-    {"machine", "rules"},
+    {"machine", "rules", "kernels"},
+    {"plan"},
     {"cost"},
     {"simulate"},
     {"search", "models", "frontends"},
@@ -74,11 +75,14 @@ ROOMS = {
         {"run", "explain"},
     ],
     "lowering": [
-        {"text", "rank", "runtime"},
-        {"triton", "pytorch"},
-        {"launchers"},
+        {"runtime"},
         {"emit"},
         {"measure"},
+    ],
+    "kernels": [
+        {"text"},
+        {"triton", "pytorch"},
+        {"launchers"},
     ],
 }
 """The floors inside of packages that have rooms; a file at a package's top is a room of its own."""

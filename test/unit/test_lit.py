@@ -17,9 +17,8 @@ ROOT = Path(__file__).parents[2]
 LIT = str(Path(sys.executable).parent / "lit")
 TESTS = {p for p in (ROOT / "test").rglob("*.*") if p.suffix in (".mlir", ".pcg") and "RUN:" in p.read_text()}
 SAMPLE = [
-    "dialects/pcg/ops.pcg",
     "dialects/subst/ops.pcg",
-    "examples/fig2.pcg",
+    "passes/merge.pcg",
     "tools/output.pcg",
 ]
 SYNTAX = re.compile(r"%[sSt]\b|2>&1|(?<!\d)>(?!&)|\||\bnot\b|\b(?:unity-\w+|xdsl-opt|filecheck)\b")

@@ -18,7 +18,7 @@ class Exchange:
     """
     A halo exchange of one operand along one dim, sharded by the index variable `variable`.
 
-    `elements` is the size of a device's piece before the exchange, `border` the number of elements received.
+    `elements` is the number of elements of a device's piece before the exchange, `border` the number it receives.
     """
 
     operand: int
@@ -30,10 +30,10 @@ class Exchange:
 
 def exchanges(node: Node, degrees: Mapping[str, int]) -> Iterator[Exchange]:
     """
-    Yield the halo exchanges of an operator whose index variables have these degrees.
+    Yield the halo exchanges that an operator needs if its index variables are divided by these degrees.
 
-    The dims of an operand come one after the other: later exchanges include the borders received
-    before, so corners arrive.
+    The dims of an operand are exchanged one after the other: later exchanges include the borders received before, so
+    that corners arrive.
     """
     analysis = node.analysis
     if not analysis.operand_halos:
@@ -52,8 +52,8 @@ def exchanges(node: Node, degrees: Mapping[str, int]) -> Iterator[Exchange]:
 
 def halo_moves(node: Node, assignment: Assignment, mesh: Mesh) -> dict[int, tuple[tuple[Move, Move], ...]]:
     """
-    Return, per operand, the halo exchanges of an operator under an assignment, as (forward
-    move, gradient's move) pairs.
+    Return, by operand, the halo exchanges that an operator needs under an assignment (the role of each mesh axis), as
+    pairs of the forward's move and the gradient's.
     """
     degrees: dict[str, int] = {}
     for what, size in zip(assignment, mesh.sizes, strict=True):

@@ -19,14 +19,17 @@ def backward_reads(
     needs: tuple[bool, ...],
     same: tuple[int, ...],
 ) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-    """Return which operands and which results the gradient of an operator reads; arguments as of `cost.work.work`."""
+    """
+    Return, per operand, whether the gradient of an operator reads it, and the same per result; arguments as of
+    `cost.work.work`.
+    """
     node, backward = applied(operator, operands, attributes, (), needs, same)
     read = {v for n in backward for v in n.operands}
     return tuple(v in read for v in node.operands), tuple(v in read for v in node.results)
 
 
 class Keeps:
-    """The values of a forward graph (serial or parallel) that its backward reads, and the outputs."""
+    """The values that a forward graph (serial or parallel) keeps: those that its backward reads, and its outputs."""
 
     def __init__(self, graph: Graph):
         with_gradient = trained(graph)
@@ -54,14 +57,13 @@ class Keeps:
 
     def operands(self, node: Node) -> tuple[bool, ...]:
         """
-        Return, per operand of a compute node, whether its backward reads that operand, in the
-        layout the node reads it in.
+        Return, per operand of a compute node, whether the backward reads it, in the layout in which the node reads it.
         """
         return self._operands[node]
 
     def reads(self, node: Node, value: Value) -> bool:
         """
-        Return whether the backward of a node reads one of its operands.
+        Return whether the backward of a compute node reads its operand `value`.
 
         For a parallel operator: whether the backward of a later operator reads its result.
         """

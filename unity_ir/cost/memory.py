@@ -24,13 +24,14 @@ HOLDS = ("weights", "gradients", "optimizer state", "activations")
 
 def leaf_tensors(leaf: Node, updated: bool, optimizer: Optimizer) -> int:
     """
-    Return how many tensors of a leaf's size are held in its resting layout: itself, its gradient, optimizer state.
+    Return how many tensors of its size a leaf takes in memory: itself and, if it is a weight that is `updated`, its
+    gradient and the optimizer's states.
     """
     return 2 + optimizer.states if leaf.op == "weight" and updated else 1
 
 
-def arrives(moves: Iterable[Move]) -> bool:
-    """Return whether a reshard makes a new tensor, rather than another name for its source."""
+def makes_tensor(moves: Iterable[Move]) -> bool:
+    """Return whether the moves of a reshard make a new tensor in memory, rather than only rename roles."""
     return any(m.kind not in FREE for m in moves)
 
 
@@ -44,8 +45,8 @@ def held(
     """
     Return the bytes held at the end of the forward on the device that holds most, by kind (`HOLDS`).
 
-    `values` are the values held in the layout they are made or rest in, leaves included; `weights` are the weights that
-    are updated; `reshards` are the resharded copies held: value, target layout and moves.
+    `values` are the values held in the layout they are made or stored in, leaves included; `weights` are the weights
+    that are updated; `reshards` are the resharded copies held: value, target layout and moves.
     """
 
     def piece(value: Value) -> int:
@@ -63,7 +64,7 @@ def held(
             found.add("gradients", size, layout)
             found.add("optimizer state", (leaf_tensors(value.node, True, optimizer) - 2) * size, layout)
     for value, target, moves in reshards:
-        if arrives(moves):
+        if makes_tensor(moves):
             found.add("activations", layout_bytes(value, target, mesh), target)
     return found.most()
 
@@ -91,5 +92,5 @@ class _Parts:
 
 
 def layout_bytes(value: Value, layout: Layout, mesh: Mesh) -> int:
-    """Return the bytes of a value on each device that holds a shard of it in a layout."""
+    """Return the bytes of a value, in this layout, on each device that holds a shard of it."""
     return value.type.elements // shards(layout, mesh.sizes) * ELEMENT_BYTES[value.type.dtype]

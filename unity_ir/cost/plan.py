@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 
 from unity_ir.cost.halos import halo_moves
@@ -19,7 +19,6 @@ from unity_ir.cost.time import Kernel, seconds
 from unity_ir.cost.work import Work, work_of
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
-from unity_ir.pcg.coarse import RunMemo, plan_coarsely
 from unity_ir.pcg.collectives import HALO_EXCHANGES
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
@@ -27,12 +26,14 @@ from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import Layout, Placement, dual, pins, place
 from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.plan.moves import plan_moves
 
 
 @dataclass(frozen=True, slots=True)
 class Reshard:
     """
-    A value brought from one layout to another for the operators that read it there; no moves if the layouts agree.
+    The moves that bring a value from the layout it is made in to a layout that operators (`users`) read it in, and
+    those of its gradient (`backward`); none if the layouts agree.
     """
 
     value: Value
@@ -46,7 +47,7 @@ class Reshard:
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """A compute node's kernels, and its seconds of forward and backward on each device."""
+    """The kernels of a compute node, and the seconds of its forward and its backward on each device."""
 
     node: Node
     work: Work
@@ -56,7 +57,7 @@ class OperatorCost:
 
 @dataclass(frozen=True)
 class PlanCost:
-    """The cost of one iteration on a machine."""
+    """The cost of one iteration of a placed graph on a machine."""
 
     machine: Machine
     placement: Placement
@@ -77,7 +78,7 @@ class PlanCost:
 
     @cached_property
     def compute_time(self) -> float:
-        """Seconds of all kernels of an iteration on a device, the update included."""
+        """Seconds of all kernels of an iteration on each device, those of the optimizer's update included."""
         return sum(o.forward + o.backward for o in self.operators) + self.update
 
     @cached_property
@@ -87,17 +88,17 @@ class PlanCost:
 
     @property
     def time(self) -> float:
-        """Seconds of an iteration, without overlap of communication and computation."""
+        """Seconds of an iteration if every move is waited for: compute time plus communication time."""
         return self.compute_time + self.communication_time
 
     @property
     def elements(self) -> int:
-        """Elements received per iteration, summed over all devices."""
+        """Elements received in moves per iteration, summed over all devices."""
         return sum(m.traffic(self.machine.mesh) for m, _ in self.moves)
 
     @property
     def bytes(self) -> int:
-        """Bytes received per iteration, summed over all devices."""
+        """Bytes received in moves per iteration, summed over all devices."""
         return sum(m.traffic(self.machine.mesh) * ELEMENT_BYTES[dtype] for m, dtype in self.moves)
 
     @property
@@ -106,47 +107,9 @@ class PlanCost:
         return sum(self.memory.values())
 
 
-def plan_moves(value: Value, source: Layout, target: Layout, machine: Machine) -> tuple[Move, ...]:
-    """Return the cheapest moves that the reshard planner finds for a value between two layouts on a machine."""
-    return _plan(value.type.shape, value.type.dtype, source, target, machine)
-
-
-@lru_cache(maxsize=65536)
-def _plan_cached(
-    shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, machine: _ByIdentity
-) -> tuple[Move, ...]:
-    of = machine.machine
-    memo = _memo(machine, dtype)
-    return plan_coarsely(source, target, shape, of.mesh, of.axis_levels, lambda m: of.move_time(m, dtype), memo)
-
-
-@lru_cache(maxsize=256)
-def _memo(machine: _ByIdentity, dtype: str) -> RunMemo:
-    """Return the memo of plans for one machine and element type, which lives as long as this cache keeps it."""
-    del machine, dtype
-    return {}
-
-
-@dataclass(frozen=True, eq=False)
-class _ByIdentity:
-    """A machine as a cache key: machines hold mappings, so they are compared by identity."""
-
-    machine: Machine
-
-    def __hash__(self) -> int:
-        return id(self.machine)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByIdentity) and other.machine is self.machine
-
-
-def _plan(shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, machine: Machine) -> tuple[Move, ...]:
-    return () if source == target else _plan_cached(shape, dtype, source, target, _ByIdentity(machine))
-
-
 def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Reshard]:
     """
-    Return every reshard of a graph: from the layout a value is made in to each layout an operator reads it in.
+    Return every reshard of a graph: from the layout in which a value is made to each layout in which operators read it.
 
     Operators that read one value in one layout share the reshard. Halo exchanges are included.
     """
@@ -299,12 +262,15 @@ def _weight_gradients(graph: Graph, weights: Iterable[Node], placement: Placemen
 
 
 def update_bytes(piece_bytes: int, optimizer: Optimizer) -> int:
-    """Return the bytes that the update of a weight's piece reads and writes: weight, gradient, and optimizer state."""
+    """
+    Return the bytes that the optimizer reads and writes to update a weight's piece of `piece_bytes` bytes: weight,
+    gradient, and optimizer state.
+    """
     return piece_bytes * (3 + 2 * optimizer.states)
 
 
 def update_time(weight: Node, optimizer: Optimizer, machine: Machine) -> float:
-    """Return the seconds of one weight's update on each device."""
+    """Return the seconds that the optimizer's update of one weight takes on each device."""
     (type,) = weight.types
     elements = prod(type.piece_shape)
     moved = update_bytes(elements * ELEMENT_BYTES[type.dtype], optimizer)
@@ -313,6 +279,7 @@ def update_time(weight: Node, optimizer: Optimizer, machine: Machine) -> float:
 
 def update_kernel(elements: int, moved: int, dtype: str, optimizer: Optimizer) -> Kernel:
     """
-    Return the kernel that updates a weight's piece of `elements` elements; `moved` is the bytes it reads and writes.
+    Return the optimizer's kernel that updates a weight's piece of `elements` elements; `moved` is the bytes it reads
+    and writes.
     """
     return Kernel(f"update {optimizer.name}({dtype})", (elements,), "elementwise", 4 * elements, moved, dtype)

@@ -21,7 +21,9 @@ WIDTH = 140
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """Times and peak memory of a simulated iteration."""
+    """
+    The times of a simulated iteration in seconds, overlapped and waiting for every move, and its peak memory in bytes.
+    """
 
     overlapped: float
     """Seconds of an iteration whose communication overlaps with computation."""
@@ -35,10 +37,11 @@ def report(
     graph: Graph, machine: Machine | None = None, derivation: list[str] | None = None, bound: float | None = None
 ) -> str:
     """
-    Return the text of `--stats` for a graph on a machine, by default the smallest plain box that holds its pieces.
+    Return the text of `--stats` for a graph on a machine; without a machine, on the smallest plain box with a device
+    for each piece.
 
-    `derivation` (rule applications) and `bound` (seconds) are a search's results, if there was one. Raises `UnityError`
-    where the graph does not fit the machine.
+    `derivation` (rule applications) and `bound` (lower bound in seconds) are a search's results, if there was one.
+    Raises `UnityError` where the graph does not fit the machine.
     """
     if machine is None:
         machine = load(f"box:{devices_of(graph)}")
@@ -52,7 +55,9 @@ def text(
     bound: float | None = None,
     simulated: Simulated | None = None,
 ) -> str:
-    """Return the text of `--stats` for a plan called `name`; `derivation` and `bound` as of `report`."""
+    """
+    Return the text of `--stats` for a plan called `name` whose cost is known; `derivation` and `bound` as of `report`.
+    """
     machine = plan.machine
     out = StringIO()
     console = Console(file=out, width=WIDTH, highlight=False, color_system=None, emoji=False, markup=False)
@@ -147,7 +152,10 @@ def _add_reshard(table: Table, plan: PlanCost, reshard: Reshard) -> None:
 
 
 def reshard_words(reshard: Reshard) -> str:
-    """Return a reshard as text: given a gather and its dual, `dim 0 to repeat by all_gather / reduce_scatter`."""
+    """
+    Return the text for a reshard in `--stats`: given a gather and its dual, `dim 0 to repeat by all_gather /
+    reduce_scatter`.
+    """
     kinds = f"{_kinds(reshard.forward)} / {_kinds(reshard.backward)}"
     return f"{_roles(reshard.source)} to {_roles(reshard.target)} by {kinds}"
 
@@ -162,7 +170,9 @@ def _roles(layout: Layout) -> str:
 
 
 def divided(how: Assignment, mesh: Mesh) -> str:
-    """Return an assignment as text: given m, m, COPY on axes of 2, 3, 4 devices, `m by 6, copy by 4`."""
+    """
+    Return the text for an assignment in `--stats`: given m, m, COPY on axes of 2, 3, 4 devices, `m by 6, copy by 4`.
+    """
     degrees: dict[str, int] = {}
     for what, size in zip(how, mesh.sizes, strict=True):
         name = role_name(what)

@@ -74,9 +74,10 @@ class _Kernel:
 @dataclass(frozen=True, slots=True)
 class Template:
     """
-    The kernels of an operator, as functions of its degrees.
+    The kernels of an operator, forward and backward, as functions of the degrees of its index variables.
 
-    `unknown` are the variables (columns of degrees) for which it is not known what their division changes.
+    `unknown` are the numbers of those variables (columns of degrees) for which it is not known what dividing them
+    changes.
     """
 
     kernels: tuple[_Kernel, ...]
@@ -84,13 +85,13 @@ class Template:
     unknown: tuple[int, ...]
 
     def tells(self, degrees: Ints) -> npt.NDArray[np.bool_]:
-        """Return for which rows of degrees [row, variable] `counts` is right."""
+        """Return, per row of `degrees` [row, variable], whether `counts` is exact for it."""
         return np.all(degrees[:, self.unknown] == 1, axis=1) & bool(self.kernels)
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """One kernel's sizes, FLOPs and bytes under many configurations, a row each; see `cost.time.Kernel`."""
+    """The sizes, FLOPs and bytes of one kernel under many choices of degrees, a row each; see `cost.time.Kernel`."""
 
     kernel: _Kernel
     sizes: Ints
@@ -103,8 +104,8 @@ def seconds(
     node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], degrees: Ints, same: Ints, device: Device
 ) -> tuple[Floats, Floats]:
     """
-    Return the seconds of one task of a serial compute node, per row of degrees [row, variable]: of forward and backward
-    together, and of the forward alone.
+    Return the seconds of one task of a serial compute node, for each row of `degrees` [row, variable]: of forward and
+    backward together, and of the forward alone.
 
     `needs` says, per operand, whether its gradient is wanted; `same` [row, operand] is the index of the first operand
     that is the same value (see `cost.work.repeats`). Each row equals the sum over `cost.work.work`.
@@ -131,7 +132,7 @@ def seconds(
 
 def distinct(rows: Ints) -> tuple[Ints, Ints]:
     """
-    Return the index of the first of each group of equal rows, and, per row, the number of its group.
+    Group equal rows; return the index of the first row of each group, and, per row, the number of its group.
 
     Rows are of non-negative numbers; groups are sorted by row.
     """
@@ -148,7 +149,9 @@ def distinct(rows: Ints) -> tuple[Ints, Ints]:
 
 def template(node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], same: tuple[int, ...]) -> Template:
     """
-    Return the template of a serial compute node; `same` [operand] is one row of `seconds`'s, other arguments are equal.
+    Return the kernels of a serial compute node as functions of the degrees of `variables`.
+
+    `needs` is as in `seconds`; `same` [operand] is one row of its `same`.
     """
     return _template(node.op, _operands(node), node.attributes, variables, needs, same)
 
@@ -158,7 +161,7 @@ def _operands(node: Node) -> tuple[tuple[tuple[int, ...], str], ...]:
 
 
 def counts(template: Template, degrees: Ints) -> Iterator[Counts]:
-    """Yield the counts of each kernel of a template, for rows of degrees [row, variable]."""
+    """Evaluate a template: yield the sizes, FLOPs and bytes of each kernel, for rows of `degrees` [row, variable]."""
     for kernel in template.kernels:
         yield _count(kernel, degrees)
 

@@ -22,7 +22,7 @@ from unity_ir.tdl.syntax import NOT_FLOATING, AttrValue, Entry
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The kernels that one task runs, forward and backward."""
+    """The kernels that one task of an operator runs, forward and backward."""
 
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
@@ -37,7 +37,9 @@ class Work:
 
 
 def kernel_of(node: Node) -> Kernel:
-    """Return the kernel of one task of a compute node, which reads and writes pieces of operands and results."""
+    """
+    Return the kernel of one task of a compute node: its sizes, FLOPs, and the bytes of the pieces it reads and writes.
+    """
     local = piece(node.analysis.bound, node.configuration, node.analysis)
     values = (*node.operands, *node.results)
     moved = sum(_piece_bytes(v.type) for v in dict.fromkeys(values))
@@ -58,11 +60,12 @@ def kind_of(node: Node) -> str:
     Return the kind of a compute node's kernel (see `forms.kinds`), which does not depend on how the node is sharded.
     """
     shapes, dtypes = tuple(v.shape for v in node.operands), tuple(v.dtype for v in node.operands)
-    return _kind(node.op, shapes, node.attributes, dtypes)
+    return kind_of_operator(node.op, shapes, node.attributes, dtypes)
 
 
 @lru_cache(maxsize=65536)
-def _kind(operator: str, shapes: Shapes, attributes: Attributes, dtypes: tuple[str, ...]) -> str:
+def kind_of_operator(operator: str, shapes: Shapes, attributes: Attributes, dtypes: tuple[str, ...]) -> str:
+    """Return the kind of an operator's kernel (see `forms.kinds`), given its operands' global shapes and dtypes."""
     return kind(find_operator(operator).bind(shapes, attributes, dtypes))
 
 
@@ -74,10 +77,11 @@ def computes_in(dtypes: tuple[str, ...]) -> str:
 @lru_cache(maxsize=65536)
 def kernel_operator(operator: str, attributes: Attributes, dtypes: tuple[str, ...]) -> str:
     """
-    Return a kernel's canonical text: given matmul with act = "relu" on two f32 operands, `matmul{act=relu}(f32, f32)`.
+    Return the name of an operator's kernels in profiles: given matmul with act = "relu" on two f32 operands,
+    `matmul{act=relu}(f32, f32)`.
 
-    Attributes that are degrees (of index variables that occur in no operand) are left out, as
-    they do not change a task.
+    Attributes that are degrees (of index variables that occur in no operand) are left out, as they do not change a
+    task.
     """
     clauses = find_operator(operator).line.clauses
     degrees = {c.value.attribute for c in clauses if c.kind == "degree" and isinstance(c.value, Entry)}
@@ -106,11 +110,11 @@ def work(
     same: tuple[int, ...],
 ) -> Work:
     """
-    Return the work of one task of an operator whose index variables have these degrees.
+    Return the kernels of one task of an operator whose index variables are divided by these degrees.
 
     `operands` are (global shape, element type); `needs` says, per operand, whether its gradient is wanted; `same` is,
     per operand, the index of the first operand that is the same value (see `repeats`), since a value read twice counts
-    once. Copy and sum degrees do not change a task, so they are no arguments.
+    once. Copies and partial sums do not change a task, so they are no arguments.
     """
     forward, backward = applied(operator, operands, attributes, degrees, needs, same)
     return Work((kernel_of(forward),), tuple(map(kernel_of, backward)))
@@ -125,8 +129,8 @@ def applied(
     same: tuple[int, ...],
 ) -> tuple[Node, tuple[Node, ...]]:
     """
-    Return the node whose kernel is the forward, and the nodes of the backward in topological
-    order; arguments as of `work`.
+    Build one task of an operator and its gradient as nodes; return the forward's node, and the backward's nodes in
+    topological order. Arguments as of `work`.
     """
     of = find_operator(operator)
     shapes = tuple(shape for shape, _ in operands)
@@ -147,7 +151,8 @@ def applied(
 
 def work_of(node: Node, needs: tuple[bool, ...], backward: bool = True) -> Work:
     """
-    Return the work of one task of a compute node at the degrees of its types; without `backward`, of the forward alone.
+    Return the kernels of one task of a compute node, divided as its types say; without `backward`, those of the forward
+    alone.
     """
     degrees = tuple((v, d) for v, d in node.configuration.degrees.items())
     if not backward:

@@ -44,7 +44,7 @@ OPTIMIZER = "pcg.optimizer"
 
 
 def pcg_functions(module: ModuleOp) -> list[FuncOp]:
-    """Return the functions of a module that use `!pcg.tensor` values or pcg operations, without declarations."""
+    """Return the functions of a module that have a body and use `!pcg.tensor` values or pcg operations."""
 
     def is_pcg(func: FuncOp) -> bool:
         types = (t for block in func.body.blocks for t in block.arg_types)
@@ -58,7 +58,7 @@ def pcg_functions(module: ModuleOp) -> list[FuncOp]:
 
 def to_graph(func: FuncOp) -> Graph:
     """
-    Return the graph of a function, without operations that its results and updates do not need.
+    Return a function of pcg operations as a graph; operations that its results and updates do not need are dropped.
 
     Raises `UnityError` for declarations, functions of several blocks, operations that are not pcg, and graphs that
     break a rule of the core, such as a value used before it is made.
@@ -174,7 +174,7 @@ def _optimizer(func: FuncOp, optimizers: Sequence[Optimizer | None]) -> Optimize
 
 def from_graph(graph: Graph) -> FuncOp:
     """
-    Return the function of a graph: one operation per node, after its operands, with values named after their operators.
+    Return a graph as a function: one operation per node, in topological order, with values named after their operators.
 
     Raises `UnityError` for names that text cannot hold, and for inputs that the graph uses but does not list.
     """

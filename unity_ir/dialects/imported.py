@@ -19,7 +19,7 @@ IMPORTED = "pcg.imported"
 
 
 def origin_attribute(origin: Origin) -> DictionaryAttr:
-    """Return an origin as an attribute, without empty fields."""
+    """Return an imported model's origin (names of tables and of tied weights) as an attribute, without empty fields."""
     tables = ArrayAttr(StringAttr(name) for name in origin.tables)
     names = ArrayAttr(ArrayAttr([StringAttr(key), StringAttr(of)]) for key, of in origin.names.items())
     return DictionaryAttr({key: value for key, value in (("tables", tables), ("names", names)) if value.data})
@@ -27,7 +27,7 @@ def origin_attribute(origin: Origin) -> DictionaryAttr:
 
 def origin_of(func: FuncOp, graph: Graph) -> Origin | None:
     """
-    Return the origin of a function whose graph is `graph`, without tables and weights that the graph no longer has.
+    Return the origin of an imported function, whose graph is `graph`; tables and weights it no longer has are left out.
 
     Returns None if the function was not imported. Raises `UnityError` for an attribute of another form.
     """

@@ -19,7 +19,9 @@ _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def check_name(what: str, name: str) -> None:
-    """Raise `UnityError` for an empty name and for invisible characters; `what` says in the message what is named."""
+    """
+    Check a name. Raises `UnityError`, in which `what` says what is named, if it is empty or has invisible characters.
+    """
     if not name:
         raise UnityError(f"{what}: the name is empty; give it one")
     bad = next((c for c in name if category(c) in _UNSEEN), None)
@@ -58,7 +60,11 @@ def parse_name(parser: AttrParser) -> StringAttr:
 
 
 def name_text(what: str, attribute: Attribute) -> str:
-    """Return the text of a name as xDSL parsed it. Raises `UnityError` for attributes that are no UTF-8 string."""
+    """
+    Return the text of a name attribute as xDSL parsed it; `what` is named, for errors.
+
+    Raises `UnityError` for attributes that are no UTF-8 string.
+    """
     match attribute:
         case StringAttr():
             return attribute.data

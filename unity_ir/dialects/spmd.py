@@ -58,7 +58,7 @@ ROLES = {"copy": COPY, "sum": SUM, "repeat": REPEAT}
 @dataclass(frozen=True, slots=True)
 class LocalTensorType:
     """
-    The type of a piece: its local shape, the tensor's global shape and element type, the role of every mesh axis.
+    The type of a rank's piece: its local shape, the tensor's global shape and element type, and each mesh axis's role.
 
     `halo` and `halo_sum` are the elements (before, after) by which the piece reaches beyond its shard of each dim:
     copies of its neighbours' elements, or addends to them. At most one is not empty.
@@ -73,7 +73,10 @@ class LocalTensorType:
 
     @property
     def borders(self) -> Halos:
-        """The elements (before, after) of the halo per dim, of either kind."""
+        """
+        For each dim, the number of elements (before, after) by which the piece reaches beyond its shard, of either
+        kind.
+        """
         return self.halo or self.halo_sum or ((0, 0),) * len(self.shape)
 
     def __str__(self) -> str:
@@ -94,6 +97,8 @@ class PieceType(Data[LocalTensorType], TypeAttribute):
 
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> LocalTensorType:
+        """Parse the type in angle brackets: `<[32, 784] of [64, 784], f32, [dim 0]>`. Raises `ParseError`."""
+
         def number() -> int:
             return parser.parse_integer(allow_boolean=False, allow_negative=False)
 
@@ -143,6 +148,7 @@ class PieceType(Data[LocalTensorType], TypeAttribute):
         return LocalTensorType(tuple(local), tuple(shape), dtype, tuple(layout), halo, halo_sum)
 
     def print_parameter(self, printer: Printer) -> None:
+        """Print the type in angle brackets, as `parse_parameter` reads it."""
         printer.print_string(str(self.data))
 
 
@@ -151,7 +157,7 @@ PIECE = BaseAttr(PieceType)
 
 @irdl_op_definition
 class ProgramOp(IRDLOperation):
-    """`spmd.program @name mesh array<i64: 2, 2> {...}`: what every rank of the mesh runs."""
+    """`spmd.program @name mesh array<i64: 2, 2> {...}`: the program that every rank of the mesh runs."""
 
     name = "spmd.program"
 
@@ -168,6 +174,10 @@ class ProgramOp(IRDLOperation):
         )
 
     def verify_(self) -> None:
+        """
+        Raise `VerifyException` for an invalid mesh, values used before they are made, and local shapes that do not
+        follow.
+        """
         sizes = tuple(int(s) for s in self.mesh.get_values())
         if any(size < 1 for size in sizes) or prod(sizes) > MAX_DEVICES:
             raise VerifyException(f"spmd.program: the mesh {list(sizes)} must be of 1 to {MAX_DEVICES} devices")
@@ -227,9 +237,7 @@ class WeightOp(IRDLOperation):
 
 @irdl_op_definition
 class ConstantOp(IRDLOperation):
-    """
-    `spmd.constant 1.0 : type`: a number everywhere; where addends are wanted, the first is it and the others are 0.
-    """
+    """`spmd.constant 1.0 : type`: a tensor of one number; along mesh axes of role `sum`, only the first rank has it."""
 
     name = "spmd.constant"
     value = prop_def(FloatAttr.constr(f64))
@@ -255,7 +263,9 @@ class ComputeOp(IRDLOperation):
 
 
 class BetweenRanks(IRDLOperation):
-    """`spmd.KIND %x along array<i64: 0> : from -> to`: one piece made of others along mesh axes."""
+    """
+    Base of communication: `spmd.KIND %x along array<i64: 0> : from -> to` makes a piece of others along mesh axes.
+    """
 
     operand = operand_def(PIECE)
     result = result_def(PIECE)
@@ -265,7 +275,7 @@ class BetweenRanks(IRDLOperation):
 
     @property
     def kind(self) -> str:
-        """The kind of communication, as `pcg.collectives` names it."""
+        """The kind of communication, such as `all_gather`: a name in `pcg.collectives`."""
         return self.name.removeprefix("spmd.")
 
     @property
@@ -292,11 +302,16 @@ def _of_kind(kind: str, base: type[Kind]) -> type[Kind]:
 
 
 class MoveOp(BetweenRanks):
-    """`spmd.all_gather %x along array<i64: 0> : from -> to`: one move of the reshard planner, by its kind."""
+    """
+    Base of the moves of reshards: `spmd.all_gather %x along array<i64: 0> : from -> to`, one class per collective.
+    """
 
     @property
     def roles(self) -> tuple[int, int]:
-        """The `role_class` of the axes before and after the move. Raises `VerifyException` if axes differ in them."""
+        """
+        The role of the mesh axes before and after the move, as `role_class`. Raises `VerifyException` if axes differ in
+        them.
+        """
         before, after = (piece.layout for piece in self.pieces)
         found = {(role_class(before[a]), role_class(after[a])) for a in self.along if 0 <= a < len(before)}
         if len(found) != 1 or len(before) != len(after):
@@ -304,6 +319,10 @@ class MoveOp(BetweenRanks):
         return found.pop()
 
     def verify_(self) -> None:
+        """
+        Raise `VerifyException` unless the types differ just in the axes' role, and the collective is the one between
+        the roles.
+        """
         source, target = self.roles
         axes = set(self.along)
         if list(self.along) != sorted(axes):
@@ -325,12 +344,14 @@ MOVES: dict[str, type[MoveOp]] = {kind: _of_kind(kind, MoveOp) for kind in PLANN
 
 
 class ExchangeOp(BetweenRanks):
-    """`spmd.halo %x along array<i64: 0> : from -> to`: neighbours along a dim exchange, or add up, halos."""
+    """
+    Base of halo exchanges: `spmd.halo %x along array<i64: 0> : from -> to`, in which neighbours along a dim take part.
+    """
 
     @property
     def border(self) -> tuple[int, int, int]:
         """
-        The dim of the exchange, and the elements of the halo before and after a piece.
+        (dim, before, after): the dim of the exchange, and the number of elements of the halo before and after a piece.
 
         Raises `VerifyException` if the types differ by more than a halo along one dim.
         """
@@ -349,6 +370,9 @@ class ExchangeOp(BetweenRanks):
         return dim, *new.borders[dim]
 
     def verify_(self) -> None:
+        """
+        Raise `VerifyException` unless the types differ by a halo along one dim, which exactly these mesh axes shard.
+        """
         dim, _, _ = self.border
         wanted = [i for i, role in enumerate(self.pieces[0].layout) if role == dim]
         if list(self.along) != wanted:
@@ -370,13 +394,14 @@ class UpdateOp(IRDLOperation):
     assembly_format = "$weight `,` $grad `by` $optimizer attr-dict `:` type($weight) `,` type($grad)"
 
     def verify_(self) -> None:
+        """Raise `VerifyException` unless weight and gradient have the same type."""
         if self.weight.type != self.grad.type:
             raise VerifyException(f"spmd.update: the gradient is {self.grad.type}, the weight {self.weight.type}")
 
 
 @irdl_op_definition
 class ReturnOp(IRDLOperation):
-    """`spmd.return %loss`: what a step gives back, the loss first."""
+    """`spmd.return %loss`: the results of the step, the loss first."""
 
     name = "spmd.return"
     values = var_operand_def(PIECE)

@@ -28,16 +28,16 @@ RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, *dir(builtins), "tri
 
 
 class Names:
-    """The identifiers of one scope; reserved words and those in `taken` are never returned."""
+    """Makes unique Python identifiers for one scope; never a reserved word or one of `taken`."""
 
     def __init__(self, taken: Iterable[str] = ()):
         self._taken = {*RESERVED, *taken}
 
     def new(self, wish: str) -> str:
         """
-        Return an identifier like `wish` that was not returned before.
+        Return an identifier based on `wish` that this scope does not have yet.
 
-        Given `x` returns `x`, then `x_2`, `x_3`. Characters that identifiers cannot have become underscores.
+        Given `x` three times returns `x`, `x_2`, `x_3`. Characters that identifiers cannot have become underscores.
         """
         base = re.sub(r"[^A-Za-z0-9_]", "_", wish)
         base = base if re.match(r"[A-Za-z_]", base) else f"_{base}"
@@ -51,7 +51,10 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The flat index of an element of a contiguous tensor: `offset + sum(stride * variable)`, without extents of 1."""
+    """
+    The flat index, in elements, of an access to a contiguous tensor: `offset + sum(stride * variable)`. Variables of
+    extent 1 have no stride.
+    """
 
     strides: Mapping[str, int]
     offset: int = 0
@@ -59,7 +62,7 @@ class Address:
 
 def address(indices: Sequence[WrittenIndex], extents: Mapping[str, int]) -> Address:
     """
-    Return the address of the element at `indices` of a contiguous tensor.
+    Return the flat index of the element at `indices` of a contiguous tensor, as a stride for each variable.
 
     Given `[b, (h d)]` with h=2, d=8 returns strides b=16, h=8, d=1.
     """
@@ -95,7 +98,9 @@ def address(indices: Sequence[WrittenIndex], extents: Mapping[str, int]) -> Addr
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive variables of an ordered list that an address walks over with one stride."""
+    """
+    Consecutive variables of a list that can be flattened into one: an address steps over all of them with one stride.
+    """
 
     names: tuple[str, ...]
     stride: int
@@ -110,7 +115,8 @@ class Run:
 
 def runs(variables: Sequence[str], extents: Mapping[str, int], where: Address) -> list[Run]:
     """
-    Return the fewest runs of `variables` (outermost first) that give the address, without those that have no stride.
+    Flatten `variables` (outermost first) into as few runs as possible by which to compute an address. Variables without
+    a stride in the address are left out.
 
     Given variables a, b, c of 2, 3, 4 and strides b=4, c=1, returns one run (b, c) of size 12 and stride 1.
     """
@@ -136,7 +142,7 @@ def runs(variables: Sequence[str], extents: Mapping[str, int], where: Address) -
 
 
 def operand_shapes(bound: Bound) -> dict[str, tuple[int, ...]]:
-    """Return the local shape of every operand that is read."""
+    """Return, by name, the shape of every operand that the line reads; of a piece's line, the shape of the piece."""
     shapes: dict[str, tuple[int, ...]] = {}
     for access in bound_accesses(bound):
         shapes.setdefault(access.tensor, tuple(index_extent(i, bound.extents) for i in access.indices))
@@ -144,7 +150,7 @@ def operand_shapes(bound: Bound) -> dict[str, tuple[int, ...]]:
 
 
 def bound_accesses(bound: Bound) -> tuple[Access, ...]:
-    """Return the accesses of all results."""
+    """Return every tensor read in the expressions of a line's results, in reading order."""
     return tuple(a for r in bound.results for a in accesses(r.expr))
 
 
@@ -168,7 +174,10 @@ def power_of_two(n: int) -> int:
 
 
 def flat_address(names: Sequence[str], extents: Mapping[str, int]) -> Address:
-    """Return the address of elements in row-major order of some variables."""
+    """
+    Return the flat index of elements of a contiguous tensor whose dims are these variables, outermost first: given a, b
+    of extents 2, 3, returns strides a=3, b=1.
+    """
     strides: dict[str, int] = {}
     stride = 1
     for name in reversed(names):

@@ -35,7 +35,10 @@ from unity_ir.tdl.syntax import (
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The softmax weights of a line, the scores they are made of, and the product of those, by their variables."""
+    """
+    The softmax of an attention line: its weights (expression), the scores before softmax, and the matrix product of
+    queries and keys in them, with the index variables of each role.
+    """
 
     weights: Expr
     score: Expr
@@ -53,7 +56,9 @@ class Scores:
     """The variables that the product sums over: features of queries and keys."""
 
     def causal(self) -> str | None:
-        """Return the row variable up to which a causal mask admits columns; None if there is no such mask."""
+        """
+        Return the row (query) variable that a causal mask compares columns (keys) with; None without a causal mask.
+        """
         match self.score:
             case Call("where", (Call("gt", (Binary("-", Name(column), Name(row)), Const(0))), Const(low), _)) if (
                 column == self.column and row in self.rows and low <= -1e30
@@ -64,8 +69,10 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
-    """A result of a line: the sum over columns, or over rows, of `factor` times `other`."""
+class AttentionSum:
+    """
+    One result of an attention line: the sum over columns (keys), or over rows (queries), of `factor` times `other`.
+    """
 
     result: Result
     factor: Expr
@@ -78,10 +85,12 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """A line of attention, its forward or its backward: the scores, and all results as sums."""
+    """
+    An attention line, forward or backward, taken apart: the scores, and each result as a sum over columns or rows.
+    """
 
     scores: Scores
-    sums: tuple[Sum, ...]
+    sums: tuple[AttentionSum, ...]
     logsum: Result | None
     """The result that saves the logarithms of the rows' sums, if any; the only other result is the forward's."""
     second: Reduce | None
@@ -93,14 +102,22 @@ class Attention:
 
     @property
     def is_forward(self) -> bool:
-        """Whether the line is a forward: one sum over columns of the weights, or a multiple, which it computes."""
+        """
+        Whether the line is a forward: it computes the softmax itself, and its only sum is over columns of the weights
+        or a multiple of them.
+        """
         one = self.sums[0]
         computed = self.scores.saved is None
         return len(self.sums) == 1 and computed and one.over_columns and _proportional(one.factor, self.scores.weights)
 
 
 def attention(bound: Bound, starts: Mapping[str, str]) -> Attention | None:
-    """Match a simplified line as attention; None for anything else, or if there is one row, column or feature only."""
+    """
+    Match a simplified line as attention, forward or backward; return None for any other line, and where there is only
+    one row, column or feature.
+
+    `starts` maps index variables whose piece does not start at 0 to the name of the index at which it starts.
+    """
     return _Matching(bound, starts).line()
 
 
@@ -217,7 +234,7 @@ class _Matching:
 
     # -- what is made of them
 
-    def sum(self, result: Result, scores: Scores) -> Sum | None:
+    def sum(self, result: Result, scores: Scores) -> AttentionSum | None:
         match result.expr:
             case Reduce("sum", _, Binary("*", left, right)) as whole:
                 pass
@@ -238,7 +255,7 @@ class _Matching:
                 made = [n for i in result.indices for n in index_names(i) if self.extents[n] > 1]
                 fits = gone <= set(own) and not kept & set(free) and set(made) == kept | set(free) and free
                 if fits and len(set(own)) == len(own):
-                    return Sum(result, factor, other, over_columns, free)
+                    return AttentionSum(result, factor, other, over_columns, free)
         return None
 
     def is_tiled(self, factor: Expr, scores: Scores) -> bool:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from unity_ir.forms.attention import Attention, attention
 from unity_ir.forms.contraction import Contraction, contraction
-from unity_ir.forms.convolution import Convolution, convolution, pointwise
+from unity_ir.forms.convolution import Convolution, convolution, pointwise_convolution
 from unity_ir.forms.grouped import Grouped, grouped
 from unity_ir.forms.rewrite import reductions
 from unity_ir.forms.scatter import Scatter, scattered
@@ -34,17 +34,22 @@ from unity_ir.tdl.syntax import Bound, Call, Expr, Opaque, Reduce, Result, child
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A result with reductions of no other form."""
+    """The form of a result with reductions that no other form describes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pointwise:
-    """A result without reductions, each of whose elements is computed by itself; reads may gather."""
+    """
+    The form of a result without reductions: each element is computed by itself, and may gather from other tensors.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class OpaqueLine:
-    """A line with an opaque function (`topk`), or with window writes that elements cannot gather."""
+    """
+    The form of a line without a formula for its elements: with an opaque function (`topk`), or with writes through
+    windows that cannot be turned into reads.
+    """
 
 
 Form = Contraction | Convolution | Attention | Grouped | Scatter | WindowWrites | Reduction | Pointwise | OpaqueLine
@@ -55,9 +60,10 @@ _LEADING = (OpaqueLine, WindowWrites, Contraction, Scatter, Reduction, Pointwise
 
 def classify(bound: Bound, starts: Mapping[str, str]) -> Form:
     """
-    Return the form of a simplified line (`rewrite.simplified`); among several results' forms, the first in `_LEADING`.
+    Return the form of a simplified line (`rewrite.simplified`); if its results have several, the first in `_LEADING`.
 
-    `starts` has the variables used as values whose piece does not start at 0, with the name of the index it starts at.
+    `starts` maps the index variables that the line uses as values, and whose piece does not start at 0, to the name of
+    the index at which it starts.
     """
     if any(is_opaque(r.expr) for r in bound.results):
         return OpaqueLine()
@@ -71,7 +77,10 @@ def classify(bound: Bound, starts: Mapping[str, str]) -> Form:
 
 
 def form_of(result: Result, extents: Mapping[str, int]) -> Form:
-    """Return the form of one result by itself."""
+    """
+    Return the form of one result by itself: one of `WindowWrites`, `OpaqueLine`, `Pointwise`, `Contraction`, `Scatter`
+    and `Reduction`.
+    """
     if writes_windows(result):
         return window_writes(result, extents) or OpaqueLine()
     if not reductions(result.expr):
@@ -85,7 +94,7 @@ def is_opaque(expr: Expr) -> bool:
 
 
 def is_product(result: Result, extents: Mapping[str, int]) -> bool:
-    """Return whether a result is one convolution, or one matrix product with at most an activation of it."""
+    """Return whether a result is one convolution, or one matrix product, at most with an activation applied to it."""
     bare = isinstance(without_activation(result.expr), Reduce)
     return (bare and contraction(result, extents) is not None) or is_convolution(result, extents)
 
@@ -108,4 +117,4 @@ def is_convolution(result: Result, extents: Mapping[str, int]) -> bool:
     if convolution(result.indices, result.expr, extents) is not None:
         return True
     product = contraction(result, extents)
-    return (product is None or product.repeated) and pointwise(result.expr, extents) is not None
+    return (product is None or product.repeated) and pointwise_convolution(result.expr, extents) is not None

@@ -51,7 +51,10 @@ AND = " + "
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A line bound to local shapes, of one operator or a composition, with the registers it reads and makes."""
+    """
+    An operator of one rank's program, or several composed: its TDL line at local shapes, and the registers (numbers of
+    the program's values) that it reads and makes.
+    """
 
     line: Bound
     operands: tuple[Register, ...]
@@ -62,9 +65,11 @@ class Part:
 
 def composed(parts: Sequence[Part], kept: Sequence[Register]) -> Part | None:
     """
-    Compose parts, given in order, into one line over the variables of the last part; return None if it is refused.
+    Compose operators, given in program order, into one line over the variables of the last; None where one kernel would
+    not be allowed or would repeat work.
 
-    Its results are the registers `kept`, in that order, which include the last part's; others are not stored.
+    Its results are the registers `kept`, in that order, which include the last operator's; values not in `kept` are not
+    stored.
     """
     try:
         return _Composer(parts).composed(kept)

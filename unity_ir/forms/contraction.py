@@ -66,9 +66,9 @@ def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | Non
     """
     Match a result as a function of a matrix product, or of a batch of them; return None if it does not match.
 
-    Each of `m` (variables of the first operand and the result), `n` (of the second and the result), `k` (reduced) and
-    `b` (of all three) may be several variables if one stride walks over them in each of the product's operands. If not,
-    the outermost variables of `m` or `n` may become a batch of products with the same other operand (images times the
+    Each of `m` (variables of the first factor and the result), `n` (of the second and the result), `k` (reduced) and
+    `b` (of all three) may be several variables if one stride steps over them in each of the product's factors. If not,
+    the outermost variables of `m` or `n` may become a batch of products with the same other factor (images times the
     weight of a 1 x 1 convolution). If only the result has several strides, its addresses are computed per element.
     """
     product = product_in(result.expr)
@@ -149,9 +149,10 @@ def strides(
     groups: Mapping[str, Sequence[str]], extents: Mapping[str, int], where: Address, dims: str
 ) -> dict[str, int] | None:
     """
-    Return the stride in an address of each group of variables named in `dims`, taken as one flat index.
+    Return, for each letter of `dims` ("bmk", ..), the stride in an address of the variables `groups[letter]`,
+    flattened.
 
-    It is 0 if none of a group's variables occurs. Returns None if some group has several strides.
+    A stride is 0 if none of the variables occurs. Returns None if some group has several strides.
     """
     out: dict[str, int] = {}
     for dim in dims:
@@ -164,7 +165,10 @@ def strides(
 
 
 def one_stride(names: Sequence[str], extents: Mapping[str, int], where: Address) -> int | None:
-    """Return the stride of a group of variables taken as one flat index; None if it has several."""
+    """
+    Return the stride in an address of a group of variables flattened into one index; None if that takes several
+    strides.
+    """
     if not names:
         return 0
     found = runs(names, extents, where)
@@ -175,7 +179,10 @@ def one_stride(names: Sequence[str], extents: Mapping[str, int], where: Address)
 
 
 def product_in(expr: Expr) -> Reduce | None:
-    """Return the one outermost reduction of an expression if it is a sum of a product, else None."""
+    """
+    Return the matrix product in an expression, `sum[..](a * b)`, if that is its only reduction not inside another; else
+    None.
+    """
     found = dict.fromkeys(outermost(expr))
     if len(found) != 1:
         return None
@@ -184,7 +191,10 @@ def product_in(expr: Expr) -> Reduce | None:
 
 
 def product_factors(expr: Expr) -> tuple[Expr, Expr] | None:
-    """Return the two factors of the sum of a product in an expression; None if there is none (`product_in`)."""
+    """
+    Return the two factors a and b of the matrix product `sum[..](a * b)` in an expression; None if it has none
+    (`product_in`).
+    """
     product = product_in(expr)
     if product is None or not isinstance(product.body, Binary):
         return None
@@ -192,7 +202,7 @@ def product_factors(expr: Expr) -> tuple[Expr, Expr] | None:
 
 
 def with_factors(result: Result, factors: Sequence[Expr]) -> Result:
-    """Return a result with the factors of its sum of a product (`product_in`) replaced by others."""
+    """Return a result with the two factors of its matrix product (`product_in`) replaced by `factors`."""
     product = product_in(result.expr)
     assert product is not None
     new = Reduce(product.reducer, product.indices, Binary("*", *factors))

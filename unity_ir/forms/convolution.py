@@ -31,9 +31,11 @@ from unity_ir.tdl.syntax import (
 @dataclass(frozen=True, slots=True)
 class Sliding:
     """
-    A window along one dim, at position `stride * outer + dilation * inner`: `outer` counts windows, `inner` taps.
+    A window along one dim, at position `stride * outer + dilation * inner`: variable `outer` counts windows, variable
+    `inner` the taps (positions in the kernel).
 
-    Windows do not mention variables of extent 1; the name of one that cannot be found elsewhere is empty.
+    A window does not mention variables of extent 1; where such a variable's name is not found elsewhere either, it is
+    empty.
     """
 
     window: Window
@@ -68,7 +70,11 @@ class Convolution:
 
 
 def convolution(result: Sequence[object], expr: Expr, extents: Mapping[str, int]) -> Convolution | None:
-    """Match the expression of a result with these indices as a convolution; return None for anything else."""
+    """
+    Match `expr`, the expression of a result, as a convolution or a gradient of one; return None for anything else.
+
+    `result` has the bound index of each of the result's dims, in which a gradient may have a `Window`.
+    """
     match expr:
         case Reduce("sum", _, Binary("*", Access() as left, Access() as right)):
             reduced = frozenset(expr.names)
@@ -139,10 +145,10 @@ def _named(
     return tuple(replace(s, outer=s.outer or next(outers, ""), inner=s.inner or next(inners, "")) for s in slidings)
 
 
-def pointwise(expr: Expr, extents: Mapping[str, int]) -> Convolution | None:
+def pointwise_convolution(expr: Expr, extents: Mapping[str, int]) -> Convolution | None:
     """
-    Match a 1 x 1 convolution or the gradient of its weight, which have no windows: a matrix product at every position
-    of two or three trailing dims. Return None for anything else.
+    Match a 1 x 1 (pointwise) convolution or the gradient of its weight, which have no windows: a matrix product at
+    every position of two or three trailing dims. Return None for anything else.
     """
     match expr:
         case Reduce("sum", _, Binary("*", Access() as left, Access() as right)):
@@ -194,7 +200,7 @@ def _trailing(access: Access, are: Callable[[str], bool]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """A maximum, or a sum, over the windows of one tensor."""
+    """A maximum or a sum over windows of one tensor."""
 
     kind: str
     """`max` or `sum`."""
@@ -203,7 +209,9 @@ class Pooling:
 
 
 def pooling(expr: Expr, extents: Mapping[str, int]) -> Pooling | None:
-    """Match a reduction over windows as a pooling; return None for anything else."""
+    """
+    Match an expression `max[..](x[windows])` or `sum[..](x[windows])` as a pooling; return None for anything else.
+    """
     match expr:
         case Reduce("max" | "sum" as kind, _, Access() as image):
             slidings = slidings_of(image.indices, frozenset(expr.names))
@@ -220,9 +228,10 @@ def pooling(expr: Expr, extents: Mapping[str, int]) -> Pooling | None:
 
 def pooled_sum(result: Sequence[object], expr: Expr) -> tuple[Sliding, ...] | None:
     """
-    Match the gradient of a pooled sum: a result that adds one value to a whole window, `out[.., 2*y + i] = g[.., y]`.
+    Match the gradient of a sum pooling: `result`, the indices of a result, has windows to all of which one value is
+    added, as in `out[.., 2*y + i] = g[.., y]`.
 
-    Returns the windows of the result's indices; None for anything else.
+    Returns these windows; None for anything else.
     """
     free = free_variables(expr)
     inner = frozenset(n for i in result if isinstance(i, Window) for n in index_names(i) if n not in free)
@@ -231,7 +240,7 @@ def pooled_sum(result: Sequence[object], expr: Expr) -> tuple[Sliding, ...] | No
 
 @dataclass(frozen=True, slots=True)
 class MaxPoolingGradient:
-    """The gradient of a max pooling: `value` goes to the first maximum of each of the pooling's windows."""
+    """The gradient of a max pooling: `value` is added to the first maximum of each of the pooling's windows."""
 
     value: Expr
     pooling: Pooling
@@ -240,7 +249,12 @@ class MaxPoolingGradient:
 
 
 def max_pooling_gradient(bound: Bound, result: Result, starts: Mapping[str, str]) -> MaxPoolingGradient | None:
-    """Match the gradient of a max pooling, to the first maximum in row-major order; return None for anything else."""
+    """
+    Match the gradient of a max pooling, which goes to the first maximum in row-major order; return None for anything
+    else.
+
+    `starts` maps index variables whose piece does not start at 0 to the name of the index at which it starts.
+    """
     match result.expr:
         case Call("where", (Call("eq", (_, Reduce("min") as first)), value, Const(0))):
             pass
@@ -278,7 +292,10 @@ def max_pooling_gradient(bound: Bound, result: Result, starts: Mapping[str, str]
 
 def slidings_of(indices: Sequence[object], inner: Collection[str]) -> tuple[Sliding, ...] | None:
     """
-    Return the windows among indices, if there are one to three, each of at most one variable in `inner` and one other.
+    Return the windows among the bound indices of a tensor, one to three; indices that are no windows are left out.
+
+    Each window may have at most one variable of `inner` (its tap) and one other. None if a window has more variables,
+    two share one, or there are none or over three.
     """
     found: list[Sliding] = []
     for index in indices:
@@ -295,8 +312,9 @@ def slidings_of(indices: Sequence[object], inner: Collection[str]) -> tuple[Slid
 
 def plain_names(access: Access) -> tuple[str, ...] | None:
     """
-    Return the variables of an access outside of windows; None if one occurs twice, or an index is of several
-    segments, as of concatenated tensors.
+    Return the variables of those indices of an access that are not windows.
+
+    None if a variable occurs twice, or an index is a concatenation (`Segments`).
     """
     names: list[str] = []
     for index in access.indices:

@@ -19,7 +19,11 @@ from unity_ir.tdl.syntax import Access, Binary, Expr, Reduce, Result, Segments, 
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """The parts of such an expression; `w` is the second factor, also of the gradient, where it is `y` above."""
+    """
+    A product of rows with gathered weights (mixture of experts), or its gradient by the weights, taken apart.
+
+    Names are those of the module's docstring; `w` is the second factor, also of the gradient, where it is `y` there.
+    """
 
     variable: str
     """The variable `v` of the weights."""
@@ -38,7 +42,10 @@ class Routed:
 
 
 def routed(expr: Expr, extents: Mapping[str, int]) -> Routed | None:
-    """Match an expression as a product of rows with picked weights, or their gradient; None for anything else."""
+    """
+    Match an expression as a product of rows, each with the weight that an integer operand names, or as the gradient of
+    these weights; return None for anything else.
+    """
     found = gather(expr)
     if found is None and (single := pick(expr)) is not None and extents[single.variable] == 1:
         # On a piece of one weight the sum over weights has been simplified to its body.
@@ -87,7 +94,10 @@ def _names(access: Access) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """A grouped product: one matrix product per weight `b`, of its rows `m` or, for the gradient, over its rows `k`."""
+    """
+    A grouped matrix product: one product for each weight `b`, of the rows `m` that use it; for the weights' gradient,
+    summed over those rows `k`.
+    """
 
     of: Routed
     sizes: Mapping[str, int]
@@ -97,7 +107,10 @@ class Grouped:
 
 
 def grouped(result: Result, extents: Mapping[str, int]) -> Grouped | None:
-    """Match a result as grouped products; return None if it is none, or some dim has several strides."""
+    """
+    Match a result as a grouped matrix product; return None if it is none, or if some dim cannot be addressed by one
+    stride.
+    """
     of = routed(result.expr, extents)
     if of is None:
         return None

@@ -28,7 +28,9 @@ _SIDES: Mapping[str, tuple[str, str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ImplicitGemm:
-    """The arguments of a convolution's kernel (`lowering.triton.convolution`)."""
+    """
+    A convolution as one matrix product with gathered operands: the arguments of `kernels.triton.convolution`'s kernel.
+    """
 
     of: Convolution
     sizes: tuple[int, int, int]
@@ -43,9 +45,9 @@ class ImplicitGemm:
 
 def implicit_gemm(of: Convolution, result: Sequence[object], extents: Mapping[str, int]) -> ImplicitGemm | None:
     """
-    Return the kernel's arguments for a convolution whose result has these indices.
+    Return a convolution as an implicit GEMM; `result` has the indices of the convolution's result.
 
-    None if it has three windows, or a group of variables has several strides in some tensor.
+    None if it has three windows (3D), or a group of variables cannot be addressed by one stride in some tensor.
     """
     if len(of.slidings) > 2:
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unity_ir.tdl.counts import products
+from unity_ir.tdl.counts import contraction_flops
 from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.gather import pick
 from unity_ir.tdl.syntax import Expr, Opaque, Reduce, children
@@ -15,11 +15,11 @@ def kind(analysis: Analysis) -> str:
     """
     Return the kind of an operator's kernel, from its line alone.
 
-    `contraction` if the line has a matrix product, a convolution or attention; `gather` if it reads or writes places
-    that integers pick; `reduction` or `elementwise` otherwise; `copy` if it has no arithmetic.
+    `contraction` if the line has a matrix product, a convolution or attention; `gather` if it gathers or scatters by an
+    integer operand; `reduction` or `elementwise` otherwise; `copy` if it has no arithmetic.
     """
     roots = [r.expr for r in analysis.bound.results]
-    if products(analysis.bound):
+    if contraction_flops(analysis.bound):
         return "contraction"
     if any(pick(e) is not None for root in roots for e in _all(root)):
         return "gather"

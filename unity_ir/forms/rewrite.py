@@ -62,7 +62,7 @@ def map_children(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
 
 
 def reductions(expr: Expr) -> list[Reduce]:
-    """Return every reduction in `expr`, each once, inner ones first, without gathers (sums that read one element)."""
+    """Return every reduction in `expr`, each once, inner ones first. Gathers, which read one element, do not count."""
     found: dict[Reduce, None] = {}
 
     def visit(part: Expr) -> None:
@@ -76,14 +76,20 @@ def reductions(expr: Expr) -> list[Reduce]:
 
 
 def outermost(expr: Expr) -> list[Reduce]:
-    """Return the reductions in `expr` that are not inside of another; those that are gathers are left out."""
+    """
+    Return the reductions in `expr` that are not inside another reduction. Gathers, which read one element, do not
+    count.
+    """
     if isinstance(expr, Reduce) and gather(expr) is None:
         return [expr]
     return [r for child in children(expr) for r in outermost(child)]
 
 
 def is_work(expr: Expr) -> bool:
-    """Return whether an expression that occurs twice is worth a name: it contains a reduction or a costly function."""
+    """
+    Return whether an expression is worth computing once and naming where it occurs twice: whether it contains a
+    reduction or a costly function.
+    """
     match expr:
         case Reduce():
             return True
@@ -102,10 +108,10 @@ def rename(
     bind: Callable[[Reduce, Mapping[str, str]], Mapping[str, str]] = lambda node, _: {n: n for n in node.names},
 ) -> Expr:
     """
-    Return the expression with its free variables renamed.
+    Rename the free variables of an expression as `names` says.
 
-    `bind` returns the new names of a reduction's variables, given the reduction and the new names around it. Given
-    `sum[k](x[i, k])` and `{"i": "j"}`, returns `sum[k](x[j, k])`.
+    `bind` returns the new names of a reduction's variables (by default the old ones), given the reduction and the new
+    names around it. Given `sum[k](x[i, k])` and `{"i": "j"}`, returns `sum[k](x[j, k])`.
     """
     match expr:
         case Reduce(reducer, _, body):
@@ -135,10 +141,12 @@ def _renamed(index: WrittenIndex, names: Mapping[str, str]) -> WrittenIndex:
 
 def canonical(expr: Expr, extents: Mapping[str, int], starts: Mapping[str, str]) -> tuple[Expr, tuple[str, ...]]:
     """
-    Return an expression that is equal for expressions which differ in the names of variables only, and the free
-    variables in the order in which it has them.
+    Rename an expression's variables canonically, so that expressions which differ in names only become equal; also
+    return its free variables, in order of occurrence.
 
-    Given `sum[k](x[i, k])` and `sum[l](x[j, l])` of the same extents, returns the same form, with `("i",)`, `("j",)`.
+    Given `sum[k](x[i, k])` and `sum[l](x[j, l])` of the same extents, returns the same expression, with `("i",)`,
+    `("j",)`. Variables also stay apart if their extents differ, or the parameters in `starts` that hold the global
+    index at which their pieces start.
     """
     free = _free_in_order(expr)
 
@@ -169,24 +177,28 @@ def _free_in_order(expr: Expr) -> tuple[str, ...]:
 
 def simplified(bound: Bound, starts: Mapping[str, str]) -> Bound:
     """
-    Return the line with constants folded, and without operations they make trivial: `1 * x`, `x + 0`, `where` of one.
+    Fold the constants of a line, and drop operations that are then trivial: `1 * x`, `x + 0`, `where` of a constant.
 
     A variable of extent 1 that starts at 0 is the constant 0, and a reduction over one element is that element.
-    `starts` has the variables that do not start at 0. Raises `UnityError` for constants that are not finite.
+    `starts` maps the variables that do not start at 0 to the name of the index at which they start. Raises `UnityError`
+    for constants that are not finite.
     """
     folding = _Fold(bound, starts)
     return replace(bound, results=tuple(replace(r, expr=folding.expr(r.expr)) for r in bound.results))
 
 
 def fold(expr: Expr, bound: Bound, starts: Mapping[str, str]) -> Expr:
-    """Return an expression over the variables of line `bound`, simplified as `simplified` does."""
+    """
+    Fold the constants of an expression over the variables of the line `bound`, and drop trivial operations; see
+    `simplified`.
+    """
     return _Fold(bound, starts).expr(expr)
 
 
 def without_ones(bound: Bound) -> Bound:
     """
-    Return the line with the same variable in all dims of size 1 that are read, and none of extent 1 reduced beside
-    longer ones, so that equal expressions are written the same.
+    Replace all variables of extent 1 that index operands by a single one, and drop those in reductions over longer
+    ones, so that lines which compute the same have the same text.
     """
     one = "one"
     while one in bound.extents:

@@ -12,7 +12,10 @@ from unity_ir.tdl.syntax import Reduce, Result, Segments, index_names
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """`out[v, e] = sum[b](where(eq(v, at[b]), body[b, e], 0))`: `pick` has the variable `v`, `at` and the body."""
+    """
+    A scatter-add: `out[v, e] = sum[b](where(eq(v, at[b]), body[b, e], 0))`; `pick` has the variable `v`, `at` and the
+    body.
+    """
 
     pick: Pick
     positions: tuple[str, ...]
@@ -21,7 +24,8 @@ class Scatter:
 
 def scattered(result: Result, extents: Mapping[str, int]) -> Scatter | None:
     """
-    Match a result as elements added to places that integers pick; return None unless the sum is over all integers.
+    Match a result as a scatter-add over all integers of the operand that gives the positions; return None for anything
+    else.
 
     Variables of extent 1 are ignored.
     """

@@ -11,7 +11,8 @@ from unity_ir.tdl.syntax import Binary, Call, Expr, Reduce, Var
 
 def softmax(expr: Expr, extents: Mapping[str, int], starts: Mapping[str, str]) -> tuple[Expr, str] | None:
     """
-    Return the scores of a softmax, before a maximum is subtracted, and the variable it normalises over, or None.
+    Match an expression as a softmax; return its scores (before the maximum is subtracted) and the variable it
+    normalises over, or None.
 
     Given `exp(x[i, j] - max[k](x[i, k])) / sum[k](exp(x[i, k] - max[l](x[i, l])))`, returns `x[i, j]` and `j`.
     """

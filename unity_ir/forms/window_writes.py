@@ -27,19 +27,22 @@ class WindowWrite:
 
 @dataclass(frozen=True, slots=True)
 class WindowWrites:
-    """A result such as `out[2*y + i - 1] = f(y, i)`, whose elements can be gathered by a loop over the taps `i`."""
+    """
+    A result written through windows, such as `out[2*y + i - 1] = f(y, i)`: an element can be gathered by a loop over
+    the taps `i`, solving for `y`.
+    """
 
     dims: Mapping[int, WindowWrite]
 
 
 def writes_windows(result: Result) -> bool:
-    """Return whether some dim of a result is a window."""
+    """Return whether some dim of a result is indexed by a window."""
     return any(isinstance(i, Window) for i in result.indices)
 
 
 def window_writes(result: Result, extents: Mapping[str, int]) -> WindowWrites | None:
     """
-    Match a result that is written through windows; return None if its elements cannot be gathered.
+    Match a result written through windows; return None if its elements cannot be gathered by a loop over taps.
 
     They cannot if they are integers, if a variable is in two dims, or if a reduction would be computed for every tap.
     """
@@ -64,5 +67,7 @@ def window_writes(result: Result, extents: Mapping[str, int]) -> WindowWrites | 
 
 
 def is_covered(bound: Bound) -> bool:
-    """Return whether every result of a line that is written through windows can be gathered."""
+    """
+    Return whether the elements of all results that a line writes through windows can be gathered (see `window_writes`).
+    """
     return all(not writes_windows(r) or window_writes(r, bound.extents) is not None for r in bound.results)

@@ -15,13 +15,16 @@ NEUTRAL: Mapping[str, float] = {"sum": 0.0, "max": -inf, "min": inf, "prod": 1.0
 
 
 def reach(window: Window, extents: Mapping[str, int]) -> tuple[int, int]:
-    """Return the first and the last position of a piece's local tensor that a window reads; both may be outside."""
+    """
+    Return the first and the last position that a window reads, counted in a piece's local tensor; either may be outside
+    of it.
+    """
     first = window.offset + window.low
     return first, first + window.span(extents)
 
 
-def leaves(window: Window, extents: Mapping[str, int]) -> bool:
-    """Return whether a window leaves the whole tensor at some position, in this piece or in another."""
+def exceeds_tensor(window: Window, extents: Mapping[str, int]) -> bool:
+    """Return whether a window is outside of the whole tensor at some position, in this piece or in another one."""
     last = window.offset + window.span(extents)
     if window.terms:
         # The steps of a divided window fill the dim (`tdl.regions`), which tells where the last piece starts.
@@ -31,24 +34,34 @@ def leaves(window: Window, extents: Mapping[str, int]) -> bool:
     return window.offset < 0 or last >= window.whole
 
 
-def passed_over(expr: Reduce, extents: Mapping[str, int]) -> list[Window]:
-    """Return the windows that a reduction must mask, since the zeros read outside of the tensor would change it."""
+def windows_to_mask(expr: Reduce, extents: Mapping[str, int]) -> list[Window]:
+    """Return the windows through which a reduction reads zeros outside of the tensor that would change its value."""
     found: dict[Window, None] = {}
     for index in (i for a in accesses(expr.body) for i in a.indices):
-        if isinstance(index, Window) and not set(index_names(index)).isdisjoint(expr.names) and leaves(index, extents):
+        if (
+            isinstance(index, Window)
+            and not set(index_names(index)).isdisjoint(expr.names)
+            and exceeds_tensor(index, extents)
+        ):
             found.setdefault(index)
     return [w for w in found if expr.reducer != "sum" or not _vanishes(expr.body, w)]
 
 
 def masked(expr: Expr, extents: Mapping[str, int]) -> Expr:
-    """Return the expression with `where(inside, body, neutral element)` in the reductions that need it."""
+    """
+    Mask positions outside of the tensor, by `where(inside, body, neutral element)`, in every reduction of an expression
+    that they would change.
+    """
     expr = map_children(expr, lambda child: masked(child, extents))
     return masked_body(expr, extents) if isinstance(expr, Reduce) else expr
 
 
 def masked_body(expr: Reduce, extents: Mapping[str, int]) -> Reduce:
-    """Return one reduction with its body masked if it needs that; reductions inside of it are left as they are."""
-    windows = passed_over(expr, extents)
+    """
+    Mask positions outside of the tensor in one reduction as `masked` does, leaving the reductions inside of it as they
+    are.
+    """
+    windows = windows_to_mask(expr, extents)
     if not windows:
         return expr
     there = reduce(lambda a, b: Call("and", (a, b)), map(inside, windows))
@@ -56,7 +69,9 @@ def masked_body(expr: Reduce, extents: Mapping[str, int]) -> Reduce:
 
 
 def inside(window: Window) -> Expr:
-    """Return the condition, over global indices, that a window's position is inside of the whole tensor."""
+    """
+    Return the expression that is true where a window's position, in global indices, is inside of the whole tensor.
+    """
     position: Expr = Const(float(window.offset))
     for factor, name in window.terms:
         term = Name(name) if factor == 1 else Binary("*", Const(float(factor)), Name(name))
@@ -66,8 +81,8 @@ def inside(window: Window) -> Expr:
 
 def needs_start(bound: Bound, variable: str) -> bool:
     """
-    Return whether a piece's kernel must be given the global index at which a variable starts: the variable is used as a
-    value, or in the mask of a window.
+    Return whether a piece's kernel must be given the global index at which `variable` starts: the line uses the
+    variable as a value, or the mask of a window does.
     """
     if uses_as_value(bound, variable):
         return True

@@ -1,1 +1,1 @@
-"""From a placed training step to one rank's program, and from that to a readable Python file."""
+"""Print a step's plan as a readable Python file: `emit` writes it, `runtime` is its fixed part, `measure` times it."""

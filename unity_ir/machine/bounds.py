@@ -17,9 +17,8 @@ from unity_ir.machine.links import Level, Wire
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """
-    Bandwidth of all links out of a part of the machine, in bytes/s.
-
-    Links that count in `duplex` carry as much again into the part.
+    Bandwidth of all links out of a part of the machine, in bytes/s: of `duplex` links, which carry as much again into
+    the part at the same time, and of half-duplex ones (`half`).
     """
 
     duplex: float = 0.0
@@ -27,7 +26,7 @@ class Capacity:
     """Bandwidth of links whose directions share it, in bytes/s."""
 
     def seconds(self, out: float, back: float) -> float:
-        """Return the seconds in which `out` bytes leave the part and `back` bytes enter."""
+        """Return the least seconds in which `out` bytes can leave the part and `back` bytes can enter it."""
         one_way = max(out, back) / (self.duplex + self.half)
         return max(one_way, (out + back) / (2 * self.duplex + self.half))
 
@@ -63,7 +62,7 @@ DEMANDS: Mapping[str, Demand] = {
 
 
 def capacity(levels: Sequence[Level], i: int) -> Capacity:
-    """Return the bandwidth of all links out of one member of level `i`."""
+    """Return the bandwidth of all links out of one member (a node, a GPU) of the level number `i`."""
     found = Capacity()
     devices = below(levels, i)
     for j in range(i + 1):
@@ -83,9 +82,10 @@ def capacity(levels: Sequence[Level], i: int) -> Capacity:
 
 def cuts(levels: Sequence[Level], sizes: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
     """
-    Yield, per level that separates devices of a group, (level, devices of a group in one member, groups in one member).
+    Yield the cuts that separate devices of a group, one member of a level from the rest: (level, devices of a group in
+    one member, groups in one member).
 
-    `sizes` is the number of a group's devices along each level, as for `Machine.lines`.
+    `sizes` maps levels to the number of a group's devices along them, as for `Machine.lines`.
     """
     for i in range(len(levels)):
         m = prod(n for k, n in sizes.items() if k > i)
@@ -95,9 +95,10 @@ def cuts(levels: Sequence[Level], sizes: Mapping[int, int]) -> Iterator[tuple[in
 
 def least_seconds(kind: str, levels: Sequence[Level], sizes: Mapping[int, int], bytes: float) -> float:
     """
-    Return a lower bound on the seconds that any algorithm needs for a collective, without latency.
+    Return a lower bound on the seconds of a collective by any algorithm, without latency (min-cut).
 
-    `sizes` and `bytes` as of `Machine.lines`.
+    `sizes` maps levels to the number of a group's devices along them; `bytes` is the size of a device's piece before
+    the collective.
     """
     n = prod(sizes.values())
     bound = 0.0

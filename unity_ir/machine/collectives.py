@@ -14,9 +14,9 @@ from math import ceil, log2, prod
 @dataclass(frozen=True, slots=True)
 class Crossing:
     """
-    The traffic of one group across one level, in bytes per byte of its piece.
+    The traffic of one group of a collective across one level, in bytes per byte of a device's piece.
 
-    It is between devices that differ in that level and in no outer one.
+    It counts messages between devices that differ in that level and in no outer one.
     """
 
     level: int
@@ -42,7 +42,8 @@ Phase = tuple[Crossing, ...]
 @dataclass(frozen=True, slots=True)
 class CollectiveSchedule:
     """
-    An algorithm of a collective: phases that run one after the other, and the number of successive messages per level.
+    An algorithm of a collective (a ring, a tree): phases that run one after the other, and the number of successive
+    messages per level.
     """
 
     algorithm: str

@@ -20,12 +20,12 @@ Numbers: TypeAlias = float | npt.NDArray[np.int64] | Floats
 @dataclass(frozen=True, slots=True)
 class RooflineCurve:
     """
-    Roofline whose efficiency depends on the kernel's size.
+    A roofline whose efficiency depends on the kernel's size.
 
-    The seconds of a kernel are launch + max(flops / (peak e(flops)), bytes / (bandwidth e'(bytes))), with e(s) =
-    top * (s / (s + half)) ** power; e and e' have parameters of their own. Large kernels reach the fraction
-    `top` of a peak. Below the size `half` they reach less (they do not fill the device, power > 0) or more (they
-    fit into caches, power < 0).
+    The seconds of a kernel are launch + max(flops / (peak e(flops)), bytes / (bandwidth e'(bytes))), with e(s) = top *
+    (s / (s + half)) ** power; e and e' have parameters of their own. Large kernels reach the fraction `top` of a peak.
+    Below the size `half` they reach less (they do not fill the device, power > 0) or more (they fit into caches, power
+    < 0).
     """
 
     launch: float
@@ -41,7 +41,8 @@ class RooflineCurve:
 
     def seconds(self, flops: Numbers, bytes: Numbers, peak: float, bandwidth: float) -> Floats:
         """
-        Return the seconds of kernels of `flops` operations that read and write `bytes` bytes, as arrays of equal shape.
+        Return the estimated seconds of kernels of `flops` operations that read and write `bytes` bytes, as arrays of
+        equal shape.
 
         `peak` is the device's in FLOP/s, `bandwidth` its memory's in bytes/s.
         """
@@ -67,7 +68,8 @@ def _seconds(size: Numbers, rate: float, half: float, power: float) -> Floats:
 
 def curves(where: str, tables: Any) -> dict[str, RooflineCurve]:
     """
-    Return curves by kind of kernel, from the tables of a TOML file: `[curves.contraction]` with a number per parameter.
+    Read efficiency curves, by kind of kernel, from tables of a TOML file: `[curves.contraction]` with a number per
+    parameter.
 
     Other keys of a table, such as the quality of the fit, are ignored. `where` names the file in errors. Raises
     `UnityError` for tables of another form.

@@ -10,7 +10,7 @@ from typing import Any, cast
 from unity_ir.errors import UnityError
 from unity_ir.machine.curve import curves
 from unity_ir.machine.device import Device, profiled
-from unity_ir.machine.link_traffic import stuck
+from unity_ir.machine.link_traffic import cut_off_level
 from unity_ir.machine.links import LINKS, PORTS, Level, Link, Protocol, ProtocolLatency, Wire
 from unity_ir.machine.model import Machine, slowest
 
@@ -43,7 +43,7 @@ KNOWN = {
 
 def machine_from(name: str, described: TomlTable, count: object = None, profile: str = "") -> Machine:
     """
-    Return the machine called `name` that tables describe.
+    Make the machine called `name` from its description: the tables of a TOML file, or of the machine dialect.
 
     `count` replaces sizes given as "parameter", by default with the description's `parameter`, or 1. `profile` is the
     path of a profile to use instead of the one that comes with the package for this device, if any.
@@ -154,7 +154,7 @@ class _Reader:
                 raise self.refuse(f"level {level.name}: {len(level.kinds)} kinds for {level.size} members")
             for unused in (k.name for k in kinds if k.name not in level.kinds):
                 raise self.refuse(f"level {level.name}: no member is of the kind {unused}")
-        if (level := stuck([v for v in levels if v.size > 1 or v.hub is not None])) is not None:
+        if (level := cut_off_level([v for v in levels if v.size > 1 or v.hub is not None])) is not None:
             raise self.refuse(f"level {level.name}: its members have no way to the port they share; give it a hub")
         for i, level in enumerate(levels):
             several = prod(inner.size for inner in levels[i + 1 :]) > 1
@@ -323,7 +323,7 @@ class _Reader:
 
 
 def described(machine: Machine) -> dict[str, Any]:
-    """Return the tables that describe a machine, from which `machine_from` makes an equal one."""
+    """Describe a machine as tables, from which `machine_from` makes an equal one."""
     out: dict[str, Any] = {}
     if machine.overhead != Machine.overhead:
         out["overhead"] = machine.overhead

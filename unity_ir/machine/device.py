@@ -20,7 +20,7 @@ from unity_ir.machine.tuned import read_tuned
 @dataclass(frozen=True)
 class Device:
     """
-    A kind of device: peaks in FLOP/s and bytes/s, and the fraction of them that kernels reach.
+    A kind of device (a GPU): its peaks in FLOP/s and bytes/s, and the fraction of them that kernels reach.
 
     That fraction is given by the curve of the kernel's kind, or is `efficiency` where there is no curve.
     """
@@ -51,14 +51,15 @@ class Device:
         """
         Return the estimated seconds of one kernel of `flops` operations that reads and writes `bytes` bytes.
 
-        The estimate is by the curve of `kind`, or by roofline; measurements in the profile are not
-        looked at (see `cost.time`).
+        The estimate is by the curve of `kind` (see `forms.kinds`), else by roofline; it ignores the profile's
+        measurements (see `cost.time`).
         """
         return float(self.kernel_times(flops, bytes, dtype, kind))
 
     def kernel_times(self, flops: Numbers, bytes: Numbers, dtype: str, kind: str = "") -> Floats:
         """
-        Return the estimated seconds of many kernels of one kind and element type, given arrays of operations and bytes.
+        Return the estimated seconds of many kernels of one kind and element type, as `kernel_time` does, given arrays
+        of FLOPs and bytes.
         """
         curve = self.curves.get(kind)
         if curve is not None:
@@ -69,7 +70,7 @@ class Device:
 
 def profiled(device: Device, ranks: int, path: str = "") -> Device:
     """
-    Return a device with its measured profile, and with the curves fitted to that (in a `.toml` beside the profile).
+    Return a device with a measured profile, and the curves fitted to it, from a `.toml` file in the same folder.
 
     The profile is the file at `path` (`.json` for a table of `unity-tune`), or else the one that comes with the package
     for this device; if there is none, returns `device`. `ranks` is the number of devices of the machine.

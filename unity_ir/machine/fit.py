@@ -15,7 +15,7 @@ FEWEST = 2 * len(PARAMETERS)
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A measured kernel: FLOPs, bytes read and written, seconds, and the peak FLOP/s of its element type."""
+    """A measured kernel: FLOPs, bytes read and written, peak FLOP/s of its element type, and seconds."""
 
     flops: float
     bytes: float
@@ -25,7 +25,9 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A fitted curve, and its relative error on the measurements it was fitted to."""
+    """
+    An efficiency curve fitted to `samples` measurements, and its relative error on them: median and 90th percentile.
+    """
 
     curve: RooflineCurve
     samples: int
@@ -41,9 +43,9 @@ _POSITIVE = np.array([True, True, True, False, True, True, False])
 
 def fit(samples: Sequence[Measurement], bandwidth: float) -> Fit:
     """
-    Fit a curve to measured kernels by least squares of log(measured / predicted seconds).
+    Fit an efficiency curve to measured kernels, by least squares of log(measured / predicted seconds).
 
-    `bandwidth` is the device's peak in bytes/s.
+    `bandwidth` is the peak of the device's memory in bytes/s.
     """
     flops, bytes, peaks, measured = (
         np.array([getattr(s, name) for s in samples], dtype=np.float64)
@@ -104,7 +106,8 @@ def _least_squares(residuals: Callable[[Floats], Floats], x: Floats, steps: int 
 @dataclass(frozen=True, slots=True)
 class FittedLine:
     """
-    The line seconds = latency + bytes / bandwidth, fitted to `samples` measurements; `median` is its relative error.
+    The line seconds = latency + bytes / bandwidth, fitted to `samples` measurements; `median` is its median relative
+    error.
     """
 
     latency: float

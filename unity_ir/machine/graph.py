@@ -47,9 +47,10 @@ class Arc:
 @dataclass(frozen=True)
 class Topology:
     """
-    A machine as a graph: the outgoing `arcs` of each vertex, and the bandwidths of resources in bytes/s.
+    A machine as a graph: the outgoing `arcs` (directed links) of each vertex, and the bandwidth of each resource in
+    bytes/s.
 
-    Several arcs may share a resource.
+    A resource is what arcs share bandwidth of; several arcs may share one.
     """
 
     arcs: Mapping[Vertex, tuple[Arc, ...]]
@@ -59,7 +60,7 @@ class Topology:
     @staticmethod
     def of(name: str, levels: tuple[Level, ...], links: tuple[Link, ...]) -> Topology:
         """
-        Return the graph of the machine `name`, from its levels and the links in addition to those of the levels.
+        Build the graph of the machine called `name` from its levels and its links in addition to those of the levels.
 
         Raises `UnityError` if it has too many devices, or devices that no link connects.
         """
@@ -135,15 +136,15 @@ class Topology:
 
     def latency(self, source: int, target: int, protocol: str, tree: bool) -> float:
         """
-        Return the seconds of an empty message between two devices with a protocol; `tree` if it is
-        part of a tree algorithm.
+        Return the seconds of an empty message between two devices with a protocol; `tree` if it is part of a tree
+        algorithm, else of a ring.
         """
         return sum(arc.wire.hop(protocol, tree) * arc.share for arc in self.route(source, target))
 
     def busy(self, messages: Iterable[Message]) -> float:
         """
-        Return the seconds for which the busiest resource is in use when all messages (source,
-        target, bytes) go at once.
+        Return the seconds that all messages (source, target, bytes) take when sent at once: those of the busiest
+        resource.
         """
         loads = np.zeros(len(self.bandwidths))
         for source, target, bytes in messages:
@@ -157,8 +158,9 @@ class Topology:
         self, kind: str, mesh: Mesh, axes: Sequence[int], axis_levels: Sequence[int], protocols: Sequence[Protocol]
     ) -> tuple[tuple[float, float], ...]:
         """
-        Return the cost lines of a collective (see `Machine.lines`) for groups along mesh axes;
-        `axis_levels` as of `Machine`.
+        Return the cost of a collective for groups along mesh axes as lines (seconds before the first byte, seconds per
+        byte), one per algorithm and protocol; see `Machine.lines`. `axis_levels` has the machine level of each mesh
+        axis.
         """
         groups = _groups(mesh, axes, axis_levels)
         out: list[tuple[float, float]] = []
@@ -176,7 +178,10 @@ class Topology:
         return tuple(out)
 
     def least_seconds(self, kind: str, mesh: Mesh, sizes: Mapping[int, int], bytes: float) -> float:
-        """Return a lower bound on the seconds of a collective, as `bounds.least_seconds`, over cuts of the graph."""
+        """
+        Return a lower bound on the seconds of a collective, over cuts of the graph; arguments as of
+        `bounds.least_seconds`.
+        """
         n = prod(sizes.values())
         bound = 0.0
         for i in range(len(self.levels)):

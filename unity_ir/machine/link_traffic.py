@@ -19,7 +19,7 @@ LinkKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """A kind of link that messages across a level use, and which devices share one."""
+    """A kind of link that messages across a level go over, and which devices share one such link."""
 
     key: LinkKey
     below: int | None
@@ -30,12 +30,15 @@ class LinkUse:
 
 
 def below(levels: Sequence[Level], i: int) -> int:
-    """Return the number of devices in a member of level `i`."""
+    """Return the number of devices in one member of the level number `i`."""
     return prod(level.size for level in levels[i + 1 :])
 
 
 def crossing_links(levels: Sequence[Level], i: int) -> tuple[LinkUse, ...]:
-    """Return the links from the switch or medium that joins the members of level `i` to a device, outermost first."""
+    """
+    Return the kinds of links that a message across level `i` goes over on one side, from the switch or medium that
+    joins the members of the level to a device, outermost first.
+    """
     level = levels[i]
     uses = [LinkUse(("port", i), None if level.port == "device" else i, level.wire, level.link == "bus")]
     return tuple(uses) if level.port == "device" else (*uses, *_to_hub(levels, i + 1))
@@ -55,8 +58,8 @@ def _to_hub(levels: Sequence[Level], first: int) -> list[LinkUse]:
     return uses
 
 
-def stuck(levels: Sequence[Level]) -> Level | None:
-    """Return a level whose members cannot reach the port that they share, or None."""
+def cut_off_level(levels: Sequence[Level]) -> Level | None:
+    """Return a level whose members share a port of an outer level but have no link to it; None if there is none."""
     for i, level in enumerate(levels):
         if level.port == "member":
             for use in _to_hub(levels, i + 1):
@@ -127,7 +130,11 @@ def _loads(levels: Sequence[Level], sizes: Mapping[int, int], crossing: Crossing
 
 
 def phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase) -> dict[LinkKey, float]:
-    """Return, per kind of link, the seconds that a phase keeps it busy per byte of a piece."""
+    """
+    Return the seconds that a phase of a collective keeps each kind of link busy, per byte of a device's piece.
+
+    `sizes` maps levels to the number of a group's devices along them, as for `Machine.lines`.
+    """
     out: dict[LinkKey, float] = {}
     for crossing in phase:
         for key, seconds in _loads(levels, sizes, crossing).items():
@@ -137,9 +144,10 @@ def phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase)
 
 def hop(levels: Sequence[Level], i: int, n: int, protocol: str, schedule: CollectiveSchedule) -> float:
     """
-    Return the seconds of an empty message across level `i`, over the hubs on both sides.
+    Return the seconds of latency of an empty message across level `i`, over the hubs on both sides.
 
-    `n` is the number of devices that a group has along the level.
+    `n` is the number of devices that a group has along the level; algorithms of `schedule` and protocols differ in
+    latency.
     """
     own, *others = crossing_links(levels, i)
     tree = schedule.tree
@@ -158,9 +166,10 @@ def line(
     levels: Sequence[Level], sizes: Mapping[int, int], schedule: CollectiveSchedule, protocol: Protocol
 ) -> tuple[float, float]:
     """
-    Return the cost line of an algorithm with a protocol: seconds before the first byte, and seconds per byte.
+    Return the cost of one algorithm of a collective with one protocol as a line: (seconds before the first byte,
+    seconds per byte of a device's piece).
 
-    `sizes` as of `Machine.lines`.
+    `sizes` maps levels to the number of a group's devices along them, as for `Machine.lines`.
     """
     tree = schedule.tree
     start = protocol.tree if tree else protocol.ring

@@ -21,7 +21,7 @@ ProtocolLatency = tuple[str, float, float]
 @dataclass(frozen=True)
 class Wire:
     """
-    A link: bandwidth in bytes/s, latency in seconds, and whether each direction has the bandwidth for itself (duplex).
+    A link: bandwidth in bytes/s, latency in seconds, and whether both directions have that bandwidth at once (duplex).
     """
 
     bandwidth: float
@@ -33,7 +33,10 @@ class Wire:
     """Latencies in protocols where they differ from `latency`."""
 
     def hop(self, protocol: str, tree: bool) -> float:
-        """Return the seconds of latency per hop with a protocol, in tree algorithms if `tree`, else in rings."""
+        """
+        Return the seconds of latency of a message over the link with a protocol, in tree algorithms if `tree`, else in
+        rings.
+        """
         for name, ring, of_tree in self.protocol_latency:
             if name == protocol:
                 return of_tree if tree else ring
@@ -42,7 +45,9 @@ class Wire:
 
 @dataclass(frozen=True)
 class Level:
-    """One level of the machine: `size` members (nodes of a cluster, GPUs of a node) and what joins them."""
+    """
+    One level of a machine: `size` members (the nodes of a cluster, the GPUs of a node) and the links that join them.
+    """
 
     name: str
     size: int
@@ -63,7 +68,7 @@ class Level:
 
     @property
     def wire(self) -> Wire:
-        """The level's links as a `Wire`."""
+        """The links that join the level's members, as a `Wire`."""
         return Wire(self.bandwidth, self.latency, self.duplex, protocol_latency=self.protocol_latency)
 
 
@@ -78,8 +83,8 @@ class Link:
 @dataclass(frozen=True)
 class Protocol:
     """
-    A message protocol (NCCL's LL, LL128, Simple): seconds before a collective's first byte, and
-    the fraction of bandwidth.
+    A message protocol (NCCL's LL, LL128, Simple): seconds before a collective's first byte, and the fraction of a
+    link's bandwidth it reaches.
     """
 
     name: str

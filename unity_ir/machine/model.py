@@ -30,7 +30,10 @@ CostLine = tuple[float, float]
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine: its device, its nested `levels`, outermost first, and what its collectives cost."""
+    """
+    A machine: its kind of device, its nested `levels` (nodes, sockets, GPUs), outermost first, and what its collectives
+    cost.
+    """
 
     name: str
     device: Device
@@ -51,7 +54,7 @@ class Machine:
 
     @cached_property
     def axis_levels(self) -> tuple[int, ...]:
-        """The number of the level of each mesh axis."""
+        """For each mesh axis, the number of the level that it is a factor of."""
         return tuple(i for i, level in enumerate(self.levels) for _ in prime_factors(level.size))
 
     @cached_property
@@ -60,7 +63,7 @@ class Machine:
         return prod(level.size for level in self.levels)
 
     def device_of(self, number: int) -> Device:
-        """Return the device with this number; on machines of one kind of device, that kind."""
+        """Return the kind of the device with this number."""
         named = {kind.name: kind for kind in self.kinds}
         for i, level in enumerate(self.levels):
             if level.kinds:
@@ -72,11 +75,12 @@ class Machine:
 
     def lines(self, kind: str, sizes: Mapping[int, int]) -> tuple[CostLine, ...]:
         """
-        Return the cost of a collective as lines a + b * bytes in seconds: a pair (a, b) per algorithm and protocol.
+        Return the cost of a collective as lines (a, b), one per algorithm and protocol: a + b * bytes seconds
+        (alpha-beta model).
 
-        The cost is the least of the lines. Groups have `sizes[level]` devices along each level, and all
-        groups of the machine run at once. `bytes` is the size of a device's piece before the collective; for
-        halo exchanges, the border's.
+        The cost is the least of the lines. `sizes` maps levels to the number of a group's devices along them; all
+        groups of the machine run at once. `bytes` is the size of a device's piece before the collective; for halo
+        exchanges, the border's.
         """
         spans = tuple((i, sizes[i]) for i in sorted(sizes) if sizes[i] > 1)
         key = (kind, spans)
@@ -86,7 +90,7 @@ class Machine:
 
     def lines_of_axes(self, kind: str, axes: Sequence[int]) -> tuple[CostLine, ...]:
         """
-        Return `lines` for groups along mesh axes.
+        Return the cost of a collective, as `lines` does, for groups along mesh axes.
 
         If the machine has links in addition to its levels', axes of one level may differ.
         """
@@ -104,7 +108,7 @@ class Machine:
         return self.topology.lines(kind, self.mesh, axes, self.axis_levels, self._spoken)
 
     def sizes_of(self, axes: Sequence[int]) -> dict[int, int]:
-        """Return the number of devices along each level in a group along mesh axes, as `lines` takes it."""
+        """Return the number of devices along each level in a group along mesh axes: the argument `sizes` of `lines`."""
         sizes: dict[int, int] = {}
         for axis in axes:
             level = self.axis_levels[axis]
@@ -157,8 +161,8 @@ class Machine:
         """
         Return the seconds of a collective: the least over its algorithms and protocols.
 
-        `kind` is a row of `pcg.collectives`, `sizes` the devices of a group along each level of the machine, `bytes`
-        the size of a device's piece before it.
+        `kind` is a row of `pcg.collectives`, `sizes` maps levels to the number of a group's devices along them, `bytes`
+        is the size of a device's piece before it.
         """
         return min(a + b * bytes for a, b in self.lines(kind, sizes))
 
@@ -166,7 +170,8 @@ class Machine:
         """
         Return a lower bound on the seconds of a collective: the bytes that must cross a cut over the cut's bandwidth.
 
-        Arguments as of `lines`.
+        `sizes` maps levels to the number of a group's devices along them; `bytes` is the size of a device's piece
+        before it.
         """
         if self.links:
             return self.topology.least_seconds(kind, self.mesh, sizes, bytes)
@@ -174,11 +179,11 @@ class Machine:
 
     def link_keys(self, axes: Sequence[int]) -> tuple[tuple[int, str], ...]:
         """
-        Return the resources that a collective along mesh axes uses: (level, kind) per level it
-        crosses, outermost first.
+        Return the ports and media that a collective along mesh axes occupies: (level, kind) per level it crosses,
+        outermost first.
 
-        Kinds are `device` (every device has a port of its own), `member` (one port per member) and
-        `level` (one medium for all).
+        Kinds are `device` (every device has a port of its own), `member` (one port per member) and `level` (one medium
+        for all).
         """
         levels = sorted({self.axis_levels[axis] for axis in axes})
         return tuple((i, "level" if self.levels[i].link in ("bus", "links") else self.levels[i].port) for i in levels)
@@ -186,17 +191,17 @@ class Machine:
     # --- what is done on a device -------------------------------------------------------------------------------------
 
     def local_time(self, bytes: float) -> float:
-        """Return the seconds to read and write `bytes` bytes in a device's own memory."""
+        """Return the seconds of copying `bytes` bytes within a device's own memory."""
         return self.device.launch + 2 * bytes / self.device.memory_bandwidth / self.device.efficiency
 
     def move_seconds(
         self, kind: str, sizes: Mapping[int, int], elements: float, elements_after: float, item: int
     ) -> float:
         """
-        Return the seconds of a reshard move: measured, if the profile has them, else estimated.
+        Return the seconds of a reshard move of kind `kind`: measured, if the device's profile has them, else estimated.
 
-        A device's piece has `elements` elements of `item` bytes before the move, and `elements_after` after
-        it. `sizes` as of `lines`.
+        A device's piece has `elements` elements of `item` bytes before the move, and `elements_after` after it. `sizes`
+        as of `lines`.
         """
         if kind in FREE:
             return 0.0
@@ -215,11 +220,12 @@ class Machine:
         self, kinds: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
     ) -> tuple[npt.NDArray[np.bool_], Floats, Floats]:
         """
-        Return the lines of `move_seconds` for many kinds of moves, each given as (kind, sizes), without measurements.
+        Return the estimates of `move_seconds` for many moves, each given as (kind, sizes), as lines in the bytes of a
+        piece.
 
-        The results are, per kind, whether its cost depends on the bytes after the move (else on those
-        before), the seconds at no bytes [line, kind], and the seconds per byte [line, kind]. The cost of a
-        kind is the least of its lines.
+        Returns, per move: whether its cost depends on the bytes after the move (else on those before); the seconds at
+        no bytes [line, move]; and the seconds per byte [line, move]. The cost of a move is the least of its lines.
+        Measurements are ignored.
         """
         if kinds not in self._move_lines:
             local = np.array([kind not in BETWEEN_DEVICES for kind, _ in kinds], dtype=bool)
@@ -239,7 +245,7 @@ class Machine:
         return {}
 
     def move_time(self, move: Move, dtype: str) -> float:
-        """Return the seconds of a planner's move of values of an element type."""
+        """Return the seconds of a reshard move of a value of element type `dtype`."""
         item = ELEMENT_BYTES[dtype]
         elements = move.border or move.elements
         if self.links and move.kind in BETWEEN_DEVICES:
@@ -249,7 +255,8 @@ class Machine:
 
 def slowest(kinds: Sequence[Device]) -> Device:
     """
-    Return a device that has, in every respect, the worst figure of all `kinds`, for the element types that all have.
+    Return a device that is in every respect as slow, or as small, as the worst of `kinds`, for the element types that
+    all have.
     """
     if len(kinds) == 1:
         return kinds[0]

@@ -67,10 +67,10 @@ Points = tuple[tuple[float, float], ...]
 @dataclass(frozen=True)
 class Profile:
     """
-    The measurements of one device for one number of ranks at work at once.
+    The measured seconds of kernels and collectives on one device, for one number of ranks at work at once.
 
-    Seconds of kernels are indexed by operator and sizes (see `cost.time.Kernel`), those of collectives by
-    kind and members of a group.
+    Seconds of kernels are indexed by operator and sizes (see `cost.time.Kernel`), those of collectives by kind and
+    number of devices in a group.
     """
 
     device: str
@@ -82,8 +82,8 @@ class Profile:
 
     def collective(self, kind: str, members: int, bytes: float) -> float | None:
         """
-        Return the seconds of a collective on pieces of `bytes` bytes in groups of `members`;
-        None if it was not measured.
+        Return the seconds of a collective on pieces of `bytes` bytes in groups of `members` devices; None if it was not
+        measured.
 
         Between two measured sizes, interpolates linearly between logarithms. Below the smallest, returns the seconds of
         the smallest; above the largest, extrapolates in proportion.
@@ -99,7 +99,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """A measured kernel, as `cost.time.Kernel` describes it, with the median of its seconds."""
+    """A measured kernel of a profile file, as `cost.time.Kernel` describes it, with the median of its seconds."""
 
     operator: str
     sizes: tuple[int, ...]
@@ -118,7 +118,10 @@ class KernelRow:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRow:
-    """A measured collective over groups of `members`, all groups at once; `bytes` is a rank's piece before it."""
+    """
+    A measured collective of a profile file, in groups of `members` devices, all groups at once; `bytes` is a rank's
+    piece before it.
+    """
 
     kind: str
     members: int
@@ -131,7 +134,7 @@ class CollectiveRow:
 
 
 class ProfileFile:
-    """An open profile file; see `open_profile`."""
+    """An open profile file (SQLite); see `open_profile`."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection):
         self.path = path
@@ -216,7 +219,7 @@ def open_profile(path: Path, create: Mapping[str, str] | None = None) -> Generat
 
 def read_profile(path: str | Path, device: str, ranks: int) -> Profile:
     """
-    Return the profile in a file, for a machine of `ranks` devices of this kind.
+    Read the profile in a file, for a machine of `ranks` devices of this kind; see `ProfileFile.profile`.
 
     Raises `UnityError` if the file cannot be read, or is of another device.
     """

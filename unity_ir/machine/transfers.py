@@ -22,7 +22,10 @@ Indexed = tuple[Member, Member, float]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The messages of an algorithm in a group, by phase; each phase has alternatives, of which the fastest is used."""
+    """
+    The messages of an algorithm of a collective in one group, by phase; each phase has alternatives, of which the
+    fastest is used.
+    """
 
     tree: bool
     phases: tuple[tuple[list[Indexed], ...], ...]

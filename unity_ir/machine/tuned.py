@@ -2,7 +2,7 @@
 Read and write tables of measured implementations: seconds of each operator by Triton and by PyTorch (`unity-tune`).
 
 A table is a JSON file: a description of itself, seconds by key and implementation, and the cost model's kernel for each
-key (keys are made by `lowering.emit.local_operator`). Emission takes the faster implementation, and a machine with the
+key (keys are made by `plan.local_operator`). Emission takes the faster implementation, and a machine with the
 table as its profile (`dgx-h200,profile=h200.json`) is priced with the same seconds.
 """
 
@@ -25,20 +25,24 @@ Sized: TypeAlias = tuple[str, tuple[int, ...]]
 
 @dataclass
 class Table:
-    """Measured seconds by key and implementation, and the cost model's kernel (operator, sizes) of each key."""
+    """
+    Measured seconds of operators, by key and implementation, and the cost model's kernel (operator, sizes) of each key.
+    """
 
     about: dict[str, str] = field(default_factory=dict[str, str])
     seconds: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     kernels: dict[str, Sized] = field(default_factory=dict[str, Sized])
 
     def choice(self, key: str) -> str | None:
-        """Return the fastest implementation of a key; None if it was not measured."""
+        """
+        Return the fastest implementation of an operator, `triton` or `torch`, by its key; None if it was not measured.
+        """
         found = self.seconds.get(key)
         return min(found, key=lambda name: found[name]) if found else None
 
     def profile(self) -> Profile:
         """
-        Return the table as a profile for the cost model: for each kernel, the seconds of its fastest implementation.
+        Convert the table to a profile for the cost model: for each kernel, the seconds of its fastest implementation.
         """
         found: dict[str, dict[tuple[int, ...], float]] = {}
         for key, (operator, sizes) in self.kernels.items():
@@ -56,7 +60,7 @@ class Table:
 
 
 def read_table(path: Path) -> Table:
-    """Return the table in a file. Raises `UnityError` if it cannot be read or is no table of `unity-tune`."""
+    """Read a table of `unity-tune`. Raises `UnityError` if the file cannot be read or is no such table."""
     try:
         read: Any = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except OSError as error:
@@ -79,8 +83,8 @@ def read_table(path: Path) -> Table:
 
 def read_tuned(path: Path, device: str) -> Profile:
     """
-    Return the table in a file as a profile of `device`. Raises `UnityError` if it is no table,
-    or one of another device.
+    Read a table of `unity-tune` as a profile of `device`. Raises `UnityError` if it is no such table, or one of another
+    device.
     """
     profile = read_table(path).profile()
     if profile.device != device:

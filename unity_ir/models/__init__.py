@@ -24,7 +24,7 @@ def names() -> list[str]:
 
 def build(name: str, **keys: int | str) -> Graph:
     """
-    Return the graph of the model `name`, with the given keys in place of its defaults.
+    Build the model called `name`: its forward graph up to the loss, with the given keys in place of its defaults.
 
     Raises `UnityError` for an unknown model or key, and for sizes that do not fit one another.
     """
@@ -52,7 +52,7 @@ def build(name: str, **keys: int | str) -> Graph:
 
 def from_text(text: str) -> Graph:
     """
-    Return the graph of a model in the syntax of `--model`: `gpt2,layers=2,batch=4`, `moe,dispatch=sparse`.
+    Build a model from the text of `--model`: `gpt2,layers=2,batch=4`, `moe,dispatch=sparse`.
 
     Raises `UnityError` for other syntax, and as `build`.
     """

@@ -5,7 +5,12 @@ from unity_ir.pcg.graph import Graph
 
 
 def build(batch: int = 256, image: int = 224, classes: int = 1000, channels: int = 64, hidden: int = 4096) -> Graph:
-    """Return AlexNet with torchvision's names of weights; the default batch is FlexFlow's (section 8)."""
+    """
+    Build AlexNet up to its cross-entropy loss; weights have torchvision's names.
+
+    `image` is the height and width of images, `channels` the width of the first convolution, which the others follow,
+    `hidden` that of the dense layers. The default batch is FlexFlow's (section 8).
+    """
     b = Vision("alexnet")
     x, labels = b.input("x", batch, 3, image, image), b.input("labels", batch, dtype="i64")
     x = b.max_pool(b.op("relu", b.conv(x, "features.0", channels, 11, 4, 2, bias=True)), 3, 2)

@@ -13,7 +13,8 @@ def build(
     vocabulary: int = 30522,
 ) -> Graph:
     """
-    Return the encoder and the masked-language-model head, whose decoder is the token embedding.
+    Build BERT's encoder, and its masked-language-model head up to the cross-entropy loss; the head multiplies by the
+    token embedding's table.
 
     The loss is over all tokens: `labels` has an id for each.
     """

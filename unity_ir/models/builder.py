@@ -9,7 +9,10 @@ from unity_ir.tdl.syntax import AttrValue
 
 
 class Builder:
-    """Builds one serial graph called `name`; inputs and weights of floating point have element type `dtype`."""
+    """
+    Base class of model builders: makes one serial graph called `name`; floating point inputs and weights have element
+    type `dtype`.
+    """
 
     def __init__(self, name: str, dtype: str = "f32"):
         self.name = name
@@ -17,7 +20,7 @@ class Builder:
         self._inputs: list[Node] = []
 
     def input(self, name: str, *shape: int, dtype: str | None = None) -> Value:
-        """Add an input of the graph, in the order of calls; its element type is by default the builder's."""
+        """Add an input of the graph, after those added before; its element type is by default the builder's."""
         node = leaf("input", tensor_type(shape, dtype or self.dtype), name=name)
         self._inputs.append(node)
         return node.result
@@ -59,7 +62,7 @@ class Builder:
         self, q: Value, k: Value, v: Value, heads: int, kv_heads: int, causal: bool, rotary: float = 0
     ) -> Value:
         """
-        Return multi-head attention of queries, keys and values [batch, sequence, size], as [batch, sequence, size].
+        Apply multi-head attention to queries, keys and values [batch, sequence, size]; return [batch, sequence, size].
 
         Queries have `heads` heads; keys and values have `kv_heads`, each shared by a group of query heads. `rotary` is
         the base of rotary position embedding, 0 for none.
@@ -72,8 +75,8 @@ class Builder:
 
     def vocabulary_parallel_cross_entropy(self, logits: Value, labels: Value, parts: int) -> Value:
         """
-        Return the mean cross-entropy of logits [.., classes] with class ids [..], whose classes
-        can be sharded `parts` ways.
+        Return the mean cross-entropy of logits [.., classes] with class ids [..], built so that the classes can be
+        sharded `parts` ways (Megatron-LM).
 
         The maximum only keeps exponentials in range; the loss does not depend on it, so it carries no gradient.
         """
@@ -84,5 +87,5 @@ class Builder:
         return self.op("reduce_mean", losses, dim=0, count=len(labels.shape))
 
     def graph(self, *outputs: Value) -> Graph:
-        """Return the graph with these outputs, the loss first."""
+        """Return the graph that has been built, with these outputs, the loss first."""
         return Graph(self.name, tuple(self._inputs), outputs)

@@ -16,10 +16,11 @@ _FEATURES = {
 
 def build(batch: int = 256, hidden: int = 4192, tower: int = 8, layers: int = 4, shrink: int = 1) -> Graph:
     """
-    Return the model in the sizes of FlexFlow's example, without dropout; the default batch is Unity's (section 6.1).
+    Build CANDLE-Uno up to its mean squared error, in the sizes of FlexFlow's example, without dropout; the default
+    batch is Unity's (section 6.1).
 
-    Each feature except the doses has `tower` dense layers of its own weights; `layers` more follow the concatenation.
-    `shrink` divides the features' sizes, for small instances.
+    Each feature except the doses has `tower` dense layers of its own weights; `layers` more follow the concatenation;
+    all are `hidden` wide. `shrink` divides the features' sizes, for small instances.
     """
     b = Builder("candle_uno")
     encoded: list[Value] = []

@@ -15,11 +15,11 @@ def build(
     top: int = 1024,
 ) -> Graph:
     """
-    Return the model in the sizes of FlexFlow's published runs; the default batch is Unity's (section 6.1).
+    Build DLRM up to its loss, in the sizes of FlexFlow's published runs; the default batch is Unity's (section 6.1).
 
-    By default the MLPs are 64-512-512-64 and 576-1024-1024-1024-1. Each of the `tables` of `rows` x `features` is
-    read at `bag` ids per sample, which are summed. `bottom` and `top` are the widths of the MLPs' hidden layers,
-    `dense` that of the dense input.
+    By default the MLPs are 64-512-512-64 and 576-1024-1024-1024-1. Each of the `tables` embedding tables of `rows` x
+    `features` is read at `bag` ids per sample, which are summed. `bottom` and `top` are the widths of the MLPs' hidden
+    layers, `dense` that of the dense input.
     """
     b = Builder("dlrm")
     ids = [b.input(f"ids{i}", batch, bag, dtype="i64") for i in range(tables)]

@@ -13,7 +13,8 @@ def build(
     vocabulary: int = 50257,
 ) -> Graph:
     """
-    Return GPT-2, by default the small one, with the published checkpoint's names of weights; `labels` are next tokens.
+    Build GPT-2, by default the small one, up to its cross-entropy loss; weights have the published checkpoint's names.
+    `labels` are the next tokens.
     """
     b = Builder("gpt2")
     tokens = b.input("tokens", batch, sequence, dtype="i64")

@@ -14,7 +14,10 @@ def build(
     intermediate: int = 14336,
     vocabulary: int = 128256,
 ) -> Graph:
-    """Return Llama 3 with the published checkpoint's names of weights; `labels` are the next tokens."""
+    """
+    Build Llama 3, by default of 8B parameters, up to its cross-entropy loss; weights have the published checkpoint's
+    names. `labels` are the next tokens.
+    """
     b = Builder("llama3_8b")
     tokens = b.input("tokens", batch, sequence, dtype="i64")
     labels = b.input("labels", batch, sequence, dtype="i64")

@@ -8,7 +8,8 @@ def build(
     batch: int = 512, steps: int = 20, layers: int = 6, hidden: int = 4096, features: int = 256, classes: int = 256
 ) -> Graph:
     """
-    Return the stack of LSTM layers, unrolled; the default batch is Tofu's (section 7.2).
+    Build Tofu's stack of LSTM layers up to its loss, unrolled over `steps` steps; the default batch is Tofu's (section
+    7.2).
 
     Tofu's stacks have 6, 8 and 10 layers of 4096, 6144 and 8192 units. Input and output sizes are not published; its
     Table 2 leaves room for at most some hundred `features`, and as many `classes`.

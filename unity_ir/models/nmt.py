@@ -6,10 +6,11 @@ from unity_ir.pcg.graph import Graph, Value
 
 def build(batch: int = 64, steps: int = 40, layers: int = 2, hidden: int = 1024, vocabulary: int = 20480) -> Graph:
     """
-    Return the model with layers, hidden size and steps as published, and the vocabulary of FlexFlow's example.
+    Build FlexFlow's translation model up to its loss; layers, hidden size and steps are as published, the vocabulary is
+    that of FlexFlow's example.
 
-    Each decoder layer starts from the last state of its encoder layer. `words` are the target's
-    tokens, `labels` the next ones.
+    Each decoder layer starts from the last state of its encoder layer. `words` are the target's tokens, `labels` the
+    next ones.
     """
     b = Recurrent("nmt")
     tokens, words, labels = (b.input(name, batch, steps, dtype="i64") for name in ("tokens", "words", "labels"))

@@ -12,21 +12,22 @@ State = tuple[Value, Value]
 
 
 class Recurrent(Builder):
-    """Builds a recurrent network. A sequence is a list of values [batch, size], one per step."""
+    """Base class of builders of recurrent networks. A sequence is a list of values [batch, size], one per step."""
 
     def steps(self, x: Value) -> list[Value]:
-        """Return a value [batch, steps, size] as a sequence."""
+        """Split a value [batch, steps, size] into a sequence."""
         batch, steps, size = x.shape
         return [self.op("reshape", part, shape=(batch, size)) for part in self.split(x, 1, (1,) * steps)]
 
     def joined(self, sequence: Sequence[Value]) -> Value:
-        """Return a sequence as one value [batch, steps, size]."""
+        """Join a sequence to one value [batch, steps, size]."""
         batch, size = sequence[0].shape
         return self.op("concat", *(self.op("reshape", x, shape=(batch, 1, size)) for x in sequence), dim=1)
 
     def embedded(self, tokens: Value, name: str, vocabulary: int, size: int) -> list[Value]:
         """
-        Return the embeddings of tokens [batch, steps] as a sequence; the table is `name.weight` [vocabulary, size].
+        Look up the embeddings of tokens [batch, steps]; return them as a sequence. The table is `name.weight`
+        [vocabulary, size].
         """
         return self.steps(self.op("embedding", tokens, self.weight(f"{name}.weight", vocabulary, size)))
 
@@ -34,8 +35,8 @@ class Recurrent(Builder):
         self, sequence: Sequence[Value], name: str, hidden: int, state: State | None = None
     ) -> tuple[list[Value], State]:
         """
-        Return the hidden states of an LSTM layer as a sequence, and its last state; it starts
-        from `state`, or from zeros.
+        Apply an LSTM layer to a sequence; return its hidden states as a sequence, and its last state. It starts from
+        `state`, or from zeros.
 
         Weights have PyTorch's names: `name.weight_ih` [size, 4, hidden], `name.weight_hh` [hidden, 4, hidden],
         `name.bias_ih` and `name.bias_hh` [4, hidden]; gates are in the order input, forget, cell, output.
@@ -56,8 +57,8 @@ class Recurrent(Builder):
 
     def lstm(self, sequence: Sequence[Value], name: str, hidden: int, layers: int) -> list[Value]:
         """
-        Return the hidden states of the last of several LSTM layers, called `name.0`, `name.1`,
-        .., that start from zeros.
+        Apply several LSTM layers to a sequence, called `name.0`, `name.1`, .., that start from zeros; return the hidden
+        states of the last layer.
         """
         for i in range(layers):
             sequence, _ = self.lstm_layer(sequence, f"{name}.{i}", hidden)

@@ -15,7 +15,7 @@ def _pair(size: Sizes) -> tuple[int, int]:
 
 
 class Vision(Builder):
-    """Builds a convolutional network; weights have torchvision's names and layouts."""
+    """Base class of builders of convolutional networks; weights have torchvision's names and layouts."""
 
     def conv(
         self,
@@ -29,7 +29,7 @@ class Vision(Builder):
         bias: bool = False,
     ) -> Value:
         """
-        Return a convolution with `size` output channels.
+        Apply a convolution with `size` output channels.
 
         Weights are `name.weight` [size, channels / groups, height, width] and, with `bias`, `name.bias` [size]. Raises
         `UnityError` if channels do not divide into `groups`.
@@ -44,25 +44,23 @@ class Vision(Builder):
         return self.op("add", y, self.op("reshape", self.weight(f"{name}.bias", size), shape=(size, 1, 1)))
 
     def batch_norm(self, x: Value, name: str, eps: float = 1e-5) -> Value:
-        """
-        Return `x` normalised by the statistics of the batch; weights are `name.weight` and `name.bias` [channels].
-        """
+        """Normalise `x` by the statistics of the batch; weights are `name.weight` and `name.bias` [channels]."""
         center = self.op("batch_mean", x)
         shift, square = self.results("batch_stats", x, center)
         weight, bias = (self.weight(f"{name}.{part}", x.shape[1]) for part in ("weight", "bias"))
         return self.op("batch_norm", x, shift, square, center, weight, bias, eps=eps)
 
     def max_pool(self, x: Value, kernel: Sizes, stride: Sizes, padding: Sizes = 0) -> Value:
-        """Return the maximum of each window of an image."""
+        """Apply max pooling to images [batch, channels, height, width]."""
         windows = {"kernel": _pair(kernel), "stride": _pair(stride), "padding": _pair(padding)}
         return self.op("max_pool2d", x, **windows, dilation=(1, 1))
 
     def avg_pool(self, x: Value, kernel: Sizes, stride: Sizes, padding: Sizes = 0) -> Value:
-        """Return the mean of each window of an image; padding counts as zeros."""
+        """Apply average pooling to images [batch, channels, height, width]; padding counts as zeros."""
         return self.op("avg_pool2d", x, kernel=_pair(kernel), stride=_pair(stride), padding=_pair(padding))
 
     def global_pool(self, x: Value) -> Value:
-        """Return the mean over the image: [batch, channels]."""
+        """Average images [batch, channels, height, width] over height and width; return [batch, channels]."""
         return self.op("reduce_mean", x, dim=2, count=2)
 
     def flatten(self, x: Value) -> Value:
@@ -82,11 +80,12 @@ def resnet(
     name: str, batch: int, image: int, classes: int, depth: int, channels: int, inner: int = 1, groups: int = 1
 ) -> Graph:
     """
-    Return a residual network of bottleneck blocks (He et al., 2015), in torchvision's variant: the 3x3 has the stride.
+    Build a residual network of bottleneck blocks (He et al., 2015) up to its cross-entropy loss, in torchvision's
+    variant, where the 3 x 3 convolution has the stride.
 
-    `channels` is the width of the stem, and of the first stage's blocks; it doubles at each later stage. Within a
-    block there are `inner` times as many channels, in `groups` groups, and 4 times as many come out. `image` is the
-    height and width of images.
+    `channels` is the width of the stem, and of the first stage's blocks; it doubles at each later stage. Within a block
+    there are `inner` times as many channels, in `groups` groups, and 4 times as many come out. `image` is the height
+    and width of images.
 
     Raises `UnityError` for a depth that is not in `BLOCKS`.
     """

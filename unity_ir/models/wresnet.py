@@ -8,8 +8,9 @@ def build(
     batch: int = 128, image: int = 224, classes: int = 1000, depth: int = 50, width: int = 4, channels: int = 64
 ) -> Graph:
     """
-    Return the network; the default batch is Tofu's (section 7.2).
+    Build Tofu's wide residual network up to its cross-entropy loss; the default batch is Tofu's (section 7.2).
 
-    Tofu's networks have depths 50, 101 and 152 and widths from 4 to 10.
+    Every convolution is `width` times as wide as ResNet's; other arguments are as in `vision.resnet`. Tofu's networks
+    have depths 50, 101 and 152 and widths from 4 to 10.
     """
     return resnet("wresnet", batch, image, classes, depth, width * channels)

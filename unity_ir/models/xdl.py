@@ -8,9 +8,10 @@ def build(
     batch: int = 1024, tables: int = 4, rows: int = 1_000_000, bag: int = 1, features: int = 64, hidden: int = 256
 ) -> Graph:
     """
-    Return the model in the sizes of FlexFlow's example; the default batch is Unity's (section 6.1).
+    Build XDL up to its loss, in the sizes of FlexFlow's example; the default batch is Unity's (section 6.1).
 
-    Each of the `tables` of `rows` x `features` is read at `bag` ids per sample, which are summed.
+    Each of the `tables` embedding tables of `rows` x `features` is read at `bag` ids per sample, which are summed;
+    `hidden` is the width of the MLP.
     """
     b = Builder("xdl")
     ids = [b.input(f"ids{i}", batch, bag, dtype="i64") for i in range(tables)]

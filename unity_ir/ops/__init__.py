@@ -31,7 +31,7 @@ def operators() -> Mapping[str, Operator]:
 
 @cache
 def savings() -> tuple[Saving, ...]:
-    """Return the `SAVINGS` of this package's modules: operators whose backward may read values saved by the forward."""
+    """Return every `Saving`: operators with a variant whose forward saves values that the backward then reads."""
     modules = (import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
     return tuple(saving for module in modules for saving in getattr(module, "SAVINGS", ()))
 

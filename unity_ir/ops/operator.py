@@ -52,7 +52,8 @@ class Tensor(Protocol):
 @dataclass(frozen=True, slots=True)
 class Application:
     """
-    One use of an operator, as its gradient function sees it: gradients of results, operands, results and attributes.
+    One use of an operator, as its gradient function sees it: the gradients of its results, and its operands, results
+    and attributes.
     """
 
     grads: tuple[Tensor, ...]
@@ -107,7 +108,10 @@ class Operator:
 
     @cached_property
     def line(self) -> Line:
-        """The parsed line. If it depends on shapes, only its name, parameters and attributes are meaningful."""
+        """
+        The operator's TDL line, parsed. If the line depends on shapes, only its name, parameters and attributes are
+        meaningful.
+        """
         if isinstance(self.tdl, str):
             return parse_line(self.tdl)
         assert self.signature is not None
@@ -117,19 +121,23 @@ class Operator:
     @cached_property
     def name(self) -> str:
         """The operator's name in graphs, such as `matmul`."""
-        return self.line.operator
+        # The line begins with it: of most operators a process knows no more than the name, and need not parse theirs.
+        text = self.tdl if isinstance(self.tdl, str) else self.signature
+        found = re.match(r"\s*(\w+)\s*\(", text or "")
+        return self.line.operator if found is None else found[1]
 
     def attributes(self, given: Mapping[str, AttrValue]) -> Attributes:
         """
-        Return `given` with defaults filled in, sorted by name.
+        Check the given attributes; return them with defaults filled in, sorted by name.
 
-        Raises `UnityError` for unknown, missing or ill-kinded attributes.
+        Raises `UnityError` for attributes that are unknown, missing, or of the wrong kind.
         """
         return tuple(sorted(check_attributes(self.line, given).items()))
 
     def bind(self, shapes: Shapes, attributes: Attributes, dtypes: tuple[str, ...] = ()) -> Analysis:
         """
-        Return the analysis of the line at these global operand shapes.
+        Bind the operator's line to global operand shapes; return the analysis, which says how the operator can be
+        divided.
 
         `dtypes` are the operands' element types, all floating point if left out; they matter only for operators that
         take operands of any type. Raises `UnityError` where shapes or attributes do not fit.
@@ -139,7 +147,7 @@ class Operator:
 
     def divided(self, shapes: Shapes, attributes: Attributes, degrees: Mapping[str, int]) -> Attributes:
         """
-        Return the attributes for other degrees of index variables.
+        Return the attributes that the operator has when its index variables are divided by these degrees.
 
         They change only for operators with index variables that occur in no operand, whose degrees are an attribute:
         given `expand` with degrees (1,) and k0 by 2, returns them with degrees (2,).

@@ -32,7 +32,7 @@ New dims before `dim`, along which the value is the same. No operand mentions th
 
 
 def sum_leading(x: Tensor, count: int) -> Tensor:
-    """Return `x` summed over its first `count` dims, as the gradient of a broadcast is."""
+    """Return `x` summed over its first `count` dims, which the result does not have."""
     return x if count == 0 else REDUCE_SUM.one(x, dim=0, count=count)
 
 

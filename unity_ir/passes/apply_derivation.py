@@ -32,6 +32,11 @@ class ApplyDerivation(GraphPass):
     """Apply rules even if they are not proved; the function's attribute `UNPROVED` then names them."""
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
+        """
+        Return the graph after the file's rule applications for its function, in order.
+
+        Raises `UnityError` for a step that does not apply, or a rule that is unknown or not proved.
+        """
         from unity_ir.rules.derivation import replay
 
         found = self._steps()
@@ -40,6 +45,7 @@ class ApplyDerivation(GraphPass):
         )
 
     def unproved_rules(self) -> tuple[str, ...]:
+        """Return the names of the file's rules that are not proved, if `unproved` allows them."""
         from unity_ir.rules.library import find
         from unity_ir.rules.trust import unproved
 

@@ -39,6 +39,11 @@ class ApplyRule(GraphPass):
     """Apply the rule even if it is not proved; the function's attribute `UNPROVED` then names it."""
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
+        """
+        Return the graph after the rule is applied at the operator `at`, or else wherever it matches.
+
+        Raises `UnityError` if it matches nowhere, or is unknown or not proved.
+        """
         from unity_ir.rules.check import free
         from unity_ir.rules.derivation import apply_at, parse_given
         from unity_ir.rules.trust import check_trusted
@@ -60,6 +65,7 @@ class ApplyRule(GraphPass):
         return after
 
     def unproved_rules(self) -> tuple[str, ...]:
+        """Return the name of the rule if it is not proved and `unproved` allows it."""
         from unity_ir.rules.trust import unproved
 
         return unproved(self._rule()) if self.unproved is not False else ()

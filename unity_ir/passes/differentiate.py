@@ -31,6 +31,7 @@ class Differentiate(GraphPass):
     weight_decay: float | int | None = None
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
+        """Return the training step of a forward graph: its backward, and an optimizer update per weight, added."""
         searched = "sgd" if graph.optimizer is None else graph.optimizer.name
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise UnityError(f"pcg-differentiate: lr is {self.lr}; it must be a number above 0")

@@ -19,4 +19,5 @@ class Erase(GraphPass):
     name = "pcg-erase"
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
+        """Return the serial graph of a parallel one."""
         return erase(graph)

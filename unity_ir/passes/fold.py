@@ -28,4 +28,5 @@ class Fold(ModulePass):
     name = "pcg-fold"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        """Apply the patterns, in place, until none matches."""
         PatternRewriteWalker(GreedyRewritePatternApplier(list(PATTERNS))).rewrite_module(op)

@@ -23,4 +23,5 @@ class FuseCollectives(GraphPass):
     name = "pcg-fuse-collectives"
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
+        """Return the graph with chains of parallel operators replaced by collectives."""
         return fuse_collectives(graph)

@@ -28,25 +28,29 @@ ModuleMachine = Callable[[], Machine | None]
 
 @dataclass(frozen=True)
 class GraphPass(ModulePass, ABC):
-    """Base of passes that rewrite every pcg function separately. A `UnityError` becomes a `PassFailedException`."""
+    """Base of passes that rewrite every pcg function separately, as a graph; subclasses define `rewrite`."""
 
     @abstractmethod
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         """
         Return the graph to replace `graph` with, or `graph` itself if nothing changes.
 
-        `machine()` returns the module's machine, or None if it has none. Raises `UnityError`
-        where the pass does not apply.
+        `machine()` returns the module's machine, or None if it has none. Raises `UnityError` where the pass does not
+        apply.
         """
 
     def unproved_rules(self) -> tuple[str, ...]:
         """
-        Return the names of rules that were applied without a proof, which the function's
-        attribute `UNPROVED` then lists.
+        Return the names of rules that the pass applies although they are not proved: the function's attribute
+        `UNPROVED`.
         """
         return ()
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        """
+        Rewrite each pcg function of the module, in place. Raises `PassFailedException` where `rewrite` raises
+        `UnityError`.
+        """
         for func in pcg_functions(op):
             try:
                 graph = to_graph(func)

@@ -9,13 +9,13 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 
 from unity_ir.dialects.convert import from_graph, pcg_functions, to_graph
+from unity_ir.dialects.convert_program import to_op
 from unity_ir.dialects.imported import IMPORTED
 from unity_ir.dialects.machine import module_machine
-from unity_ir.lowering.rank.convert import to_op
-from unity_ir.lowering.rank.program import lower
 from unity_ir.machine import load
 from unity_ir.pcg.graph import erase
 from unity_ir.pcg.sharding import devices_of
+from unity_ir.plan.program import lower
 
 REFERENCE = "_reference"
 """Added to a program's name: the serial forward it must agree with, kept for `--check`."""
@@ -32,6 +32,7 @@ class LowerToSpmd(ModulePass):
     name = "lower-pcg-to-spmd"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        """Replace each pcg function of the module, in place, by one rank's program and its serial forward."""
         machine = module_machine(op)
         for func in pcg_functions(op):
             graph = to_graph(func)

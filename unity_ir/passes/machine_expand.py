@@ -27,6 +27,7 @@ class MachineExpand(ModulePass):
     """A preset or a file to take in place of the module's."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        """Add the full description of the machine to the module, in place."""
         if self.machine is None and machine_name(op) is None:
             raise PassFailedException("machine-expand: the machine is missing; add machine.machine to the module")
         try:

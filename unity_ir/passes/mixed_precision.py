@@ -22,4 +22,5 @@ class MixedPrecision(GraphPass):
     type: str = "bf16"
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
+        """Return the forward graph computed in the lower precision, with weights kept in f32."""
         return mixed_precision(graph, self.type)

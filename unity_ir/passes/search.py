@@ -36,7 +36,7 @@ UNIT = 1e9
 
 
 def option_kinds() -> dict[str, type]:
-    """Return every option that some strategy has, with its type."""
+    """Return the type of every option that any strategy has, by name: the options of the pass."""
     return {name: kind for strategy in all_strategies().values() for name, kind in option_types(strategy).items()}
 
 

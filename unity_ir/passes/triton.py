@@ -12,18 +12,20 @@ from xdsl.dialects.func import FuncOp
 from xdsl.utils.target import Target
 
 from unity_ir.dialects.convert import pcg_functions, to_graph
+from unity_ir.dialects.convert_program import from_op
 from unity_ir.dialects.imported import origin_of
 from unity_ir.dialects.machine import module_machine
 from unity_ir.dialects.spmd import ProgramOp
 from unity_ir.errors import UnityError
 from unity_ir.lowering.emit.printer import emit
-from unity_ir.lowering.rank.convert import from_op
-from unity_ir.lowering.rank.schedule import BUCKET_BYTES
 from unity_ir.machine import load
 from unity_ir.machine.tuned import read_table
 from unity_ir.passes.differentiate import Differentiate
 from unity_ir.passes.fuse_collectives import FuseCollectives
 from unity_ir.passes.lower_to_spmd import REFERENCE, LowerToSpmd
+from unity_ir.plan.plan import PlanOptions, plan_step
+from unity_ir.plan.program import check_step
+from unity_ir.plan.schedule import BUCKET_BYTES
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,11 @@ class TritonTarget(Target):
     fuse: bool = True
 
     def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
+        """
+        Write the Python program of the module's training step to `output`, lowering the module first if needed.
+
+        Raises `UnityError` unless the module has exactly one training step, with its serial forward.
+        """
         lowered = any(isinstance(op, ProgramOp) for op in module.ops)
         names = ("optimizer", "lr", "beta1", "beta2", "eps", "weight_decay")
         settings = {name: value for name in names if (value := getattr(self, name)) is not None}
@@ -81,16 +88,9 @@ class TritonTarget(Target):
         machine = module_machine(module) or load(f"box:{program.mesh.devices}")
         levels = machine.axis_levels if machine.mesh == program.mesh else ()
         reference = to_graph(serial)
-        text = emit(
-            program,
-            reference,
-            self.matmul,
-            kernels=self.kernels,
-            convolution=self.convolution,
-            tuned=None if self.tune is None else read_table(Path(self.tune)),
-            bucket=self.bucket,
-            fuse=self.fuse,
-            links=[machine.levels[level].name for level in levels],
-            origin=origin_of(serial, reference),
-        ).text
-        output.write(text)
+        tuned = None if self.tune is None else read_table(Path(self.tune))
+        options = PlanOptions(self.matmul, self.kernels, self.convolution, tuned, self.fuse, self.bucket)
+        check_step(program, reference)
+        links = [machine.levels[level].name for level in levels]
+        emitted = emit(plan_step(program, options), reference, links=links, origin=origin_of(serial, reference))
+        output.write(emitted.text)

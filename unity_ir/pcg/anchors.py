@@ -7,10 +7,10 @@ from unity_ir.pcg.graph import Graph, Value
 
 class Anchors:
     """
-    Tells which values of a graph are materialised on devices.
+    Finds which values of a parallel graph exist on devices; the others are only steps of a reshard.
 
     A chain of parallel operators is one reshard, from the value it starts at to where it is read. A value in the middle
-    is materialised only if its operator has a view, it is an output, or it is also read from outside the chain.
+    exists only if its operator has a view, it is an output, or it is also read by a compute operator.
     """
 
     def __init__(self, graph: Graph):
@@ -18,7 +18,7 @@ class Anchors:
         self._outputs = {*graph.outputs, *(u.grad for u in graph.updates)}
 
     def materialised(self, value: Value) -> bool:
-        """Return whether a value is materialised on devices."""
+        """Return whether a value exists on devices, rather than being only a step of a reshard."""
         node = value.node
         if not node.is_parallel or node.view is not None or value in self._outputs:
             return True
@@ -26,7 +26,7 @@ class Anchors:
         return len(users) > 1 and any(user.is_compute for user, _ in users)
 
     def of(self, value: Value) -> Value:
-        """Return the materialised value that `value` is a reshard of, or `value` itself."""
+        """Return the value at which the reshard that makes `value` starts; `value` itself if it exists on devices."""
         while not self.materialised(value):
             value = value.node.operands[0]
         return value

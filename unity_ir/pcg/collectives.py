@@ -34,7 +34,7 @@ Ends = tuple[RoleKind, RoleKind]
 @dataclass(frozen=True, slots=True)
 class RuntimeCall:
     """
-    A call of the emitted runtime: `function(ctx, x, *arguments, axes)`.
+    A call of the emitted program's runtime: `function(ctx, x, *arguments, axes)`.
 
     Arguments are `source` and `target` (a sharded dim; of pinned axes, the rank in the group that holds the value; None
     for other roles), `held` (shape and dtype of the piece, which ranks that hold no piece must be given), and, for
@@ -48,7 +48,8 @@ class RuntimeCall:
 @dataclass(frozen=True, slots=True)
 class Collective:
     """
-    A kind of move over groups of devices.
+    A collective, or a step on each device by itself, that changes the roles of mesh axes: a row of the table
+    `COLLECTIVES`.
 
     `received(n, elements)` gives the elements that all n devices of a group receive together when a ring carries them,
     for pieces of `elements` before the move (for halos: borders of a device between two others). It is None if no link
@@ -77,7 +78,10 @@ class Collective:
 
     @property
     def attributes(self) -> tuple[str, ...]:
-        """The attributes of its parallel operator in written order: the dims of its chain, then the degree."""
+        """
+        The attributes of the parallel operator that the collective fuses, in written order: the dims of its chain, then
+        the degree.
+        """
         return (*(dim for _, dim in self.fuses if dim is not None), "by")
 
     def profiled_call(self) -> tuple[RuntimeCall, tuple[int, ...]]:
@@ -103,7 +107,10 @@ class Collective:
 
     @property
     def is_free(self) -> bool:
-        """Whether the collective only renames roles, so that nothing is computed, copied or sent."""
+        """
+        Whether the collective only renames roles (copies are taken for repeats), so that nothing is computed, copied or
+        sent.
+        """
         return not any(self.calls.values())
 
 

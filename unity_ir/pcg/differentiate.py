@@ -35,7 +35,10 @@ from unity_ir.pcg.view import View
 
 def needs_gradient(nodes: Iterable[Node]) -> set[Node]:
     """
-    Return the nodes that depend on a weight through floating point values only: only their values have a gradient.
+    Return the nodes that depend on a weight through floating point values only: the values of all others have no
+    gradient.
+
+    `nodes` have operands before users.
     """
     found: set[Node] = set()
     for node in nodes:
@@ -48,7 +51,8 @@ def trained(graph: Graph) -> set[Node]:
     """
     Return the nodes whose values have a gradient: those on a path from a weight to the loss, which is the first output.
 
-    If the first output is not a scalar, the graph is part of a model, and every output counts as the loss does.
+    If the first output is not a scalar, the graph is a part of a model, and all its outputs are taken to reach the
+    loss.
     """
     is_whole = bool(graph.outputs) and graph.outputs[0].shape == ()
     return needs_gradient(topological(graph.outputs[:1] if is_whole else graph.outputs))
@@ -58,11 +62,11 @@ def operand_gradients(
     node: Node, grads: Sequence[Value], view: View | None = None, again: Recomputation | None = None
 ) -> tuple[Value | None, ...]:
     """
-    Return the gradient of each operand of `node`, of the operand's dual type; None for operands without a gradient.
+    Build the gradient of each operand of `node`, of the operand's dual type; None for operands without a gradient.
 
-    `grads` are the gradients of the node's floating point results, in order. `view` is the view for the gradient of a
-    parallel operator's operand. `again` replaces values of the forward by recomputed ones. Raises `UnityError` if the
-    operator has no gradient.
+    `grads` are the gradients of the node's floating point results, in order. `view` is the machine view of the gradient
+    of a parallel operator's operand. `again` replaces values of the forward that the backward reads by recomputed ones.
+    Raises `UnityError` if the operator has no gradient.
     """
     if node.is_parallel:
         value = grads[0]
@@ -89,20 +93,33 @@ def operand_gradients(
 
 def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) -> Graph:
     """
-    Return the whole training step of a graph whose first output is its loss: forward, backward, one update per weight.
+    Build the training step of a forward graph whose first output is its loss: forward, backward, one update per weight.
 
     With a mesh, each gradient is also brought to the devices where its value was, not only to the dual type. Raises
-    `UnityError` if the first output is not a scalar, or if no weight reaches it.
+    `UnityError` if the graph has a backward already, if the first output is not a scalar, or if no weight reaches it.
     """
     if graph.updates:
         raise UnityError(f"func.func @{graph.name}: already has a backward")
     if not graph.outputs or graph.outputs[0].shape != ():
         raise UnityError(f"func.func @{graph.name}: its first output must be a scalar loss to differentiate")
-    loss = graph.outputs[0]
-    order = topological((loss,))
-    with_gradient = trained(graph)
-    if loss.node not in with_gradient:
+    if graph.outputs[0].node not in trained(graph):
         raise UnityError(f"func.func @{graph.name}: no weight reaches its loss")
+    return training_step(graph, optimizer, mesh)
+
+
+def training_step(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) -> Graph:
+    """
+    Return the training step of a graph, as `differentiate`, or of a part of a model, whose first output is no scalar.
+
+    Of a part, the gradients of its outputs are inputs of the step, as the rest of the model would give them. A graph
+    without weights on the way to its outputs is its own step: there is nothing to differentiate.
+    """
+    is_whole = bool(graph.outputs) and graph.outputs[0].shape == ()
+    roots = graph.outputs[:1] if is_whole else graph.outputs
+    order = topological(roots)
+    with_gradient = trained(graph)
+    if all(root.node not in with_gradient for root in roots):
+        return graph
 
     placement = None if mesh is None else place(graph, mesh)
 
@@ -120,7 +137,14 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
 
     anchors = Anchors(graph)
     again = Recomputation(graph, placement)
-    grads: dict[Value, list[Value]] = {loss: [constant(loss, 1.0)]}
+    grads: dict[Value, list[Value]] = {}
+    for i, root in enumerate(roots):
+        if is_whole:
+            grads[root] = [constant(root, 1.0)]
+        elif root.node in with_gradient and root.type.is_floating:
+            grads.setdefault(root, []).append(
+                leaf("input", root.type.dual, dual_view(root), name=f"gradient of output {i}").result
+            )
     add = operators()["add"]
 
     def total(value: Value) -> Value:

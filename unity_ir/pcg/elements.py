@@ -13,7 +13,7 @@ FLOATS = ("f32", "bf16", "f16")
 
 def in_type(graph: Graph, dtype: str) -> Graph:
     """
-    Return the same graph with element type `dtype` for all floating point leaves, and for casts to floating point.
+    Convert a graph to the floating point type `dtype`: its floating point inputs, weights, constants and casts.
 
     Raises `UnityError` for an unknown type.
     """

@@ -29,7 +29,10 @@ LEAVES = ("input", "weight", "constant")
 
 
 class Node:
-    """One operator application, or a leaf. Never made directly: see `leaf`, `apply`, `parallel`."""
+    """
+    One operator applied to values, or a leaf (input, weight or constant). Never made directly: see `leaf`, `apply` and
+    `parallel`.
+    """
 
     __slots__ = ("__weakref__", "_analysis", "_configuration", "attributes", "op", "operands", "types", "view")
 
@@ -81,7 +84,7 @@ class Node:
 
     @property
     def analysis(self) -> Analysis:
-        """The TDL line of a compute node, bound to its operands' global shapes."""
+        """The ways in which a compute node can be divided, from its TDL line bound to its operands' global shapes."""
         try:
             return self._analysis
         except AttributeError:
@@ -91,7 +94,7 @@ class Node:
 
     @property
     def configuration(self) -> Configuration:
-        """The degrees of a compute node's task grid, from its operands' types."""
+        """How the tasks of a compute node are divided, as its operands' types say."""
         try:
             return self._configuration
         except AttributeError:
@@ -106,14 +109,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """Result number `index` of a node."""
+    """A value of a graph: result number `index` of a node."""
 
     node: Node
     index: int
 
     @property
     def type(self) -> TensorType:
-        """The parallel type."""
+        """The parallel type: shape, element type, and the pieces that the value is divided into."""
         return self.node.types[self.index]
 
     @property
@@ -134,7 +137,7 @@ class Value:
     def build(
         self, operator: Operator, operands: Sequence[Tensor], attributes: Mapping[str, AttrValue]
     ) -> tuple[Tensor, ...]:
-        """Return the results of an operator on values; this implements `ops.operator.Tensor.build`."""
+        """Apply an operator to values of the graph; return its results. This implements `ops.operator.Tensor.build`."""
         values: list[Value] = []
         for operand in operands:
             assert isinstance(operand, Value)
@@ -159,7 +162,8 @@ def _make(
 
 def leaf(op: str, type: TensorType, view: View | None = None, **attributes: AttrValue) -> Node:
     """
-    Return an `input` or `weight` with a `name`, or a `constant` with a `value`.
+    Make an `input` or `weight`, with the attribute `name`, or a `constant`, with the attribute `value`; return its
+    node.
 
     Raises `UnityError` for a leaf that lacks its name or value.
     """
@@ -179,7 +183,7 @@ def apply(
     op: str, operands: Sequence[Value], attributes: Mapping[str, AttrValue] | None = None, view: View | None = None
 ) -> Node:
     """
-    Return a compute operator on values; the result types follow from its TDL line.
+    Apply the compute operator `op` to values; return the node, whose result types follow from the operator's TDL line.
 
     Raises `UnityError` (operator, rule, fix) where shapes, attributes, element types, degrees or the view do not fit.
     """
@@ -236,7 +240,10 @@ def _check_elements(operator: Operator, bound: Bound, operands: tuple[TensorType
 
 
 def parallel(op: str, operand: Value, view: View | None = None, **attributes: int) -> Node:
-    """Return a parallel operator on a value. Raises `UnityError` where its degree does not fit the type."""
+    """
+    Apply the parallel operator `op` (`partition`, `reduce`, ..) to a value; return the node. Raises `UnityError` where
+    its degree does not fit the type.
+    """
     rule = PARALLEL_OPERATORS[op]
     type = rule.type(operand.type, attributes)
     node = _make(op, (operand,), tuple(sorted(attributes.items())), (type,), view)
@@ -247,8 +254,10 @@ def parallel(op: str, operand: Value, view: View | None = None, **attributes: in
 
 def grid(node: Node) -> tuple[int, ...]:
     """
-    Return the degrees above 1 of a node's task grid: its index variables in TDL order, then copy, then a sum for each
-    set of carriers. A leaf or parallel operator has its result's dims for variables.
+    Return the sizes above 1 of a node's task grid, the grid of tasks that its work is divided into.
+
+    Its axes are the index variables in TDL order (for a leaf or parallel operator, the result's dims), then copies,
+    then partial sums for each set of operands in `Analysis.carriers`.
     """
     if node.is_compute:
         c = node.configuration
@@ -261,7 +270,9 @@ def grid(node: Node) -> tuple[int, ...]:
 
 
 def check_view(node: Node) -> None:
-    """Raise `UnityError` if a node's view does not have the node's task grid, or gives a device two tasks."""
+    """
+    Raise `UnityError` if a node's view does not have the sizes of its task grid (`grid`), or gives a device two tasks.
+    """
     view = node.view
     assert view is not None
     if view.degrees != grid(node):
@@ -273,14 +284,21 @@ def check_view(node: Node) -> None:
 
 
 def divide(node: Node, operands: Sequence[Value], configuration: Configuration, view: View | None = None) -> Node:
-    """Return the same operator with `operands` divided as a configuration says."""
+    """
+    Return the node of `node`'s operator on other operands, whose types are sharded already as `configuration` says.
+
+    Only attributes that are degrees change with it. `view` places the new node; without one it has no view.
+    """
     operator = node.operator
     shapes = tuple(v.type.shape for v in node.operands)
     return _apply(operator, tuple(operands), operator.divided(shapes, node.attributes, configuration.degrees), view)
 
 
 def rebuild(node: Node, operands: Sequence[Value], view: View | None = None) -> Node:
-    """Return the same operator on other operands; its types are inferred anew if theirs differ."""
+    """
+    Apply a node's operator to other operands; return the node. Its types are inferred again if the operands' types
+    differ.
+    """
     if not node.is_leaf and all(v.type == old.type for v, old in zip(operands, node.operands, strict=True)):
         built = _make(node.op, tuple(operands), node.attributes, node.types, view)
         if view is not None:
@@ -334,7 +352,7 @@ class Optimizer:
 
 def optimizer_of(where: str, name: str, settings: Mapping[str, object]) -> Optimizer:
     """
-    Return an optimizer by name, with its own defaults for hyper-parameters that are not in `settings`.
+    Make an optimizer from its name and settings; hyper-parameters that are not in `settings` have their defaults.
 
     Raises `UnityError`, which begins with `where`, for an unknown optimizer, for a hyper-parameter that it does not
     take, and for numbers out of range.
@@ -358,9 +376,10 @@ def optimizer_of(where: str, name: str, settings: Mapping[str, object]) -> Optim
 @dataclass(frozen=True)
 class Graph:
     """
-    A function: inputs in order, outputs in order; its weights are the weight leaves its outputs reach.
+    A computation graph (forward, or a whole training step): inputs in order, outputs in order, and the updates of
+    weights.
 
-    A whole training step also has the updates of its weights.
+    Its weights are the weight leaves that its outputs and updates reach; a forward graph has no updates.
     """
 
     name: str
@@ -453,7 +472,8 @@ def topological(roots: Iterable[Value], first: Iterable[Node] = ()) -> list[Node
 
 def rewrite(graph: Graph, replace_node: Callable[[Node, tuple[Value, ...]], Sequence[Value]]) -> Graph:
     """
-    Return a graph rebuilt bottom-up: `replace_node(node, new operands)` returns the values for the node's results.
+    Rebuild a graph from its leaves up: `replace_node(node, new operands)` returns the values that replace the node's
+    results.
 
     Inputs and weights are passed too, with no operands.
     """
@@ -468,15 +488,17 @@ def rewrite(graph: Graph, replace_node: Callable[[Node, tuple[Value, ...]], Sequ
 
 def erase(graph: Graph) -> Graph:
     """
-    Return the serial graph of a parallel one: parallel operators deleted, types serial, no views.
+    Return the serial graph of a parallel one: parallel operators deleted, every value in one piece, no views.
 
-    Two well-typed graphs of the same boundary are equal iff their erasures are (DESIGN: the theorem).
+    Two well-typed graphs of the same inputs and outputs compute the same values if their erasures are equal.
     """
     return erase_with(graph)[0]
 
 
 def erase_with(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
-    """Return the erasure of a graph, and the node in it for each leaf and compute node."""
+    """
+    Erase a graph as `erase` does; also return the node of the serial graph for each leaf and compute node of the graph.
+    """
     found: dict[Node, Node] = {}
 
     def serial(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:

@@ -28,10 +28,10 @@ Pieces = dict[Piece, Array]
 
 def interpret(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[Value, Array]:
     """
-    Return the value of every result of a graph, as whole arrays: inputs and weights are arrays of global shape, by
-    name.
+    Run a graph in numpy on whole arrays; return the value of every result.
 
-    Raises `UnityError` where an array is missing or has another shape.
+    `inputs` and `weights` are arrays of global shape, by name. Raises `UnityError` where one is missing or has another
+    shape.
     """
     values: dict[Value, Array] = {}
     for node in graph.nodes():
@@ -47,10 +47,10 @@ def interpret(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, A
 
 def interpret_pieces(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[Value, Pieces]:
     """
-    Return every value of a graph by its pieces, computed piece by piece; `inputs` and `weights` are whole arrays by
-    name.
+    Run a graph in numpy piece by piece, as devices do; return the pieces of every value.
 
-    Raises `AssertionError` where copies are not equal, `UnityError` where an array is missing or has another shape.
+    `inputs` and `weights` are whole arrays, by name. Raises `AssertionError` where copies are not equal, `UnityError`
+    where an array is missing or has another shape.
     """
     values: dict[Value, Pieces] = {}
     for node in graph.nodes():
@@ -80,7 +80,9 @@ def _leaf(node: Node, inputs: Mapping[str, Array], weights: Mapping[str, Array])
 
 
 def split(array: Array, type: TensorType) -> Pieces:
-    """Return a whole array in the pieces of a type. Of addends, the first is the value and the others are zero."""
+    """
+    Divide a whole array into the pieces of a type. Of partial sums, the first is the value and the others are zero.
+    """
     out: Pieces = {}
     for at in type.all_pieces():
         part = _cut(array, at.dims, type)
@@ -89,7 +91,9 @@ def split(array: Array, type: TensorType) -> Pieces:
 
 
 def join(pieces: Pieces, type: TensorType) -> Array:
-    """Return the value that pieces of a type stand for: shards put end to end, addends summed, any one copy taken."""
+    """
+    Put the pieces of a type together to the whole array: concatenate shards, add partial sums, take one of the copies.
+    """
     some = next(iter(pieces.values()))
     lows = [low for low, _ in type.borders]
     out = np.zeros([s + sum(b) for s, b in zip(type.shape, type.borders, strict=True)], dtype=some.dtype)

@@ -28,16 +28,18 @@ from unity_ir.tdl.parallel import Configuration, operand_degrees
 
 def resting(layout: Layout) -> Layout:
     """
-    Return the layout a leaf is stored in if its first reader wants `layout`: the same, with REPEAT for COPY and SUM.
+    Return the layout in which a leaf (weight or input) is stored if its first reader wants `layout`: the same, but with
+    REPEAT for COPY and SUM.
 
-    A stored leaf is never in addends.
+    A stored leaf is never in partial sums.
     """
     return tuple(REPEAT if role in (COPY, SUM) else role for role in layout)
 
 
 def resting_layouts(graph: Graph, assignments: Mapping[Node, Assignment], mesh: Mesh) -> dict[Value, Layout]:
     """
-    Return the layout in which each leaf of a serial graph rests: that of its first use, in graph order (see `resting`).
+    Return the layout in which each leaf of a serial graph is stored (rests): as its first use reads it, in graph order
+    (see `resting`).
 
     A leaf without a use is repeated on all devices.
     """
@@ -60,12 +62,12 @@ def materialise(
     again: Collection[Node] = (),
 ) -> Graph:
     """
-    Return the parallel graph of a serial forward graph in which every operator has its assignment.
+    Build the parallel graph of a serial forward graph, given the assignment (role of every mesh axis) of each operator.
 
-    Every leaf rests where `rests` says, or else where its first use wants it; other values that `rests` names are
-    brought there once they are made. Leaves that `relays` names are brought there from where they rest, before they are
-    read. The results of the operators in `again` are not kept for the backward. Raises `UnityError` where an assignment
-    does not fit.
+    `rests` has the layouts in which leaves are stored, by default as their first use reads them; other values in
+    `rests` are brought to that layout once they are made. Leaves in `relays` are brought to that layout before all
+    uses. The results of the operators in `again` are recomputed in the backward. Raises `UnityError` where an
+    assignment does not fit.
     """
     rests = {**resting_layouts(graph, assignments, mesh), **(rests or {})}
     new: dict[Value, Value] = {}
@@ -75,7 +77,7 @@ def materialise(
         if node.is_leaf:
             (value,) = node.results
             made[value] = rests[value]
-            new[value] = rested(value, rests[value], mesh)
+            new[value] = stored_leaf(value, rests[value], mesh)
             leaves[node] = new[value].node
             if relays is not None and value in relays:
                 new[value] = reshard(new[value], made[value], relays[value], mesh)
@@ -96,22 +98,22 @@ def materialise(
     return Graph(graph.name, tuple(leaves[n] for n in graph.inputs), tuple(new[v] for v in graph.outputs))
 
 
-def rested(value: Value, layout: Layout, mesh: Mesh) -> Value:
-    """Return a serial leaf as a leaf in a layout."""
+def stored_leaf(value: Value, layout: Layout, mesh: Mesh) -> Value:
+    """Return the leaf of a parallel graph that stores a serial leaf in `layout`."""
     type = layout_type(value.type.shape, value.type.dtype, layout, mesh)
     return retyped(value.node, type, layout_view(layout, len(value.type.shape), mesh))
 
 
 def retyped(node: Node, type: TensorType, view: View | None) -> Value:
-    """Return the same leaf with another parallel type and view."""
+    """Make the leaf `node` again with another parallel type and view; return its result."""
     return leaf(node.op, type, view, **dict(node.attributes)).result
 
 
 def assigned(node: Node, operands: Sequence[Value], assignment: Assignment, mesh: Mesh) -> Node:
     """
-    Return a serial operator under an assignment.
+    Return the parallel node of a serial operator whose mesh axes have the roles in `assignment`.
 
-    `operands` are already in the layouts it needs, except for halos, which this adds.
+    `operands` are already in the layouts it reads, except for halos, which this adds.
     """
     configuration = Configuration(degrees(assignment, mesh.sizes))
     needs = operand_degrees(node.analysis, configuration)
@@ -121,7 +123,9 @@ def assigned(node: Node, operands: Sequence[Value], assignment: Assignment, mesh
 
 
 def reshard(value: Value, source: Layout, target: Layout, mesh: Mesh) -> Value:
-    """Return a value brought from one layout to another by parallel operators; the last one has the target's view."""
+    """
+    Apply the parallel operators that bring a value from one layout to another; the last one has the target's view.
+    """
     if source == target:
         return value
     end = layout_type(value.type.shape, value.type.dtype, target, mesh)
@@ -135,7 +139,8 @@ def reshard(value: Value, source: Layout, target: Layout, mesh: Mesh) -> Value:
 
 def with_halo(value: Value, halo: Halos) -> Value:
     """
-    Return the value with the borders of its neighbours: `halo` has the elements before and after a piece, per dim.
+    Apply halo exchanges to a value: `halo` has, per dim, the numbers of elements (before, after) a piece to receive
+    from the neighbouring pieces.
     """
     for dim, (low, high) in enumerate(halo):
         if low + high > 0:
@@ -144,7 +149,9 @@ def with_halo(value: Value, halo: Halos) -> Value:
 
 
 def degrees(assignment: Assignment, sizes: Sequence[int]) -> dict[str, int]:
-    """Return the degree of every index variable that is divided; `sizes` are those of the mesh axes."""
+    """
+    Return the degree of every index variable that an assignment divides: the product of the sizes of its mesh axes.
+    """
     found: dict[str, int] = {}
     for what, size in zip(assignment, sizes, strict=True):
         if isinstance(what, str):

@@ -13,12 +13,11 @@ SHORT = ("bf16", "f16")
 
 def mixed_precision(graph: Graph, dtype: str) -> Graph:
     """
-    Return the same forward graph computed in `dtype`, as by PyTorch's autocast.
+    Insert casts into a forward graph so that it computes in `dtype` (bf16 or f16), as PyTorch's autocast does.
 
-    Inputs and weights stay f32, and are cast where they are read. The operator that makes a result of the function (the
-    loss) computes in f32, of operands cast back, and so does one that reads integers and constants alone. Sums are in
-    f32 in every kernel. Raises `UnityError` for a type that is not shorter than f32, for a whole training step, and
-    where there is nothing of type f32.
+    Inputs and weights stay f32, and are cast where they are read. Operators whose results are outputs (the loss)
+    compute in f32, as do operators that read only integers and constants. Kernels add up in f32. Raises `UnityError`
+    for another `dtype`, for a whole training step, and where no input or weight is f32.
     """
     if dtype not in SHORT:
         raise UnityError(f"mixed precision: {dtype!a} is no type to compute in; use {' or '.join(SHORT)}")

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 @dataclass(frozen=True)
 class Origin:
     """
-    The parts of an imported model's state that its graph does not hold.
+    What an imported model's checkpoint has and the model's graph does not.
 
     `tables` are the inputs whose values came with the weights and are the same in every step. `names` maps further keys
-    of the model's state to the weight or table each one is, so that all names of tied weights are kept.
+    of the checkpoint to the weight or table each one is, so that all names of tied weights are kept.
     """
 
     tables: tuple[str, ...] = ()

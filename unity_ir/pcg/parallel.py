@@ -22,10 +22,11 @@ ParallelStep = tuple[str, tuple[tuple[str, int], ...]]
 @dataclass(frozen=True, slots=True)
 class ParallelOperator:
     """
-    A parallel operator, as a rule on types.
+    The typing rule of a parallel operator (`partition`, `combine`, `replicate`, `reduce`, ..).
 
     `attributes` are in written order. `type` gives the result's type from the operand's, `backward` the operators that
-    turn the result's gradient into the operand's, and `chain`, for a fused operator, the operators it stands for.
+    turn the result's gradient into the operand's, and `chain`, for a fused operator such as `all_reduce`, the operators
+    it stands for.
     """
 
     name: str
@@ -175,7 +176,10 @@ STAYING = (*HALO_OPERATORS, "recompute")
 
 
 def chain_type(x: TensorType, steps: tuple[ParallelStep, ...]) -> TensorType:
-    """Return the type after a chain of parallel operators on `x`. Raises `UnityError` where one does not apply."""
+    """
+    Return the type of a value of type `x` after a chain of parallel operators. Raises `UnityError` where one does not
+    apply.
+    """
     for name, attributes in steps:
         x = PARALLEL_OPERATORS[name].type(x, dict(attributes))
     return x
@@ -183,11 +187,11 @@ def chain_type(x: TensorType, steps: tuple[ParallelStep, ...]) -> TensorType:
 
 def type_steps(source: TensorType, target: TensorType) -> list[tuple[str, dict[str, int]]]:
     """
-    Return the parallel operators that turn a value of type `source` into `target`: first those that undo a division,
-    then those that make one.
+    Return the parallel operators, as (name, attributes), that turn a value of type `source` into `target`: first those
+    that undo a division, then those that make one.
 
     Given `[64:2, 8]` and `[64, 8], copy = 2`, returns combine dim 0 by 2, replicate by 2. Raises `UnityError` where a
-    halo would have to be removed, or made of addends.
+    halo would have to be removed, or made of partial sums.
     """
     if source.halo or target.halo_sum:
         raise UnityError(f"pcg: no parallel operators take {source} to {target}")

@@ -16,7 +16,9 @@ RENAMING = ("replicate", "pick", "recompute")
 
 
 def not_kept(graph: Graph) -> set[Node]:
-    """Return the compute nodes whose results only `recompute` reads, so that no backward reads them."""
+    """
+    Return the compute nodes whose results are recomputed in the backward: all their users are `recompute` operators.
+    """
     found: set[Node] = set()
     users = graph.users()
     outputs = {*graph.outputs, *(u.grad for u in graph.updates)}
@@ -29,7 +31,7 @@ def not_kept(graph: Graph) -> set[Node]:
 
 
 class Recomputation:
-    """Replaces the forward's values that the backward reads by recomputed ones."""
+    """Recomputes the forward's values that the backward reads and that are not kept for it."""
 
     def __init__(self, graph: Graph, placement: Placement | None):
         self.placement = placement
@@ -37,7 +39,10 @@ class Recomputation:
         self._made: dict[Value, Value] = {}
 
     def read(self, value: Value) -> Value:
-        """Return the value itself if it is kept, else the same value computed again."""
+        """
+        Return the value that the backward reads in place of the forward's `value`: itself if it is kept, else a
+        recomputed one.
+        """
         if not self.not_kept:
             return value
         if value not in self._made:

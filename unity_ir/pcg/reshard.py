@@ -34,7 +34,10 @@ from unity_ir.pcg.sharding import (
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One collective (or local step) over the mesh axes `axes` of a value."""
+    """
+    One step of a reshard, by which the mesh axes `axes` of a value change their role: a collective, or a step on each
+    device by itself.
+    """
 
     kind: str
     axes: tuple[int, ...]
@@ -52,7 +55,7 @@ class Move:
     """Other axes that are pinned meanwhile, and where: only devices there take part."""
 
     def groups(self, mesh: Mesh) -> int:
-        """Return the number of groups that move at once."""
+        """Return the number of groups of devices that make this move at once, each by itself."""
         return mesh.devices // self.group // prod(mesh.sizes[i] for i, _ in self.pins)
 
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
@@ -75,7 +78,7 @@ class Move:
         return whole // (self.group if is_shard(self.target) else 1)
 
     def traffic(self, mesh: Mesh) -> int:
-        """Return the elements received over all devices when rings carry them."""
+        """Return the elements that all devices of all groups receive together, if collectives are rings."""
         received = COLLECTIVES[self.kind].received
         each = 0 if received is None else received(self.group, self.border or self.elements)
         return each * self.groups(mesh)
@@ -83,12 +86,18 @@ class Move:
 
 @cache
 def move_kind(source: int, target: int) -> str:
-    """Return the collective that leads from one role to a different one."""
+    """
+    Return the name of the collective that changes a mesh axis from role `source` to role `target`: given SUM to COPY,
+    `all_reduce`. The roles must differ.
+    """
     return KIND_BETWEEN[role_kind(source), role_kind(target)]
 
 
 def role_kind(role: int) -> RoleKind:
-    """Return the kind of a role, by which a move's collective is found."""
+    """
+    Return the kind of a role: `shard` (of any dim), `partial` (SUM), `pinned`, or `replicate` (COPY, REPEAT). It
+    determines a move's collective.
+    """
     if is_shard(role):
         return "shard"
     return "partial" if role == SUM else "pinned" if is_pinned(role) else "replicate"
@@ -109,7 +118,10 @@ def _spelled(role: int, axes: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
 
 def group_role(layout: Layout, axes: tuple[int, ...], mesh: Mesh) -> int:
     """
-    Return the one role that `axes` share in a layout; if they are pinned, `pinned_at` the position in their group.
+    Return the one role that `axes` share in a layout.
+
+    For pinned axes it is `pinned_at(i)`, where i is the position, among the devices along `axes`, of those that hold
+    the value.
     """
     if not is_pinned(layout[axes[0]]):
         return layout[axes[0]]
@@ -123,8 +135,8 @@ def moves(layout: Layout, shape: tuple[int, ...], mesh: Mesh, towards: Layout = 
     """
     Yield every move that can start from a layout, and the layout after it.
 
-    Axes are pinned only where `towards` pins them. Pieces stay contiguous: axes leave a dim innermost first, and enter
-    it inside those that already divide it.
+    Axes are pinned only where `towards`, the layout to reach, pins them. Pieces stay contiguous: axes leave a dim
+    innermost first, and enter it inside those that already divide it.
     """
     pinned, wanted = pins(layout), pins(towards)
     piece = [s // prod(m for m, r in zip(mesh.sizes, layout, strict=True) if r == d) for d, s in enumerate(shape)]
@@ -158,10 +170,11 @@ def plan(
     price: Price,
 ) -> tuple[Move, ...]:
     """
-    Return the cheapest moves from one layout to another (Dijkstra over layouts; `price` gives seconds).
+    Find the cheapest sequence of moves from one layout to another (Dijkstra over layouts; `price` gives a move's
+    seconds).
 
-    `shape` is the global shape of the value. Raises `UnityError` when there are no moves, which only sizes that do not
-    divide can cause.
+    `shape` is the global shape of the value. Raises `UnityError` where there is none, which happens only where mesh
+    axes do not divide the shape.
     """
     if source == target:
         return ()

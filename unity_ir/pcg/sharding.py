@@ -37,17 +37,19 @@ PINNED = -4
 
 
 def is_shard(role: GridRole) -> bool:
-    """Return whether a mesh axis of this role divides a dim (the role is the dim's number)."""
+    """Return whether the role says that a mesh axis shards a dim (the role is then the dim's number)."""
     return isinstance(role, int) and role >= 0
 
 
 def is_pinned(role: GridRole) -> bool:
-    """Return whether only the devices at one coordinate of a mesh axis of this role hold anything."""
+    """
+    Return whether the role says that a mesh axis is pinned: only the devices at one coordinate along it hold anything.
+    """
     return isinstance(role, int) and role <= PINNED
 
 
 def pinned_at(coordinate: int) -> int:
-    """Return the role of a mesh axis along which only the devices at `coordinate` hold anything."""
+    """Return the role of a pinned mesh axis: only the devices at `coordinate` along it hold anything."""
     return PINNED - coordinate
 
 
@@ -59,12 +61,12 @@ def coordinate_of(role: int) -> int:
 
 
 def role_class(role: int) -> int:
-    """Return the role without its coordinate: given pinned_at(2) returns PINNED, given any other role that role."""
+    """Return the role of a mesh axis with coordinates left out: PINNED for pinned_at(2), any other role itself."""
     return max(role, PINNED)
 
 
 def pins(layout: Sequence[GridRole]) -> tuple[tuple[int, int], ...]:
-    """Return each pinned axis and its coordinate: given (0, pinned_at(1)) returns ((1, 1),)."""
+    """Return (mesh axis, coordinate) for each pinned axis of a layout: given (0, pinned_at(1)) returns ((1, 1),)."""
     return tuple((i, PINNED - r) for i, r in enumerate(layout) if isinstance(r, int) and r <= PINNED)
 
 
@@ -85,9 +87,7 @@ Assignment = tuple[GridRole, ...]
 
 @dataclass(frozen=True)
 class Mesh:
-    """
-    The devices as a grid: `sizes` of the axes, outermost first; a device's number is its coordinates in mixed radix.
-    """
+    """The devices as a grid with axes of these `sizes`, outermost first; devices are numbered in row-major order."""
 
     sizes: tuple[int, ...]
 
@@ -106,7 +106,10 @@ class Mesh:
         return tuple(device // stride % size for size, stride in zip(self.sizes, self.strides, strict=True))
 
     def groups(self, axes: Sequence[int]) -> list[list[int]]:
-        """Return the groups of devices that differ only along `axes`, each in mesh order."""
+        """
+        Return the groups of devices that differ only along `axes`, such as the groups of a collective; devices and
+        groups are in ascending order.
+        """
         found: dict[tuple[int, ...], list[int]] = {}
         for device in range(self.devices):
             at = self.coordinates(device)
@@ -116,8 +119,8 @@ class Mesh:
 
 def devices_of(graph: Graph) -> int:
     """
-    Return the number of devices a graph asks for where no machine is given: its views' devices, or its largest task
-    grid.
+    Return the number of devices to use for a graph where no machine is given: as many as its views name, or as its
+    largest task grid has tasks.
     """
     views = [n.view.last + 1 for n in graph.nodes() if n.view is not None]
     return max((*views, *(prod(grid(n)) for n in graph.nodes())), default=1)
@@ -141,12 +144,12 @@ def prime_factors(number: int) -> tuple[int, ...]:
 
 
 def dual(layout: Layout) -> Layout:
-    """Return the layout of the gradient: COPY and SUM change places."""
+    """Return the layout of the gradient of a value in this layout: COPY and SUM change places."""
     return tuple(SUM if r == COPY else COPY if r == SUM else r for r in layout)
 
 
 def layout_type(shape: tuple[int, ...], dtype: str, layout: Layout, mesh: Mesh) -> TensorType:
-    """Return the type of a value of global shape `shape` in this layout."""
+    """Return the parallel type of a value of global shape `shape` in this layout."""
 
     def degree(role: int) -> int:
         return prod(s for s, r in zip(mesh.sizes, layout, strict=True) if r == role)
@@ -155,7 +158,7 @@ def layout_type(shape: tuple[int, ...], dtype: str, layout: Layout, mesh: Mesh) 
 
 
 def piece_index(layout: Layout, mesh: Mesh, device: int, dim: int) -> tuple[int, int]:
-    """Return the index of the shard of `dim` that the device holds, and the number of shards."""
+    """Return which shard of `dim` a device holds in a layout, and into how many shards the layout divides that dim."""
     index, count = 0, 1
     for size, role, at in zip(mesh.sizes, layout, mesh.coordinates(device), strict=True):
         if role == dim:
@@ -168,8 +171,9 @@ def piece_index(layout: Layout, mesh: Mesh, device: int, dim: int) -> tuple[int,
 
 def view_of(assignment: Sequence[GridRole], order: Sequence[GridRole], mesh: Mesh) -> View:
     """
-    Return the view that gives the grid axes, in `order`, the mesh axes that `assignment` (a role per mesh axis) gives
-    them.
+    Return the machine view of an operator whose mesh axes have the roles in `assignment`.
+
+    `order` has the roles of the axes of its task grid (`grid_order`).
     """
 
     def axis(what: GridRole) -> tuple[tuple[int, int], ...]:
@@ -180,14 +184,18 @@ def view_of(assignment: Sequence[GridRole], order: Sequence[GridRole], mesh: Mes
 
 
 def layout_view(layout: Layout, rank: int, mesh: Mesh) -> View | None:
-    """Return the view of a leaf or parallel operator whose result has this layout; None on a machine of one device."""
+    """
+    Return the machine view of a leaf or parallel operator whose result, of `rank` dims, has this layout; None where it
+    names no device (a single device).
+    """
     view = view_of(layout, (*range(rank), COPY, SUM), mesh)
     return view if view.axes or view.repeat or pins(layout) else None
 
 
 def merged(axis: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """
-    Return a view axis with neighbouring factors multiplied where they can be: given `[2 @ 2, 2 @ 1]` returns `[4 @ 1]`.
+    Merge neighbouring factors (factor, stride) of a view axis where one stands for both: given `[2 @ 2, 2 @ 1]` returns
+    `[4 @ 1]`.
     """
     out: list[tuple[int, int]] = []
     for factor, stride in axis:
@@ -200,10 +208,11 @@ def merged(axis: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 def axes_of(view: View, order: Sequence[GridRole], mesh: Mesh, name: str) -> Assignment:
     """
-    Return the role of each mesh axis under a view whose grid axes are `order`.
+    Return the role of each mesh axis in an operator with this machine view; the inverse of `view_of`.
 
-    Axes that the view does not mention are pinned where it starts. `name` is that of the operator, for messages. Raises
-    `UnityError` where the view names devices the machine does not have, or cuts across the axes.
+    `order` has the roles of the axes of its task grid. Mesh axes that the view does not mention are pinned at its
+    start. `name` is the operator's, for messages. Raises `UnityError` where the view names devices the machine does not
+    have, or strides that do not follow the mesh axes.
     """
     if view.last >= mesh.devices:
         raise UnityError(f"pcg.{name}: its view names device {view.last}, but the machine has {mesh.devices} devices")
@@ -249,7 +258,9 @@ def _run(factor: int, stride: int, mesh: Mesh) -> range | None:
 
 
 def role_name(what: GridRole) -> str:
-    """Return a role in words: an index variable, a dim, `copy`, `repeat`, `sum`, `sum of x, y`, or `at 1`."""
+    """
+    Return the name of a role: an index variable's, `dim 0`, `copy`, `repeat`, `sum`, `sum of x, y`, or `at 1` (pinned).
+    """
     match what:
         case str():
             return what
@@ -263,10 +274,11 @@ def role_name(what: GridRole) -> str:
 
 def operand_role(analysis: Analysis, operand: int, what: GridRole) -> int:
     """
-    Return the role that a mesh axis has in operand number `operand`, given its role `what` in the task grid.
+    Return the role of a mesh axis in the layout of operand number `operand`, given its role `what` in the operator's
+    work.
 
-    An index variable becomes the dim whose degree it is, or COPY if the operand has none; carriers become SUM if the
-    operand is among them, else COPY; roles that are integers stay.
+    An index variable becomes the dim that it shards, or COPY if the operand has none; a set of operands in partial sums
+    becomes SUM if the operand is among them, else COPY; roles that are integers stay.
     """
     name = analysis.bound.operands[operand].name
     dims = analysis.operand_dims[name]
@@ -281,10 +293,11 @@ def operand_role(analysis: Analysis, operand: int, what: GridRole) -> int:
 
 def result_role(analysis: Analysis, result: int, what: GridRole) -> int:
     """
-    Return the role that a mesh axis has in result number `result`, given its role `what` in the task grid.
+    Return the role of a mesh axis in the layout of result number `result`, given its role `what` in the operator's
+    work.
 
-    An index variable becomes the dim whose degree it is, or SUM if it is reduced; carriers become SUM if the result
-    depends on them, else COPY; roles that are integers stay.
+    An index variable becomes the dim that it shards, or SUM if it is reduced; a set of operands in partial sums becomes
+    SUM if the result depends on them, else COPY; roles that are integers stay.
     """
     dims = analysis.result_dims[result]
     match what:
@@ -297,17 +310,26 @@ def result_role(analysis: Analysis, result: int, what: GridRole) -> int:
 
 
 def operand_layout(analysis: Analysis, operand: int, assignment: Assignment) -> Layout:
-    """Return the layout in which an operator under this assignment reads an operand."""
+    """
+    Return the layout in which an operator reads operand number `operand`, if its mesh axes have the roles in
+    `assignment`.
+    """
     return tuple(operand_role(analysis, operand, what) for what in assignment)
 
 
 def result_layout(analysis: Analysis, result: int, assignment: Assignment) -> Layout:
-    """Return the layout in which an operator under this assignment makes a result."""
+    """
+    Return the layout in which an operator makes result number `result`, if its mesh axes have the roles in
+    `assignment`.
+    """
     return tuple(result_role(analysis, result, what) for what in assignment)
 
 
 def infer_assignment(analysis: Analysis, operands: Sequence[Layout]) -> Assignment | None:
-    """Return the assignment under which an operator reads its operands in these layouts; None if there is none."""
+    """
+    Return the role of each mesh axis in an operator that reads its operands in these layouts; None if no assignment
+    does.
+    """
     names = [p.name for p in analysis.bound.operands]
     dims = [analysis.operand_dims[n] for n in names]
     out: list[GridRole] = []
@@ -336,7 +358,8 @@ def infer_assignment(analysis: Analysis, operands: Sequence[Layout]) -> Assignme
 
 def grid_order(node: Node) -> tuple[GridRole, ...]:
     """
-    Return the task grid axes of a node: index variables (or dims) in order, then COPY, then sets of carriers (or SUM).
+    Return the roles that the axes of a node's task grid stand for, in order: index variables (dims, for a leaf or
+    parallel operator), then COPY, then the sets of operands that can be in partial sums (SUM).
     """
     if node.is_compute:
         return (*node.analysis.bound.extents, COPY, *node.analysis.carriers)
@@ -365,10 +388,10 @@ def _assigned_degrees(assignment: Assignment, mesh: Mesh) -> dict[GridRole, int]
 
 def assignment_for(analysis: Analysis, operands: Sequence[Layout], result: Layout) -> Assignment | None:
     """
-    Return the assignment under which an operator reads its operands in these layouts and makes its first result in
-    `result`; None if there is none.
+    Return the role of each mesh axis in an operator that reads its operands in these layouts and makes its first result
+    in `result`; None if no assignment does.
 
-    Given `out[v, e] = sum[b](..ids[b]..g[b, e])`, g and ids divided along b, and a result in addends, returns b.
+    Given `out[v, e] = sum[b](..ids[b]..g[b, e])`, g and ids sharded along b, and a result in partial sums, returns b.
     """
     pinned = [pinned_at(coordinate) for _, coordinate in pins(result)]
     may: list[GridRole] = [*analysis.splittable, COPY, REPEAT, *analysis.carriers, *pinned]
@@ -388,12 +411,18 @@ def assignment_for(analysis: Analysis, operands: Sequence[Layout], result: Layou
 
 
 def as_layout(assignment: Assignment) -> Layout:
-    """Return the assignment of a leaf or parallel operator, whose grid axes are dims, as the layout of its result."""
+    """
+    Return the assignment of a leaf or parallel operator, whose roles are all dims or integers, as the layout of its
+    result.
+    """
     return tuple(what for what in assignment if isinstance(what, int))
 
 
 def placed_roles(node: Node, mesh: Mesh) -> Assignment:
-    """Return the role of each mesh axis in a node that has a view. Raises `UnityError` where they do not fit."""
+    """
+    Return the role of each mesh axis in a node, as its machine view says. Raises `UnityError` where the view does not
+    fit the mesh.
+    """
     assert node.view is not None
     return _axes_of(node.view, tuple(_grid_degrees(node)), mesh, node.op)
 
@@ -405,7 +434,7 @@ def _axes_of(view: View, order: tuple[GridRole, ...], mesh: Mesh, name: str) -> 
 
 @dataclass(frozen=True)
 class Placement:
-    """A graph placed on a mesh: the assignment of every compute node, the layout of every value."""
+    """A graph placed on a mesh: the role of every mesh axis in each compute node, and the layout of every value."""
 
     mesh: Mesh
     assignments: Mapping[Node, Assignment]
@@ -413,7 +442,7 @@ class Placement:
 
     def needs(self, node: Node, operand: int) -> Layout:
         """
-        Return the layout in which a node reads an operand, by the node's own assignment, wherever the operand was made.
+        Return the layout in which a node reads operand number `operand`; the value may have been made in another one.
         """
         if node.is_compute:
             return operand_layout(node.analysis, operand, self.assignments[node])
@@ -422,10 +451,10 @@ class Placement:
 
 def place(graph: Graph, mesh: Mesh) -> Placement:
     """
-    Return the placement that a graph's views describe. A node without a view stays where its operands are, as far as
-    its type allows.
+    Place a parallel graph on a mesh, as its machine views say. A node without a view stays where its operands are, as
+    far as its type allows.
 
-    Raises `UnityError` where a degree does not fit the mesh.
+    Raises `UnityError` where a degree or a view does not fit the mesh.
     """
     assignments: dict[Node, Assignment] = {}
     layouts: dict[Value, Layout] = {}
@@ -516,7 +545,7 @@ def _after(node: Node, before: Layout, mesh: Mesh) -> Layout:
 
 
 def with_views(graph: Graph, placement: Placement) -> Graph:
-    """Return the same graph with the place of every leaf and compute node written as its view."""
+    """Return the same graph with machine views on every leaf and compute node, that say where `placement` has them."""
     new: dict[Node, Node] = {}
 
     def placed(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:

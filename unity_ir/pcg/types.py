@@ -34,7 +34,7 @@ MAX_PIECES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One piece of a value, by its position along every dim, the number of its addend and the number of its copy."""
+    """One piece of a value: its position along every dim, which of the partial sums it is, and which of the copies."""
 
     dims: tuple[int, ...]
     sum: int = 0
@@ -45,7 +45,7 @@ class Piece:
 class TensorType:
     """
     The parallel type of a value: `!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`; with halos `[64, 3, 224:2 halo(3,
-    2), 224]` or `halo_sum(3, 2)`.
+    2), 224]` or `halo_sum(3, 2)`. Its fields are as in `tdl.parallel.Degrees`.
 
     Make one with `tensor_type`, which checks and interns it.
     """
@@ -62,7 +62,7 @@ class TensorType:
 
     @cached_property
     def pieces(self) -> int:
-        """The number of pieces, copies and addends included."""
+        """The number of pieces: shards times partial sums times copies."""
         return prod(self.degrees) * self.sum * self.copy
 
     @property
@@ -77,22 +77,25 @@ class TensorType:
 
     @cached_property
     def elements(self) -> int:
-        """Elements of the whole value."""
+        """The number of elements of the whole value."""
         return prod(self.shape)
 
     @cached_property
     def piece_shape(self) -> tuple[int, ...]:
-        """The sizes of a piece, with its halo."""
+        """The shape of a piece, with its halo."""
         return tuple(s + low + high for s, (low, high) in zip(self.core_shape, self.borders, strict=True))
 
     @cached_property
     def core_shape(self) -> tuple[int, ...]:
-        """The sizes of a piece without its halo."""
+        """The shape of a piece without its halo."""
         return tuple(s // d for s, d in zip(self.shape, self.degrees, strict=True))
 
     @property
     def borders(self) -> Halos:
-        """Per dim, the elements before and after a piece that are copies or addends of its neighbours'."""
+        """
+        Per dim, the numbers of elements (before, after) that a piece has in addition to its own: its halo, of either
+        kind.
+        """
         return self.halo or self.halo_sum or ((0, 0),) * len(self.shape)
 
     @property
@@ -102,7 +105,7 @@ class TensorType:
 
     @cached_property
     def parts(self) -> Degrees:
-        """The degrees of the type, as TDL's typing rules take them."""
+        """How the value is divided, without shape and element type."""
         return Degrees(self.degrees, self.sum, self.copy, self.halo, self.halo_sum)
 
     @property
@@ -116,29 +119,31 @@ class TensorType:
         return tensor_type(self.shape, self.dtype, self.degrees, self.copy, self.sum, self.halo_sum, self.halo)
 
     def with_degree(self, dim: int, degree: int) -> TensorType:
-        """Return the type with another degree of a dim."""
+        """Return the type with `dim` sharded into `degree` pieces instead."""
         degrees = (*self.degrees[:dim], degree, *self.degrees[dim + 1 :])
         return tensor_type(self.shape, self.dtype, degrees, self.sum, self.copy)
 
     def with_sum(self, degree: int) -> TensorType:
-        """Return the type with another number of addends."""
+        """Return the type with `degree` partial sums instead."""
         return tensor_type(self.shape, self.dtype, self.degrees, degree, self.copy)
 
     def with_copy(self, degree: int) -> TensorType:
-        """Return the type with another number of copies."""
+        """Return the type with `degree` copies instead."""
         return tensor_type(self.shape, self.dtype, self.degrees, self.sum, degree)
 
     def with_halo(self, dim: int, low: int, high: int, kind: str = "halo") -> TensorType:
         """
-        Return the type with other borders along a dim: `low` elements before and `high` after each piece.
+        Return the type with another halo along a dim: `low` elements before and `high` after each piece.
 
-        `kind` is `halo` (copies of the neighbours' elements) or `halo_sum` (addends of them).
+        `kind` is `halo` (equal to the neighbouring pieces' elements) or `halo_sum` (to be added to them).
         """
         borders = (*self.borders[:dim], (low, high), *self.borders[dim + 1 :])
         return divided_type(self.shape, self.dtype, replace(self.parts, **{kind: borders}))
 
     def all_pieces(self) -> list[Piece]:
-        """Return every piece, dims outermost, then addends, then copies."""
+        """
+        Return every piece, ordered by position along the dims, then by number of the partial sum, then of the copy.
+        """
         return [
             Piece(dims, s, c)
             for dims in product(*(range(d) for d in self.degrees))
@@ -170,10 +175,10 @@ def tensor_type(
     halo_sum: Halos = (),
 ) -> TensorType:
     """
-    Return the interned type of global sizes `shape`, element type `dtype`, and the given degrees (1 each if left out).
+    Return the parallel type of global shape `shape`, element type `dtype`, and these degrees (1 per dim if left out).
 
     Raises `UnityError` for an unknown element type, sizes below 1 or too large to address, degrees that do not divide.
-    Arguments must be hashable: tuples, not lists.
+    Arguments must be hashable (tuples, not lists): equal types are one object.
     """
     degrees = tuple(degrees) if degrees is not None else (1,) * len(shape)
     if dtype not in ELEMENT_BYTES:
@@ -211,6 +216,7 @@ def tensor_type(
 
 def divided_type(shape: tuple[int, ...], dtype: str, degrees: Degrees) -> TensorType:
     """
-    Return the type of a value of global shape `shape` in these degrees. Raises `UnityError` as `tensor_type` does.
+    Return the parallel type of a value of global shape `shape` that is divided as `degrees` says. Raises `UnityError`
+    as `tensor_type` does.
     """
     return tensor_type(shape, dtype, degrees.dims, degrees.sum, degrees.copy, degrees.halo, degrees.halo_sum)

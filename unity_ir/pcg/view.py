@@ -20,7 +20,11 @@ ViewAxis = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A machine view: `#machine.view<start, [factor @ stride, ...], ..., repeat [...]>`."""
+    """
+    A machine view: the devices that an operator's tasks run on, `#machine.view<start, [factor @ stride, ...], ...,
+    repeat [...]>`. Each axis of the task grid has factors, which step `stride` devices at a time; devices along
+    `repeat` do the same tasks again.
+    """
 
     start: int
     axes: tuple[ViewAxis, ...]
@@ -28,23 +32,22 @@ class View:
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """The degree of each grid axis."""
+        """The size of each axis of the task grid: the product of its factors."""
         return tuple(prod(f for f, _ in axis) for axis in self.axes)
 
     def devices(self) -> list[int]:
-        """Return every device that has a task, repeats included, in grid order."""
+        """Return the device of every task, repeats included, in row-major order of the task grid."""
         return [self.start + offset for offset in _offsets((*self.axes, self.repeat))]
 
     @property
     def last(self) -> int:
-        """The highest device that has a task."""
+        """The highest number of a device that has a task."""
         return self.start + sum((f - 1) * max(s, 0) for f, s in self._factors)
 
     @property
     def is_injective(self) -> bool:
         """
-        Whether no device has two tasks. (This lists the devices only where a stride lies within those of other
-        factors.)
+        Whether no device has two tasks. (It lists the devices only where a stride lies within those of other factors.)
         """
         reach = 0
         for factor, stride in sorted(self._factors, key=lambda pair: pair[1]):

@@ -34,7 +34,7 @@ WITHOUT = "~"
 
 @cache
 def algebraic() -> tuple[Rule, ...]:
-    """Return the rules named in `SEARCHED`, in its order."""
+    """Return the library's rules that matter for models (those named in `SEARCHED`), in its order."""
     known = group(rule for name in FAMILIES for rule in family(name))
     return tuple(known[name] for name in SEARCHED)
 

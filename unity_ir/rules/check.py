@@ -65,7 +65,7 @@ def attribute_defaults(op: str) -> dict[str, AttrExpr]:
 
 def check(rule: Substitution) -> None:
     """
-    Raise `UnityError`, with the rule, the fault and the fix, if a rule is not well formed.
+    Check that a rule is well formed; raise `UnityError`, with the rule, the fault and the fix, if not.
 
     Its attributes and numbers of operands must fit its operators, the source must bind all that the target uses, and
     both sides must have the same types at sample sizes.
@@ -117,7 +117,7 @@ def _fits(kind: str, value: AttrExpr) -> bool:
 
 
 def parameters(rule: Substitution, side: tuple[Term, ...]) -> dict[str, str]:
-    """Return the attribute parameters (`$act`) on one side of a rule: their kinds by name."""
+    """Return the attribute parameters (`$act`) on one side of a rule, with the kind of each, by name."""
     return {
         value.name: attribute_kinds(o.op)[name]
         for o in rule.operations(side)
@@ -178,8 +178,8 @@ def _check_types(rule: Substitution) -> None:
 
 def sample_inputs(rule: Substitution, bindings: Bindings) -> dict[str, Value]:
     """
-    Return an input leaf for each of the rule's inputs, by name, with its type at `bindings` (of element type i64 or
-    f32).
+    Make an input leaf for each of the rule's inputs, whose sizes and degrees have the values in `bindings`; return them
+    by name. Element types are i64 or f32.
 
     Raises `UnityError` if the bindings give an impossible type.
     """
@@ -192,7 +192,7 @@ def sample_inputs(rule: Substitution, bindings: Bindings) -> dict[str, Value]:
 
 def samples(rule: Substitution) -> Iterator[Bindings]:
     """
-    Yield bindings at which to try a rule, `TRIES` at most, the same in the same order in every run.
+    Yield up to `TRIES` choices of values for a rule's symbols at which to try it; the same in every run.
 
     Sizes are small, unequal for unequal symbols, and fulfil the rule's conditions; all degrees are 2.
     """
@@ -225,8 +225,8 @@ def _degrees(rule: Substitution) -> frozenset[str]:
 
 def free(rule: Substitution) -> tuple[str, ...]:
     """
-    Return the symbols of a rule that no match determines, usually degrees; whoever applies the rule must give their
-    values.
+    Return the symbols of a rule that matching its source does not determine, usually degrees; to apply the rule, give
+    values for them.
 
     A symbol is determined if the shapes, degrees and attributes of the source can be solved for it. Given the rule that
     divides `matmul(x, w)`, of x [a.., d*k], by d along k, returns `("d",)`, from which k follows.

@@ -42,7 +42,7 @@ class RuleApplication:
 
 def parse_given(text: str) -> tuple[tuple[str, int], ...]:
     """
-    Return the (symbol, value) pairs in a text: given `d=2,e=4`, returns `(("d", 2), ("e", 4))`.
+    Parse the values given for symbols of a rule: given `d=2,e=4`, returns `(("d", 2), ("e", 4))`.
 
     Raises `UnityError` for any other text.
     """
@@ -65,7 +65,7 @@ _LINE = re.compile(r"(?P<rule>[A-Za-z_][\w.-]*) at (?P<at>\w+#\d+(\.\d+)?)( with
 
 def parse_derivations(text: str, where: str) -> Derivations:
     """
-    Return the derivations in the text of a file, by function name; `where` is the file's name, for messages.
+    Parse the derivations in the text of a file; return them by function name. `where` is the file's name, for messages.
 
     Raises `UnityError` naming the line that cannot be read.
     """
@@ -92,8 +92,8 @@ def parse_derivations(text: str, where: str) -> Derivations:
 
 def apply_at(graph: Graph, rule: Rule, at: str, given: Bindings | None = None) -> Graph:
     """
-    Return the graph after `rule` is applied once at the operator `at`: `matmul#3`, or `matmul#3.2` for the second match
-    there.
+    Apply a rule once at the operator `at`: `matmul#3`, or `matmul#3.2` for the second match there; return the new
+    graph.
 
     `given` has values for symbols that no match determines. Raises `UnityError` where the rule does not apply.
     """
@@ -111,7 +111,7 @@ def replay(
     graph: Graph, steps: Iterable[RuleApplication], known: dict[str, Rule] | None = None, unproved: bool = False
 ) -> Graph:
     """
-    Return the graph after all steps of a derivation, applied in order.
+    Apply all steps of a derivation to a graph, in order; return the last graph.
 
     Rules are looked up by name in `known`, by default in the library. Raises `UnityError` for unknown rules, for rules
     without a proof unless `unproved`, and for steps that do not apply.

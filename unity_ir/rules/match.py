@@ -26,7 +26,10 @@ COMMUTATIVE = ("add", "mul", "maximum", "minimum")
 
 
 class OpIndex:
-    """A graph's nodes by operator name, and the users of each value. Made once and used for all rules."""
+    """
+    A graph indexed for matching: nodes by operator name, and the users of each value. Make one per graph, for all
+    rules.
+    """
 
     def __init__(self, graph: Graph):
         self.graph = graph
@@ -42,7 +45,10 @@ class OpIndex:
                 self.users.setdefault(operand, []).append((node, i))
 
     def place(self, node: Node) -> str:
-        """Return the name of an operator: `matmul#3`, with its number among the graph's nodes."""
+        """
+        Return the name by which derivations refer to a node: its operator and its number among the graph's nodes,
+        `matmul#3`.
+        """
         return f"{node.op}#{self.number[node]}"
 
     def depends(self, value: Value, nodes: set[Node]) -> bool:
@@ -64,7 +70,7 @@ class OpIndex:
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """A place in a graph where a substitution applies, with the values that would replace the matched ones."""
+    """A place in a graph where a substitution applies, with the new values that would replace the matched ones."""
 
     rule: Substitution
     index: OpIndex
@@ -79,14 +85,14 @@ class Match:
 
     @property
     def place(self) -> str:
-        """Name of the operator the match is at, such as `matmul#3`."""
+        """The name of the operator that the match is at, such as `matmul#3`."""
         return self.index.place(self.at)
 
     @cached_property
     def kept(self) -> tuple[Node, ...]:
         """
-        The matched operators that stay in the graph after the replacement: others use their results, or they are
-        outputs.
+        The matched operators that stay in the graph after the replacement: their results are outputs or have other
+        users.
         """
         kept: set[Node] = set()
         for node in sorted(self.nodes, key=lambda n: -self.index.number[n]):
@@ -100,9 +106,9 @@ class Match:
     @cached_property
     def repeats_work(self) -> bool:
         """
-        Whether the replacement computes something twice.
+        Whether applying the match would compute something twice.
 
-        It does if matched operators stay in the graph, and the new operators do more work (FLOPs and elements written)
+        It would if matched operators stay in the graph, and the new operators do more work (FLOPs and elements written)
         than the removed ones. An example is `relu(matmul(x, w)) -> matmul(x, w) {act}` where others use the product.
         """
         if not self.kept:
@@ -166,9 +172,9 @@ def matches(
     Yield all matches of a substitution in the graph of `index`, in the order of nodes; with `at`, those at that node
     only.
 
-    `given` has values for the symbols that no match determines (`check.free`); without them there is no match. Left out
-    are matches whose replacement would have other types or would depend on a replaced value. Of matches that differ
-    only in the order of the replaced values, or make the same values, only the first is kept.
+    `given` has values for the symbols that no match determines (`check.free`); without them there is no match. Matches
+    are skipped whose replacement would have other types, or would depend on a replaced value. Of matches that differ
+    only in the order of the replaced values, or make the same values, only the first is yielded.
     """
     plan, given = _plan(rule), given or {}
     if not plan.ops <= index.by_op.keys() or not plan.free <= given.keys():

@@ -56,7 +56,7 @@ from unity_ir.rules.poly import ONE, Poly, number, product, symbol
 
 
 class RuleTextError(UnityError):
-    """Text that cannot be read as a rule. `position` is the offset, in characters, of the part at fault."""
+    """Raised for text that cannot be read as a rule. `position` is the offset, in characters, of the part at fault."""
 
     def __init__(self, message: str, position: int):
         super().__init__(message)
@@ -227,7 +227,7 @@ def _error(message: str, token: Token) -> RuleTextError:
 
 def check_rule_name(name: str, position: int = 0) -> None:
     """
-    Raise `RuleTextError`, at `position`, for a rule name with characters that are not printed as written.
+    Check that a rule's name prints as it is written; raise `RuleTextError`, at `position`, for other characters.
 
     An empty name passes: `check.check` reports it.
     """
@@ -298,7 +298,8 @@ def _parse(text: str, start: str) -> Any:
 
 def parse_rules(text: str, where: str = "") -> tuple[Substitution, ...]:
     """
-    Return the rules in a text, in order. They are parsed only, not checked (see `unity_ir.rules.check`).
+    Parse the rules in a text; return them in order. They are not checked to be well formed (see
+    `unity_ir.rules.check`).
 
     `where` is the name of the file, if any. Raises `RuleTextError`, which begins `file:line:column:` if `where` is
     given.
@@ -314,10 +315,12 @@ def parse_rules(text: str, where: str = "") -> tuple[Substitution, ...]:
 
 
 def parse_tensor(text: str) -> Input:
-    """Return an input without a name, from text such as `int [b.., n]`. Raises `RuleTextError`."""
+    """
+    Parse the type of a rule's input, such as `int [b.., n]`; return an input without a name. Raises `RuleTextError`.
+    """
     return cast("Input", _parse(text, "tensor"))
 
 
 def parse_poly(text: str) -> Poly:
-    """Return a polynomial, from text such as `2*d*m + n - 1`. Raises `RuleTextError`."""
+    """Parse a polynomial such as `2*d*m + n - 1`. Raises `RuleTextError`."""
     return cast("Poly", _parse(text, "poly"))

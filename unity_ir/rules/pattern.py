@@ -25,14 +25,14 @@ from unity_ir.tdl.syntax import AttrValue
 
 @dataclass(frozen=True, slots=True)
 class DimPack:
-    """An entry of a shape that stands for any number of dims: `a..`. Their number is the symbol `#a`."""
+    """An entry of a rule's shape that stands for any number of dims: `a..`. Their number is the symbol `#a`."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class AttrParameter:
-    """An attribute of kind `float` or `name` whose value the match gives: `$act`."""
+    """An attribute of a rule's operator whose value, a float or a name, matching gives: `$act`."""
 
     name: str
 
@@ -49,7 +49,7 @@ Bindings: TypeAlias = Mapping[str, int | float | str | tuple[int, ...]]
 @dataclass(frozen=True, slots=True, eq=False)
 class Input:
     """
-    An input of a rule: it matches any value of this shape, in these pieces.
+    An input of a rule: it matches any value of this shape and division into pieces.
 
     `degrees` has an entry for each of `shape` (1 for packs); if empty, all are 1. `integer` asks for integer elements.
     """
@@ -64,7 +64,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """An operator, parallel or compute, applied to terms."""
+    """An operator of a rule's pattern, parallel or compute, applied to terms."""
 
     op: str
     operands: tuple[Term, ...]
@@ -73,7 +73,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class ResultOf:
-    """Result number `index` of an operation."""
+    """A term of a rule's pattern: result number `index` of an operation."""
 
     operation: Operation
     index: int = 0
@@ -91,7 +91,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class ProofRecord:
-    """The proof a rule's text carries: the verdict, the seconds the proof took, and the conditions it assumed."""
+    """The proof that a rule's text carries: the verdict, the seconds the proof took, and the conditions it assumed."""
 
     verdict: str
     seconds: float
@@ -102,7 +102,7 @@ class ProofRecord:
 
 @dataclass(frozen=True, slots=True)
 class Substitution:
-    """A rewrite rule: the values of `source` may be replaced by those of `target`, result by result."""
+    """A rewrite rule: values that match the pattern `source` may be replaced by those of `target`, result by result."""
 
     name: str
     inputs: tuple[Input, ...]
@@ -130,12 +130,12 @@ class Substitution:
 
     @property
     def symbols(self) -> frozenset[str]:
-        """Symbols of all sizes, degrees and numbers of dims."""
+        """The symbols of a rule: those of all sizes, degrees and numbers of dims."""
         return frozenset[str]().union(*(p.symbols for p in self.polys))
 
     @property
     def polys(self) -> list[Poly]:
-        """All polynomials of the rule: sizes, degrees, attributes and conditions."""
+        """All polynomials in a rule: its sizes, degrees, attributes and conditions."""
         polys: list[Poly] = [c.poly for c in self.conditions]
         for i in self.inputs:
             polys += [*(s for s in i.shape if isinstance(s, Poly)), *i.degrees, i.sum, i.copy]
@@ -147,7 +147,8 @@ class Substitution:
 
 def ints(poly: Poly, bindings: Bindings) -> int:
     """
-    Return the integer value of a polynomial under `bindings`. Raises `UnityError` naming a symbol that has no value.
+    Return the value of a polynomial when its symbols have the values in `bindings`. Raises `UnityError` naming a symbol
+    without a value.
     """
     values: dict[str, int] = {}
     for s in poly.symbols:
@@ -163,8 +164,8 @@ def ints(poly: Poly, bindings: Bindings) -> int:
 
 def input_type(of: Input, dtype: str, bindings: Bindings) -> TensorType:
     """
-    Return the type of an input under `bindings`, with element type `dtype`. Raises `UnityError` for symbols without a
-    value.
+    Return the type of a rule's input, of element type `dtype`, when its symbols have the values in `bindings`. Raises
+    `UnityError` for symbols without a value.
     """
     shape: list[int] = []
     degrees: list[int] = []
@@ -182,7 +183,7 @@ def input_type(of: Input, dtype: str, bindings: Bindings) -> TensorType:
 
 
 def attribute_value(value: AttrExpr, bindings: Bindings) -> AttrValue:
-    """Return the value of an attribute expression under `bindings`."""
+    """Return the value of an attribute in a rule when its symbols and parameters have the values in `bindings`."""
     match value:
         case Poly():
             return ints(value, bindings)
@@ -195,7 +196,7 @@ def attribute_value(value: AttrExpr, bindings: Bindings) -> AttrValue:
 
 
 def attribute_expression(value: AttrValue) -> AttrExpr:
-    """Return the constant attribute expression of a value: polynomials for integers, floats and names as they are."""
+    """Return the attribute expression of a constant: integers become polynomials, floats and names stay as they are."""
     match value:
         case int():
             return number(value)
@@ -207,7 +208,8 @@ def attribute_expression(value: AttrValue) -> AttrExpr:
 
 def build(side: tuple[Term, ...], inputs: Mapping[str, Value], bindings: Bindings) -> tuple[Value, ...]:
     """
-    Return the values of a side (source or target), as a graph over `inputs`: the values of the rule's inputs, by name.
+    Build one side of a rule (source or target) as a graph over `inputs`, values by the names of the rule's inputs, with
+    the values in `bindings` for symbols; return the side's values.
 
     Raises `UnityError` where an operator is not well typed at these bindings.
     """

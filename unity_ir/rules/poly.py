@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TypeAlias
 
 from unity_ir.errors import UnityError
@@ -13,26 +13,37 @@ from unity_ir.errors import UnityError
 Monomial: TypeAlias = tuple[str, ...]
 """A product of symbols, sorted; the empty one is 1."""
 
+Term: TypeAlias = tuple[Monomial, int]
+"""A monomial and its coefficient."""
+
 
 @dataclass(frozen=True)
 class Poly:
     """
-    A sum of monomials with non-zero integer coefficients, sorted. Made by `number`, `symbol`, `parse` and arithmetic.
+    A multivariate polynomial with integer coefficients, in normal form. Made by `number`, `symbol`, `parse` and
+    arithmetic.
     """
 
-    terms: tuple[tuple[Monomial, int], ...]
+    terms: tuple[Term, ...]
+
+    def __hash__(self) -> int:
+        # Proofs look up the same ones over and over; a cached property would take a lock.
+        known: int | None = self.__dict__.get("_hash")
+        if known is None:
+            known = self.__dict__["_hash"] = hash(self.terms)
+        return known
 
     def __add__(self, other: Poly | int) -> Poly:
         return _sum((*self.terms, *_poly(other).terms))
 
     def __sub__(self, other: Poly | int) -> Poly:
-        return _sum((*self.terms, *((m, -c) for m, c in _poly(other).terms)))
+        return _sum((*self.terms, *[(m, -c) for m, c in _poly(other).terms]))
 
     def __neg__(self) -> Poly:
         return Poly(tuple((m, -c) for m, c in self.terms))
 
     def __mul__(self, other: Poly | int) -> Poly:
-        return _sum((tuple(sorted((*a, *b))), c * d) for a, c in self.terms for b, d in _poly(other).terms)
+        return _sum(_products(self.terms, _poly(other).terms))
 
     @cached_property
     def symbols(self) -> frozenset[str]:
@@ -52,7 +63,7 @@ class Poly:
 
         Given `s*m + i` and s returns `m`.
         """
-        found: list[tuple[Monomial, int]] = []
+        found: list[Term] = []
         for m, c in self.terms:
             if m.count(symbol) == 1:
                 at = m.index(symbol)
@@ -67,16 +78,19 @@ class Poly:
         """Return the polynomial with symbols replaced by polynomials; symbols not in `values` stay."""
         if self.symbols.isdisjoint(values):
             return self
-        out = ZERO
+        out: list[Term] = []
         for m, c in self.terms:
-            product = number(c)
+            terms = [(tuple([s for s in m if s not in values]), c)]
             for s in m:
-                product = product * values.get(s, symbol(s))
-            out = out + product
-        return out
+                if s in values:
+                    terms = _products(terms, values[s].terms)
+            out += terms
+        return _sum(out)
 
     def at(self, values: Mapping[str, int]) -> int:
-        """Return the value at integer values of all its symbols. Raises `KeyError` where one has none."""
+        """
+        Return the value of the polynomial at integer values of all its symbols. Raises `KeyError` where one has none.
+        """
         total = 0
         for m, c in self.terms:
             for s in m:
@@ -85,6 +99,10 @@ class Poly:
         return total
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         text = ""
         for m, c in sorted(self.terms, key=lambda t: (-len(t[0]), t)):
             amount = "*".join(m) if m and abs(c) == 1 else "*".join((str(abs(c)), *m))
@@ -92,11 +110,16 @@ class Poly:
         return text or "0"
 
 
-def _sum(terms: Iterable[tuple[Monomial, int]]) -> Poly:
+def _sum(terms: Iterable[Term]) -> Poly:
     found: dict[Monomial, int] = {}
     for m, c in terms:
         found[m] = found.get(m, 0) + c
-    return Poly(tuple(sorted((m, c) for m, c in found.items() if c)))
+    return Poly(tuple(sorted([t for t in found.items() if t[1]])))
+
+
+def _products(left: Iterable[Term], right: Sequence[Term]) -> list[Term]:
+    """Return the products of every term on the left with every one on the right; equal monomials are not yet added."""
+    return [(tuple(sorted(a + b)) if a and b else a or b, c * d) for a, c in left for b, d in right]
 
 
 def number(value: int) -> Poly:
@@ -104,6 +127,7 @@ def number(value: int) -> Poly:
     return Poly((((), value),)) if value else ZERO
 
 
+@lru_cache(maxsize=4096)
 def symbol(name: str) -> Poly:
     """Return the polynomial that is one symbol."""
     return Poly((((name,), 1),))

@@ -24,10 +24,10 @@ class Rule:
 
     def matches(self, graph: Graph, given: Bindings | None = None, index: OpIndex | None = None) -> Iterator[Match]:
         """
-        Yield all matches of all cases, in the order of the nodes they are at. See `match.matches`.
+        Yield all matches of all cases, in the order of the nodes they are at; see `match.matches`.
 
-        `given` has values for symbols that no match determines. `index` is the graph's `OpIndex`, if one has been made
-        for other rules.
+        `given` has values for symbols that no match determines. `index` is the graph's `OpIndex`, if it was made
+        already.
         """
         index = index or OpIndex(graph)
         found = (matches(case, index, given) for case in self.cases)
@@ -37,7 +37,7 @@ class Rule:
         self, graph: Graph, given: Bindings | None = None, index: OpIndex | None = None
     ) -> Iterator[tuple[str, Graph]]:
         """
-        Yield (place, graph after the application) for every way to apply the rule once that repeats no work.
+        Apply the rule once, in every way that repeats no work; yield (place, new graph) for each.
 
         The place names the operator that makes the first replaced value: `matmul#3`, or `matmul#3.2` for the second
         match there. Applications after which a weight that had a gradient has none are left out, even if that gradient
@@ -59,7 +59,7 @@ class Rule:
         self, graph: Graph, given: Bindings | None = None, most: int = MOST_AT_ONCE
     ) -> tuple[list[str], Graph]:
         """
-        Apply the rule until it applies no more, `most` times at most. Return the places, in order, and the last graph.
+        Apply the rule until it applies no more, `most` times at most; return the places, in order, and the last graph.
         """
         at: list[str] = []
         while len(at) < most and (found := next(self.applications(graph, given), None)) is not None:
@@ -74,7 +74,7 @@ def _trained_weights(graph: Graph) -> set[Node]:
 
 def substitute(graph: Graph, replaced: Mapping[Value, Value]) -> Graph:
     """
-    Return the graph with the values in `replaced` replaced by others, and every value that depends on them rebuilt.
+    Replace the values in `replaced` by others, and rebuild every value that depends on them; return the new graph.
 
     A replacement is a value of the graph, or new over values of the graph; it must not depend on a replaced value.
     """

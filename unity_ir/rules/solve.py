@@ -20,7 +20,7 @@ from unity_ir.tdl.syntax import AttrValue
 @dataclass(slots=True)
 class Equations:
     """
-    Equations between a pattern's symbols and a graph's sizes and attributes.
+    A system of equations between a pattern's symbols and a graph's sizes and attributes.
 
     Methods that add an equation return False if the equations then have no solution.
     """
@@ -33,7 +33,7 @@ class Equations:
 
     @staticmethod
     def given(bindings: Bindings) -> Equations:
-        """Return equations with the values that the caller of a rule has chosen."""
+        """Make a system in which symbols already have the integer values in `bindings`."""
         equations = Equations()
         for name, value in bindings.items():
             if isinstance(value, int):
@@ -41,7 +41,7 @@ class Equations:
         return equations
 
     def equal(self, poly: Poly, value: int) -> bool:
-        """Add `poly = value`: solve it if one unknown is left, keep it for `again` if more are."""
+        """Add the equation `poly = value`; solve it if one unknown is left, keep it for `again` if more are."""
         constant = poly.constant
         if constant is not None:
             return constant == value
@@ -65,7 +65,7 @@ class Equations:
         return True
 
     def attribute(self, pattern: AttrExpr, value: AttrValue) -> bool:
-        """Add that an attribute expression of the pattern has the value of the graph's attribute."""
+        """Add the equation that an attribute of the pattern equals that of the graph, `value`."""
         match pattern:
             case Poly():
                 constant = pattern.constant
@@ -82,7 +82,7 @@ class Equations:
                 return pattern == value
 
     def again(self) -> bool:
-        """Solve the kept equations as far as possible."""
+        """Solve the equations that `equal` kept, as far as possible; return False if one has no solution."""
         while self.open:
             kept, self.open = self.open, []
             if not all(self.equal(poly, value) for poly, value in kept):
@@ -92,7 +92,10 @@ class Equations:
         return True
 
     def shape(self, item: Input, type: TensorType) -> bool | None:
-        """Add that an input has the shape of a type; None while the number of dims in its packs is not known."""
+        """
+        Add the equations that an input of the pattern has the shape and degrees of a type; return None, and add
+        nothing, while the number of dims in several of its packs is unknown.
+        """
         if type.halo or type.halo_sum or item.integer == type.is_floating:
             return False
         names = [p.name for p in item.shape if isinstance(p, DimPack)]
@@ -121,7 +124,7 @@ class Equations:
         return self.equal(item.sum, type.sum) and self.equal(item.copy, type.copy)
 
     def bindings(self) -> Bindings:
-        """Return the values found for the symbols, packs and attribute parameters."""
+        """Return the values found for symbols, packs and attribute parameters, by name."""
         sizes = {name: value for name, value in self.known.items() if not name.startswith("#")}
         return {**sizes, **self.packs, **self.parameters}
 
@@ -133,8 +136,8 @@ def solve(
     given: Bindings,
 ) -> Bindings | None:
     """
-    Return the bindings at which every input has its type and every attribute expression its value, and all conditions
-    hold.
+    Solve for the values of a pattern's symbols at which every input has its type, every attribute its value, and all
+    conditions hold.
 
     Returns None if there are none. `given` has values that the caller has chosen.
     """

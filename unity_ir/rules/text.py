@@ -41,7 +41,7 @@ def condition_text(condition: Condition) -> str:
 
 
 def attribute_text(value: AttrExpr) -> str:
-    """Return the text of an attribute expression, such as `[n, m]` or `$act`."""
+    """Return the text of the value of a rule's attribute, such as `[n, m]` or `$act`."""
     match value:
         case tuple():
             return f"[{', '.join(map(str, value))}]"
@@ -80,7 +80,8 @@ def _proof_text(proof: ProofRecord) -> str:
 
 def applications(rule: Substitution, side: tuple[Term, ...]) -> list[tuple[Operation, int]]:
     """
-    Return the operations of a side, operands first, each with the number of its results that are used, at least 1.
+    Return the operations of one side of a rule, operands first, each with the number of its results that are used, at
+    least 1.
     """
     operations = rule.operations(side)
     results = {id(o): 1 for o in operations}
@@ -113,7 +114,9 @@ def _side_text(rule: Substitution, side: tuple[Term, ...]) -> Iterator[str]:
 
 
 def side_text(side: tuple[Term, ...]) -> str:
-    """Return a side as one line: `matmul(relu(x), w)`; where it has several results, `split(y).0, split(y).1`."""
+    """
+    Return one side of a rule as one line: `matmul(relu(x), w)`; where it has several results, `split(y).0, split(y).1`.
+    """
     return ", ".join(map(_term_text, side))
 
 

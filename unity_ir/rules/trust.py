@@ -39,8 +39,8 @@ LIBRARY = "proofs.toml"
 
 def digest(rule: Substitution) -> str:
     """
-    Return a hash of all that a proof depends on: equal for two texts of one rule, different once its meaning may
-    differ.
+    Return a hash of all that the proof of a rule depends on, by which verdicts are stored: equal for two texts of one
+    rule, different once its meaning may differ.
     """
     ops = sorted({o.op for o in rule.operations((*rule.source, *rule.target))} - PARALLEL_OPERATORS.keys())
     lines = [text for op in ops for text in _said_of(find_operator(op))]
@@ -66,7 +66,7 @@ def _kept() -> Mapping[str, str]:
 
 
 def kept_text(proofs: Iterable[tuple[Substitution, Proof]]) -> str:
-    """Return the text of the library's file of verdicts, one line per rule."""
+    """Return the text of the file that stores the verdicts on the library's rules, one line per rule."""
     head = "# What the prover says of every rule of the library: `unity-rules check --write` writes this file.\n"
     lines = (f'"{r.name}" = {{digest = "{digest(r)}", verdict = "{p.verdict}"}}\n' for r, p in proofs)
     return head + "".join(lines)
@@ -76,7 +76,9 @@ _proofs: dict[str, Proof] = {}
 
 
 def proof_of(rule: Substitution) -> Proof:
-    """Return the proof of a rule: the library's verdict for its digest, or else proved now (once per process)."""
+    """
+    Return the proof of a rule: the verdict stored for its digest, or else that of proving it now (once per process).
+    """
     key = digest(rule)
     if key not in _proofs:
         kept = next((v for v in get_args(Verdict) if v == _kept().get(key)), None)
@@ -92,12 +94,12 @@ def _proved_now(rule: Substitution) -> Proof:
 
 
 def unproved(rule: Rule) -> tuple[str, ...]:
-    """Return the names of those cases of a rule that are not proved to keep values."""
+    """Return the names of those cases of a rule whose values are not proved to stay the same."""
     return tuple(case.name for case in rule.cases if not proof_of(case).forward)
 
 
 def equal_but_at_ties(names: Iterable[str]) -> tuple[str, ...]:
-    """Return those of the named library rules whose gradients are proved equal except at ties of a maximum."""
+    """Return those of the named library rules whose gradients are proved equal only except at ties of a maximum."""
     known = {n: rules()[n] for n in dict.fromkeys(names) if n in rules()}
     return tuple(n for n, r in known.items() if any(proof_of(c).verdict == "almost everywhere" for c in r.cases))
 
@@ -106,8 +108,8 @@ def check_trusted(rule: Rule, allow_unproved: bool = False, graph: Graph | None 
     """
     Raise `UnityError` if a case of `rule` is not proved, unless `allow_unproved`.
 
-    In any case, raise it too if a rule is proved for forward values only while gradients of `graph` are still to be
-    made (or of any graph, if none is given).
+    In any case, raise it if only forward values are proved equal and `graph` is still to be differentiated (or may be,
+    if no graph is given).
     """
     for case in rule.cases:
         proof = proof_of(case)

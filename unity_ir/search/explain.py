@@ -29,7 +29,7 @@ from unity_ir.search.memory.seconds_and_bytes import CostModel
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """The best plan with an operator divided in one way."""
+    """The best plan in which one operator is sharded in a given way, for `--explain`."""
 
     divided: str
     kernels: float
@@ -45,7 +45,9 @@ class Alternative:
 
 
 def operators(graph: Graph) -> dict[str, Node]:
-    """Return the operators by their names in the printed graph: `matmul0`, `relu0`, `matmul1`."""
+    """
+    Return the compute operators of a graph by the names that its text has for them: `matmul0`, `relu0`, `matmul1`.
+    """
     counts: Counter[str] = Counter()
     found: dict[str, Node] = {}
     for node in graph.nodes():
@@ -82,7 +84,9 @@ def named(graph: Graph, name: str) -> tuple[str, Node]:
 
 
 def alternatives(found: JointPlan, node: Node) -> list[Alternative]:
-    """Return, for each way to divide an operator of the rewritten graph, the best plan; best first."""
+    """
+    Return, fastest first, the best plan for each way to shard the operator `node` of the rewritten graph in `found`.
+    """
     graph, solver = found.rewritten, _solver(found)
     builder = FactorGraphBuilder(solver, graph, whole=node)
     table = solver.table(node, builder.with_gradient)
@@ -126,7 +130,8 @@ def _alternative(how: str, node: Node, plan: ExactPlan, model: CostModel, price:
 
 def explain(found: JointPlan, plan: PlanCost, name: str) -> str:
     """
-    Return the text that explains an operator's choice, with the cost of each alternative.
+    Return the text of `--explain name`: the operator's sharding in the plan, its cost, and the cost of each
+    alternative.
 
     Raises `UnityError` for an unknown operator.
     """

@@ -14,11 +14,13 @@ from unity_ir.search.joint.best_first import JointPlan
 @dataclass(frozen=True)
 class SearchResult:
     """
-    The plan, what it costs, how it was derived, and a bound.
+    The plan that a search found (`graph`, placed), its cost, the rewrites that led to it (`derivation`), and a lower
+    bound.
 
-    `bound` is the least time (seconds) any placement of the final, rewritten graph on all devices can have under the
-    cost model, in which moves are waited for. As emitted, with moves beside kernels and branches on parts of the
-    machine, plans may take less; the one that then takes least need not be the one nearest to the bound.
+    `bound` is a lower bound in seconds on every plan of the final, rewritten graph with all operators on all devices,
+    under the cost model in which every move is waited for. The returned plan is chosen by simulated time, with
+    communication overlapped and maybe branches on parts of the machine: it may be faster than `bound`, and need not be
+    the one nearest to it.
     """
 
     strategy: str
@@ -41,5 +43,5 @@ class SearchResult:
 
     @property
     def gap(self) -> float | None:
-        """Relative gap between the bound and the plan nearest to it."""
+        """(seconds - bound) / bound of the plan nearest to the bound; None without a bound."""
         return None if not self.bound else (self.proved or self.cost).time / self.bound - 1

@@ -24,11 +24,13 @@ from unity_ir.search.layouts.objective import TIME
 from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.memory.lagrangian import lacking, needed
 from unity_ir.search.result import SearchResult
-from unity_ir.search.strategy import OptionValue, SearchContext, filled, strategy_named
+from unity_ir.search.strategy import OptionValue, SearchContext, make_options, strategy_named
 
 
 class DoesNotFit(UnityError):
-    """Raised where the plan of the strategy asked for does not fit the machine's memory; carries the result."""
+    """
+    Raised where the plan of the requested strategy needs more memory than a device has; carries the `SearchResult`.
+    """
 
     def __init__(self, message: str, result: SearchResult, machine: Machine):
         super().__init__(message)
@@ -46,15 +48,15 @@ def run(
     budget: Budget | None = None,
 ) -> SearchResult:
     """
-    Search for a parallel graph that computes what `graph` does, for a machine.
+    Search for a plan: a parallel graph that computes what `graph` does, placed on the devices of `machine`.
 
-    A graph that is already parallel is searched from its erasure. `options` are those of the strategy
-    (`search.strategy.option_types`), such as `{"rules": "library"}` of joint and `{"seed": 3}` of mcmc. `optimizer` is
-    what the plan will be trained with, by default what the graph says. Ctrl-C ends the search with the best plan so
-    far, and so does `budget`, by default of so much work that no ordinary search is ended by it.
+    A parallel `graph` is made serial first (`erase`). `options` are those of the strategy
+    (`search.strategy.option_types`): `{"rules": "library"}` of joint, `{"seed": 3}` of mcmc. `optimizer` is the one the
+    plan will be trained with, by default the graph's. Ctrl-C and the end of `budget` (by default about 100 seconds of
+    work) return the best plan so far.
 
-    Raises `UnityError` for an unknown strategy or option, a graph that already has its backward, and (`DoesNotFit`) a
-    plan that does not fit the machine's memory.
+    Raises `UnityError` for an unknown strategy or option and for a graph that already has its backward, and
+    `DoesNotFit` for a plan that does not fit the machine's memory.
     """
     chosen = strategy_named(strategy)
     if graph.updates:
@@ -64,7 +66,7 @@ def run(
     start = perf_counter()
     serial = erase(graph)
     budget = budget or Budget()
-    own = filled(chosen, options or {})
+    own = make_options(chosen, options or {})
     with _seldom_collected():
         try:
             with within(budget):
@@ -113,7 +115,7 @@ def _baselines(serial: Graph, machine: Machine, optimizer: Optimizer) -> Iterato
     for name in ("data-parallel", "fsdp", "expert"):
         baseline = strategy_named(name)
         with suppress(UnityError):
-            found = baseline.search(serial, machine, filled(baseline, {}), SearchContext(optimizer))
+            found = baseline.search(serial, machine, make_options(baseline, {}), SearchContext(optimizer))
             yield found.graph, found.cost
 
 

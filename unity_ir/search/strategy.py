@@ -21,7 +21,7 @@ OptionValue = str | int | float | bool
 
 @dataclass(frozen=True)
 class SearchContext:
-    """Inputs of every strategy besides its own options."""
+    """Inputs of every strategy besides its own options: the optimizer to train with, and a callback for progress."""
 
     optimizer: Optimizer
     """Optimizer the plan will be trained with: its state takes memory."""
@@ -31,35 +31,39 @@ class SearchContext:
 
 @dataclass(frozen=True)
 class NoOptions:
-    """The options of a strategy that has none."""
+    """Options class of a strategy that has no options."""
 
 
 class Strategy(Protocol):
-    """A way to search. A module of `search/strategies/` lists its own in `STRATEGIES`; nothing else names them."""
+    """Interface of a search algorithm. Each module of `search/strategies/` lists its own in a tuple `STRATEGIES`."""
 
     @property
     def name(self) -> str:
-        """As in `--search=name`."""
+        """The name by which users select the strategy: `--search=name`."""
         ...
 
     @property
     def options(self) -> type[Any]:
-        """A frozen dataclass of numbers, words and flags, each with a default: `--search=name,key=value` sets them."""
+        """
+        The class of the strategy's options: a frozen dataclass of numbers, strings and flags, all with defaults.
+
+        Users set them by `--search=name,key=value`.
+        """
         ...
 
     def search(self, graph: Graph, machine: Machine, options: Any, context: SearchContext) -> SearchResult:
         """
-        Return a parallel graph for a serial one.
+        Return the plan found for a serial graph on a machine, with its cost.
 
-        Raises `UnityError` where there is none, and `KeyboardInterrupt` where Ctrl-C or the budget ends it before there
-        is a plan.
+        Raises `UnityError` if there is no plan, and `KeyboardInterrupt` if Ctrl-C or the budget ends the search before
+        there is one.
         """
         ...
 
 
 @cache
 def all_strategies() -> dict[str, Strategy]:
-    """Return every strategy by name; the default first, the others in the order of their modules."""
+    """Return every strategy by name, `joint` (the default) first, the others in the order of their modules."""
     folder = Path(__file__).with_name("strategies")
     modules = [import_module(f"unity_ir.search.strategies.{m.name}") for m in iter_modules([str(folder)])]
     found = [strategy for module in modules for strategy in module.STRATEGIES]
@@ -67,7 +71,7 @@ def all_strategies() -> dict[str, Strategy]:
 
 
 def strategy_named(name: str) -> Strategy:
-    """Return the strategy of that name. Raises `UnityError` if there is none."""
+    """Return the strategy called `name`. Raises `UnityError`, listing the known names, if there is none."""
     found = all_strategies().get(name)
     if found is None:
         raise UnityError(f"search: unknown strategy {name!r}; known are {', '.join(all_strategies())}")
@@ -75,7 +79,9 @@ def strategy_named(name: str) -> Strategy:
 
 
 def option_types(strategy: Strategy) -> dict[str, type]:
-    """Return the type of each option of a strategy, without `None`."""
+    """
+    Return the type of each option of a strategy, by name; of an optional one (`int | None`) the type without None.
+    """
     hints = get_type_hints(strategy.options)
     return {
         f.name: next(t for t in (*get_args(hints[f.name]), hints[f.name]) if t is not type(None))
@@ -83,11 +89,11 @@ def option_types(strategy: Strategy) -> dict[str, type]:
     }
 
 
-def filled(strategy: Strategy, given: Mapping[str, OptionValue]) -> Any:
+def make_options(strategy: Strategy, given: Mapping[str, OptionValue]) -> Any:
     """
-    Return a strategy's options with `given` set.
+    Return the strategy's options object with the values `given` by name, and defaults for the others.
 
-    Raises `UnityError` for an option it does not have, naming the strategies that do.
+    Raises `UnityError` for an option that the strategy does not have, naming the strategies that have it.
     """
     known = option_types(strategy)
     for name in given:

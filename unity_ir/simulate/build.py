@@ -5,7 +5,7 @@ Program order is forward operators in graph order, backward in reverse, then the
 reshard is issued as soon as its source is made, a leaf's reshard one operator ahead of its first use, and a gradient's
 synchronization as soon as the gradient is complete. Without overlap, every move is issued right before its first use
 and waited for at once. Halo exchanges are always waited for at once, although the emitted program overlaps them
-(`lowering.rank.schedule`).
+(`plan.schedule`).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def task_graph(
     axes: Sequence[int] | None = None,
 ) -> TaskGraph:
     """
-    Return the tasks of one iteration of a graph whose cost is `plan`.
+    Build the task graph of one iteration of a graph whose cost is `plan`.
 
-    `optimizer` is used if the graph names none. `overlap` runs communication beside kernels, as the emitted program
-    does. `axes` are the mesh axes along which devices are simulated separately: by default those that some layout pins;
-    with all axes, every device is simulated separately.
+    `optimizer` is used if the graph names none. With `overlap`, communication runs beside kernels, as in the emitted
+    program; without, every move is waited for. `axes` are the mesh axes along which devices are simulated separately:
+    by default those that some layout pins; with all axes, every device is.
     """
     placement = plan.placement
     if axes is None:
@@ -146,7 +146,7 @@ class _Builder:
             for hop in self.to_send.get(p, ()):
                 self._send(hop)
         reading = self.hops.reading.get(node, [])
-        sources = list(dict.fromkeys(n for hop in reading for n in hop.arrives))
+        sources = list(dict.fromkeys(n for hop in reading for n in hop.awaited))
         kind, moving = (FORWARD, FORWARD_MOVE) if node in self.is_forward else (BACKWARD, BACKWARD_MOVE)
         for r in self.hops.exchanges.get(p, ()):
             steps = self.streams.steps(r.forward, r.source, r.value.type.dtype)
@@ -176,7 +176,7 @@ class _Builder:
         if not hop.forward:
             return
         value = hop.reshard.value
-        sources, levels = (hop.parent.arrives, hop.parent.levels) if hop.parent else ((), ())
+        sources, levels = (hop.parent.awaited, hop.parent.levels) if hop.parent else ((), ())
         late = hop.first is None or self.order[hop.first[0]] not in self.is_forward
         kind = FORWARD_MOVE if not late or not self.explicit else SYNC if hop.first is None else BACKWARD_MOVE
         done = self._add(chain(self.streams, hop.forward, hop.number, sources, self.overlap, levels), kind, value)
@@ -197,7 +197,7 @@ class _Builder:
         if not self.overlap:
             for hop in starting:
                 self._send_all_back(hop)
-        sources = list(dict.fromkeys(n for hop in starting for n in hop.gradients(self.back)))
+        sources = list(dict.fromkeys(n for hop in starting for n in hop.awaited_at_source(self.back)))
         done = self._compute(node, f"{node.op} backward", self.costs[node].backward, sources, BACKWARD)
         for r in self.hops.exchanges.get(p, ()):
             steps = self.streams.steps(r.backward, dual(r.source), r.value.type.dtype)
@@ -230,7 +230,12 @@ class _Builder:
         value = hop.reshard.value
         kind = SYNC if hop.root.node.op == "weight" else BACKWARD_MOVE
         moving = chain(
-            self.streams, hop.backward, self.back + hop.number, hop.below(self.back), self.overlap, hop.levels_below
+            self.streams,
+            hop.backward,
+            self.back + hop.number,
+            hop.awaited_at_target(self.back),
+            self.overlap,
+            hop.levels_at_target,
         )
         done = self._add(moving, kind, value)
         self._hold(("gradient copy", hop.number), self._bytes(value, hop.reshard.target), done)
@@ -244,8 +249,8 @@ class _Builder:
         found = self.plan.weight_reshards[i]
         value = found.value
         starting = self.hops.starting.get(value, ())
-        sources = [n for hop in starting for n in hop.gradients(self.back)]
-        levels = next((hop.gradient_levels for hop in starting if hop.gradient_levels), ())
+        sources = [n for hop in starting for n in hop.awaited_at_source(self.back)]
+        levels = next((hop.levels_at_source for hop in starting if hop.levels_at_source), ())
         steps = self.streams.steps(found.backward, found.source, value.type.dtype)
         done = self._add(chain(self.streams, steps, 2 * self.back + i, sources, self.overlap, levels), SYNC, value)
         self._hold(("gradient", value), self._bytes(value, found.target), done)
@@ -255,7 +260,7 @@ class _Builder:
         for i, r in enumerate(self.plan.weight_reshards):
             steps = self.streams.steps(r.forward, r.source, r.value.type.dtype)
             hop = self.hops.leading.get(r.value)
-            sources, levels = (hop.arrives, hop.levels) if hop else ((), ())
+            sources, levels = (hop.awaited, hop.levels) if hop else ((), ())
             self._add(chain(self.streams, steps, 2 * self.back + i, sources, self.overlap, levels), SYNC, r.value)
 
     # -- update
@@ -290,7 +295,7 @@ class _Builder:
             before = {self.last[s] for s in after} | {self.arrived.get(key, -1) for key in waits}
             self.before.append(sorted(before - {-1}))
             self.tasks.append(task)
-            self.labels.append(Label(kind, what, value))
+            self.labels.append(Label(kind, what, "" if kind in (FORWARD, BACKWARD) else source_name(value), value.type))
             for s in held:
                 self.last[s] = number
             for key in sets:
@@ -340,6 +345,12 @@ class _Builder:
             flat(uses for _, uses in kept),
             tuple(always),
         )
+
+
+def source_name(value: Value) -> str:
+    """Return the name of a leaf, or the operator that makes a value."""
+    node = value.node
+    return node.name if node.op in ("input", "weight") else node.op
 
 
 def _piece_bytes(value: Value, layout: Layout, sizes: Sequence[int]) -> int:

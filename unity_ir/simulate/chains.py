@@ -19,7 +19,7 @@ Task = tuple[int, tuple[int, ...], tuple[int, ...], tuple[Key, ...], tuple[Key, 
 
 
 def arrivals(numbers: Sequence[int], streams: Streams, of: int) -> tuple[Key, ...]:
-    """Return the arrival keys of reshards, by their numbers, at device class `of`."""
+    """Return the keys by which tasks wait for the results of reshards, given by number, on device class `of`."""
     return tuple(n * streams.classes + of for n in numbers)
 
 
@@ -32,7 +32,7 @@ def chain(
     levels: tuple[int, ...] = (),
 ) -> list[tuple[str, Task]]:
     """
-    Return the tasks of a reshard, one per move and group of device classes, each with its move's kind.
+    Return the tasks of a reshard, each with its move's kind: one per move and group of device classes that communicate.
 
     `number` is the reshard's, and `sources` are the numbers of the reshards whose results it reads. `levels` are those
     crossed by the collective that made its operand, if one did: local moves run on the streams that made their operand.
@@ -56,9 +56,9 @@ def chain(
 
 def stall(streams: Streams, steps: Sequence[Step], sources: Sequence[int]) -> list[tuple[str, Task]]:
     """
-    Return the tasks of moves that occupy the compute streams until they end, such as halo exchanges.
+    Return the tasks of moves during which kernels wait, such as halo exchanges, each with its move's kind.
 
-    The first move waits for the reshards with numbers `sources`.
+    They occupy the compute streams, too. The first move waits for the reshards with numbers `sources`.
     """
     found = chain(streams, steps, 0, sources, overlap=False)
     first = len(steps[0][3]) if steps else 0

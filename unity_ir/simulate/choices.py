@@ -30,7 +30,10 @@ from unity_ir.tdl.divisibility import Analysis
 
 
 def roles(node: Node) -> tuple[GridRole, ...]:
-    """Return the roles a mesh axis may have in the task grid of a serial compute node."""
+    """
+    Return the roles that a mesh axis may have in a serial compute node: index variables, COPY, REPEAT, or partial sums
+    in a set of operands. Pinning is not among them.
+    """
     return _roles(node.analysis)
 
 
@@ -41,7 +44,8 @@ def _roles(analysis: Analysis) -> tuple[GridRole, ...]:
 
 def fits(node: Node, assignment: Assignment, mesh: Mesh) -> bool:
     """
-    Return whether an assignment fits a serial compute node: degrees divide sizes, and no integer is a partial sum.
+    Return whether an assignment (the role of each mesh axis) fits a serial compute node: degrees divide sizes, and no
+    integers are in partial sums.
     """
     return _fits(node.op, tuple(v.type for v in node.operands), node.attributes, node.types, assignment, mesh)
 

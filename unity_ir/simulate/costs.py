@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from unity_ir.cost.halos import halo_moves
-from unity_ir.cost.plan import plan_moves, update_time
+from unity_ir.cost.plan import update_time
 from unity_ir.cost.work import work
 from unity_ir.pcg.graph import Node, Optimizer, Value, leaf
 from unity_ir.pcg.materialise import degrees
 from unity_ir.pcg.sharding import Assignment, Layout, dual, layout_type, operand_layout, result_layout
 from unity_ir.pcg.types import TensorType
+from unity_ir.plan.moves import plan_moves
 from unity_ir.simulate.chains import Task, chain, stall
 from unity_ir.simulate.streams import Classes, Step, Streams, ticks
 
@@ -20,7 +20,8 @@ from unity_ir.simulate.streams import Classes, Step, Streams, ticks
 @dataclass(frozen=True, slots=True)
 class Choice:
     """
-    An operator under an assignment: layouts of operands and results, ticks of its kernels, and its halo exchanges.
+    An operator under one assignment: the layouts of its operands and results, the ticks of its kernels, and its halo
+    exchanges.
     """
 
     assignment: Assignment
@@ -41,7 +42,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Costs:
-    """Memo of costs on one machine, for one optimizer and one set of device classes."""
+    """
+    A memo of the costs, in ticks, of operators, reshards and updates on one machine, for one optimizer and one set of
+    device classes.
+    """
 
     streams: Streams
     optimizer: Optimizer
@@ -51,8 +55,8 @@ class Costs:
 
     def choice(self, node: Node, needs: tuple[bool, ...], assignment: Assignment) -> Choice:
         """
-        Return the cost of a serial compute node under an assignment; `needs` says, per operand,
-        if its gradient is wanted.
+        Return the layouts and ticks of a serial compute node under an assignment; `needs` says, per operand, whether
+        its gradient is wanted.
         """
         same = tuple(node.operands.index(v) for v in node.operands)
         key = (node.op, node.attributes, tuple(v.type for v in node.operands), same, needs, assignment)
@@ -94,7 +98,10 @@ class Costs:
         )
 
     def steps(self, type: TensorType, source: Layout, target: Layout) -> tuple[Step, ...]:
-        """Return the moves of a value of a serial type between layouts, as steps; renamed roles are left out."""
+        """
+        Return the moves that bring a value of a serial type from one layout to another, with their ticks and streams;
+        moves that only rename roles are left out.
+        """
         key = (type.shape, type.dtype, source, target)
         found = self._steps.get(key)
         if found is None:
@@ -105,7 +112,7 @@ class Costs:
 
     def send(self, type: TensorType, source: Layout, target: Layout, number: int, overlap: bool) -> tuple[Task, ...]:
         """
-        Return the tasks of a reshard, whose number is `number`, of a value of a serial type.
+        Return the tasks of the reshard number `number`, of a value of a serial type from one layout to another.
 
         Without `overlap`, they occupy compute streams, too.
         """
@@ -113,15 +120,10 @@ class Costs:
         return tuple(task for _, task in chain(self.streams, steps, number, (), overlap))
 
     def update(self, value: Value, layout: Layout) -> int:
-        """Return the ticks of the optimizer's step for a weight that rests in a layout."""
+        """Return the ticks of the optimizer's update of a weight that is stored in a layout."""
         key = (value.type.shape, value.type.dtype, layout)
         if key not in self._updates:
             machine = self.streams.machine
             piece = leaf("weight", layout_type(value.type.shape, value.type.dtype, layout, machine.mesh), name="piece")
             self._updates[key] = ticks(update_time(piece, self.optimizer, machine))
         return self._updates[key]
-
-
-def stripped(tasks: Sequence[tuple[str, Task]]) -> tuple[Task, ...]:
-    """Return tasks without the kinds of their moves."""
-    return tuple(task for _, task in tasks)

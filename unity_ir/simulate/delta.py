@@ -52,14 +52,14 @@ Block = list[Task]
 
 class Simulation:
     """
-    Simulates one iteration of a serial forward graph, in which every operator has an assignment that can be changed.
+    Simulates one iteration of a serial forward graph while the assignments of its operators are changed one at a time.
 
-    `assignments` has every compute node. Leaves rest in the layout that their first use reads; operators that read a
-    value in one layout share its reshard; costs are those of `cost.plan` for `realised()`. `overlap` as in
+    `assignments` has every compute node. Leaves are stored in the layout that their first use reads; operators that
+    read a value in one layout share its reshard; costs are those of `cost.plan` for `realised()`. `overlap` is as in
     `build.task_graph`. `axes` are the mesh axes on which assignments may be pinned: devices are simulated separately
     along them. `like` is a simulation of the same graph, machine and axes, whose memo of costs is shared.
 
-    Methods take an operator as its position `p` in `nodes`, and a value as its index `v` in `values`.
+    A parameter `p` is the position of an operator in `nodes`, a parameter `v` the index of a value in `values`.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Simulation:
 
     @property
     def makespan(self) -> int:
-        """The ticks of an iteration with the current assignments."""
+        """The ticks (picoseconds) that an iteration takes with the current assignments."""
         if len(self.sums) == 2:
             return self.sums[0] + max(self._end) + self.sums[1]
         return self.sums[0] + self._last(self._end, self.sums[1:])
@@ -133,7 +133,7 @@ class Simulation:
 
     @property
     def assignments(self) -> dict[Node, Assignment]:
-        """The assignment of every compute node."""
+        """The current assignment of every compute node: the role of each mesh axis in it."""
         return {n: c.assignment for n, c in zip(self.nodes, self.choices, strict=True)}
 
     def assignment(self, node: Node) -> Assignment:
@@ -141,11 +141,11 @@ class Simulation:
         return self.choices[self.position[node]].assignment
 
     def realised(self) -> Graph:
-        """Return the plan simulated now as a parallel graph with views."""
+        """Build the parallel graph, with views, of the current assignments."""
         return materialise(self.graph, self.assignments, self.streams.machine.mesh)
 
     def ticks(self, node: Node) -> int:
-        """Return the ticks of an operator's kernels, forward and backward."""
+        """Return the ticks of an operator's kernels, forward and backward together, with its current assignment."""
         choice = self.choices[self.position[node]]
         return choice.forward + choice.backward
 
@@ -168,12 +168,12 @@ class Simulation:
         return self.makespan
 
     def accept(self) -> None:
-        """Keep the assignment that was proposed last."""
+        """Keep the assignment proposed last."""
         self._undo.clear()
         self._open = False
 
     def reject(self) -> None:
-        """Undo the last proposal."""
+        """Undo the proposal made last."""
         for kept, i, old in reversed(self._undo):
             kept[i] = old
         self.accept()
@@ -187,7 +187,7 @@ class Simulation:
 
     def choice(self, p: int, assignment: Assignment) -> Choice:
         """
-        Return the cost of operator `p` under an assignment.
+        Return the layouts and ticks of operator `p` under an assignment.
 
         Raises `UnityError` where the assignment does not fit the operator, or pins an axis that is not among `axes`.
         """
@@ -210,7 +210,8 @@ class Simulation:
 
     def number(self, v: int, layout: Layout) -> int:
         """
-        Return the number of the reshard of value `v` to a layout; the reshard of its gradient has the next number.
+        Return the number that identifies the reshard of value `v` to a layout; that of its gradient has the next
+        number.
         """
         return self._numbers.setdefault((v, layout), 2 * len(self._numbers))
 
@@ -228,8 +229,9 @@ class Simulation:
 
     def groups_of(self, v: int) -> list[Group]:
         """
-        Return the reshards of value `v` as (source, target, first use, last use with a
-        backward), in order of first use.
+        Return the reshards of value `v` as (source, target, first use, last use), in order of first use.
+
+        The last use is that whose backward comes last, or None without a gradient.
         """
         uses = self.uses[v]
         if not uses:
@@ -254,7 +256,7 @@ class Simulation:
         return [(source, need, use, last.get(need)) for need, use in first.items() if need != source]
 
     def forward(self, p: int) -> Block:
-        """Return the block of the forward of operator `p`, with the reshards issued around it."""
+        """Return the tasks of the forward of operator `p`, with the reshards issued around it."""
         out: Block = []
         if self.overlap:
             for q in (0, 1) if p == 0 else (p + 1,):
@@ -289,7 +291,9 @@ class Simulation:
         return [*self.backward_kernel(p), *self.backward_sends(p)]
 
     def backward_kernel(self, p: int) -> Block:
-        """Return the tasks of the backward kernels of operator `p`, with the reshards and arrivals they wait for."""
+        """
+        Return the tasks of the backward kernels of operator `p`, and, without overlap, the reshards they wait for.
+        """
         out: Block = []
         if not self.backward[p]:
             return out
@@ -308,7 +312,9 @@ class Simulation:
         return out
 
     def backward_sends(self, p: int) -> Block:
-        """Return the tasks that reshard the gradients which are complete after the backward of operator `p`."""
+        """
+        Return the tasks that reshard those gradients which are complete once the backward of operator `p` is done.
+        """
         out: Block = []
         if not self.backward[p]:
             return out
@@ -342,8 +348,8 @@ class Simulation:
 
     def update_of(self, v: int) -> tuple[int, Classes]:
         """
-        Return the ticks of the update of value `v` and the device classes that do it; (0, ())
-        if it is no trained weight.
+        Return the ticks of the optimizer's update of value `v`, and the device classes that run it; (0, ()) if `v` is
+        no weight with a gradient.
         """
         if not self.updated[v]:
             return 0, ()
@@ -373,13 +379,16 @@ class Simulation:
         self.accept()
 
     def full(self) -> int:
-        """Return the makespan by full simulation, in which every block is built and simulated anew."""
+        """
+        Return the makespan, in ticks, by full simulation: all tasks are built and simulated anew. Tests compare it with
+        `makespan`.
+        """
         for v in range(len(self.values)):
             self.groups[v] = self.groups_of(v)
         clocks = [0] * self.streams.count
         pending: Pending = {}
         for b in range(len(self.blocks)):
-            do(self._block(b), clocks, pending)
+            run_tasks(self._block(b), clocks, pending)
         updates = [0] * self.streams.classes
         for v in range(len(self.values)):
             ticks, classes = self.update_of(v)
@@ -426,7 +435,7 @@ class Simulation:
             pending = self.pending[b - 1] if b else {}
             for at in range(b, count):
                 clocks, pending = list(lags), dict(pending)
-                do(self.blocks[at], clocks, pending)
+                run_tasks(self.blocks[at], clocks, pending)
                 onwards = clocks[0]
                 lags, pending = self._state(clocks, pending)
                 if onwards != self.advance[at]:
@@ -459,9 +468,10 @@ class Simulation:
         return lags, {key: at - now for key, at in pending.items() if at > first} if pending else pending
 
 
-def do(block: Block, clocks: list[int], pending: Pending) -> None:
+def run_tasks(block: Block, clocks: list[int], pending: Pending) -> None:
     """
-    Run the tasks of a block, changing in place `clocks` (ticks per stream) and `pending` (ticks of arrivals by key).
+    Run tasks in order, changing in place `clocks` (the ticks at which each stream is free) and `pending` (the ticks at
+    which each reshard's result arrives, by key).
 
     Scheduling is that of `simulate.full`.
     """

@@ -13,7 +13,7 @@ from unity_ir.simulate.tasks import Ints, TaskGraph
 
 @dataclass(frozen=True)
 class Timeline:
-    """The times of a task graph's tasks, in ticks."""
+    """A simulated task graph: the tick (picosecond) at which each task ends."""
 
     tasks: TaskGraph
     ends: Ints
@@ -25,7 +25,7 @@ class Timeline:
 
     @property
     def makespan(self) -> int:
-        """The ticks until the last task ends."""
+        """The ticks from the start until the last task ends."""
         return int(self.ends.max(initial=0))
 
     @property
@@ -39,7 +39,9 @@ class Timeline:
         return int(self.tasks.ticks[held.owners[held.flat == stream]].sum())
 
     def critical_path(self) -> list[int]:
-        """Return a chain of tasks without gaps, up to the last task: each starts when the one before it ends."""
+        """
+        Return a critical path: tasks up to the one that ends last, each of which starts when the one before it ends.
+        """
         path = [int(self.ends.argmax())] if len(self.ends) else []
         while path:
             before = [p for p in self.tasks.before[path[-1]] if self.ends[p] == self.starts[path[-1]]]
@@ -51,10 +53,10 @@ class Timeline:
 
 def simulate(tasks: TaskGraph) -> Timeline:
     """
-    Return the timeline in which every task starts as early as possible.
+    Schedule every task as early as possible; return the timeline.
 
-    A task waits for the tasks that make its inputs and, as streams are first in, first out, for the previous
-    task on each of its streams.
+    A task waits for the tasks that make its inputs and, as streams are first in, first out, for the previous task on
+    each of its streams.
     """
     ends: list[int] = []
     before: list[int] = tasks.before.flat.tolist()

@@ -21,7 +21,7 @@ Use = tuple[int, int]
 
 @dataclass(slots=True)
 class Hop:
-    """A reshard, and its place in the tree of its value's reshards."""
+    """A reshard of a value, as a node in the tree of all reshards of that value: each starts where its parent ends."""
 
     reshard: Reshard
     number: int
@@ -43,51 +43,59 @@ class Hop:
 
     @property
     def root(self) -> Value:
-        """The value at the root of the tree: a leaf, or an operator's result."""
+        """The value that the tree's reshards start from: a leaf, or an operator's result."""
         return self.reshard.value if self.parent is None else self.parent.root
 
     @property
-    def arrives(self) -> tuple[int, ...]:
+    def awaited(self) -> tuple[int, ...]:
         """
-        The numbers of the reshards to wait for before reading its result.
+        The numbers of the reshards to wait for before reading this reshard's result.
 
-        That is the reshard itself, or, if it only renames roles, those of its parent.
+        That is itself, or, if it only renames roles, those of its parent.
         """
         if self.forward:
             return (self.number,)
-        return () if self.parent is None else self.parent.arrives
+        return () if self.parent is None else self.parent.awaited
 
     @property
     def levels(self) -> tuple[int, ...]:
-        """The levels that the last collective before its result crossed; () if a kernel makes that result."""
+        """
+        The machine levels crossed by the last collective on the way to this reshard's result; () if there is no
+        collective.
+        """
         return _crossed(self.forward) or (() if self.parent is None else self.parent.levels)
 
-    def gradients(self, numbers: int) -> tuple[int, ...]:
+    def awaited_at_source(self, numbers: int) -> tuple[int, ...]:
         """
-        Return the numbers of the reshards to wait for before reading the gradient at its source.
+        Return the numbers of the reshards to wait for before reading the gradient in this reshard's source layout.
 
         The gradient's reshard of reshard n has number `numbers` + n.
         """
-        return (numbers + self.number,) if self.backward else self.below(numbers)
+        return (numbers + self.number,) if self.backward else self.awaited_at_target(numbers)
 
-    def below(self, numbers: int) -> tuple[int, ...]:
+    def awaited_at_target(self, numbers: int) -> tuple[int, ...]:
         """
-        Return the numbers of the reshards to wait for before reading the gradient at its
-        target, which its children make.
+        Return the numbers of the reshards to wait for before reading the gradient in this reshard's target layout:
+        those of its children's gradients.
 
-        `numbers` as of `gradients`.
+        `numbers` is as in `awaited_at_source`.
         """
-        return tuple(n for child in self.children for n in child.gradients(numbers))
+        return tuple(n for child in self.children for n in child.awaited_at_source(numbers))
 
     @property
-    def gradient_levels(self) -> tuple[int, ...]:
-        """The levels crossed by the last collective that made the gradient at its source."""
-        return _crossed(self.backward) or self.levels_below
+    def levels_at_source(self) -> tuple[int, ...]:
+        """
+        The machine levels crossed by the last collective on the way of the gradient to this reshard's source layout.
+        """
+        return _crossed(self.backward) or self.levels_at_target
 
     @property
-    def levels_below(self) -> tuple[int, ...]:
-        """The levels crossed by the last collective that made the gradient at its target; () if there is none."""
-        return next((levels for child in self.children if (levels := child.gradient_levels)), ())
+    def levels_at_target(self) -> tuple[int, ...]:
+        """
+        The machine levels crossed by the last collective on the way of the gradient to this reshard's target layout; ()
+        if there is no collective.
+        """
+        return next((levels for child in self.children if (levels := child.levels_at_source)), ())
 
 
 def _crossed(steps: Sequence[Step]) -> tuple[int, ...]:
@@ -96,7 +104,7 @@ def _crossed(steps: Sequence[Step]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Hops:
-    """All reshards of a plan, and indices to find them by."""
+    """All reshards of a plan, except halo exchanges, arranged as trees, with indices to find them by."""
 
     all: list[Hop]
     starting: dict[Value, list[Hop]]
@@ -110,7 +118,7 @@ class Hops:
 
 
 def hops(graph: Graph, plan: PlanCost, streams: Streams, with_gradient: set[Node]) -> Hops:
-    """Return the reshards of a plan as trees; `with_gradient` are the nodes that have a backward."""
+    """Arrange the reshards of a plan as trees; `with_gradient` are the nodes that have a backward."""
     nodes = graph.nodes()
     order = [n for n in nodes if n.is_compute]
     position = {n: i for i, n in enumerate(order)}

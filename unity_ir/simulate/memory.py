@@ -12,7 +12,7 @@ from unity_ir.simulate.tasks import Ints
 
 @dataclass(frozen=True)
 class Curve:
-    """Bytes held on a device over time: `bytes[i]` from `ticks[i]` on. The first tick is 0."""
+    """The bytes that a device holds over time: `bytes[i]` from tick `ticks[i]` on. The first tick is 0."""
 
     ticks: Ints
     bytes: Ints
@@ -25,7 +25,7 @@ class Curve:
 
 def memory(timeline: Timeline, of: int = 0) -> Curve:
     """
-    Return the bytes that a device of class `of` holds over time.
+    Return the bytes over time that a device of class `of` (see `Streams`) holds.
 
     Weights, optimizer state and inputs are held throughout; results of operators and reshards, and gradients, from the
     start of the task that makes them to the end of the last that reads them.

@@ -1,38 +1,45 @@
-"""Summarise the simulated iteration for `--stats`."""
+"""Simulate the plan of a graph's training step: its seconds, and the bytes that a device holds at once."""
 
 from __future__ import annotations
 
-from unity_ir.cost.plan import PlanCost, cost
+from functools import lru_cache
+
 from unity_ir.cost.stats import Simulated
-from unity_ir.pcg.differentiate import differentiate
+from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer
-from unity_ir.pcg.recompute import not_kept
-from unity_ir.simulate.build import task_graph
+from unity_ir.plan.moves import ByIdentity
+from unity_ir.plan.plan import plan_graph
 from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.memory import memory
+from unity_ir.simulate.replay import replay
 
 
-def simulated(graph: Graph, plan: PlanCost, optimizer: Optimizer | None = None) -> Simulated:
+def simulated(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> Simulated:
     """
-    Return the simulated times of an iteration, overlapped and not, and its peak memory, for a
-    graph whose cost is `plan`.
-
-    `optimizer` is used if the graph names none.
+    Return the simulated seconds of an iteration of a placed graph, as it is emitted and with every move waited for, and
+    its peak memory in bytes. `optimizer` is used if the graph names none.
     """
-    overlapped = simulate(task_graph(graph, plan, optimizer))
-    waiting = simulate(task_graph(graph, plan, optimizer, overlap=False))
-    return Simulated(overlapped.seconds, waiting.seconds, peak(graph, plan, optimizer, overlapped))
+    plan = plan_graph(graph, machine, optimizer)
+    overlapped = simulate(replay(plan, machine))
+    waiting = simulate(replay(plan, machine, overlap=False))
+    return Simulated(overlapped.seconds, waiting.seconds, peak(overlapped))
 
 
-def peak(graph: Graph, plan: PlanCost, optimizer: Optimizer | None = None, timeline: Timeline | None = None) -> int:
-    """
-    Return the peak memory of an overlapped iteration: the most bytes a device holds at once.
-
-    `timeline` is the simulated iteration, if it is known. A forward with recomputed operators is simulated as the
-    differentiated step, where it is explicit when they run.
-    """
-    if not graph.updates and not_kept(graph):
-        graph = differentiate(graph, graph.optimizer or optimizer or Optimizer(), plan.machine.mesh)
-        plan, timeline = cost(graph, plan.machine), None
-    timeline = timeline or simulate(task_graph(graph, plan, optimizer))
+def peak(timeline: Timeline) -> int:
+    """Return the most bytes that a device holds at once."""
     return max(memory(timeline, k).peak for k in range(timeline.tasks.streams.classes))
+
+
+def as_emitted(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> tuple[float, int]:
+    """
+    Return the simulated seconds of a placed graph's training step, with communication beside kernels as in the emitted
+    program, and its peak memory in bytes. `optimizer` is used if the graph names none.
+    """
+    return _as_emitted(graph, ByIdentity(machine), optimizer)
+
+
+@lru_cache(maxsize=256)
+def _as_emitted(graph: Graph, machine: ByIdentity, optimizer: Optimizer | None) -> tuple[float, int]:
+    on = machine.machine
+    timeline = simulate(replay(plan_graph(graph, on, optimizer), on))
+    return timeline.seconds, peak(timeline)

@@ -35,7 +35,10 @@ LONGEST = 10_000.0
 
 
 def ticks(seconds: float) -> int:
-    """Return seconds as ticks: given 1e-9, returns 1000. Raises `UnityError` for more than `LONGEST` seconds."""
+    """
+    Convert seconds to ticks (picoseconds): given 1e-9, returns 1000. Raises `UnityError` for more than `LONGEST`
+    seconds.
+    """
     if not seconds <= LONGEST:
         raise UnityError(
             f"simulate: a task takes {seconds:.3g} s; check the machine's figures: {LONGEST:.0f} are the most"
@@ -46,9 +49,10 @@ def ticks(seconds: float) -> int:
 @dataclass(frozen=True, eq=False)
 class Streams:
     """
-    The streams of a machine, one class of devices per coordinate along the mesh axes `axes`.
+    The streams of a machine's devices, numbered: for each class of devices a compute stream, and a port to each level's
+    links.
 
-    Devices that differ only along other axes do the same at the same time, and share a class.
+    Devices that differ only along mesh axes other than `axes` do the same at the same time, and share a class.
     """
 
     machine: Machine
@@ -56,12 +60,12 @@ class Streams:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """The number of devices along each of the mesh axes `axes`."""
+        """The number of devices along each mesh axis in `axes`."""
         return tuple(self.machine.mesh.sizes[a] for a in self.axes)
 
     @property
     def classes(self) -> int:
-        """The number of device classes."""
+        """The number of device classes: one per coordinate along `axes`."""
         return prod(self.sizes)
 
     @property
@@ -71,15 +75,15 @@ class Streams:
 
     @property
     def count(self) -> int:
-        """The number of all streams."""
+        """The number of streams of all classes together."""
         return self.classes * self.width
 
     def compute(self, of: int) -> int:
-        """Return the number of the compute stream of class `of`."""
+        """Return the number of the compute stream of device class `of`."""
         return of * self.width
 
     def port(self, of: int, level: int) -> int:
-        """Return the number of the stream for the port of class `of` to the links of a level."""
+        """Return the number of the stream that stands for the port of device class `of` to the links of a level."""
         return of * self.width + 1 + level
 
     def name(self, stream: int) -> str:
@@ -100,13 +104,17 @@ class Streams:
 
     def where(self, roles: Sequence[GridRole]) -> Classes:
         """
-        Return the device classes that take part in an operator, or hold a value, given the role of each mesh axis.
+        Return the device classes that take part in an operator, or hold a value, given the role of each mesh axis: all,
+        but for pinned axes.
         """
         fixed = [(self.axes.index(axis), pin) for axis, pin in pins(roles)]
         return tuple(k for k, at in enumerate(self._coordinates) if all(at[i] == pin for i, pin in fixed))
 
     def step(self, move: Move, before: Layout, dtype: str) -> Step:
-        """Return the step of a move of values of element type `dtype` that starts from the layout `before`."""
+        """
+        Return what simulating a move takes: its kind, ticks, levels crossed and groups of device classes. The move
+        starts from the layout `before`, of values of element type `dtype`.
+        """
         pinned, end = pins(before), move.target if is_pinned(move.target) else None
         key = (move.kind, move.axes, move.elements, move.elements_after, move.border, end, pinned, dtype)
         found = self._steps.get(key)
@@ -135,7 +143,10 @@ class Streams:
         return move.kind, ticks(self.machine.move_time(move, dtype)), levels, tuple(groups)
 
     def steps(self, moves: Iterable[Move], source: Layout, dtype: str) -> tuple[Step, ...]:
-        """Return the steps of a reshard that starts from the layout `source`, without moves that only rename roles."""
+        """
+        Return the `step` of every move of a reshard that starts from the layout `source`, without those that only
+        rename roles.
+        """
         out: list[Step] = []
         at = source
         for move in moves:
@@ -146,5 +157,5 @@ class Streams:
 
 
 def pinned_axes(layouts: Iterable[Sequence[GridRole]]) -> tuple[int, ...]:
-    """Return the mesh axes along which devices differ: those that some layout pins."""
+    """Return the mesh axes that some layout pins, along which devices have different things to do."""
     return tuple(sorted({axis for roles in layouts for axis, _ in pins(roles)}))

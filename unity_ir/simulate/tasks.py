@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from unity_ir.pcg.graph import Value
 from unity_ir.simulate.streams import Streams
 
 Ints = npt.NDArray[np.int64]
@@ -19,11 +18,16 @@ FORWARD, FORWARD_MOVE, BACKWARD, BACKWARD_MOVE, SYNC, UPDATE = range(len(KINDS))
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Description of a task: an index into `KINDS`, the operator or kind of move, and the value it makes or moves."""
+    """Description of a task, for traces."""
 
     kind: int
+    """An index into `KINDS`."""
     what: str
-    value: Value
+    """The operator, or the kind of move."""
+    of: str
+    """The value that a move moves, or an update changes; empty for operators."""
+    result: object
+    """The type of what it makes, as `str` gives it."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,9 @@ def flat(lists: Iterable[Sequence[int]]) -> Lists:
 
 @dataclass(frozen=True)
 class TaskGraph:
-    """The tasks of one iteration in program order, and the buffers they use."""
+    """
+    The tasks of one iteration in program order, with their ticks, streams and dependencies, and the buffers they use.
+    """
 
     streams: Streams
     ticks: Ints

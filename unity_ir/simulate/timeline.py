@@ -22,7 +22,7 @@ MAX_CLASSES = 16
 
 
 def timeline_svg(timeline: Timeline, title: str) -> str:
-    """Return the picture of a simulated iteration as SVG text, with this title."""
+    """Draw a simulated iteration, with this title; return it as SVG text."""
     streams = timeline.tasks.streams
     shown = min(streams.classes, MAX_CLASSES)
     body: list[str] = []
@@ -56,7 +56,7 @@ def timeline_svg(timeline: Timeline, title: str) -> str:
 
 
 def seconds(ticks: int) -> str:
-    """Return ticks as text: given 1.5e9, returns `1.500 ms`."""
+    """Return the text for a number of ticks: given 1.5e9, returns `1.500 ms`."""
     for unit, scale in (("s", 1), ("ms", 10**3), ("us", 10**6)):
         if ticks * scale >= TICKS:
             break

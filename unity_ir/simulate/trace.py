@@ -30,14 +30,14 @@ MAX_DEVICES = 64
 
 
 def trace(timeline: Timeline, title: str) -> str:
-    """Return a simulated iteration as JSON text in the trace event format; times in it are microseconds."""
+    """Return a simulated iteration as JSON text in Chrome's trace event format; its times are microseconds."""
     events = list(_events(timeline))
     text = ",\n".join(json.dumps(e, separators=(",", ":")) for e in events)
     return f'{{"displayTimeUnit":"ms","otherData":{{"title":{json.dumps(title)}}},"traceEvents":[\n{text}\n]}}\n'
 
 
 def rows(timeline: Timeline) -> list[tuple[str, int]]:
-    """Return the devices that the trace shows, as (name, device class)."""
+    """Return the devices that the trace shows, as (name, device class): all, or one of each class on large machines."""
     streams = timeline.tasks.streams
     devices = streams.machine.devices
     if devices <= MAX_DEVICES:
@@ -51,11 +51,9 @@ def rows(timeline: Timeline) -> list[tuple[str, int]]:
 
 def name(label: Label) -> str:
     """Return a task's name: the operator, or the move and the value it moves: `all_reduce of conv1.weight`."""
-    node = label.value.node
-    if label.what.removesuffix(" backward") == node.op:
+    if not label.of:
         return label.what
-    what = node.name if node.op in ("input", "weight") else node.op
-    return f"{label.what} of {what if what.isprintable() else ascii(what)}"
+    return f"{label.what} of {label.of if label.of.isprintable() else ascii(label.of)}"
 
 
 def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
@@ -86,7 +84,7 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
                     "name": name(label),
                     "cat": KINDS[label.kind],
                     "cname": COLOURS[label.kind],
-                    "args": {"result": str(label.value.type)},
+                    "args": {"result": str(label.result)},
                 }
         curve = curves[k]
         for at, size in zip(curve.ticks.tolist(), curve.bytes.tolist(), strict=True):

@@ -14,9 +14,9 @@ from unity_ir.tdl.syntax import (
 
 def check_attributes(line: Line, attributes: Mapping[str, AttrValue]) -> dict[str, AttrValue]:
     """
-    Return the attributes of `line` with defaults filled in.
+    Check given attributes against those that an operator's TDL line declares; return them with defaults filled in.
 
-    Raises `UnityError` for one that is unknown, missing, or of the wrong kind.
+    Raises `UnityError` for an attribute that is unknown, missing, or of the wrong kind.
     """
     known = {a.name: a for a in line.attributes}
     for name in attributes:

@@ -47,11 +47,11 @@ from unity_ir.tdl.syntax import (
 
 def bind(line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue], dtypes: Sequence[str] = ()) -> Bound:
     """
-    Return `line` bound to operand shapes and attributes.
+    Bind an operator's TDL line to operand shapes and attributes: solve for the extent of every index variable.
 
-    `shapes` are global sizes, one per operand, with variadic operands in their place. `dtypes` are the operands'
-    element types, which matter where a parameter may hold `any`; if left out, all such operands hold floats. Raises
-    `UnityError` where ranks, sizes or attributes do not fit, naming the operator and the two that disagree.
+    `shapes` are global sizes, one shape per operand (one for each operand of a variadic parameter). `dtypes` are the
+    operands' element types, which matter where a parameter may hold `any`; if left out, all such operands hold floats.
+    Raises `UnityError` where ranks, sizes or attributes do not fit, naming the operator and the two that disagree.
     """
     return Binder(line, shapes, check_attributes(line, attributes), dtypes).bind()
 
@@ -59,8 +59,8 @@ def bind(line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue
 @dataclass(frozen=True, slots=True)
 class Spelled:
     """
-    A line with packs and variadic names spelled out, but with sizes, numbers given by attributes, and windows as
-    written, so that it holds at more sizes than those it was bound at.
+    A TDL line with packs (`a..`) and variadic names expanded to single names (`a0, a1`), as in a `Bound`, but with
+    sizes, attribute values and windows still symbolic, so that it holds for all operands of the same ranks.
     """
 
     bound: Bound
@@ -75,17 +75,24 @@ def spell(
     line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue], dtypes: Sequence[str] = ()
 ) -> Spelled:
     """
-    Return the line spelled out as at these shapes, attributes and element types. Raises `UnityError` as `bind` does.
+    Expand the packs (`a..`) and variadic names of a line for operands of these ranks; keep sizes and attribute values
+    symbolic (see `Spelled`). Raises `UnityError` as `bind` does.
     """
     return Binder(line, shapes, check_attributes(line, attributes), dtypes, keep=True).spell()
 
 
 class Binder(Extents):
-    """The last of the four steps of binding, after `ranks`, `indices` and `extents`: writes out the expressions."""
+    """
+    Binds a TDL line to operands. It does the last of four steps, writing out the expressions with bound indices; the
+    base classes do the others: `Ranks`, `Indices`, `Extents`.
+    """
 
     def expr(self, expr: Expr, copy: int | None) -> Expr:
         """
-        Return a written expression with bound indices and attribute values, in copy number `copy` of a variadic result.
+        Return a written expression with bound indices and attribute values.
+
+        `copy` is the number of the operand or result that the expression is for, where it belongs to a variadic one;
+        else None.
         """
         match expr:
             case Access(tensor, indices, starred):
@@ -126,11 +133,11 @@ class Binder(Extents):
                 return expr
 
     def extent_of(self, index: Index) -> int:
-        """Return the size of the dim that a bound index runs over: the product of the extents of its variables."""
+        """Return the product of the extents of a bound index's variables."""
         return prod(self.extents[n] for n in index_names(index))
 
     def bind(self) -> Bound:
-        """Return the bound line; see `bind`."""
+        """Return the bound line; see the function `bind` for errors."""
         self._solve_extents()
         self.spelling = self.keep
         results: list[Result] = []
@@ -158,7 +165,7 @@ class Binder(Extents):
         return Bound(self.line.operator, self.operands, tuple(results), extents, self._free_degrees())
 
     def spell(self) -> Spelled:
-        """Return the line spelled out; see the function `spell`."""
+        """Return the line with packs and variadic names expanded; see the function `spell`."""
         bound = self.bind()
         sizes: dict[str, Entry | int] = {}
         windows: dict[WrittenIndex, Entry | int] = {}

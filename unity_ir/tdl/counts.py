@@ -32,7 +32,10 @@ from unity_ir.tdl.syntax import (
 
 @dataclass(frozen=True, slots=True)
 class FlopsTerm:
-    """A subexpression's work: `each` FLOPs per value of the variables `over`. Equal subexpressions are one term."""
+    """
+    The FLOPs of one subexpression: `each` for every combination of values of the variables `over`. Subexpressions that
+    are equal up to names of variables have one term.
+    """
 
     form: Expr
     """The subexpression with the variables it depends on named by place."""
@@ -46,8 +49,8 @@ class FlopsTerm:
 
 def terms(bound: Bound) -> tuple[FlopsTerm, ...]:
     """
-    Return the subexpressions of all results that take FLOPs, in reading order, each once up to renaming of its
-    variables.
+    Return a term for every subexpression of the results that takes FLOPs, in reading order; subexpressions that differ
+    in the names of variables only are one.
 
     They depend on a line's extents only where a window does.
     """
@@ -106,11 +109,12 @@ def _places(over: frozenset[str], picks: Picks) -> frozenset[str]:
 
 def flops(bound: Bound, whole: Mapping[str, int] | None = None) -> int:
     """
-    Return the floating point operations to compute all results once.
+    Return the floating point operations (FLOPs) to compute all results of a bound line once.
 
-    Every distinct subexpression is evaluated once per value of the variables it depends on, as a kernel would; a
-    subexpression at a place that integers pick is evaluated once per integer. If the line is a piece of another,
-    `whole` has the extents of the whole line, and the integers are taken to be spread evenly over what they pick from.
+    Every distinct subexpression is evaluated once per value of the variables it depends on, as a kernel would; one that
+    is gathered (read at the position that an integer operand names) is evaluated once per integer. If the line is a
+    piece of another, `whole` has the extents of the whole line, and the integers are taken to be spread evenly over the
+    positions.
 
     Given `out[m, n] = sum[k](x[m, k] * w[k, n])` returns `2 * m * n * k`; given `out[t, n] = sum[v](where(eq(v, e[t]),
     sum[k](x[t, k] * w[v, k, n]), 0))` returns `2 * t * n * k`, and half of it for a piece of half of v.
@@ -123,13 +127,13 @@ def flops(bound: Bound, whole: Mapping[str, int] | None = None) -> int:
     )
 
 
-def products(bound: Bound) -> int:
+def contraction_flops(bound: Bound) -> int:
     """
-    Return the floating point operations of the contractions alone, as the FLOPs of models are quoted.
+    Return the floating point operations (FLOPs) of the contractions of a bound line, as the FLOPs of models are quoted.
 
     Contractions are matrix products, convolutions and attention: sums of products in which two factors each have an
-    index that the other lacks and that is not summed over. They take 2 for each multiply-accumulate; of contractions
-    that integers pick, one is counted for each integer.
+    index that the other lacks and that is not summed over. A multiply-accumulate is 2; a product with a gathered weight
+    counts once per integer that gathers.
 
     Given `out[m, n] = relu(sum[k](x[m, k] * w[k, n]))` returns `2 * m * n * k`; given `out[m] = sum[k](x[m, k] * w[k])`
     returns 0.
@@ -201,7 +205,7 @@ def _operations(expr: Expr) -> int:
 
 
 def free_variables(expr: Expr) -> frozenset[str]:
-    """Return the index variables an expression's value depends on."""
+    """Return the index variables that an expression's value depends on: those not bound by a reduction inside of it."""
     match expr:
         case Access(_, indices):
             return frozenset(n for i in indices for n in index_names(i))

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
+from types import MappingProxyType
 
 from unity_ir.tdl.regions import halo, leading
 from unity_ir.tdl.syntax import (
@@ -25,10 +26,11 @@ from unity_ir.tdl.syntax import (
     Index,
     Name,
     Opaque,
+    Parameter,
     Reduce,
+    Result,
     Var,
     Window,
-    accesses,
     children,
     index_names,
     tensors,
@@ -37,20 +39,115 @@ from unity_ir.tdl.syntax import (
 
 @dataclass(frozen=True)
 class Analysis:
-    """The parallelization a bound line allows, derived from its text alone."""
+    """
+    The ways to parallelize an operator, derived from its bound TDL line alone: which index variables can be divided,
+    which dims of operands and results that shards, and which operands may be in partial sums.
+    """
 
     bound: Bound
 
     @cached_property
+    def _derived(self) -> _Derivation:
+        # Only windows care for sizes: without any, lines bound at other sizes are analysed once.
+        bound, windows = self.bound, self.bound.has_windows
+        extents = tuple((name, size if windows else 0) for name, size in bound.extents.items())
+        return _derive(bound.operands, bound.results, extents, frozenset(bound.free_degrees))
+
+    @property
     def operand_dims(self) -> Mapping[str, tuple[str | None, ...]]:
         """
-        Per operand, per dim, the variable whose degree the dim carries.
+        Per operand and dim, the index variable that shards it: dividing the variable by d gives the dim degree d.
 
         None where the dim must have degree 1: segments, or a dim that two different variables index. An operand that is
-        never read has no entry.
+        never read has no entry. Given `out[m, n] = sum[k](x[m, k] * w[k, n])`, returns x: (m, k), and w: (k, n).
         """
+        return self._derived.operand_dims
+
+    @property
+    def result_dims(self) -> tuple[tuple[str | None, ...], ...]:
+        """
+        Per result and dim, the index variable that shards it, or None where the dim must have degree 1; see
+        `operand_dims`.
+        """
+        return self._derived.result_dims
+
+    @property
+    def operand_halos(self) -> Mapping[str, Halos]:
+        """
+        Per operand and dim, the numbers of elements (before, after) its own piece that a task reads when the dim is
+        sharded.
+
+        An operand without halos has no entry.
+        """
+        return self._derived.operand_halos
+
+    @property
+    def result_halos(self) -> tuple[Halos, ...]:
+        """
+        Per result and dim, the numbers of elements (before, after) its own piece to which a task adds when the dim is
+        sharded; () for a result without halos.
+        """
+        return self._derived.result_halos
+
+    @property
+    def splittable(self) -> tuple[str, ...]:
+        """
+        The index variables that can be divided among tasks, in the order of the line: results' dims, then reductions.
+        """
+        return self._derived.splittable
+
+    @property
+    def carriers(self) -> tuple[frozenset[str], ...]:
+        """
+        The minimal sets of operands that may hold partial sums together.
+
+        Every result is linear in the operands of such a set taken together, or reads none of them. Given `x + y`
+        returns `({x, y},)`; given `x * y` returns `({x}, {y})`; given `relu(x)` returns `()`.
+        """
+        return self._derived.carriers
+
+    def carried(self, result: int, carriers: frozenset[str]) -> bool:
+        """
+        Return whether result number `result` holds partial sums when the operands `carriers` do: whether it reads one
+        of them. If not, every task computes the same result (copies).
+        """
+        return not carriers.isdisjoint(self._derived.tensors[result])
+
+    @property
+    def moves_data_only(self) -> bool:
+        """Whether the operator does no arithmetic: every element of a result is one element of an operand."""
+        return self._derived.moves_data_only
+
+    def leading(self, index: object) -> str | None:
+        """Return the index variable by which a dim with this index can be sharded, or None; see `regions.leading`."""
+        return leading(_bound_index(index), self.bound.extents)
+
+
+@lru_cache(maxsize=65536)
+def _derive(
+    operands: tuple[Parameter, ...],
+    results: tuple[Result, ...],
+    extents: tuple[tuple[str, int], ...],
+    free: frozenset[str],
+) -> _Derivation:
+    return _Derivation(operands, results, MappingProxyType(dict(extents)), free)
+
+
+@dataclass(frozen=True)
+class _Derivation:
+    """Computes the properties of a bound line that `Analysis` gives; equal lines share one."""
+
+    operands: tuple[Parameter, ...]
+    results: tuple[Result, ...]
+    extents: Mapping[str, int]
+    """All 0 for a line without windows."""
+    free: frozenset[str]
+    """Variables whose degrees are attributes."""
+
+    @cached_property
+    def operand_dims(self) -> Mapping[str, tuple[str | None, ...]]:
         dims: dict[str, list[str | None]] = {}
-        for access in self._accesses:
+        for access in self.accesses:
             lead = [self.leading(i) for i in access.indices]
             old = dims.setdefault(access.tensor, lead)
             dims[access.tensor] = [a if a == b else None for a, b in zip(old, lead, strict=True)]
@@ -58,19 +155,13 @@ class Analysis:
 
     @cached_property
     def result_dims(self) -> tuple[tuple[str | None, ...], ...]:
-        """Per result, per dim, the variable whose degree the dim carries, or None."""
-        lead = [tuple(self.leading(i) for i in r.indices) for r in self.bound.results]
+        lead = [tuple(self.leading(i) for i in r.indices) for r in self.results]
         return tuple(tuple(v if v in self.splittable else None for v in dims) for dims in lead)
 
     @cached_property
     def operand_halos(self) -> Mapping[str, Halos]:
-        """
-        Per operand, per dim, the elements before and after its piece that a task reads when the dim is divided.
-
-        An operand without halos has no entry.
-        """
         found: dict[str, Halos] = {}
-        for access in self._accesses:
+        for access in self.accesses:
             if any(isinstance(i, Window) for i in access.indices):
                 have = found.get(access.tensor, ((0, 0),) * len(access.indices))
                 need = self._halos(access.indices, self.operand_dims[access.tensor])
@@ -79,28 +170,19 @@ class Analysis:
 
     @cached_property
     def result_halos(self) -> tuple[Halos, ...]:
-        """
-        Per result, per dim, the elements before and after its piece to which a task adds; () for a result without
-        halos.
-        """
-        found = [self._halos(r.indices, d) for r, d in zip(self.bound.results, self.result_dims, strict=True)]
+        found = [self._halos(r.indices, d) for r, d in zip(self.results, self.result_dims, strict=True)]
         return tuple(halos if any(map(any, halos)) else () for halos in found)
 
     @cached_property
     def splittable(self) -> tuple[str, ...]:
-        """Variables that may have a degree, in TDL order."""
-        return tuple(v for v in self.bound.extents if self._is_splittable(v))
+        return tuple(v for v in self.extents if self._is_splittable(v))
 
     @cached_property
     def carriers(self) -> tuple[frozenset[str], ...]:
-        """
-        The minimal sets of operands that may carry partial sums together.
-
-        Every result is linear in all operands of such a set, or does not depend on any. Given `x + y` returns `({x,
-        y},)`; given `x * y` returns `({x}, {y})`; given `relu(x)` returns `()`.
-        """
-        found = [(tensors(r.expr), _linear(r.expr) if r.floating else []) for r in self.bound.results]
-        others = {p.name for p in self.bound.operands if not p.floating}
+        found = [
+            (reads, _linear(r.expr) if r.floating else []) for r, reads in zip(self.results, self.tensors, strict=True)
+        ]
+        others = {p.name for p in self.operands if not p.floating}
         common = {
             s
             for _, sets in found
@@ -110,42 +192,38 @@ class Analysis:
         minimal = [s for s in common if not any(t < s for t in common)]
         return tuple(sorted(set(minimal), key=sorted))
 
-    def carried(self, result: int, carriers: frozenset[str]) -> bool:
-        """Return whether a result is in addends when `carriers` are; one that does not depend on them is in copies."""
-        return not carriers.isdisjoint(tensors(self.bound.results[result].expr))
-
     @cached_property
     def moves_data_only(self) -> bool:
-        """Whether there is no arithmetic: every result element is one operand element."""
-        return not self.bound.has_windows and all(
+        windows = any(isinstance(i, Window) for of in (*self.results, *self.accesses) for i in of.indices)
+        return not windows and all(
             isinstance(e, Access)
-            for r in self.bound.results
+            for r in self.results
             for e in (children(r.expr) if isinstance(r.expr, Cases) else (r.expr,))
         )
 
     # -- how
 
     @cached_property
-    def _accesses(self) -> tuple[Access, ...]:
-        return tuple(a for r in self.bound.results for a in accesses(r.expr))
+    def accesses(self) -> tuple[Access, ...]:
+        return tuple(a for r in self.results for a in r.accesses)
 
     @cached_property
-    def _reducers(self) -> bool:
-        return any(_contains_reduce(r.expr) for r in self.bound.results)
+    def tensors(self) -> tuple[frozenset[str], ...]:
+        """Names of the tensors that each result reads."""
+        return tuple(tensors(r.expr) for r in self.results)
 
     def leading(self, index: object) -> str | None:
-        """Return the variable whose degree a dim carries; see `regions.leading`."""
-        return leading(_bound_index(index), self.bound.extents)
+        return leading(_bound_index(index), self.extents)
 
     def _halos(self, indices: Sequence[object], dims: Sequence[str | None]) -> Halos:
         return tuple(
-            halo(_bound_index(i), v, self.bound.extents) if v is not None else (0, 0)
+            halo(_bound_index(i), v, self.extents) if v is not None else (0, 0)
             for i, v in zip(indices, dims, strict=True)
         )
 
     def _is_splittable(self, variable: str) -> bool:
-        places = [(a.tensor, d, _bound_index(i)) for a in self._accesses for d, i in enumerate(a.indices)]
-        if variable not in self.bound.free_degrees and not any(variable in index_names(i) for _, _, i in places):
+        places = [(a.tensor, d, _bound_index(i)) for a in self.accesses for d, i in enumerate(a.indices)]
+        if variable not in self.free and not any(variable in index_names(i) for _, _, i in places):
             # Nothing would say what its degree is.
             return False
         for tensor, dim, index in places:
@@ -157,11 +235,11 @@ class Analysis:
             if not all(self._steps_alike(i, index, variable) for i in others):
                 return False
         # A diagonal: its pieces are not a grid of the operand's.
-        if any(sum(variable in index_names(_bound_index(i)) for i in a.indices) > 1 for a in self._accesses):
+        if any(sum(variable in index_names(_bound_index(i)) for i in a.indices) > 1 for a in self.accesses):
             return False
-        if any(variable in (*o.made, *o.names) for r in self.bound.results for o in _opaque(r.expr)):
+        if any(variable in (*o.made, *o.names) for r in self.results for o in _opaque(r.expr)):
             return False
-        for result in self.bound.results:
+        for result in self.results:
             uses = [i for i in result.indices if variable in index_names(i)]
             if uses:
                 if self.leading(uses[0]) != variable:
@@ -187,10 +265,6 @@ def _bound_index(index: object) -> Index:
 def _opaque(expr: Expr) -> list[Opaque]:
     own = [expr] if isinstance(expr, Opaque) else []
     return own + [o for child in children(expr) for o in _opaque(child)]
-
-
-def _contains_reduce(expr: Expr) -> bool:
-    return isinstance(expr, Reduce) or any(map(_contains_reduce, children(expr)))
 
 
 def _binds(expr: Expr, variable: str) -> bool:
@@ -263,8 +337,8 @@ def _joint(terms: tuple[Expr, ...]) -> list[frozenset[str]] | None:
 
 def uses_as_value(bound: Bound, variable: str) -> bool:
     """
-    Return whether the variable's global index enters the arithmetic, so that a piece must know at which index it
-    starts.
+    Return whether the line computes with an index variable's global position (as a causal mask does), so that a piece
+    must know at which position it starts.
     """
 
     def visit(expr: Expr) -> bool:

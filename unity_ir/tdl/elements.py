@@ -23,7 +23,7 @@ NUMPY: Mapping[str, Any] = {
 
 def converted(array: Array, dtype: str) -> Array:
     """
-    Return an array converted to another element type as PyTorch does.
+    Return an array converted to element type `dtype`, rounding as PyTorch does.
 
     Conversion is towards zero to integers, and to the nearest, ties to even, to bfloat16. Given 2.7 and `i64`, returns
     2; given 0 and `bool`, returns False.

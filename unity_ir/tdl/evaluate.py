@@ -43,7 +43,7 @@ _REDUCERS: Mapping[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "pr
 
 def evaluate(bound: Bound, operands: Sequence[Array], offsets: Mapping[str, int] | None = None) -> tuple[Array, ...]:
     """
-    Return the results of `bound` on numpy operands of the shapes its extents imply.
+    Evaluate a bound line on numpy operands of the shapes its extents imply; return its results, in order.
 
     `offsets` gives, for a piece, the global index at which each of its variables starts (0 if left out), for
     expressions that use an index as a value.
@@ -162,7 +162,8 @@ class _Evaluation:
             return None
         factors: list[tuple[Array, list[str]]] = []
         for factor in (left, right):
-            names = [n for n in self.extents if n in free_variables(factor)]
+            free = free_variables(factor)
+            names = [n for n in self.extents if n in free]
             value = self.value(factor, tuple(names))
             if not isinstance(factor, Access):
                 value = self.passed_over("sum", expr, value, tuple(names)) if _windows(factor) else value

@@ -7,7 +7,6 @@ from math import prod
 from typing import TypeGuard
 
 from unity_ir.tdl.indices import Indices
-from unity_ir.tdl.ranks import written_accesses
 from unity_ir.tdl.syntax import (
     Affine,
     Composite,
@@ -24,8 +23,8 @@ from unity_ir.tdl.syntax import (
 
 class Extents(Indices):
     """
-    Solves for the extents of index variables. Raises `UnityError` for sizes that do not fit, naming the two that
-    disagree.
+    Does the third step of binding: solves for the extents of index variables. Raises `UnityError` for sizes that do not
+    fit, naming the two that disagree.
     """
 
     def _solve_extents(self) -> None:
@@ -41,7 +40,7 @@ class Extents(Indices):
         places: list[tuple[str, Index, int]] = []
         for result in self.line.results:
             for copy in range(self.copies):
-                for access in written_accesses(result.expr):
+                for access in result.accesses:
                     tensor = f"{access.tensor}{copy}" if access.starred else access.tensor
                     places += [
                         (tensor, index, size)
@@ -83,7 +82,7 @@ class Extents(Indices):
         """Check that a dim that is read only at numbers has one position more than the largest of them."""
         read: dict[tuple[str, int], list[int | None]] = {}
         for result in self.line.results:
-            for access in written_accesses(result.expr):
+            for access in result.accesses:
                 if any(isinstance(i, Pack) and i.broadcast for i in access.indices):
                     continue
                 dim = 0
@@ -118,7 +117,7 @@ class Extents(Indices):
 
     def _solve_broadcasts(self) -> None:
         """Solve for the extents of packs that broadcast: along each dim all operands have one size, or 1."""
-        reads = [a for r in self.line.results for a in written_accesses(r.expr)]
+        reads = [a for r in self.line.results for a in r.accesses]
         names = {i.name for a in reads for i in a.indices if isinstance(i, Pack) and i.broadcast}
         ones: list[tuple[str, str]] = []
         for access in reads:

@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class ScalarFunction:
-    """A scalar function: the number of its arguments, its numpy semantics and its cost."""
+    """A scalar function that TDL may call: the number of its arguments, its numpy implementation and its FLOPs."""
 
     arity: int
     evaluate: Callable[..., Array]
@@ -61,10 +61,10 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 def philox(seed: Array, position: Array) -> Array:
     """
-    Return uniform numbers in [0, 1) of 24 bits, one per position.
+    Return a uniform random number in [0, 1), of 24 random bits, for each position.
 
     Each is the first word of Philox-4x32-10 (Salmon et al., SC'11) under the key `seed` at the counter `position`, both
-    below 2^64, so that it depends on its own position alone.
+    below 2^64. It depends on its own position alone, so pieces of a tensor draw the same numbers as the whole.
     """
     key, counter = np.asarray(seed).astype(np.uint64), np.asarray(position).astype(np.uint64)
     shift = np.uint64(32)

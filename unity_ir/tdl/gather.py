@@ -16,7 +16,10 @@ from unity_ir.tdl.syntax import Access, Call, Const, Expr, Name, Reduce, Var, in
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """The parts of the expression `where(eq(variable, at), body, 0)`."""
+    """
+    The parts of `where(eq(variable, at), body, 0)`: `body` where the index `variable` equals the integer read `at`,
+    else 0.
+    """
 
     variable: str
     at: Access
@@ -25,7 +28,8 @@ class Pick:
 
 def pick(expr: Expr) -> Pick | None:
     """
-    Return the parts of a pick, or None for any other expression.
+    Match an expression `where(eq(v, ids[b]), body, 0)`, which is not 0 only at the position v that an integer names;
+    return None for any other expression.
 
     Given `where(eq(v, ids[b]), t[v, e], 0)`, returns v, ids[b] and t[v, e].
     """
@@ -38,8 +42,8 @@ def pick(expr: Expr) -> Pick | None:
 
 def gather(expr: Expr) -> Pick | None:
     """
-    Return the pick in a sum over the picked variable, which reads one element instead of all; None for other
-    expressions.
+    Match a gather, such as `sum[v](where(eq(v, ids[b]), t[v, e], 0))`, which equals t[ids[b], e] and so reads one
+    element of t instead of all; return None for any other expression.
     """
     match expr:
         case Reduce("sum", (Var(name),), body):
@@ -53,9 +57,8 @@ def gather(expr: Expr) -> Pick | None:
 
 def scatter(expr: Expr) -> Pick | None:
     """
-    Return the pick in a sum over the positions of the integers, which adds each element to the place picked.
-
-    None for other expressions.
+    Match a scatter-add, such as `sum[b](where(eq(v, ids[b]), g[b, e], 0))`, which adds g[b, e] to position ids[b] of
+    the result; return None for any other expression.
     """
     match expr:
         case Reduce("sum", _, body):

@@ -27,11 +27,13 @@ from unity_ir.tdl.syntax import (
 
 
 class Indices(Ranks):
-    """Replaces the written indices of accesses and results by bound indices."""
+    """Does the second step of binding: replaces the written indices of accesses and results by bound ones."""
 
     def index(self, index: WrittenIndex, copy: int | None) -> list[Index]:
         """
-        Return the bound indices one written index stands for, in copy number `copy` of a starred access or result.
+        Return the bound indices that one written index stands for: a pack `a..` of rank 2 becomes `a0, a1`.
+
+        `copy` is the number of the operand or result, where the index belongs to a variadic one (`i*`); else None.
         """
         match index:
             case Pack(name, permuted_by):
@@ -74,7 +76,10 @@ class Indices(Ranks):
     def indices(
         self, written: Sequence[WrittenIndex], copy: int | None, tensor: str | None = None
     ) -> tuple[Index, ...]:
-        """Return the bound indices of an access to a tensor, or of a result, whose clauses give sizes."""
+        """
+        Return the bound indices of an access to the operand `tensor`, whose shape gives windows their sizes; without
+        `tensor`, of a result, whose windows get theirs from clauses. `copy` as in `index`.
+        """
         shape = None if tensor is None else self.shapes[tensor]
         bound: list[Index] = []
         for index in written:

@@ -44,7 +44,7 @@ class Definition:
 
 def inline(definitions: Iterable[Definition], results: Iterable[WrittenResult]) -> tuple[WrittenResult, ...]:
     """
-    Return the results with every definition written out; a definition may use those before it.
+    Substitute every definition where it is used; return the results. A definition may use those before it.
 
     Raises `UnityError` for a name defined twice, and for definitions with, or used with, indices that do not fit.
     """
@@ -84,7 +84,8 @@ def _written_out(expr: Expr, known: Mapping[str, Definition]) -> Expr:
 
 def renamed(expr: Expr, names: Mapping[WrittenIndex, WrittenIndex]) -> Expr:
     """
-    Return the expression with its indices replaced as `names` says; indices that it binds itself keep their names.
+    Return the expression with its free indices replaced as `names` says; indices that a reduction binds keep their
+    names.
     """
 
     def index(old: WrittenIndex) -> WrittenIndex:

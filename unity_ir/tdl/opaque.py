@@ -16,7 +16,7 @@ from unity_ir.tdl.functions import Array
 
 @dataclass(frozen=True, slots=True)
 class OpaqueFunction:
-    """A function that TDL expressions name by `opaque`: its numpy semantics and FLOPs."""
+    """A function that TDL has no formula for, such as top-k: its numpy implementation and FLOPs."""
 
     evaluate: Callable[[Array, int], Array]
     """

@@ -20,10 +20,12 @@ from unity_ir.tdl.syntax import Access, Binary, Bound, Call, Cases, Expr, Index,
 @dataclass(frozen=True, slots=True)
 class Degrees:
     """
-    The division of one tensor: a degree per dim, pieces that are addends (`sum`), pieces that are identical (`copy`).
+    How one tensor is divided: the degree of each dim, the number of partial sums (`sum`), and of identical copies
+    (`copy`).
 
-    Pieces may have borders: per dim, the elements before and after a piece that are copies of its neighbours' (`halo`)
-    or addends of its neighbours' (`halo_sum`); () where there are none.
+    `halo` has, per dim, the numbers of elements (before, after) a piece in addition to its own, equal to those of the
+    neighbouring pieces; `halo_sum` those that are yet to be added to the neighbouring pieces. Both are () where there
+    are none.
     """
 
     dims: tuple[int, ...]
@@ -40,11 +42,11 @@ Carriers = frozenset[str]
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """
-    The division of an operator's task grid (FlexFlow's SOAP, Tofu's partition-n-reduce).
+    How the work of an operator is divided into a grid of tasks (FlexFlow's SOAP, Tofu's partition-n-reduce).
 
-    `degrees` are those of index variables (only those above 1), `copy` the number of tasks that compute the same, and
-    `sums` the number of addends, for each set of operands the operator is linear in. A product may have both its
-    factors in addends, each set by itself, since it is linear in either.
+    `degrees` are the numbers of parts of index variables (only those above 1), `copy` is the number of tasks that
+    compute the same, and `sums` the number of partial sums in the operands, for each set of operands the operator is
+    linear in. Both factors of a product may be in partial sums, each as a set of its own.
     """
 
     degrees: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -53,17 +55,23 @@ class Configuration:
 
     @property
     def sum(self) -> int:
-        """The number of addends: the product over all sets of carriers."""
+        """The number of partial sums that the operands are in: the product over all sets of operands in `sums`."""
         return prod(self.sums.values())
 
     def degree(self, variable: str | None) -> int:
-        """Return the degree of an index variable; 1 if it is not divided, or None is given."""
+        """
+        Return the number of parts that an index variable is divided into; 1 if it is not divided, or None is given.
+        """
         return 1 if variable is None else self.degrees.get(variable, 1)
+
+
+WHOLE = Configuration()
+"""One task that computes everything."""
 
 
 def operand_degrees(analysis: Analysis, configuration: Configuration) -> tuple[Degrees, ...]:
     """
-    Return how each operand must be divided under a configuration.
+    Return how each operand is divided when an operator's tasks are divided as `configuration` says.
 
     Given `out[m, n] = sum[k](x[m, k] * w[k, n])` and m by 2, returns x: dims (2, 1), and w: dims (1, 1), copy 2.
     """
@@ -81,11 +89,13 @@ def operand_degrees(analysis: Analysis, configuration: Configuration) -> tuple[D
 
 def result_degrees(analysis: Analysis, configuration: Configuration) -> tuple[Degrees, ...]:
     """
-    Return how each result is divided under a configuration: dims as their variables, sums over divided variables in
-    addends.
+    Return how each result is divided when an operator's tasks are divided as `configuration` says: its dims as their
+    index variables, and in one partial sum per part of the reduced variables.
 
     Given `out[m, n] = sum[k](x[m, k] * w[k, n])` and k by 2, returns dims (1, 1), sum 2.
     """
+    if configuration == WHOLE:
+        return tuple(Degrees((1,) * len(r.indices)) for r in analysis.bound.results)
     out: list[Degrees] = []
     for i, dims in enumerate(analysis.result_dims):
         reduced = prod(d for v, d in configuration.degrees.items() if v not in dims)
@@ -104,12 +114,14 @@ def _divided(halos: Halos, degrees: Sequence[int]) -> Halos:
 
 def infer_configuration(analysis: Analysis, operands: Sequence[Degrees]) -> Configuration:
     """
-    Return the one configuration under which the operands may be divided as they are.
+    Return the only configuration whose `operand_degrees` are these degrees of the operands.
 
     Raises `UnityError` where there is none, with the operator, the dim or operand that breaks a rule, and the parallel
-    operator that would mend it.
+    operator to insert.
     """
     bound = analysis.bound
+    if all(d == 1 for d in bound.free_degrees.values()) and all(d == Degrees((1,) * len(d.dims)) for d in operands):
+        return WHOLE
     degrees = dict(bound.free_degrees)
     for variable, degree in degrees.items():
         if degree > 1 and variable not in analysis.splittable:
@@ -201,7 +213,7 @@ def _check_halo(operator: str, name: str, have: Degrees, need: Degrees) -> None:
 
 def piece(bound: Bound, configuration: Configuration, analysis: Analysis | None = None) -> Bound:
     """
-    Return the line that one task of the grid computes: the same expressions over extents divided by their degrees.
+    Return the line that one task computes under a configuration: the same expressions, over extents divided by degrees.
 
     `analysis` is that of `bound`, if it is known already.
     """

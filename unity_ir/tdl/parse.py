@@ -12,7 +12,7 @@ from lark import (
     Transformer,
     v_args,  # pyright: ignore[reportUnknownVariableType]
 )
-from lark.exceptions import LarkError, VisitError
+from lark.exceptions import LarkError
 
 from unity_ir.errors import UnityError
 from unity_ir.tdl.check import check_line
@@ -198,6 +198,8 @@ def _grammar() -> Lark:
         start="line",
         parser="lalr",
         maybe_placeholders=True,
+        # Builds while it parses, without a tree of the text.
+        transformer=_Build(),
     )
 
 
@@ -210,15 +212,19 @@ def parse_line(text: str) -> Line:
     """
     text = " ".join(text.split())
     try:
-        tree: Any = _grammar().parse(text)  # pyright: ignore[reportUnknownMemberType]
-        line = cast("Line", _Build().transform(tree))  # pyright: ignore[reportUnknownMemberType]
+        line = _built(text)
         line = Line(line.operator, line.parameters, line.attributes, line.results, line.clauses, text)
         check_line(line)
     except RecursionError:
         raise UnityError(f"TDL: `{text[:60]}...` is nested too deeply") from None
-    except VisitError as e:
-        raise UnityError(f"TDL: {e.orig_exc} in `{text}`") from e
     except LarkError as e:
         place = getattr(e, "column", "?")
         raise UnityError(f"TDL: cannot read `{text}` from column {place}") from e
     return line
+
+
+def _built(text: str) -> Line:
+    try:
+        return cast("Line", _grammar().parse(text))  # pyright: ignore[reportUnknownMemberType]
+    except UnityError as e:
+        raise UnityError(f"TDL: {e} in `{text}`") from e

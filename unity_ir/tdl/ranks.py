@@ -12,20 +12,20 @@ from unity_ir.tdl.syntax import (
     AttrValue,
     Clause,
     Entry,
-    Expr,
     Line,
     Pack,
     Parameter,
     Starred,
     WrittenIndex,
-    children,
 )
 
 Shape = tuple[int, ...]
 
 
 class Ranks:
-    """A line with its operands spelled out, and the number of dims of each pack."""
+    """
+    Does the first step of binding: expands variadic parameters to operands, and solves for the number of dims of packs.
+    """
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Ranks:
                     entries = len(self._ints(clause))
                     if ranks.setdefault(index.name, entries) != entries:
                         raise self.fail(f"attribute {clause.value} has {entries} entries, expected {ranks[index.name]}")
-        accesses = [(r, a) for r in self.line.results for a in written_accesses(r.expr)]
+        accesses = [(r, a) for r in self.line.results for a in r.accesses]
         broadcast = {i.name for _, a in accesses for i in a.indices if isinstance(i, Pack) and i.broadcast}
         broadcast -= {i.name for _, a in accesses for i in a.indices if isinstance(i, Pack) and not i.broadcast}
         pending = True
@@ -175,10 +175,3 @@ class Ranks:
 
     def _first(self, access: Access) -> str:
         return f"{access.tensor}0" if access.starred else access.tensor
-
-
-def written_accesses(expr: Expr) -> list[Access]:
-    """Return all tensor accesses in a written expression."""
-    if isinstance(expr, Access):
-        return [expr]
-    return [a for child in children(expr) for a in written_accesses(child)]

@@ -29,7 +29,7 @@ class ExtentSum:
     terms: tuple[tuple[ExtentProduct, int], ...]
 
     def at(self, extents: Mapping[str, int]) -> int:
-        """Return its value at the given extents of the index variables."""
+        """Return the value of the combination at the given extents of the index variables."""
         return sum(factor * prod(extents[v] for v in names) for names, factor in self.terms)
 
     def __str__(self) -> str:
@@ -64,11 +64,11 @@ _NOTHING = ExtentSum(())
 
 def region(index: Index, variable: str) -> Region | None:
     """
-    Return the region of a dim that a worker reads when `variable` is divided; the dim is indexed by `index`, which has
-    it.
+    Return the interval of a dim that each of d workers reads when `variable`, one of those in the dim's index, is
+    divided.
 
-    None if the regions of the workers are not intervals of equal step. Given `2*y + i - 3` and y: step 2*|y|, low 3 and
-    high |i| - 5.
+    None if the workers' regions are not intervals of equal step. Given `2*y + i - 3` and y: step 2*|y|, low 3 and high
+    |i| - 5.
     """
     match index:
         case Var():
@@ -89,7 +89,8 @@ def region(index: Index, variable: str) -> Region | None:
 
 def leading(index: Index, extents: Mapping[str, int]) -> str | None:
     """
-    Return the variable whose degree a dim carries: the outermost one, if its workers' steps make up the whole dim.
+    Return the index variable by which a dim can be sharded: the outermost one, if its workers' steps make up the whole
+    dim.
 
     Given `k` returns k; given `(h d)` returns h; given `2*y + i - 3` returns y where 2*|y| is the size of the dim, and
     no halo wider than that; given segments returns None: such a dim has degree 1.
@@ -106,7 +107,10 @@ def leading(index: Index, extents: Mapping[str, int]) -> str | None:
 
 
 def halo(index: Index, variable: str, extents: Mapping[str, int]) -> tuple[int, int]:
-    """Return how many elements before and after its piece of a dim a worker reads when `variable` is divided."""
+    """
+    Return the numbers of elements (before, after) its own piece of a dim that a worker reads when `variable` is
+    divided.
+    """
     found = region(index, variable)
     assert found is not None, f"{variable} cannot be divided in {index}"
     return max(0, found.low.at(extents)), max(0, found.high.at(extents))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from operator import add, mul
 from typing import Any, TypeAlias, TypeVar
 
@@ -38,7 +38,7 @@ class Composite:
 @dataclass(frozen=True, slots=True)
 class Segments:
     """
-    A dim in which the ranges of several variables are laid end to end.
+    A dim that is the concatenation of the ranges of several variables.
 
     `active` is the number of the variable through which the dim is read, if it is only one of them.
     """
@@ -56,7 +56,7 @@ class Starred:
 
 @dataclass(frozen=True, slots=True)
 class StarredSegments:
-    """All the variables of `i*` laid end to end: `(i*)`."""
+    """A dim that is the concatenation of the ranges of all variables of `i*`: `(i*)`."""
 
     name: str
 
@@ -64,10 +64,10 @@ class StarredSegments:
 @dataclass(frozen=True, slots=True)
 class Pack:
     """
-    As many variables as the operand's rank asks for: `a..`; `permuted_by` names an attribute with their order.
+    Any number of variables, one for each dim left by the operand's other indices: `a..`, as `...` in einsum.
 
-    A pack that broadcasts, `~a..`, is aligned at the last dim: leading dims may be missing, dims of size 1 are read at
-    0.
+    `permuted_by` names an attribute with their order. A pack that broadcasts, `~a..`, is aligned at the last dim:
+    leading dims may be missing, dims of size 1 are read at 0.
     """
 
     name: str
@@ -77,7 +77,9 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A number given by an attribute: entry `at` of an attribute of kind `ints`, or the value of one of kind `int`."""
+    """
+    An integer that an attribute gives: entry number `at` of one of kind `ints`, or the value of one of kind `int`.
+    """
 
     attribute: str
     at: int | None = None
@@ -97,7 +99,10 @@ class AffineTerm:
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A window as it is written: `stride.0*y + i - pad`; a term's variable may also be the name of an attribute."""
+    """
+    A window as it is written, an affine index such as `stride.0*y + i - pad`; a term's variable may also be the name of
+    an attribute.
+    """
 
     terms: tuple[AffineTerm, ...]
 
@@ -105,9 +110,9 @@ class Affine:
 @dataclass(frozen=True, slots=True)
 class Window:
     """
-    A dim at position `sum(coefficient * variable) + offset`.
+    The affine index of a dim, as of convolutions: position `sum(coefficient * variable) + offset`.
 
-    A read outside of the tensor gives 0, and a reduction passes over it; a write outside is dropped; several writes to
+    A read outside of the tensor gives 0, and a reduction leaves it out; a write outside is dropped; several writes to
     one position are added up.
     """
 
@@ -123,8 +128,8 @@ class Window:
 
     def span(self, extents: Mapping[str, int], without: str | None = None) -> int:
         """
-        Return how far positions reach beyond the lowest one as all variables, or all but `without`, run over their
-        extents.
+        Return the difference between the highest and the lowest position as all variables, or all but `without`, run
+        over their extents.
         """
         return sum(c * (extents[v] - 1) for c, v in self.terms if v != without)
 
@@ -152,14 +157,14 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The extent of index variables; when bound, a constant of the whole tensor, never of a piece."""
+    """`size(k)`: the number of positions of index variables; when bound, that in the whole tensor, also in a piece."""
 
     indices: tuple[WrittenIndex, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The row-major position of index variables in the whole tensor they index; binding spells it out."""
+    """`position(i, j)`: the row-major position of index variables in the whole tensor they index."""
 
     indices: tuple[WrittenIndex, ...]
 
@@ -203,7 +208,7 @@ class Reduce:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The variables that a bound reduction binds; not defined for a written one."""
+        """The variables reduced over, once bound; undefined for a written reduction."""
         return tuple(i.name for i in self.indices if isinstance(i, Var))
 
 
@@ -217,8 +222,7 @@ class Cases:
 @dataclass(frozen=True, slots=True)
 class Opaque:
     """
-    A function of `tdl.opaque` that TDL expressions cannot define: from the body along the dims of `inputs` to dims
-    `outputs`.
+    A call of a function that TDL has no formula for (`tdl.opaque`), from dims `inputs` of `body` to dims `outputs`.
 
     It treats every position of all other variables alike, so those may be divided; nothing else is known of it.
     """
@@ -230,12 +234,12 @@ class Opaque:
 
     @property
     def made(self) -> tuple[str, ...]:
-        """The variables along the result of a bound opaque function; not defined for a written one."""
+        """The variables of the result's dims that the function makes, once bound; undefined for a written call."""
         return tuple(i.name for i in self.outputs if isinstance(i, Var))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The variables that a bound opaque function binds; not defined for a written one."""
+        """The variables of the body's dims that the function takes, once bound; undefined for a written call."""
         return tuple(i.name for i in self.inputs if isinstance(i, Var))
 
 
@@ -246,7 +250,7 @@ Expr: TypeAlias = Const | Name | Size | Position | Access | Binary | Call | Redu
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An operand as the line declares it."""
+    """An operand as an operator's TDL line declares it."""
 
     name: str
     kind: str = "float"
@@ -266,7 +270,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """An attribute as the line declares it."""
+    """An attribute (constant argument) as an operator's TDL line declares it."""
 
     name: str
     kind: str
@@ -274,9 +278,9 @@ class Attribute:
     default: AttrValue | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WrittenResult:
-    """A result as written: name, indices and expression."""
+    """A result of a TDL line as written: name, indices and expression."""
 
     name: str
     variadic: bool
@@ -285,11 +289,17 @@ class WrittenResult:
     elements: str | None = None
     """`int`, `bool`, or an attribute of kind `dtype`; None where it holds what the operands hold."""
 
+    @cached_property
+    def accesses(self) -> tuple[Access, ...]:
+        """Every tensor access of the expression, as written, in reading order."""
+        return accesses(self.expr)
+
 
 @dataclass(frozen=True, slots=True)
 class Clause:
     """
-    A condition of a line: `rank(a..) = dim`, `size(h) = heads`, `size(y + i) = sizes.0` or `degree(k..) = degrees`.
+    A condition in the where clause of a TDL line: `rank(a..) = dim`, `size(h) = heads`, `size(y + i) = sizes.0` or
+    `degree(k..) = degrees`; the right side is a number or an attribute.
     """
 
     kind: str
@@ -299,7 +309,7 @@ class Clause:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A parsed line of TDL, as written."""
+    """A parsed line of the tensor description language (TDL), as written: the definition of one operator."""
 
     operator: str
     parameters: tuple[Parameter, ...]
@@ -315,9 +325,9 @@ NOT_FLOATING = ("i64", "i32", "bool")
 # --- bound -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Result:
-    """A result of a bound line."""
+    """A result of a bound TDL line: its name, the indices of its dims, and the expression of its elements."""
 
     name: str
     indices: tuple[Index, ...]
@@ -330,10 +340,15 @@ class Result:
         """Whether the result holds floating point numbers."""
         return self.dtype not in NOT_FLOATING
 
+    @cached_property
+    def accesses(self) -> tuple[Access, ...]:
+        """Every tensor access of the expression, in reading order."""
+        return accesses(self.expr)
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A line bound to operand shapes and attributes."""
+    """An operator's TDL line at given operand shapes and attributes, with the extent of every index variable known."""
 
     operator: str
     operands: tuple[Parameter, ...]
@@ -359,12 +374,11 @@ class Bound:
     @property
     def has_windows(self) -> bool:
         """Whether any dim is indexed by a window."""
-        indices = (i for r in self.results for i in (*r.indices, *(i for a in accesses(r.expr) for i in a.indices)))
-        return any(isinstance(i, Window) for i in indices)
+        return any(isinstance(i, Window) for r in self.results for of in (r, *r.accesses) for i in of.indices)
 
 
 def index_names(index: WrittenIndex) -> tuple[str, ...]:
-    """Return the variables of one bound index, outermost first."""
+    """Return the variables of one bound index, outermost first: given `(h d)` returns h and d."""
     match index:
         case Var(name):
             return (name,)
@@ -377,7 +391,7 @@ def index_names(index: WrittenIndex) -> tuple[str, ...]:
 
 
 def index_extent(index: WrittenIndex, extents: Mapping[str, int]) -> int:
-    """Return the size of the dim a bound index runs over."""
+    """Return the size of the dim that a bound index runs over, given the extents of index variables."""
     return index.size if isinstance(index, Window) else joined_extent(index, extents)
 
 

@@ -15,10 +15,10 @@ from unity_ir.tdl.syntax import Composite, Index, Var, Window
 
 def read(array: Array, indices: Sequence[Index], extents: Mapping[str, int], order: Sequence[str]) -> Array:
     """
-    Return a read-only view of an array some of whose dims are indexed by windows.
+    Return a read-only view of an array whose dims are indexed by `indices`, some of them windows.
 
-    It has an axis per variable of `order`, of size 1 where the variable does not occur; elements outside of the array
-    are 0.
+    The view has an axis per variable of `order`, of size 1 where the variable does not occur; elements outside of the
+    array are 0.
     """
     starts: list[int] = []
     pads: list[tuple[int, int]] = []
@@ -38,7 +38,10 @@ def read(array: Array, indices: Sequence[Index], extents: Mapping[str, int], ord
 
 
 def inside(index: Window, extents: Mapping[str, int], offsets: Mapping[str, int], order: Sequence[str]) -> Array:
-    """Return a mask over `order`, True where a window lies inside the whole tensor; `offsets` is as in `evaluate`."""
+    """
+    Return a boolean array over the variables of `order`, True where a window's position lies inside the whole tensor;
+    `offsets` is as in `evaluate`.
+    """
     position = np.full((1,) * len(order), index.offset)
     for factor, variable in index.terms:
         shape = [extents[v] if v == variable else 1 for v in order]
@@ -48,9 +51,10 @@ def inside(index: Window, extents: Mapping[str, int], offsets: Mapping[str, int]
 
 def write(value: Array, indices: Sequence[Index], extents: Mapping[str, int]) -> Array:
     """
-    Return an array with the dims that `indices` describe, written through windows.
+    Write `value` through windows (as the gradient of a convolution is); return an array with the dims that `indices`
+    describe.
 
-    `value` has an axis for each variable of the indices, in their order. Elements written to one place are added up;
+    `value` has an axis for each variable of the indices, in their order. Elements written to one position are added up;
     elements written outside are dropped.
     """
     # A dim by several variables in the usual way, outermost first, is one axis.

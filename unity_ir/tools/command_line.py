@@ -24,7 +24,9 @@ TRACEBACK = "UNITY_IR_TRACEBACK"
 
 
 class Once(Action):
-    """Argparse action that refuses an option given twice; argparse would silently take the last."""
+    """
+    Argparse action that raises an error for an option given twice, of which argparse would silently take the last.
+    """
 
     def __call__(
         self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
@@ -37,7 +39,7 @@ class Once(Action):
 
 
 class Parser(ArgumentParser):
-    """Argument parser that raises `UnityError` for a wrong command line; its options may be given once (`Once`)."""
+    """Argument parser that raises `UnityError` for a wrong command line; no option may be given twice (`Once`)."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -52,21 +54,20 @@ def exit_code(
     parser: Parser, work: Callable[[Namespace], int], argv: Sequence[str] | None, interrupted: str = ""
 ) -> int:
     """
-    Parse `argv` (by default the process's arguments), call `work` with the options, and return
-    the exit code, as `outcome`.
+    Parse `argv`, call `work` with the options, and return the exit code (see `outcome`).
 
-    `interrupted` is the message for Ctrl-C, after the tool's name.
+    `argv` is by default that of the process. `interrupted` is the message for Ctrl-C, after the tool's name.
     """
     return outcome(parser.prog, lambda: work(parser.parse_args(argv)), interrupted)
 
 
 def outcome(tool: str, work: Callable[[], int], interrupted: str = "interrupted") -> int:
     """
-    Call `work`; return its exit code, or that of the exception it raises.
+    Call `work`; return its exit code, or 1 or 130 for the exception it raises.
 
-    Exceptions caused by the input print one line on stderr: exit code 1. Ctrl-C, SIGTERM and SIGHUP
-    print `interrupted`: exit code 130. Any other exception is a bug and prints `internal error`, or is
-    raised if `TRACEBACK` is set.
+    Errors in the input (`UnityError`, ..) print one line on stderr: exit code 1. Ctrl-C, SIGTERM and SIGHUP print
+    `interrupted`: exit code 130. Any other exception is a bug and prints `internal error`, or is raised if `TRACEBACK`
+    is set.
     """
     try:
         _open_streams()

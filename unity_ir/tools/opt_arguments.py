@@ -78,6 +78,11 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             "--stats", action="store_true", help="after the passes, print what each function costs to stderr"
         ),
         parser.add_argument(
+            "--print-plan",
+            action="store_true",
+            help="after the passes, print kernels, collectives and waits of each step to stderr",
+        ),
+        parser.add_argument(
             "--trace",
             metavar="FILE.json",
             help="after the passes, simulate an iteration and write it as a trace; for Perfetto or chrome://tracing",
@@ -90,18 +95,18 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
 
 def expanded(argv: Sequence[str]) -> list[str]:
     """
-    Return the command line with `--search` alone spelled out as the default strategy; argparse would take the next
-    word, a file, as its value.
+    Return the command line with `--search` alone replaced by `--search=joint`.
+
+    Argparse would take the next argument, a file, as its value.
     """
     return ["--search=joint" if word == "--search" else word for word in argv]
 
 
 def check_repeated(flag: str, text: str) -> None:
     """
-    Check that no argument of a pass or target is given twice in `text`, the value of option
-    `flag`; xDSL takes the last.
+    Check that `text`, the value of option `flag` (a pipeline of passes or a target), gives no argument twice.
 
-    Raises `UnityError`, and `ArgSpecParseError` for text that is no pipeline.
+    xDSL takes the last. Raises `UnityError`, and `ArgSpecParseError` for text that is no pipeline.
     """
     lexer = PipelineLexer(text)
     seen: set[str] = set()
@@ -121,7 +126,7 @@ def check_arguments(given: str, spec: ArgSpec, kind: Any) -> None:
     """
     Check that the arguments in `spec` are fields of the pass or target class `kind`, and have their types.
 
-    Raises `UnityError`, whose text begins with `given`, the option and its value.
+    Raises `UnityError`; `given`, the command line's option and its value, begins the message.
     """
     known = [field.name for field in fields(kind) if field.init and field.name != "name"]
     hints = get_type_hints(kind)
@@ -188,7 +193,7 @@ def _option(key: str, kind: type, value: str) -> str | int | float | bool:
 
 
 def seconds(text: str) -> float:
-    """Return the value of `--budget`, in seconds. Raises `UnityError` unless it is a number above 0."""
+    """Return the value of `--budget` as a number of seconds. Raises `UnityError` unless it is a number above 0."""
     try:
         found = float(text)
     except ValueError:
@@ -199,5 +204,5 @@ def seconds(text: str) -> float:
 
 
 def usage_error(message: str) -> NoReturn:
-    """Raise `UnityError` for a wrong command line of `unity-opt`."""
+    """Raise `UnityError` with this message about a wrong command line of `unity-opt`."""
     raise UnityError(f"unity-opt: {message}; see unity-opt --help")

@@ -12,19 +12,18 @@ from unity_ir.errors import UnityError
 
 
 class Kept(StringIO):
-    """String buffer whose text survives `close`, which the driver calls even after an error."""
+    """String buffer that keeps its text when it is closed, as the driver does even after an error."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing, so that the text stays readable."""
         pass
 
 
 def staged_files(texts: Mapping[str, str]) -> dict[str, str]:
     """
-    Write texts to temporary files next to their targets; return the temporary paths by target.
+    Write `texts`, given by target path, to temporary files next to the targets; return their paths by target path.
 
-    `texts` are by target path; those for pipes and terminals are not staged. Raises `UnityError`, and leaves no file,
-    if one cannot be written.
+    Texts for pipes and terminals are not staged. Raises `UnityError`, and leaves no file, if one cannot be written.
     """
     staged: dict[str, str] = {}
     path = ""

@@ -55,14 +55,14 @@ class HelpAll(Action):
 
 
 def add_help(parser: ArgumentParser, own: Sequence[Action]) -> None:
-    """Give a parser a short `--help`, which lists the actions `own`, and `--help-all`."""
+    """Add to a parser a short `--help`, which lists the options `own`, and `--help-all`."""
     full = parser.format_help
     parser.add_argument("--help-all", action=HelpAll, full=full, help="show this")
     parser.format_help = lambda: short_help(own)
 
 
 def short_help(own: Sequence[Action]) -> str:
-    """Return the text of `--help`; of each option's help, the part before a semicolon."""
+    """Return the text of `--help` for the options `own`; of each option's help text, the part before a semicolon."""
     options = {f"{a.option_strings[0]} {a.metavar or ''}".rstrip(): (a.help or "").partition(";")[0] for a in own}
     parts = (
         USAGE,

@@ -27,7 +27,10 @@ def check_strings(text: str, name: str) -> None:
 
 
 def name_operation(module: ModuleOp, error: VerifyException) -> str:
-    """Return a verification error as text that begins with the operation, which xDSL's own verifiers do not name."""
+    """
+    Return the message of a verification error, beginning with the operation's name, which xDSL's own verifiers leave
+    out.
+    """
     text = one_line(str(error))
     missing = re.fullmatch(r"(?:\S+: )?property '(\S+)' expected in operation '(\S+)'", text)
     if missing is not None:

@@ -91,10 +91,10 @@ def read_module(
 
 def check_structure(module: ModuleOp) -> None:
     """
-    Raise `VerifyException` unless every operation has the operands, results, regions and properties of its definition.
+    Check that every operation has the operands, results, regions and properties of its definition.
 
-    To be called before `module.verify`: verifiers run from the inside out, and read operations
-    around and beside theirs.
+    Raises `VerifyException`. To be called before `module.verify`: verifiers run from the inside out, and read
+    operations around and beside theirs.
     """
     with as_xdsl("verified"):
         for op in module.walk():
@@ -110,8 +110,8 @@ def as_xdsl(done: str) -> Generator[None]:
     """
     Turn exceptions that xDSL's own code raises in the `with` statement into a `DiagnosticException`.
 
-    `done` is a participle that says what was done to the module, such as `verified`. Errors that have a message for
-    users already are raised as they are.
+    `done` is a participle for the message: what is done to the module, such as `verified`. Errors that have a message
+    for users already are raised as they are.
     """
     try:
         with warnings.catch_warnings():
@@ -132,8 +132,7 @@ def as_xdsl(done: str) -> Generator[None]:
 
 def of_xdsl(error: Exception) -> bool:
     """
-    Return whether an exception was raised by xDSL's code, or by a library it called, with no
-    code of this package between.
+    Return whether an exception was raised by xDSL, or by a library that it called, rather than by this package's code.
     """
     trace, ours = error.__traceback__, False
     while trace is not None:
@@ -148,8 +147,8 @@ def of_xdsl(error: Exception) -> bool:
 
 def described(error: Exception) -> str:
     """
-    Return an exception as text: `KeyError: 'x'`; of an assertion only its name, since its
-    message may hold a whole module.
+    Return an exception as text: `KeyError: 'x'`; of an assertion only its type, since its message may hold a whole
+    module.
     """
     text = "" if isinstance(error, AssertionError) else str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -27,6 +27,7 @@ from rich.table import Table
 
 from unity_ir import __version__
 from unity_ir.errors import UnityError
+from unity_ir.kernels.triton.launch import Compiled
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.lowering.measure.aot import INSTRUCTIONS, SHARED_LIMITS, Job, Outcome, Resources
 from unity_ir.lowering.measure.aot_check import (
@@ -38,8 +39,6 @@ from unity_ir.lowering.measure.aot_check import (
     triton_version,
     violations,
 )
-from unity_ir.lowering.rank.program import lower
-from unity_ir.lowering.triton.launch import Compiled
 from unity_ir.machine import load
 from unity_ir.machine.model import Machine
 from unity_ir.machine.tuned import IMPLEMENTATIONS
@@ -49,6 +48,8 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.plan.plan import PlanOptions, plan_step
+from unity_ir.plan.program import lower
 from unity_ir.search.run import run
 from unity_ir.search.strategy import all_strategies
 from unity_ir.tools.command_line import Parser, exit_code
@@ -60,8 +61,8 @@ MACHINES = ("dgx-h100", "dgx-h100:8")
 
 
 @dataclass
-class Asked:
-    """The distinct kernels to compile, by key, and the programs they are from."""
+class CompileRequests:
+    """The distinct kernels to compile, by key, the models that use them, and the programs they come from."""
 
     jobs: dict[str, Job] = field(default_factory=dict[str, Job])
     models: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
@@ -72,8 +73,8 @@ class Asked:
     without: list[str] = field(default_factory=list[str])
     """Models without a program on any machine."""
 
-    def add(self, other: Asked) -> None:
-        """Add the kernels and programs of another collection to this one."""
+    def add(self, other: CompileRequests) -> None:
+        """Add the kernels and programs of `other` to this object."""
         for name, job in other.jobs.items():
             self.jobs[name] = merged(self.jobs[name], job) if name in self.jobs else job
             self.models.setdefault(name, {}).update(other.models[name])
@@ -83,7 +84,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CompiledKernel:
     """The result of compiling a kernel for a target: its resources or error, and the checks it fails."""
 
     job: Job
@@ -93,23 +94,23 @@ class Row:
     wrong: tuple[str, ...]
 
 
-def ask(
+def compile_requests(
     models: Sequence[str],
     plans: Sequence[str],
     types: Sequence[str],
     machines: Sequence[str],
     convolution: str,
     processes: int = 1,
-) -> Asked:
+) -> CompileRequests:
     """
-    Collect the distinct kernels of models' programs.
+    Make the programs of models, and return their distinct kernels, which are to be compiled.
 
     Models and machines are given by name, `plans` are search strategies, `types` element types; `convolution` is the
     implementation of convolutions. Each plan is made on the first of `machines` where it fits, in each element type;
     the last type's programs include Adam's updates. `processes` work on different models in parallel. Raises
     `UnityError` if one of them is killed.
     """
-    asked = Asked()
+    asked = CompileRequests()
     one = partial(_ask, plans=plans, types=types, machines=machines, convolution=convolution)
     if processes == 1 or len(models) == 1:
         for found in map(one, models):
@@ -124,8 +125,10 @@ def ask(
     return asked
 
 
-def _ask(model: str, plans: Sequence[str], types: Sequence[str], machines: Sequence[str], convolution: str) -> Asked:
-    asked, loaded = Asked(), [load(name) for name in machines]
+def _ask(
+    model: str, plans: Sequence[str], types: Sequence[str], machines: Sequence[str], convolution: str
+) -> CompileRequests:
+    asked, loaded = CompileRequests(), [load(name) for name in machines]
     graph = from_text(model)
     for plan in plans:
         planned = _planned(asked, graph, model, plan, loaded)
@@ -138,18 +141,22 @@ def _ask(model: str, plans: Sequence[str], types: Sequence[str], machines: Seque
             optimizer = Optimizer("adam" if dtype == types[-1] else "sgd")
             try:
                 step = fuse_collectives(differentiate(typed, optimizer, on.mesh))
-                emitted = emit(lower(step, on), erase(typed), convolution=convolution)
+                emitted = emit(plan_step(lower(step, on), PlanOptions(convolution=convolution)), erase(typed))
             except UnityError as error:
                 asked.refused[what] = str(error)
                 continue
             found = jobs(emitted)
-            asked.add(Asked(found, {name: {model: None} for name in found}, [f"{what}, {on.mesh.devices} GPUs"]))
+            asked.add(
+                CompileRequests(found, {name: {model: None} for name in found}, [f"{what}, {on.mesh.devices} GPUs"])
+            )
     if not asked.programs:
         asked.without.append(model)
     return asked
 
 
-def _planned(asked: Asked, graph: Graph, model: str, plan: str, on: Sequence[Machine]) -> tuple[Graph, Machine] | None:
+def _planned(
+    asked: CompileRequests, graph: Graph, model: str, plan: str, on: Sequence[Machine]
+) -> tuple[Graph, Machine] | None:
     """
     Return a model's plan on the first machine that has one, and that machine; None, and an
     entry in `refused`, otherwise.
@@ -164,21 +171,27 @@ def _planned(asked: Asked, graph: Graph, model: str, plan: str, on: Sequence[Mac
     return None
 
 
-def compiled(asked: Asked, targets: Sequence[str], options: Namespace) -> Iterator[Row]:
-    """Compile the kernels for each target; yield a row for each as it is done, until `options.seconds` are over."""
+def compiled(asked: CompileRequests, targets: Sequence[str], options: Namespace) -> Iterator[CompiledKernel]:
+    """
+    Compile the requested kernels for each target; yield a result per kernel and target, until `options.seconds` are
+    over.
+    """
     cache, end = Cache(options.cache), monotonic() + options.seconds
     for target in targets:
         for name, outcome in compile_jobs(asked.jobs, target, cache, options.jobs, end - monotonic()):
             job = asked.jobs[name]
-            yield Row(job, tuple(asked.models[name]), target, outcome, tuple(violations(job, outcome, target)))
+            yield CompiledKernel(
+                job, tuple(asked.models[name]), target, outcome, tuple(violations(job, outcome, target))
+            )
 
 
 # --- the report
 
 
-def summary(rows: Sequence[Row], count: int) -> list[dict[str, object]]:
+def summary(rows: Sequence[CompiledKernel], count: int) -> list[dict[str, object]]:
     """
-    Return a row of figures per target: kernels, violations, most registers and shared memory, and instructions.
+    Return a table row per target: numbers of kernels and violations, most registers and shared memory, and
+    instructions.
 
     `count` is the number of kernels that were to be compiled.
     """
@@ -206,14 +219,14 @@ def summary(rows: Sequence[Row], count: int) -> list[dict[str, object]]:
     return found
 
 
-def by_check(rows: Sequence[Row]) -> dict[str, int]:
-    """Return, per check, the number of kernels that fail it."""
+def by_check(rows: Sequence[CompiledKernel]) -> dict[str, int]:
+    """Return the number of kernels that fail each check, by check."""
     return {check: sum(any(w.startswith(check) for w in row.wrong) for row in rows) for check in CHECKS}
 
 
-def by_model(rows: Sequence[Row]) -> list[dict[str, object]]:
-    """Return, per model and target, the number of kernels and of violations, and the checks violated."""
-    found: dict[tuple[str, str], list[Row]] = {}
+def by_model(rows: Sequence[CompiledKernel]) -> list[dict[str, object]]:
+    """Return a table row per model and target: numbers of kernels and of violations, and the checks that fail."""
+    found: dict[tuple[str, str], list[CompiledKernel]] = {}
     for row in rows:
         for model in row.models:
             found.setdefault((model, row.target), []).append(row)
@@ -230,14 +243,14 @@ def by_model(rows: Sequence[Row]) -> list[dict[str, object]]:
 
 
 def launch(one: Compiled) -> str:
-    """Return a launch as text: element types, tile sizes, warps: `bf16 bf16 128x128x64, 8 warps`."""
+    """Return a kernel launch as text: element types, tile sizes, warps; such as `bf16 bf16 128x128x64, 8 warps`."""
     types = dict.fromkeys(t.lstrip("*") for t in one.signature.values() if t.startswith("*"))
     tiles = [str(v) for n, v in one.constants.items() if n.isupper() and isinstance(v, int) and v is not True and v > 1]
     return f"{' '.join(types)} {'x'.join(tiles)}, {one.num_warps} warps"
 
 
-def described(row: Row) -> dict[str, object]:
-    """Return one row of the table of kernels, by column title; None where the compiler gave no resources."""
+def described(row: CompiledKernel) -> dict[str, object]:
+    """Return a compiled kernel as a table row, by column title; None where the compiler reports no resources."""
     took = row.outcome if isinstance(row.outcome, Resources) else None
     return {
         "kernel": row.job.compiled.kernel,
@@ -252,8 +265,12 @@ def described(row: Row) -> dict[str, object]:
     }
 
 
-def show(rows: Sequence[Row], asked: Asked, every: bool) -> None:
-    """Print a column per target, a table of models, and the kernels with violations, or, with `every`, all kernels."""
+def show(rows: Sequence[CompiledKernel], asked: CompileRequests, every: bool) -> None:
+    """
+    Print the tables of results: one with a column per target, one of models, and the kernels with violations.
+
+    With `every`, all kernels are printed.
+    """
     console = Console(width=None if sys.stdout.isatty() else 200)
     found = summary(rows, len(asked.jobs))
     if found:
@@ -275,8 +292,8 @@ def _table(title: str, rows: Sequence[Mapping[str, object]]) -> Table:
     return table
 
 
-def report(rows: Sequence[Row], asked: Asked, options: Namespace) -> dict[str, object]:
-    """Return the content of the file of results (`--json`)."""
+def report(rows: Sequence[CompiledKernel], asked: CompileRequests, options: Namespace) -> dict[str, object]:
+    """Return the results as a JSON value, the content of the file that `--json` names."""
     return {
         "triton": triton_version(),
         "unity-ir": __version__,
@@ -326,7 +343,7 @@ def _parser() -> Parser:
 
 
 def check(options: Namespace) -> int:
-    """Collect the kernels, compile and check them, and report; return the exit code."""
+    """Run the tool: make the kernels, compile and check them, report; return the exit code (1 if a check fails)."""
     targets = _list(list(SHARED_LIMITS), "target", options.targets)
     types = _list(("f32", "bf16", "f16"), "element type", options.types)
     plans = _list(tuple(all_strategies()), "plan", options.plans)
@@ -338,7 +355,9 @@ def check(options: Namespace) -> int:
     for model in options.models:
         # At once, rather than in a process of its own.
         from_text(model)
-    asked = ask(options.models or names(), plans, types, options.machine or MACHINES, options.convolution, options.jobs)
+    asked = compile_requests(
+        options.models or names(), plans, types, options.machine or MACHINES, options.convolution, options.jobs
+    )
     rows = list(compiled(asked, targets, options))
     show(rows, asked, options.all)
     for what, reason in asked.refused.items():

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 class UnityOpt(xDSLOptMain):
     """
-    xDSL's driver with this project's options.
+    xDSL's driver with this project's options: search, statistics, traces, import from PyTorch.
 
     Raises `UnityError`, `ParseError`, `DiagnosticException` or `OSError` for errors that a user can fix.
     """
@@ -78,6 +78,7 @@ class UnityOpt(xDSLOptMain):
     """The contents of the files of `--trace` and `--timeline`, by file name."""
 
     def register_all_arguments(self, arg_parser: ArgumentParser) -> None:
+        """Add xDSL's options and this project's to the parser."""
         arg_parser.register("action", None, Once)
         super().register_all_arguments(arg_parser)
         arg_parser.prog = "unity-opt"
@@ -87,11 +88,12 @@ class UnityOpt(xDSLOptMain):
     # Reading
 
     def register_all_frontends(self) -> None:
+        """Register `parse_text` as the reader of `.pcg` and `.mlir` files."""
         super().register_all_frontends()
         self.available_frontends["mlir"] = self.available_frontends["pcg"] = self.parse_text
 
     def parse_text(self, io: IO[bytes]) -> ModuleOp:
-        """Return the module that a text contains, parsed and checked for its structure."""
+        """Parse a text, and check the structure of the module unless verification is disabled; return the module."""
         name, implicit = self.get_input_name(), not self.args.no_implicit_module
         module = read_module(self.ctx, io.read(), name, implicit, raise_verify=self.args.verify_diagnostics)
         if not self.args.disable_verify:
@@ -105,6 +107,11 @@ class UnityOpt(xDSLOptMain):
         return super().get_input_name() if self.args.from_torch is None else f"--from-torch={self.args.from_torch}"
 
     def get_input_stream(self) -> tuple[IO[bytes], str]:
+        """
+        Return the input as a stream, and its file extension: a model of the zoo, one from PyTorch, or the input file.
+
+        Raises `UnityError` if more than one is given.
+        """
         given = [
             text
             for text, value in (("--model", self.args.model), ("--from-torch", self.args.from_torch))
@@ -128,14 +135,14 @@ class UnityOpt(xDSLOptMain):
         return BytesIO(data), extension
 
     def model_text(self) -> IO[bytes]:
-        """Return the text of the zoo's model that `--model` names."""
+        """Return the text of the model of the zoo that `--model` names."""
         from unity_ir.dialects.convert import from_graph
         from unity_ir.models import from_text
 
         return BytesIO(str(ModuleOp([from_graph(from_text(self.args.model))])).encode())
 
     def torch_text(self) -> IO[bytes]:
-        """Import the model that `--from-torch` names; return its text."""
+        """Import the model that `--from-torch` names from PyTorch; return the text of its graph."""
         from unity_ir.dialects.convert import from_graph
         from unity_ir.dialects.imported import IMPORTED, origin_attribute
         from unity_ir.frontends.torch.load import from_text
@@ -146,6 +153,9 @@ class UnityOpt(xDSLOptMain):
         return BytesIO(str(ModuleOp([function])).encode())
 
     def prepare_input(self) -> tuple[list[tuple[IO[bytes], int]], str]:
+        """
+        Return the input's parts and its extension, as xDSL's driver does. Raises `UnityError` for an unknown extension.
+        """
         try:
             return super().prepare_input()
         except ValueError as error:
@@ -154,10 +164,17 @@ class UnityOpt(xDSLOptMain):
     # Passes
 
     def setup_pipeline(self) -> None:
+        """
+        Check the command line, and make the pipeline of passes: mixed precision, search, then those of `-p`.
+
+        Raises `UnityError` for options that contradict each other, and for unknown passes and arguments.
+        """
         args = self.args
-        if args.machine is not None and not (args.search or args.stats or args.trace or args.timeline):
+        used = args.search or args.stats or args.print_plan or args.trace or args.timeline
+        if args.machine is not None and not used:
             raise UnityError(
-                "unity-opt: --machine says where to search and to cost; add --search, --stats, --trace or --timeline"
+                "unity-opt: --machine says where to search and to cost; "
+                "add --search, --stats, --print-plan, --trace or --timeline"
             )
         self.check_files()
         if args.profile == "" or args.machine == "":
@@ -203,8 +220,9 @@ class UnityOpt(xDSLOptMain):
     @property
     def trains_with(self) -> str | None:
         """
-        The optimizer given to `pcg-differentiate` or to the target, whose state the plan must have
-        memory for; None if none is.
+        The optimizer given to `pcg-differentiate` or to the target; None if none is.
+
+        A search then plans for it, as its state takes memory.
         """
         given = [s for s in parse_pipeline(self.args.passes) if s.name == "pcg-differentiate"]
         given += [parse_spec(self.args.target)] if self.args.target.startswith("triton") else []
@@ -212,7 +230,9 @@ class UnityOpt(xDSLOptMain):
         return next((name for name in names if isinstance(name, str)), None)
 
     def check_files(self) -> None:
-        """Raise `UnityError` where two outputs name the same file, or an output other than `-o` names the input's."""
+        """
+        Check that no two outputs name the same file, and no output but `-o` that of the input. Raises `UnityError`.
+        """
         written = {
             "--trace": self.args.trace,
             "--timeline": self.args.timeline,
@@ -235,7 +255,7 @@ class UnityOpt(xDSLOptMain):
             seen[path] = flag
 
     def check_target(self) -> None:
-        """Raise `UnityError` for wrong arguments of the target, before the search rather than after it."""
+        """Check the arguments of the target (`-t`), before the search rather than after it. Raises `UnityError`."""
         spec = parse_spec(self.args.target)
         factory: Any = self.available_targets[spec.name]
         if spec.parameters and not signature(factory).parameters:
@@ -248,8 +268,8 @@ class UnityOpt(xDSLOptMain):
 
     def verified(self, module: ModuleOp, work: Callable[[ModuleOp], None]) -> None:
         """
-        Call `work`, which verifies or changes a module; errors of verification become
-        `UnityError`s that name the operation.
+        Call `work`, which verifies or changes a module. Raises `UnityError`, naming the operation, where verification
+        fails.
         """
         try:
             with as_xdsl("changed or verified"):
@@ -264,18 +284,24 @@ class UnityOpt(xDSLOptMain):
             raise UnityError(f"{self.get_input_name()}: {name_operation(module, error)}") from error
 
     def apply_passes(self, prog: ModuleOp) -> None:
+        """
+        Run the pipeline on the module; then do what `--derivation-out`, `--stats`, `--trace` and `--timeline` ask for.
+        """
         self.verified(prog, super().apply_passes)
         if self.args.derivation_out is not None:
             self.derivation = derivation_text(prog)
         if self.args.stats:
             self.print_stats(prog)
+        if self.args.print_plan:
+            self.print_plan(prog)
         if self.args.trace is not None or self.args.timeline is not None:
             self.pictures = self.draw(prog)
 
     def machine(self, module: ModuleOp, graph: Graph) -> Machine:
         """
-        Return the machine to price a function on: that of `--machine` or of the module, else the smallest plain
-        box that holds its pieces.
+        Return the machine to price a function on: that of `--machine` or of the module.
+
+        Without either, it is the smallest machine of one level (`box`) that has as many devices as the graph uses.
         """
         from unity_ir import machine
         from unity_ir.dialects.machine import module_machine
@@ -284,8 +310,18 @@ class UnityOpt(xDSLOptMain):
         said = machine.load(self.args.machine) if self.args.machine else module_machine(module)
         return said or machine.load(f"box:{devices_of(graph)}")
 
+    def print_plan(self, module: ModuleOp) -> None:
+        """Print the plan of each pcg function's training step to stderr."""
+        from unity_ir.dialects.convert import pcg_functions, to_graph
+        from unity_ir.plan.listing import listing
+        from unity_ir.plan.plan import plan_graph
+
+        for func in pcg_functions(module):
+            graph = to_graph(func)
+            print(listing(plan_graph(graph, self.machine(module, graph))), file=sys.stderr, end="")
+
     def print_stats(self, module: ModuleOp) -> None:
-        """Print the statistics of each pcg function to stderr."""
+        """Print the statistics of each pcg function of a module (`--stats`) to stderr."""
         from unity_ir.cost import stats
         from unity_ir.cost.plan import cost
         from unity_ir.dialects.convert import pcg_functions, to_graph
@@ -297,19 +333,24 @@ class UnityOpt(xDSLOptMain):
             if not graph.updates and self.trains_with is not None:
                 graph = replace(graph, optimizer=optimizer_of("unity-opt", self.trains_with, {}))
             plan = cost(graph, self.machine(module, graph))
-            text = stats.text(graph.name, plan, *_certificate(func), simulated=simulated(graph, plan))
+            text = stats.text(
+                graph.name,
+                plan,
+                *_certificate(func),
+                simulated=simulated(graph, plan.machine),
+            )
             print(text, file=sys.stderr)
 
     def draw(self, module: ModuleOp) -> Mapping[str, str]:
         """
-        Return the pictures that `--trace` and `--timeline` ask for, of the module's only function: text by file name.
+        Return the files that `--trace` and `--timeline` ask for, of the module's only function: content by file name.
 
         Raises `UnityError` for a lowered module, and for one of several functions.
         """
-        from unity_ir.cost.plan import cost
         from unity_ir.dialects.convert import pcg_functions, to_graph
-        from unity_ir.simulate.build import task_graph
+        from unity_ir.plan.plan import plan_graph
         from unity_ir.simulate.full import simulate
+        from unity_ir.simulate.replay import replay
         from unity_ir.simulate.timeline import timeline_svg
         from unity_ir.simulate.trace import trace
 
@@ -321,7 +362,7 @@ class UnityOpt(xDSLOptMain):
             raise UnityError(f"unity-opt: {flag} shows one function, but the module has {len(functions)}; split it")
         graph = to_graph(functions[0])
         machine = self.machine(module, graph)
-        timeline = simulate(task_graph(graph, cost(graph, machine)))
+        timeline = simulate(replay(plan_graph(graph, machine), machine))
         title = f"@{graph.name} on {machine.name}"
         drawn = {self.args.trace: trace, self.args.timeline: timeline_svg}
         return {file: draw(timeline, title) for file, draw in drawn.items() if file is not None}
@@ -329,6 +370,10 @@ class UnityOpt(xDSLOptMain):
     # Writing
 
     def output_resulting_program(self, prog: ModuleOp) -> str:
+        """
+        Return the module as text in the format of the target. Raises `DiagnosticException` if the target writes
+        nothing.
+        """
         with as_xdsl(f"written by -t {self.args.target}"):
             text = super().output_resulting_program(prog)
         if not text.strip():
@@ -336,12 +381,17 @@ class UnityOpt(xDSLOptMain):
         return text
 
     def prepare_output(self) -> IO[str]:
+        """
+        Return the stream to write the module to: stdout, or a buffer that `write_output_file` writes to the file of
+        `-o`.
+        """
         if self.args.output_file is None:
             return sys.stdout
         self.output = Kept()
         return self.output
 
     def write_output_file(self) -> None:
+        """Write all output files: each whole, and either all of them or none."""
         texts = dict(self.pictures)
         if self.output is not None:
             texts[self.args.output_file] = self.output.getvalue()
@@ -358,18 +408,23 @@ class UnityOpt(xDSLOptMain):
 
 
 def print_misfit(error: BaseException | None) -> None:
-    """Print the costs of the plan in a `DoesNotFit` error; do nothing for other errors."""
+    """Print the costs of the plan that a `DoesNotFit` error carries; do nothing for other errors."""
     from unity_ir.cost import stats
     from unity_ir.search.run import DoesNotFit
     from unity_ir.simulate.report import simulated
 
     if isinstance(error, DoesNotFit):
         graph, plan = error.result.graph, error.result.cost
-        print(stats.text(graph.name, plan, simulated=simulated(graph, plan)), file=sys.stderr)
+        print(
+            stats.text(graph.name, plan, simulated=simulated(graph, plan.machine)),
+            file=sys.stderr,
+        )
 
 
 def derivation_text(module: ModuleOp) -> str:
-    """Return the derivations of a module's functions as text. Raises `UnityError` where no search has left one."""
+    """
+    Return the derivations of all functions of a module as text. Raises `UnityError` if no search has recorded any.
+    """
     from unity_ir.dialects.convert import pcg_functions
 
     found = {func.sym_name.data: _certificate(func)[0] for func in pcg_functions(module)}

@@ -60,8 +60,8 @@ ELEMENTS = tuple(4**k for k in range(5, 12))
 """Elements of the pieces that collectives are measured on: 4 kB to 16 MB in f32."""
 
 
-class Asked:
-    """The distinct kernels to measure, most important first, each with the call that runs it."""
+class MeasureRequests:
+    """The distinct kernels to measure, most important first, each with the call that is timed."""
 
     def __init__(self) -> None:
         self.jobs: dict[Kernel, OperatorJob] = {}
@@ -70,19 +70,19 @@ class Asked:
         self.known: set[tuple[str, tuple[int, ...]]] = set()
 
     def add(self, node: Node) -> None:
-        """Add the kernel of a compute node, unless it is known, or record why it cannot be measured."""
-        from unity_ir.lowering.measure.operators import call_of
+        """Add the kernel of a compute node, unless it is known already; if it cannot be measured, record the reason."""
+        from unity_ir.lowering.measure.operators import operator_job
 
         kernel = kernel_of(node)
         if self._is_new(kernel):
             try:
-                self.jobs[kernel] = call_of(node)
+                self.jobs[kernel] = operator_job(node)
             except UnityError as error:
                 self.refused[node.op] = str(error)
 
     def add_update(self, weight: Node, optimizer: Optimizer) -> None:
-        """Add the kernel that updates a weight, unless it is known."""
-        from unity_ir.lowering.measure.operators import update_call
+        """Add the kernel by which an optimizer updates a weight, unless it is known already."""
+        from unity_ir.lowering.measure.operators import update_job
 
         (type,) = weight.types
         elements = 1
@@ -91,7 +91,7 @@ class Asked:
         moved = update_bytes(elements * ELEMENT_BYTES[type.dtype], optimizer)
         kernel = update_kernel(elements, moved, type.dtype, optimizer)
         if self._is_new(kernel):
-            self.jobs[kernel] = update_call(elements, type.dtype, optimizer)
+            self.jobs[kernel] = update_job(elements, type.dtype, optimizer)
 
     def _is_new(self, kernel: Kernel) -> bool:
         key = (kernel.operator, kernel.sizes)
@@ -100,14 +100,16 @@ class Asked:
         return new
 
 
-def ask(graphs: Sequence[Graph], machine: Machine, optimizers: Sequence[Optimizer], limit: int, seed: int) -> Asked:
+def measure_requests(
+    graphs: Sequence[Graph], machine: Machine, optimizers: Sequence[Optimizer], limit: int, seed: int
+) -> MeasureRequests:
     """
-    Collect the kernels to measure: those that a search on a machine prices for the graphs.
+    Return the kernels to measure: those whose time a search on `machine` asks for, for these graphs.
 
-    The kernels of plans found for the graphs come first, all of them; others follow, in an order drawn from
-    `seed`, until there are `limit`.
+    The kernels of plans found for the graphs come first, all of them; others follow, in an order drawn from `seed`,
+    until there are `limit`.
     """
-    asked = Asked()
+    asked = MeasureRequests()
     for graph in graphs:
         for step in _steps(graph, machine, optimizers):
             for node in step.nodes():
@@ -166,7 +168,7 @@ def _configurations(
 
 
 def collectives(ranks: int) -> list[tuple[str, int, int]]:
-    """Return the collectives to measure on `ranks` ranks, as (kind, members, elements)."""
+    """Return the collectives to measure on `ranks` ranks, as (kind, ranks in a group, elements of a piece)."""
     members = [m for m in range(2, ranks + 1) if ranks % m == 0]
     return [(kind, m, size) for m in members for size in ELEMENTS for kind in PROFILED]
 
@@ -175,9 +177,7 @@ def collectives(ranks: int) -> list[tuple[str, int, int]]:
 
 
 def describe(device: str, machine: Machine) -> dict[str, str]:
-    """
-    Return the `about` of a profile measured on `device` (`cpu` or `cuda`) for a machine: device, host, versions, date.
-    """
+    """Return the `about` table of a profile: device (`cpu` or `cuda`), host, versions and date."""
     import torch
 
     try:
@@ -208,13 +208,13 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def measure(file: ProfileFile, asked: Asked, ranks: int, options: Namespace) -> int:
+def measure(file: ProfileFile, asked: MeasureRequests, ranks: int, options: Namespace) -> int:
     """
     Measure the kernels and collectives that a profile lacks, on `ranks` ranks, and add them; return their number.
 
     Stops after `options.seconds`. Kernels that fail are added to `asked.refused`. Raises `UnityError` if a rank dies.
     """
-    from unity_ir.lowering.measure.operators import CollectiveJob, Ranks
+    from unity_ir.lowering.measure.operators import CollectiveJob, RankPool
 
     have = {(row.operator, row.sizes) for row in file.kernels(ranks)}
     kernels = [(k, job) for k, job in asked.jobs.items() if (k.operator, k.sizes) not in have][: options.limit]
@@ -227,7 +227,7 @@ def measure(file: ProfileFile, asked: Asked, ranks: int, options: Namespace) -> 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     added = 0
     with (
-        Ranks(ranks, options.device, options.each) as processes,
+        RankPool(ranks, options.device, options.each) as processes,
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
     ):
         task = bar.add_task("measuring", total=len(jobs))
@@ -269,7 +269,7 @@ def measure(file: ProfileFile, asked: Asked, ranks: int, options: Namespace) -> 
 
 
 def fits(file: ProfileFile, device: Device, ranks: int) -> dict[str, Fit]:
-    """Return the fitted curve of each kind of kernel that has at least `FEWEST` measurements."""
+    """Return, by kind of kernel, the curve fitted to its measurements, if there are at least `FEWEST`."""
     samples: dict[str, list[Measurement]] = {}
     for row in file.kernels(ranks):
         if row.dtype in device.flops:
@@ -279,7 +279,9 @@ def fits(file: ProfileFile, device: Device, ranks: int) -> dict[str, Fit]:
 
 
 def lines(file: ProfileFile, ranks: int) -> dict[str, FittedLine]:
-    """Return the fitted line of each collective per group size, by names such as `all_reduce-2`."""
+    """
+    Return the line (latency and bandwidth) fitted to each collective and group size, by names such as `all_reduce-2`.
+    """
     points: dict[str, list[tuple[float, float]]] = {}
     for row in file.collectives(ranks):
         points.setdefault(f"{row.kind}-{row.members}", []).append((row.bytes, row.seconds))
@@ -287,9 +289,7 @@ def lines(file: ProfileFile, ranks: int) -> dict[str, FittedLine]:
 
 
 def fit_text(found: Mapping[str, Fit], moves: Mapping[str, FittedLine], about: Mapping[str, str], ranks: int) -> str:
-    """
-    Return the TOML text of a `.toml` beside a profile: curves by kind, lines of collectives, their errors and origin.
-    """
+    """Return the text of a profile's `.toml` file: fitted curves, lines of collectives, their errors, and `about`."""
     text = [
         f"# Fitted by unity-profile to what was measured with {ranks} ranks at work at once: see docs/profiles.md.",
         "",
@@ -353,7 +353,7 @@ def _parser() -> Parser:
 
 
 def profile(options: Namespace) -> int:
-    """Measure, fit, and print a summary; return the exit code."""
+    """Run the tool: measure, fit, and print a summary; return the exit code."""
     import torch
 
     # Not a number is not above 0 either.
@@ -375,7 +375,7 @@ def profile(options: Namespace) -> int:
         # What is wrong with it is said before the search.
         with open_profile(options.out, create=about):
             pass
-    asked = ask(graphs, machine, optimizers, options.limit, options.seed)
+    asked = measure_requests(graphs, machine, optimizers, options.limit, options.seed)
     with open_profile(options.out, create=about) as file:
         interrupted = False
         added = 0

@@ -26,7 +26,6 @@ from rich.table import Table as Shown
 
 from unity_ir import __version__
 from unity_ir.errors import UnityError
-from unity_ir.lowering.rank.program import Program, lower
 from unity_ir.machine import load
 from unity_ir.machine.tuned import IMPLEMENTATIONS, Table, read_table
 from unity_ir.messages import tell
@@ -36,6 +35,7 @@ from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.sharding import devices_of
+from unity_ir.plan.program import Program, lower
 from unity_ir.search.run import run
 from unity_ir.tools.command_line import Parser, exit_code
 from unity_ir.tools.graphs import read_graphs
@@ -48,7 +48,7 @@ def programs(
     models: Sequence[str], types: Sequence[str], plan: str, machine: str, mixed: str | None = None
 ) -> Iterator[Program]:
     """
-    Yield one rank's training steps of models of the zoo or of `.pcg` files.
+    Yield one rank's training step of each model: a name in the zoo, or a `.pcg` file.
 
     Each model is yielded in every one of the element types, or in its own if none is given; then, if `mixed` is given,
     in mixed precision with that type. Graphs that are placed already keep their plan; others get that of the strategy
@@ -74,10 +74,10 @@ def programs(
 
 def tune(wanted: Iterable[TuningTask], measure: Measure, table: Table, refused: dict[str, str], seconds: float) -> None:
     """
-    Measure the operators that a table lacks with each implementation, for at most `seconds`, and add them to the table.
+    Time each implementation of the operators that `table` lacks, for at most `seconds`, and add them to it, in place.
 
-    `refused` gets the reason, per key and implementation, where there is no time. Operators without a time for PyTorch
-    are left out of the table, which serves to choose between the two.
+    `refused` gets, by key and implementation, the reason why there is no time. Operators without a time for PyTorch are
+    left out of the table, which serves to choose between the two.
     """
     end = monotonic() + seconds
     for task in wanted:
@@ -95,7 +95,7 @@ def tune(wanted: Iterable[TuningTask], measure: Measure, table: Table, refused: 
 
 
 def describe(machine: str) -> dict[str, str]:
-    """Return the `about` of a table: the machine's device, the GPU measured on, and versions."""
+    """Return the `about` of a tuning table: the machine's device, the GPU measured on, and versions."""
     import torch
     import triton
 
@@ -127,7 +127,9 @@ def _parser() -> Parser:
 
 
 def work(options: Namespace, measure: Measure | None = None) -> int:
-    """Measure, write the table, and print a summary; return the exit code. `measure` stands in for the GPU in tests."""
+    """
+    Run the tool: measure, write the table, print a summary; return the exit code. Tests pass a `measure` for the GPU's.
+    """
     import torch
 
     from unity_ir.lowering.measure.implementations import OnGPU, tuning_tasks
@@ -166,7 +168,7 @@ def work(options: Namespace, measure: Measure | None = None) -> int:
 
 
 def show(table: Table) -> None:
-    """Print how often each implementation is faster, and by how much at most."""
+    """Print how many operators each implementation is faster for, and by how much at most."""
     shown = Shown(title="faster implementations", title_justify="left")
     for heading in ("implementation", "operators", "most times as fast"):
         shown.add_column(heading)

@@ -11,13 +11,9 @@ from extent import sample
 from lowered import LOWERED
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.emit.fusing import with_fusions
-from unity_ir.lowering.emit.local_operator import local_operator
-from unity_ir.lowering.launchers import Compiled, Launcher, launcher, optimizer_launcher
+from unity_ir.kernels.launchers import Compiled, Launcher, launcher, optimizer_launcher
 from unity_ir.lowering.measure.aot import SHARED_LIMITS, Job, Resources, compile_all, compile_each
 from unity_ir.lowering.measure.aot_check import violations
-from unity_ir.lowering.rank.program import Fused, lower
-from unity_ir.lowering.rank.saved_softmax import with_savings
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.ops import operator
@@ -25,6 +21,10 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.graph import Graph, Optimizer, Value, apply, leaf
 from unity_ir.pcg.types import tensor_type
+from unity_ir.plan.groups import with_fusions
+from unity_ir.plan.local_operator import local_operator
+from unity_ir.plan.program import Fused, lower
+from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.parse import parse_line
 from unity_ir.tdl.syntax import Bound

@@ -19,14 +19,15 @@ from pinned import pinned
 
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.lowering.emit.rows import MOVES
-from unity_ir.lowering.rank.program import Compute, HaloExchange, Leaf, Program, ReshardMove, UpdateWeight, lower
-from unity_ir.lowering.rank.schedule import Bucket, Wait, crosses, schedule
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer, erase
 from unity_ir.pcg.sharding import is_pinned
+from unity_ir.plan.plan import PlanOptions, plan_step
+from unity_ir.plan.program import Compute, HaloExchange, Leaf, Program, ReshardMove, UpdateWeight, lower
+from unity_ir.plan.schedule import Bucket, Wait, crosses, schedule
 from unity_ir.search import run
 from unity_ir.search.baselines.random_plan import sample
 
@@ -142,7 +143,9 @@ def test_lines_do_what_the_schedule_says(name: str, seed: int, with_pins: bool, 
     graph = small(name)
     plan, machine = pinned(graph, seed) if with_pins else (sample(graph, boxes(2, 2), seed), boxes(2, 2))
     program = lower(fuse_collectives(differentiate(plan, Optimizer(), machine.mesh)), machine)
-    assert done(emit(program, graph, kernels="torch", bucket=bucket).text) == said(program, bucket)
+    assert done(emit(plan_step(program, PlanOptions(kernels="torch", bucket=bucket)), graph).text) == said(
+        program, bucket
+    )
 
 
 @pytest.mark.slow
@@ -151,7 +154,9 @@ def test_moves_after_each_other_are_one_line(where: str, strategy: str):
     machine = load(where)
     plan = run(build("gpt2", batch=8, sequence=8, layers=2, hidden=64, heads=8, vocabulary=64), machine, strategy).graph
     program = lower(fuse_collectives(differentiate(plan, Optimizer(), machine.mesh)), machine)
-    text = emit(program, erase(replace(plan, updates=(), optimizer=None)), kernels="torch", bucket=1024).text
+    text = emit(
+        plan_step(program, PlanOptions(kernels="torch", bucket=1024)), erase(replace(plan, updates=(), optimizer=None))
+    ).text
     assert done(text) == said(program, 1024)
     step = text[text.index("def forward_backward(") : text.index("def update(")]
     inside = [line.count("(ctx, ") for line in step.splitlines()]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from unity_ir.lowering.emit.printer import emit
-from unity_ir.lowering.rank.program import lower
 from unity_ir.machine import load
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.types import tensor_type
+from unity_ir.plan.plan import plan_step
+from unity_ir.plan.program import lower
 from unity_ir.search.baselines.data_parallel import data_parallel
 
 
@@ -21,13 +22,13 @@ def test_one_shape_in_two_element_types_are_two_functions():
     graph = Graph("f", (x, y), (apply("mse", [out, y.result]).result,))
     machine = load("box:2")
     program = lower(differentiate(data_parallel(graph, machine), Optimizer(), machine.mesh), machine)
-    text = emit(program, graph).text
+    text = emit(plan_step(program), graph).text
     assert "def matmul_4x8_8x8(" in text
     assert "def matmul_4x8_8x8_bf16(" in text
     # What is checked against PyTorch is as rough as the roughest of it.
     assert "\nCOARSEST = torch.bfloat16 " in text
     one = load("box:1")
-    serial = emit(lower(differentiate(graph_of_f32(), Optimizer(), one.mesh), one), graph_of_f32())
+    serial = emit(plan_step(lower(differentiate(graph_of_f32(), Optimizer(), one.mesh), one)), graph_of_f32())
     assert "\nCOARSEST = torch.float32 " in serial.text
 
 

@@ -18,7 +18,7 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Node, Optimizer, erase, leaf, rewrite
 from unity_ir.pcg.interpret import interpret
 from unity_ir.pcg.types import tensor_type
-from unity_ir.tdl.counts import products
+from unity_ir.tdl.counts import contraction_flops
 
 PUBLISHED = {
     "alexnet": 61_100_840,  # torchvision
@@ -219,10 +219,10 @@ def test_flops_of_a_step_are_those_pytorch_counts(text: str):
         if node.op == "attention":
             # Its gradient computes the scores again, one of its forward's two contractions. PyTorch, where it does not
             # fuse attention, keeps them.
-            step -= products(node.analysis.bound) // 2
+            step -= contraction_flops(node.analysis.bound) // 2
         elif node.op == "conv2d":
             # PyTorch's formula for the gradient of the weights takes each group to be of all channels.
-            step += (int(node.attribute("groups")) - 1) * products(node.analysis.bound)
+            step += (int(node.attribute("groups")) - 1) * contraction_flops(node.analysis.bound)
     assert step == counted_by_pytorch(name, graph, keys, backward=True)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import product
 from math import prod
 
 import numpy as np
@@ -82,17 +81,27 @@ def test_plan_leads_to_the_target(problem: tuple[Mesh, tuple[int, ...], Layout, 
 
 
 @cache
+def working(sizes: tuple[int, ...], shape: tuple[int, ...]) -> list[tuple[int, int, Move]]:
+    """Every move that works, from one layout to another, by their numbers."""
+    mesh, found = Mesh(sizes), list[tuple[int, int, Move]]()
+    nodes = layouts(shape, mesh)
+    for i, a in enumerate(nodes):
+        held = scatter(value(shape), a, mesh)
+        for j, b in enumerate(nodes):
+            move = between(a, b, shape, mesh) if a != b else None
+            if move is not None and stands_for(perform(move, held, mesh), value(shape), b, mesh):
+                found.append((i, j, move))
+    return found
+
+
+@cache
 def cheapest(sizes: tuple[int, ...], shape: tuple[int, ...], overhead: float) -> np.ndarray:
     """Bellman-Ford between all pairs, over every move that works."""
-    mesh, machine = Mesh(sizes), boxes(*sizes, overhead=overhead)
-    nodes = layouts(shape, mesh)
-    edges = np.full((len(nodes), len(nodes)), np.inf)
+    machine, size = boxes(*sizes, overhead=overhead), len(layouts(shape, Mesh(sizes)))
+    edges = np.full((size, size), np.inf)
     np.fill_diagonal(edges, 0.0)
-    for (i, a), (j, b) in product(enumerate(nodes), repeat=2):
-        move = between(a, b, shape, mesh) if a != b else None
-        held = scatter(value(shape), a, mesh)
-        if move is not None and stands_for(perform(move, held, mesh), value(shape), b, mesh):
-            edges[i, j] = machine.move_time(move, "f32")
+    for i, j, move in working(sizes, shape):
+        edges[i, j] = machine.move_time(move, "f32")
     table = edges
     while True:
         better = np.min(table[:, :, None] + edges[None], axis=1)

@@ -20,7 +20,7 @@ from unity_ir.machine import Machine
 from unity_ir.pcg.graph import Graph, Optimizer, erase
 from unity_ir.search import run
 from unity_ir.search.exact.plan_graph import realise
-from unity_ir.search.exact.shared_moves import shares
+from unity_ir.search.exact.shared_moves import has_shared_moves
 from unity_ir.search.exact.solver import Solver
 from unity_ir.search.joint.best_first import joint
 from unity_ir.search.layouts.space import FREE_MOVE, Spaces
@@ -118,7 +118,7 @@ def test_users_that_read_alike_share_the_move():
     x = op("cumsum", weight("x", 12, 24), dim=1)
     users = (op("softmax", x), op("cumsum", x, dim=0), op("reduce_max", x, dim=0))
     graph = whole(*users)
-    assert shares(graph)
+    assert has_shared_moves(graph)
     solver = Solver(Spaces(machine), optimizer)
     alone = solver.solve(graph)
     priced = cost(realise(graph, alone, solver), machine, optimizer).time
@@ -129,4 +129,4 @@ def test_users_that_read_alike_share_the_move():
     assert priced > least * 1.01
     assert cost(found.graph, machine, optimizer).time == pytest.approx(least, rel=1e-9)
     assert found.bound == pytest.approx(least, rel=1e-2)
-    assert not shares(whole(*users[:2]))
+    assert not has_shared_moves(whole(*users[:2]))

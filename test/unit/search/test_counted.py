@@ -145,7 +145,7 @@ def test_cheapest_moves_from_some_layouts_are_those_of_all_and_never_too_dear_in
         every = np.arange(len(through_all))
         expected = through_all.reshard(every, every, False)
     some = np.arange(0, count, 3)
-    there = space.stands[0]
+    there = space.representatives[0]
     for scattered in (0, 20, 10**9):
         with limited(scattered=scattered):
             found = space.from_layouts(some)
@@ -168,11 +168,11 @@ def test_what_it_costs_from_one_layout_or_a_few_is_as_between_all(shape: tuple[i
     expected = whole.reshard(every, every, training)
     some = every[:: max(1, len(every) // 5)][::-1]
     with limited(dense_paths=0):
-        np.testing.assert_allclose(few.of_few(some, training), expected[some], rtol=1e-12)
+        np.testing.assert_allclose(few.reshard_from_few(some, training), expected[some], rtol=1e-12)
     assert "_cheapest" not in few.__dict__
     for layout in some.tolist():
-        assert np.array_equal(whole.apart(layout, training, there=True), expected[layout])
-        assert np.array_equal(whole.apart(layout, training, there=False), expected[:, layout])
+        assert np.array_equal(whole.reshard_one(layout, training, there=True), expected[layout])
+        assert np.array_equal(whole.reshard_one(layout, training, there=False), expected[:, layout])
 
 
 @pytest.mark.slow

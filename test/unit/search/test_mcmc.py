@@ -13,7 +13,7 @@ from unity_ir.models import build
 from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf
 from unity_ir.pcg.sharding import Assignment, pinned_at, pins
 from unity_ir.pcg.types import tensor_type
-from unity_ir.search.flexflow.mcmc import Settings, assignments_of, mcmc, told_apart
+from unity_ir.search.flexflow.mcmc import Settings, assignments_of, mcmc, pinnable_axes
 from unity_ir.search.layouts.limits import limits
 from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.choices import fits, random_assignment, roles
@@ -75,8 +75,8 @@ def test_assignments_are_read_back_from_a_plan():
 
 
 def test_operators_are_pinned_on_the_innermost_axes():
-    assert told_apart(boxes(2, 2)) == (0, 1)
-    assert told_apart(boxes(16, 2, 2)) == (4, 5)
+    assert pinnable_axes(boxes(2, 2)) == (0, 1)
+    assert pinnable_axes(boxes(16, 2, 2)) == (4, 5)
     from random import Random
 
     machine, random = boxes(2, 2), Random(0)

@@ -41,7 +41,7 @@ from unity_ir.search.memory.lagrangian import (
     needed,
 )
 from unity_ir.search.memory.seconds_and_bytes import Choice, CostModel
-from unity_ir.simulate.report import peak
+from unity_ir.simulate.report import as_emitted
 
 OPTIMIZERS = (Optimizer(), Optimizer("adam"))
 TWO, FOUR = boxes(2, overhead=1e-6), boxes(2, 2, overhead=1e-6)
@@ -162,7 +162,7 @@ def test_no_plan_that_fits_is_below_the_bound_over_counted_axes(seed: int, part:
 def need_of(graph: Graph, machine: Machine, optimizer: Optimizer) -> int:
     """Bytes a plan needs, simulated whatever it holds."""
     priced = cost(graph, machine, optimizer)
-    return max(priced.memory_bytes, peak(graph, priced, optimizer))
+    return max(priced.memory_bytes, as_emitted(graph, priced.machine, optimizer)[1])
 
 
 @pytest.mark.slow
@@ -249,7 +249,7 @@ def wide() -> Graph:
 def test_activations_are_computed_again_only_where_memory_is_short():
     free = run(wide(), FOUR)
     assert not not_kept(free.graph)
-    short = run(wide(), with_memory(FOUR, 0.8 * free.cost.memory_bytes))
+    short = run(wide(), with_memory(FOUR, 0.55 * free.cost.memory_bytes))
     assert not_kept(short.graph)
     assert free.cost.time < short.cost.time
     assert short.gap is not None
@@ -265,13 +265,13 @@ def test_the_optimizer_decides_what_fits():
     machine = with_memory(FOUR, 200_000)
     assert run(graph, machine).cost.memory["weights"] <= 256 * 256 * 4 / 2
     said = (
-        r"^search: no plan fits: the smallest known, that of \w+, needs 267\.26 kB per device, .* takes 0\.\d+ ms; "
+        r"^search: no plan fits: the smallest known, that of \w+, needs 267\.27 kB per device, .* takes 0\.\d+ ms; "
         r"weights, .* "
         r"state alone, in equal parts, take 262\.14 kB; use more devices or a smaller model$"
     )
     with pytest.raises(UnityError, match=said):
         run(graph, machine, optimizer=Optimizer("adam"))
-    said = r"^search: no plan fits: the smallest known, that of expert, needs 267\.26 kB .* smaller batch$"
+    said = r"^search: no plan fits: the smallest known, that of expert, needs 267\.27 kB .* smaller batch$"
     with pytest.raises(UnityError, match=said):
         run(graph, with_memory(FOUR, 262_500), optimizer=Optimizer("adam"))
     found = run(graph, with_memory(FOUR, 400_000), optimizer=Optimizer("adam"))

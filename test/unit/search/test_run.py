@@ -20,12 +20,12 @@ from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
 from unity_ir.pcg.interpret import interpret
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search import run
-from unity_ir.search.choose.candidates import as_emitted
 from unity_ir.search.choose.winner import plans_with_hidden_moves
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.joint.best_first import joint
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import Price
+from unity_ir.simulate.report import as_emitted
 
 
 def mlp() -> Graph:
@@ -172,9 +172,7 @@ def test_rewrites_of_the_joint_search_keep_the_meaning():
 def test_a_graph_that_sequential_finds_is_divided_as_well_by_joint():
     """On machines of many axes, how these are cut into groups is looked for again for the rewritten graph."""
     graph, machine = models.build("mlp", batch=24576), load("summit:16")
-    seconds = {
-        s: as_emitted((f.graph, f.cost), Optimizer()) for s in ("joint", "sequential") for f in [run(graph, machine, s)]
-    }
+    seconds = {s: as_emitted(f.graph, machine)[0] for s in ("joint", "sequential") for f in [run(graph, machine, s)]}
     assert seconds["joint"] <= seconds["sequential"] * (1 + 1e-9)
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from graphs import boxes
 
-from unity_ir.cost.plan import cost
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
@@ -14,11 +13,10 @@ from unity_ir.pcg.graph import Graph, Optimizer, erase
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
 from unity_ir.pcg.sharding import pins, place
 from unity_ir.search import run
-from unity_ir.search.choose.candidates import as_emitted
 from unity_ir.search.choose.parallel_siblings import place_siblings
 from unity_ir.search.joint.best_first import joint
 from unity_ir.search.layouts.limits import limited, limits
-from unity_ir.simulate.report import simulated
+from unity_ir.simulate.report import as_emitted
 
 
 def xdl(**keys: int) -> Graph:
@@ -30,14 +28,14 @@ def test_tables_side_by_side_are_faster_than_all_devices_alike():
     alike = joint(graph, machine, (), Optimizer())
     found = run(graph, machine)
     assert found.proved is not None
-    times = [simulated(plan, cost(plan, machine, Optimizer())).overlapped for plan in (found.graph, alike.graph)]
+    times = [as_emitted(plan, machine)[0] for plan in (found.graph, alike.graph)]
     assert times[0] < 0.7 * times[1]
     placement = place(found.graph, machine.mesh)
     tables = {pins(placement.layouts[n.result]) for n in found.graph.weights() if n.name.startswith("table")}
     assert len([t for t in tables if t]) > 1
     for strategy in ("data-parallel", "expert", "tofu"):
         other = run(graph, machine, strategy)
-        assert times[0] <= simulated(other.graph, other.cost).overlapped * (1 + 1e-9)
+        assert times[0] <= as_emitted(other.graph, machine)[0] * (1 + 1e-9)
 
 
 def test_what_is_side_by_side_computes_the_same():
@@ -45,7 +43,7 @@ def test_what_is_side_by_side_computes_the_same():
     alike = joint(graph, machine, (), Optimizer())
     found = place_siblings(graph, machine, Optimizer(), alike.graph)
     assert found is not None
-    assert as_emitted(found, Optimizer()) < simulated(alike.graph, cost(alike.graph, machine, Optimizer())).overlapped
+    assert as_emitted(found[0], machine)[0] < as_emitted(alike.graph, machine)[0]
     plan, _ = found
     assert erase(plan).outputs == graph.outputs
     random = np.random.default_rng(0)
@@ -81,5 +79,5 @@ def test_an_operator_unlike_all_others_is_tried_in_every_way(operators: int):
     with limited(sibling_operators=operators):
         found = place_siblings(graph, machine, Optimizer(), alike)
     assert found is not None
-    assert as_emitted(found, Optimizer()) < simulated(alike, cost(alike, machine, Optimizer())).overlapped
+    assert as_emitted(found[0], machine)[0] < as_emitted(alike, machine)[0]
     assert erase(found[0]).outputs == graph.outputs

@@ -152,14 +152,14 @@ def test_few_blocks_are_simulated_again(monkeypatch: pytest.MonkeyPatch):
     nodes = [n for n in graph.nodes() if n.is_compute]
     state = Simulation(graph, machine, {n: (REPEAT, REPEAT) for n in nodes})
     done = 0
-    do = delta.do
+    run_tasks = delta.run_tasks
 
     def counted(*arguments: object) -> None:
         nonlocal done
         done += 1
-        do(*arguments)  # pyright: ignore[reportArgumentType]
+        run_tasks(*arguments)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(delta, "do", counted)
+    monkeypatch.setattr(delta, "run_tasks", counted)
     random = Random(1)
     for _ in range(20):
         node = random.choice(nodes)

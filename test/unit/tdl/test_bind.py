@@ -11,7 +11,7 @@ from unity_ir.errors import UnityError
 from unity_ir.ops import operator
 from unity_ir.ops.operator import Shapes
 from unity_ir.tdl.bind import bind
-from unity_ir.tdl.counts import flops, products
+from unity_ir.tdl.counts import contraction_flops, flops
 from unity_ir.tdl.functions import FUNCTIONS
 from unity_ir.tdl.parallel import Configuration, piece
 from unity_ir.tdl.parse import parse_line
@@ -136,19 +136,21 @@ def test_a_definition_used_over_two_indices_counts_once():
     assert flops(bound("softmax", ((4, 5),))) == 4 * 5 * (4 + FUNCTIONS["exp"].flops)
 
 
-def test_products_count_contractions_alone():
-    assert products(bound("matmul", ((3, 5), (5, 7)), act="relu")) == 2 * 3 * 5 * 7
-    assert products(bound("batch_matmul_nt", ((2, 3, 5), (2, 7, 5)))) == 2 * 2 * 3 * 5 * 7
+def test_contraction_flops_count_contractions_alone():
+    assert contraction_flops(bound("matmul", ((3, 5), (5, 7)), act="relu")) == 2 * 3 * 5 * 7
+    assert contraction_flops(bound("batch_matmul_nt", ((2, 3, 5), (2, 7, 5)))) == 2 * 2 * 3 * 5 * 7
     windows = {"stride": (2, 2), "padding": (1, 1), "dilation": (1, 1), "groups": 2}
     every = 2 * (2 * 6 * 5 * 5) * (2 * 3 * 3)
-    assert products(bound("conv2d", ((2, 4, 9, 9), (6, 2, 3, 3)), **windows)) == every
-    assert products(bound("conv2d_data_grad", ((2, 6, 5, 5), (6, 2, 3, 3)), sizes=(9, 9), **windows)) == every
-    assert products(bound("conv2d_weight_grad", ((2, 6, 5, 5), (2, 4, 9, 9)), sizes=(3, 3), **windows)) == every
+    assert contraction_flops(bound("conv2d", ((2, 4, 9, 9), (6, 2, 3, 3)), **windows)) == every
+    assert contraction_flops(bound("conv2d_data_grad", ((2, 6, 5, 5), (6, 2, 3, 3)), sizes=(9, 9), **windows)) == every
+    assert (
+        contraction_flops(bound("conv2d_weight_grad", ((2, 6, 5, 5), (2, 4, 9, 9)), sizes=(3, 3), **windows)) == every
+    )
     # Scores and values, for 4 heads over 2 of keys and values; the scores are used at three indices.
     q, kv = (2, 4, 6, 8), (2, 2, 6, 8)
-    assert products(bound("attention", (q, kv, kv), scale=1.0)) == 2 * (2 * 2 * 4 * 6 * 6 * 8)
+    assert contraction_flops(bound("attention", (q, kv, kv), scale=1.0)) == 2 * (2 * 2 * 4 * 6 * 6 * 8)
     # Scores again, and two for each of the forward's.
-    assert products(bound("attention_grad", (q, q, kv, kv), scale=1.0)) == 5 * (2 * 2 * 4 * 6 * 6 * 8)
+    assert contraction_flops(bound("attention_grad", (q, q, kv, kv), scale=1.0)) == 5 * (2 * 2 * 4 * 6 * 6 * 8)
 
 
 ROUTED: list[tuple[str, Shapes, Attributes]] = [
@@ -162,20 +164,22 @@ ROUTED: list[tuple[str, Shapes, Attributes]] = [
 def test_what_integers_pick_counts_once_for_each(name: str, shapes: Shapes, attributes: Attributes):
     """Not once for each of what they pick from; a piece of that has its share of them."""
     line = bound(name, shapes, **attributes)
-    assert products(line) == flops(line) == 2 * 12 * 5 * 7
+    assert contraction_flops(line) == flops(line) == 2 * 12 * 5 * 7
     half = piece(line, Configuration({"v": 2}))
     assert flops(half, line.extents) == flops(line) // 2
     rows = piece(line, Configuration({"t0": 3, "v": 2}))
     assert flops(rows, line.extents) == flops(line) // 6
 
 
-def test_products_do_not_count_sums_along_a_row():
-    assert products(bound("softmax_grad", ((4, 5), (4, 5)))) == 0
-    assert products(bound("layer_norm_grad", ((4, 5), (4, 5), (5,)))) == 0
-    assert products(bound("mse", ((5,), (5,)))) == 0
-    assert products(bound("embedding", ((4,), (5, 6)))) == 0
+def test_contraction_flops_do_not_count_sums_along_a_row():
+    assert contraction_flops(bound("softmax_grad", ((4, 5), (4, 5)))) == 0
+    assert contraction_flops(bound("layer_norm_grad", ((4, 5), (4, 5), (5,)))) == 0
+    assert contraction_flops(bound("mse", ((5,), (5,)))) == 0
+    assert contraction_flops(bound("embedding", ((4,), (5, 6)))) == 0
     # Each factor has an index of its own, but the sum runs over both.
-    assert products(bind(parse_line("f(x, y) out[c] = sum[m, n](x[m, c] * y[n, c])"), [(2, 3), (4, 3)], {})) == 0
+    assert (
+        contraction_flops(bind(parse_line("f(x, y) out[c] = sum[m, n](x[m, c] * y[n, c])"), [(2, 3), (4, 3)], {})) == 0
+    )
 
 
 def test_a_dim_read_at_numbers_only_has_just_those():

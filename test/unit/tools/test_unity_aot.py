@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from unity_ir.errors import UnityError
+from unity_ir.kernels.triton.launch import Compiled
 from unity_ir.lowering.measure import aot_check
 from unity_ir.lowering.measure.aot import Job, Outcome, Resources
 from unity_ir.lowering.measure.aot_check import CHECKS, key, merged, violations
-from unity_ir.lowering.triton.launch import Compiled
 from unity_ir.tools import unity_aot
 
 MODEL = "mlp,batch=8,hidden=16,layers=2,classes=4"
@@ -181,7 +181,7 @@ def test_a_plan_that_fits_no_machine_is_of_the_next(
 @pytest.mark.slow
 def test_several_processes_ask_for_the_same() -> None:
     models = [MODEL, MODEL.replace("16", "32", 1)]
-    one, two = (unity_aot.ask(models, ["data-parallel"], ["f32"], ["2gpu"], "triton", n) for n in (1, 2))
+    one, two = (unity_aot.compile_requests(models, ["data-parallel"], ["f32"], ["2gpu"], "triton", n) for n in (1, 2))
     assert one == two
     assert any(len(of) == 2 for of in one.models.values())
     assert len(one.programs) == 2

@@ -50,7 +50,7 @@ class Quick:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> type[Quick]:
-    monkeypatch.setattr(operators, "Ranks", Quick)
+    monkeypatch.setattr(operators, "RankPool", Quick)
     monkeypatch.setattr(Quick, "fails", "")
     monkeypatch.setattr(Quick, "stops_after", 10**9)
     return Quick
@@ -148,10 +148,10 @@ def test_unity_opt_refuses_profiles_in_one_line(tmp_path: Path, capsys: pytest.C
 @pytest.mark.slow
 def test_ranks_measure(tmp_path: Path):
     node = differentiate(run(from_text(MODEL), load("box:2"), "data-parallel").graph, Optimizer())
-    calls = [operators.call_of(n) for n in node.nodes() if n.is_compute]
-    jobs = [*calls, operators.update_call(64, "f32", Optimizer("adam"))]
+    calls = [operators.operator_job(n) for n in node.nodes() if n.is_compute]
+    jobs = [*calls, operators.update_job(64, "f32", Optimizer("adam"))]
     jobs += [operators.CollectiveJob(kind, 2, 1024) for kind in PROFILED]
-    with operators.Ranks(2, seconds=0.001) as ranks:
+    with operators.RankPool(2, seconds=0.001) as ranks:
         for job in jobs:
             assert 0 < ranks.measure(job).seconds < 10
         with pytest.raises(UnityError, match="nothing"):

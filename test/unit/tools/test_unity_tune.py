@@ -20,6 +20,7 @@ from unity_ir.models import build, from_text
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Optimizer
+from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.search.run import run
 from unity_ir.tools import unity_opt, unity_tune
 
@@ -131,12 +132,12 @@ def test_emission_takes_the_faster(faster: str, tmp_path: Path) -> None:
     graph = build("mlp", batch=8, hidden=16, layers=2, classes=4)
     (program,) = unity_tune.programs([MODEL], ["f32"], "data-parallel", "box:1")
     for matmul in ("triton", "torch"):
-        made = emit(program, graph, matmul, tuned=table)
+        made = emit(plan_step(program, PlanOptions(matmul, tuned=table)), graph)
         # What updates weights is not chosen.
         kernels = set(made.kernels) - {"sgd_kernel"}
         assert bool(kernels) == (faster == "triton")
     with pytest.raises(UnityError, match="nothing to choose"):
-        emit(program, graph, kernels="torch", tuned=table)
+        PlanOptions(kernels="torch", tuned=table)
 
 
 def test_what_was_not_measured_is_as_it_is_told(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_what_was_not_measured_is_as_it_is_told(tmp_path: Path) -> None:
     graph = build("mlp", batch=8, hidden=16, layers=2, classes=4)
     (program,) = unity_tune.programs([MODEL], ["f32"], "data-parallel", "box:1")
     products = {key: row for key, row in table.seconds.items() if "matmul" in key}
-    made = emit(program, graph, tuned=Table(seconds=products))
+    made = emit(plan_step(program, PlanOptions(tuned=Table(seconds=products))), graph)
     assert "matmul_kernel" not in made.kernels
     assert len(made.kernels) > 1
 

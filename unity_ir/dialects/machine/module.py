@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def machine_op(module: ModuleOp) -> MachineOp | None:
-    """Return the module's `machine.machine`, the machine its plan is for; None if there is none."""
+    """
+    Return the module's `machine.machine` operation, which says what machine its plan is for; None if there is none.
+    """
     return next((op for op in module.ops if isinstance(op, MachineOp)), None)
 
 
@@ -40,12 +42,16 @@ def module_machine(module: ModuleOp) -> Machine | None:
 
 
 def set_machine(module: ModuleOp, name: str) -> None:
-    """Set the machine that the module's plan is for, by name, replacing any other."""
+    """Set the machine that the module's plan is for to the one called `name`; replace any other."""
     _replace(module, MachineOp(name))
 
 
 def expand(module: ModuleOp) -> None:
-    """Replace the name of the module's machine, if it has one, by its full description. Raises as `module_machine`."""
+    """
+    Add the full description of the module's machine, if it has one, to its `machine.machine` operation.
+
+    Raises as `module_machine`.
+    """
     from unity_ir.machine import described
 
     machine = module_machine(module)

@@ -63,7 +63,7 @@ class MachineOp(IRDLOperation):
     @property
     def tables(self) -> dict[str, Any] | None:
         """
-        The description, as `unity_ir.machine.machine_from` takes it; None if there is only a name.
+        The description in nested tables, as `unity_ir.machine.machine_from` takes it; None if there is only a name.
 
         Raises `UnityError` for operations that are no parts of a machine.
         """
@@ -79,6 +79,10 @@ class MachineOp(IRDLOperation):
 
     @classmethod
     def parse(cls, parser: Parser) -> MachineOp:
+        """
+        Parse what follows `machine.machine`: the name, `overhead`, attributes, and the region of parts. Raises
+        `ParseError`.
+        """
         name = parse_name(parser).data
         overhead = parser.parse_number() if parser.parse_optional_keyword("overhead") else None
         attributes = parser.parse_optional_attr_dict_with_keyword()
@@ -94,6 +98,7 @@ class MachineOp(IRDLOperation):
         return op
 
     def print(self, printer: Printer) -> None:
+        """Print what follows `machine.machine`, as `parse` reads it."""
         printer.print_string(" ")
         printer.print_string_literal(self.text)
         if self.overhead is not None:
@@ -104,6 +109,10 @@ class MachineOp(IRDLOperation):
             printer.print_region(self.described, print_empty_block=False)
 
     def verify_(self) -> None:
+        """
+        Raise `VerifyException` unless it is the module's only machine, and its description, if any, is one of a
+        machine.
+        """
         from unity_ir.machine import machine_from
 
         module = self.parent_op()
@@ -127,7 +136,7 @@ class MachineOp(IRDLOperation):
 
 
 class PartOp(IRDLOperation, ABC):
-    """A part of a described machine: an operation that holds a table of fields."""
+    """Base of the parts of a described machine: operations that hold a table of fields."""
 
     traits = traits_def(HasParent(MachineOp))
     fields = prop_def(BaseAttr(DictionaryAttr))
@@ -141,17 +150,17 @@ class PartOp(IRDLOperation, ABC):
         return from_attribute(self.fields)
 
     def add_to(self, tables: dict[str, Any]) -> None:
-        """Add the part to the description `tables` (see `MachineOp.tables`)."""
+        """Add the part to a machine's description `tables`, in the list of its kind (see `MachineOp.tables`)."""
         tables.setdefault(self.LIST, []).append(self.table)
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Self:
-        """Return the operation of a part, given as a table of its fields."""
+        """Return the operation of a part, given its fields by name."""
         return cls.create(properties={"fields": to_attribute(table)})
 
 
 class NamedOp(PartOp, ABC):
-    """A part of a described machine that has a name, which is written before its fields."""
+    """Base of the parts of a described machine that have a name, which is written before the fields."""
 
     part = prop_def(NAME_CONSTRAINT, prop_name="name")
 
@@ -170,17 +179,22 @@ class NamedOp(PartOp, ABC):
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Self:
+        """Return the operation of a part, given its fields by name, `name` among them."""
         fields = {key: value for key, value in table.items() if key != "name"}
         return cls.create(properties={"name": StringAttr(table["name"]), "fields": to_attribute(fields)})
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
+        """
+        Parse what follows the operation's own name: the part's name as a string, its table of fields, and attributes.
+        """
         name = parse_name(parser)
         op = cls.create(properties={"name": name, "fields": to_attribute(parse_table(parser))})
         op.attributes = parser.parse_optional_attr_dict()
         return op
 
     def print(self, printer: Printer) -> None:
+        """Print the part's name and its fields, as `parse` reads them."""
         printer.print_string(" ")
         printer.print_string_literal(self.text)
         printer.print_string(" ")
@@ -212,6 +226,7 @@ class ProtocolOp(NamedOp):
     LIST: ClassVar[str] = "protocols"
 
     def add_to(self, tables: dict[str, Any]) -> None:
+        """Add the protocol to a machine's description `tables`. Raises `UnityError` if it has one of that name."""
         known: dict[str, Any] = tables.setdefault(self.LIST, {})
         if self.text in known:
             raise UnityError(f"machine.protocol: there are two of the name {self.text}; remove one")
@@ -233,11 +248,16 @@ class LinkOp(PartOp):
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Self:
+        """Return the operation of a link, given its fields by name; `between` is its two vertices."""
         fields = {key: value for key, value in table.items() if key != "between"}
         return cls.create(properties={"between": to_attribute(table["between"]), "fields": to_attribute(fields)})
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
+        """
+        Parse the two vertices (device numbers or names), the table of fields, and attributes. Raises `ParseError`.
+        """
+
         def vertex() -> int | str:
             number = parser.parse_optional_integer()
             return parser.parse_str_literal() if number is None else number
@@ -250,6 +270,7 @@ class LinkOp(PartOp):
         return op
 
     def print(self, printer: Printer) -> None:
+        """Print the two vertices and the fields, as `parse` reads them."""
         printer.print_string(" ")
         printer.print_list(from_attribute(self.between), lambda end: print_value(printer, end))
         printer.print_string(" ")

@@ -33,6 +33,9 @@ class ViewAttr(Data[View]):
 
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> View:
+        """
+        Parse the view in angle brackets. Raises `ParseError` for other text, and for a view that `check_size` refuses.
+        """
         # MLIR has no token for `@` alone, so the body is read from the text, and the lexer sent on to its end.
         text, start = parser.lexer.input.content, parser.pos
         end = text.find(">", start)
@@ -60,9 +63,11 @@ class ViewAttr(Data[View]):
         return found
 
     def print_parameter(self, printer: Printer) -> None:
+        """Print the view in angle brackets, as `parse_parameter` reads it."""
         printer.print_string(str(self.data).removeprefix("#machine.view"))
 
     def verify(self) -> None:
+        """Raise `VerifyException` for a view that `check_size` refuses."""
         try:
             check_size(self.data)
         except UnityError as error:
@@ -76,7 +81,11 @@ def _axis(text: str) -> ViewAxis:
 
 
 def check_size(view: View) -> None:
-    """Raise `UnityError` for factors below 1, negative devices and strides, and more than `MAX_TASKS` tasks."""
+    """
+    Check the numbers of a view.
+
+    Raises `UnityError` for factors below 1, negative devices and strides, and more than `MAX_TASKS` tasks.
+    """
     pairs = [pair for axis in (*view.axes, view.repeat) for pair in axis]
     if view.start < 0 or any(factor < 1 or stride < 0 for factor, stride in pairs):
         raise UnityError(f"machine.view: {view} has a negative device or stride, or a factor below 1")

@@ -25,7 +25,7 @@ CONSTRAINTS: dict[str, AttrConstraint] = {
 
 def to_attribute(kind: str, value: AttrValue) -> Attribute:
     """
-    Return the xDSL attribute of a value of the given TDL kind.
+    Return an operator's attribute value as an xDSL attribute; `kind` is its TDL kind, such as `int`, `ints` or `float`.
 
     Given `"float"` and `1`, returns `1.0 : f64`. Raises `UnityError` for integers beyond 64 bits and for infinities.
     """
@@ -82,7 +82,7 @@ def float_text(value: float) -> str:
 
 
 def print_dictionary(printer: Printer, attributes: Mapping[str, Attribute]) -> None:
-    """Print ` {act = "relu", dim = 1}`, without types of 64-bit numbers; print nothing if there are no attributes."""
+    """Print attributes as ` {act = "relu", dim = 1}`, 64-bit numbers without type; print nothing if there are none."""
 
     def entry(name: str, attribute: Attribute) -> None:
         printer.print_identifier_or_string_literal(name)

@@ -44,6 +44,7 @@ class FoldIdentity(RewritePattern):
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: ParallelOp, rewriter: PatternRewriter) -> None:
+        """Replace `op` by its operand if its degree is 1 and it has no view."""
         # An all_to_all by 1 is an identity, too; the types say so.
         if op.view is not None or op.degrees.get("by") != 1 or op.operand.type != op.result.type:
             return
@@ -62,6 +63,7 @@ class FoldInverse(RewritePattern):
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: ParallelOp, rewriter: PatternRewriter) -> None:
+        """Replace `op` by the operand of the operator before it, if that one is its inverse."""
         inner = _producer(op)
         if inner is None or INVERSES.get(op.operator_name()) != inner.operator_name() or op.degrees != inner.degrees:
             return
@@ -70,7 +72,7 @@ class FoldInverse(RewritePattern):
 
 class MergeChain(RewritePattern):
     """
-    Do two steps of the same kind in one.
+    Merge two operators of the same kind into one.
 
     rewrite: partition(partition(x, dim i by a), dim i by b) -> partition(x, dim i by a * b)
              replicate(replicate(x, by a), by b)             -> replicate(x, by a * b)
@@ -79,6 +81,7 @@ class MergeChain(RewritePattern):
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: ParallelOp, rewriter: PatternRewriter) -> None:
+        """Replace `op` and the operator of the same kind before it by one, of the product of their degrees."""
         inner = _producer(op)
         name = op.operator_name()
         if inner is None or name not in MERGEABLE or inner.operator_name() != name:

@@ -38,7 +38,7 @@ from unity_ir.tdl.syntax import AttrValue
 @lru_cache(maxsize=16384)
 def infer(op: str, operands: tuple[TensorType, ...], attributes: Attributes, view: View | None) -> list[PcgTensorType]:
     """
-    Return the result types of an operator, parallel or compute, on operands of these types; check its view, too.
+    Infer the result types of operator `op`, parallel or compute, on operands of these types; check its view.
 
     Raises `UnityError` where the operator does not apply, or its view does not fit.
     """
@@ -51,7 +51,7 @@ def infer(op: str, operands: tuple[TensorType, ...], attributes: Attributes, vie
 
 
 class OperatorOp(NodeOp, ABC):
-    """Base of operations whose result types follow from their operands and attributes."""
+    """Base of the operators: operations whose result types follow from their operands and attributes."""
 
     @classmethod
     def operator_name(cls) -> str:
@@ -72,10 +72,9 @@ class OperatorOp(NodeOp, ABC):
         attributes: dict[str, Attribute] | None = None,
     ) -> OperatorOp:
         """
-        Return a new operation, given attribute values; result types are inferred. `attributes`
-        are those of other dialects.
+        Return a new operation of the class, with these attribute `values`; its result types are inferred.
 
-        Raises `UnityError` where operands, values or view do not fit.
+        `attributes` are those of other dialects. Raises `UnityError` where operands, values or view do not fit.
         """
         values = cls.checked(values)
         types = tuple(core_type(v) for v in operands)
@@ -93,11 +92,17 @@ class OperatorOp(NodeOp, ABC):
     @classmethod
     def checked(cls, values: dict[str, AttrValue]) -> dict[str, AttrValue]:
         """
-        Return `values` with defaults filled in. Raises `UnityError` for unknown, missing or ill-kinded attributes.
+        Return attribute `values` with defaults filled in.
+
+        Raises `UnityError` for unknown and missing attributes, and for values of another kind.
         """
         return values
 
     def verify_(self) -> None:
+        """
+        Raise `VerifyException` unless attributes and view fit, and the result types are those inferred from the
+        operands.
+        """
         with as_verify_error():
             self.verify_attributes()
             types = tuple(core_type(v) for v in self.operands)
@@ -116,6 +121,7 @@ class ParallelOp(OperatorOp, ABC):
 
     @property
     def values(self) -> dict[str, AttrValue]:
+        """The operator's attributes by name, all integers: those of `degrees`."""
         return {**self.degrees}
 
     @property
@@ -126,10 +132,14 @@ class ParallelOp(OperatorOp, ABC):
 
     @classmethod
     def kinds(cls) -> dict[str, str]:
+        """Return the kind of each attribute by name: `int` for all."""
         return dict.fromkeys(PARALLEL_OPERATORS[cls.operator_name()].attributes, "int")
 
     @classmethod
     def parse(cls, parser: Parser) -> OperatorOp:
+        """
+        Parse what follows the operation's name: `%x, dim 0 by 2 {..} on #machine.view<..> : type`. Raises `ParseError`.
+        """
         position = parser.pos
         operand = parser.parse_unresolved_operand()
         values: dict[str, AttrValue] = {}
@@ -147,6 +157,7 @@ class ParallelOp(OperatorOp, ABC):
         return op
 
     def print(self, printer: Printer) -> None:
+        """Print what follows the operation's name, as `parse` reads it."""
         printer.print_string(" ")
         printer.print_operand(self.operand)
         for name, value in self.degrees.items():
@@ -170,18 +181,27 @@ class ComputeOp(OperatorOp, ABC):
 
     @property
     def values(self) -> dict[str, AttrValue]:
+        """The operator's attributes by name, as plain values."""
         return {name: to_value(self.name, name, self.properties[name]) for name in self.kinds()}
 
     @classmethod
     def kinds(cls) -> dict[str, str]:
+        """Return the TDL kind of each attribute by name."""
         return {a.name: a.kind for a in cls.operator().line.attributes}
 
     @classmethod
     def checked(cls, values: dict[str, AttrValue]) -> dict[str, AttrValue]:
+        """
+        Return attribute `values` with the operator's defaults filled in. Raises `UnityError` for values that do not
+        fit.
+        """
         return dict(cls.operator().attributes(values))
 
     @classmethod
     def parse(cls, parser: Parser) -> OperatorOp:
+        """
+        Parse what follows the operation's name: `%x, %w {..} on #machine.view<..> : type, type`. Raises `ParseError`.
+        """
         position = parser.pos
         operands = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
         own, other = split_attributes(parser.parse_optional_attr_dict())
@@ -192,6 +212,7 @@ class ComputeOp(OperatorOp, ABC):
             return cls.make(arguments, values, view if isinstance(view, ViewAttr) else None, other)
 
     def print(self, printer: Printer) -> None:
+        """Print what follows the operation's name, as `parse` reads it; attributes at their default are left out."""
         printer.print_string(" ")
         printer.print_list(self.operands, printer.print_operand)
         defaults = {a.name: a.default for a in self.operator().line.attributes}

@@ -35,7 +35,7 @@ from unity_ir.pcg.view import View
 
 @contextmanager
 def as_parse_error(parser: Parser, position: int) -> Generator[None]:
-    """Turn a `UnityError` raised in the `with` statement into a `ParseError` at `position` of the text."""
+    """Turn a `UnityError` raised in the `with` statement into a `ParseError` at character `position` of the text."""
     try:
         yield
     except UnityError as error:
@@ -78,7 +78,10 @@ def parse_typed_operands(parser: Parser, operands: Sequence[UnresolvedOperand]) 
 
 
 def parse_view(parser: Parser) -> dict[str, Attribute]:
-    """Parse `on #machine.view<...>`; return it as property `view`, or {} if there is none. Raises `ParseError`."""
+    """
+    Parse an optional `on #machine.view<...>`; return it as property `view`, or {} if there is none. Raises
+    `ParseError`.
+    """
     if parser.parse_optional_keyword("on") is None:
         return {}
     position = parser.pos
@@ -99,7 +102,9 @@ class PcgOp(IRDLOperation, ABC):
 
     def verify_attributes(self) -> None:
         """
-        Raise `UnityError` for an attribute that the custom syntax could not read back: one without a dot in its name.
+        Check that attributes which are no properties belong to other dialects: their names contain a dot.
+
+        Raises `UnityError` otherwise, since the custom syntax would not read such an attribute back.
         """
         if own := next((name for name in self.attributes if "." not in name), None):
             raise UnityError(f"{self.name}: unknown attribute {own}; remove it, or write it as a property")
@@ -115,7 +120,7 @@ class NodeOp(PcgOp, ABC):
 
     @property
     def core_view(self) -> View | None:
-        """The core's view; None before the search."""
+        """The machine view as the core's `View`; None before the search."""
         return None if self.view is None else self.view.data
 
     def print_view(self, printer: Printer) -> None:
@@ -126,21 +131,24 @@ class NodeOp(PcgOp, ABC):
 
 
 class LeafOp(NodeOp, ABC):
-    """Base of operations without operands, whose result type is written rather than inferred."""
+    """
+    Base of inputs, weights and constants: operations without operands, whose result type is written, not inferred.
+    """
 
     result = result_def(PcgTensorType)
 
     def node(self) -> Node:
-        """Return the core's node. Raises `UnityError` where it breaks a rule of the core."""
+        """Return the leaf as a node of the core's graph. Raises `UnityError` where it breaks a rule of the core."""
         raise NotImplementedError
 
     def verify_(self) -> None:
+        """Raise `VerifyException` where the leaf breaks a rule of the core."""
         with as_verify_error():
             self.verify_attributes()
             self.node()
 
     def print_rest(self, printer: Printer) -> None:
-        """Print attributes, view and type: the syntax after a leaf's own part."""
+        """Print what every leaf's text ends with: attributes, view and type."""
         print_dictionary(printer, self.attributes)
         self.print_view(printer)
         printer.print_string(" : ")
@@ -149,7 +157,7 @@ class LeafOp(NodeOp, ABC):
     @classmethod
     def parse_rest(cls, parser: Parser, properties: dict[str, Attribute], position: int) -> LeafOp:
         """
-        Parse attributes, view and type; return the operation with these and `properties`.
+        Parse what every leaf's text ends with, attributes, view and type; return the operation with `properties` added.
 
         `position` is where errors of the operation are reported. Raises `ParseError`.
         """
@@ -165,7 +173,7 @@ class LeafOp(NodeOp, ABC):
 
 def checked_leaf(op: str, type: TensorType, view: View | None, **attributes: str | float) -> Node:
     """
-    Return `unity_ir.pcg.graph.leaf` with its view checked. Raises `UnityError` where the leaf or its view is invalid.
+    Return a leaf node of the core (`unity_ir.pcg.graph.leaf`). Raises `UnityError` where it or its view is invalid.
     """
     node = leaf(op, type, view, **attributes)
     if view is not None:
@@ -187,20 +195,26 @@ class WeightOp(LeafOp):
         return name_text(self.name, self.weight_name)
 
     def node(self) -> Node:
+        """
+        Return the weight as a node of the core's graph. Raises `UnityError` where its name, type or view is invalid.
+        """
         check_name(self.name, self.text)
         return checked_leaf("weight", core_type(self.result), self.core_view, name=self.text)
 
     @classmethod
     def parse(cls, parser: Parser) -> LeafOp:
+        """Parse what follows `pcg.weight`: the name, attributes, view and type. Raises `ParseError`."""
         position = parser.pos
         return cls.parse_rest(parser, {"name": parse_name(parser)}, position)
 
     def print(self, printer: Printer) -> None:
+        """Print what follows `pcg.weight`, as `parse` reads it."""
         printer.print_string(" ")
         printer.print_string_literal(self.text)
         self.print_rest(printer)
 
     def verify_(self) -> None:
+        """Raise `VerifyException` for an invalid weight, and for weights of one name that differ in type or view."""
         super().verify_()
         # The first weight of a block speaks for all, so that verifying a block takes linear time.
         if self.parent is not None and not any(isinstance(op, WeightOp) for op in _before(self)):
@@ -215,7 +229,7 @@ def _before(op: Operation) -> Generator[Operation]:
 
 
 def check_weights(ops: Iterable[WeightOp]) -> None:
-    """Raise `UnityError` where one name is given to weights of different types or views."""
+    """Check that weights of one name have one type and one view. Raises `UnityError` otherwise."""
     seen: dict[str, WeightOp] = {}
     for op in ops:
         other = seen.setdefault(op.text, op)
@@ -235,6 +249,9 @@ class ConstantOp(LeafOp):
     value = prop_def(FloatAttr.constr(f64))
 
     def node(self) -> Node:
+        """
+        Return the constant as a node of the core's graph. Raises `UnityError` where its value, type or view is invalid.
+        """
         value = self.value.value.data
         if not math.isfinite(value):
             raise UnityError(f"pcg.constant: {value} is not a finite number")
@@ -242,12 +259,14 @@ class ConstantOp(LeafOp):
 
     @classmethod
     def parse(cls, parser: Parser) -> LeafOp:
+        """Parse what follows `pcg.constant`: the number, attributes, view and type. Raises `ParseError`."""
         position = parser.pos
         value = parser.parse_number()
         with as_parse_error(parser, position):
             return cls.parse_rest(parser, {"value": to_attribute("float", value)}, position)
 
     def print(self, printer: Printer) -> None:
+        """Print what follows `pcg.constant`, as `parse` reads it."""
         printer.print_string(f" {float_text(self.value.value.data)}")
         self.print_rest(printer)
 
@@ -257,7 +276,7 @@ class UpdateOp(PcgOp):
     """
     `pcg.update %w, %g {optimizer = "sgd", lr = 0.1} : type, type`: one optimizer step of a weight by its gradient.
 
-    Without an optimizer, which one is left to choose.
+    Without attributes, the optimizer is left open.
     """
 
     name = "pcg.update"
@@ -278,20 +297,20 @@ class UpdateOp(PcgOp):
     @property
     def core_optimizer(self) -> Optimizer | None:
         """
-        The core's optimizer; None if it is left open. Raises `UnityError` if unknown, or a
-        hyper-parameter is out of range.
+        The optimizer with its hyperparameters; None if it is left open.
+
+        Raises `UnityError` if it is unknown, or a hyperparameter is out of range.
         """
         return to_optimizer(self.name, self.properties)
 
     def verify_(self) -> None:
+        """Raise `VerifyException` where `check` fails, and for attributes of no dialect."""
         with as_verify_error():
             self.verify_attributes()
             self.check()
 
     def check(self) -> None:
-        """
-        Raise `UnityError` unless the first operand is a weight and the second a gradient of its sizes and element type.
-        """
+        """Check the operands: a weight, and a gradient of its sizes and element type. Raises `UnityError` otherwise."""
         weight, grad = core_type(self.weight), core_type(self.grad)
         if not isinstance(self.weight.owner, WeightOp):
             raise UnityError("pcg.update: its first operand is no pcg.weight; only weights are updated")
@@ -301,6 +320,7 @@ class UpdateOp(PcgOp):
 
     @classmethod
     def parse(cls, parser: Parser) -> UpdateOp:
+        """Parse what follows `pcg.update`: `%w, %g {optimizer = .., ..} : type, type`. Raises `ParseError`."""
         position = parser.pos
         operands = [parser.parse_unresolved_operand()]
         parser.parse_punctuation(",")
@@ -312,6 +332,7 @@ class UpdateOp(PcgOp):
         return cls.create(operands=values, properties=properties, attributes=other)
 
     def print(self, printer: Printer) -> None:
+        """Print what follows `pcg.update`, as `parse` reads it."""
         printer.print_string(" ")
         printer.print_list(self.operands, printer.print_operand)
         print_dictionary(printer, {**self.properties, **self.attributes})
@@ -321,7 +342,7 @@ class UpdateOp(PcgOp):
 
 def optimizer_attributes(optimizer: Optimizer | None) -> dict[str, Attribute]:
     """
-    Return the attributes of an update; {} for None.
+    Return an optimizer as the attributes of an update; {} for None.
 
     Given `Optimizer("sgd", lr=0.1)`, returns `{optimizer = "sgd", lr = 0.1}`. Raises `UnityError` for unknown ones.
     """
@@ -337,9 +358,9 @@ def optimizer_attributes(optimizer: Optimizer | None) -> dict[str, Attribute]:
 
 def to_optimizer(where: str, attributes: Mapping[str, Attribute]) -> Optimizer | None:
     """
-    Return the optimizer that attributes describe, with defaults filled in; None if there are none.
+    Return the optimizer that the attributes of an update describe, with defaults filled in; None if there are none.
 
-    `where` names the operation in errors. Raises `UnityError` for unknown optimizers and hyper-parameters.
+    `where` names the operation in errors. Raises `UnityError` for unknown optimizers and hyperparameters.
     """
     values = {name: to_value(where, name, attribute) for name, attribute in attributes.items()}
     name = values.pop("optimizer", None)
@@ -352,7 +373,7 @@ def to_optimizer(where: str, attributes: Mapping[str, Attribute]) -> Optimizer |
 
 def input_node(where: str, name: str, type: TensorType, view: View | None) -> Node:
     """
-    Return the core's node of the function argument `name`; `where` names the function in errors.
+    Return the function argument `name` as a node of the core's graph; `where` names the function in errors.
 
     Raises `UnityError` for an invalid name or view.
     """

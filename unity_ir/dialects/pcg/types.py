@@ -21,6 +21,8 @@ class PcgTensorType(Data[TensorType], TypeAttribute):
 
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> TensorType:
+        """Parse the type in angle brackets: `<[64:2, 784], f32, sum = 2>`. Raises `ParseError`."""
+
         def integer() -> int:
             return parser.parse_integer(allow_boolean=False, allow_negative=True)
 
@@ -63,10 +65,11 @@ class PcgTensorType(Data[TensorType], TypeAttribute):
             parser.raise_error(str(error), start)
 
     def print_parameter(self, printer: Printer) -> None:
+        """Print the type in angle brackets, as `parse_parameter` reads it."""
         printer.print_string(str(self.data).removeprefix("!pcg.tensor"))
 
 
 @cache
 def pcg_tensor(type: TensorType) -> PcgTensorType:
-    """Return the xDSL type of a core type; equal types give the same object."""
+    """Return the core's tensor type as an xDSL type; equal types give the same object."""
     return PcgTensorType(type)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 def parse_body(parser: AttrParser, read: Callable[[str], T]) -> T:
     """
-    Parse the text in angle brackets with `read`, and return its result.
+    Parse the text in angle brackets with the function `read`, and return its result.
 
     MLIR's tokens do not cover that text, so it is taken from the source, and the lexer is moved behind it. Raises
     `ParseError` at the place of a `RuleTextError`, and for other `UnityError`s of `read`.
@@ -45,30 +45,34 @@ def parse_body(parser: AttrParser, read: Callable[[str], T]) -> T:
 
 @irdl_attr_definition
 class PolyAttr(Data[Poly]):
-    """`#subst.poly<2*d*m + n - 1>`: see `unity_ir.rules.poly`."""
+    """`#subst.poly<2*d*m + n - 1>`: a polynomial in a rule's symbols (`unity_ir.rules.poly`)."""
 
     name = "subst.poly"
 
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> Poly:
+        """Parse the polynomial in angle brackets. Raises `ParseError`."""
         return parse_body(parser, parse_poly)
 
     def print_parameter(self, printer: Printer) -> None:
+        """Print the polynomial in angle brackets."""
         printer.print_string(f"<{self.data}>")
 
 
 @irdl_attr_definition
 class ParameterAttr(Data[str]):
-    """`#subst.parameter<act>`: the value is the one the match has."""
+    """`#subst.parameter<act>`: a name that stands for the attribute value which a match finds."""
 
     name = "subst.parameter"
 
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> str:
+        """Parse the name in angle brackets. Raises `ParseError`."""
         with parser.in_angle_brackets():
             return parser.parse_identifier()
 
     def print_parameter(self, printer: Printer) -> None:
+        """Print the name in angle brackets."""
         printer.print_string(f"<{self.data}>")
 
 

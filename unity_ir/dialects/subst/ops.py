@@ -52,7 +52,9 @@ _VALUE: AttrConstraint = BaseAttr(SubstTensorType) | BaseAttr(SubstValueType)
 
 @irdl_op_definition
 class RuleOp(IRDLOperation):
-    """A substitution: see `unity_ir.rules.pattern.Substitution`."""
+    """
+    A substitution as an operation (`unity_ir.rules.pattern.Substitution`): a region for the source, one for the target.
+    """
 
     name = "subst.rule"
 
@@ -73,6 +75,7 @@ class RuleOp(IRDLOperation):
 
     @classmethod
     def parse(cls, parser: Parser) -> RuleOp:
+        """Parse what follows `subst.rule`: the text of a rule (`unity_ir.rules.parse`). Raises `ParseError`."""
         content, start = parser.lexer.input.content, parser.pos
         if content[start : start + 1] != '"':
             parser.raise_error("subst.rule: expected a name in double quotes")
@@ -92,9 +95,11 @@ class RuleOp(IRDLOperation):
         return from_rule(rule)
 
     def print(self, printer: Printer) -> None:
+        """Print the text of the rule."""
         printer.print_string(rule_text(to_rule(self)).removeprefix(self.name))
 
     def verify_(self) -> None:
+        """Raise `VerifyException` for an ill-formed rule; whether it is true is proved elsewhere."""
         try:
             if self.attributes:
                 raise UnityError(f"subst.rule: unknown attribute {next(iter(self.attributes))}; remove it")
@@ -124,7 +129,7 @@ def _end(text: str, start: int) -> int:
 
 @irdl_op_definition
 class ApplyOp(IRDLOperation):
-    """`subst.apply`: an operator, parallel or compute, on values."""
+    """`subst.apply`: an operator of a pattern, parallel or compute, applied to values."""
 
     name = "subst.apply"
 
@@ -140,7 +145,7 @@ class ApplyOp(IRDLOperation):
 
 @irdl_op_definition
 class YieldOp(IRDLOperation):
-    """`subst.yield`: the values a side is for."""
+    """`subst.yield`: the values that a rule's source computes and its target replaces."""
 
     name = "subst.yield"
 
@@ -153,7 +158,7 @@ class YieldOp(IRDLOperation):
 
 
 def from_rule(rule: Substitution) -> RuleOp:
-    """Return a substitution as an operation."""
+    """Return a substitution as a `subst.rule` operation."""
     properties: dict[str, Attribute] = {
         "name": StringAttr(rule.name),
         "inputs": ArrayAttr(StringAttr(i.name) for i in rule.inputs),
@@ -201,7 +206,7 @@ def _region(rule: Substitution, side: tuple[Term, ...]) -> Region:
 
 def to_rule(op: RuleOp) -> Substitution:
     """
-    Return the substitution of an operation.
+    Return the substitution that a `subst.rule` operation holds.
 
     Raises `UnityError` for a rule whose inputs, conditions, attributes or operations are invalid.
     """

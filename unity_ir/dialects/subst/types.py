@@ -14,20 +14,24 @@ from unity_ir.rules.text import tensor_text
 
 @irdl_attr_definition
 class SubstTensorType(Data[str], TypeAttribute):
-    """`!subst.tensor<[a.., d*n:d] sum = d>`: any value of this shape, divided so; `int [b..]` one of integers."""
+    """
+    `!subst.tensor<[a.., d*n:d] sum = d>`: a rule's input, shape and sharding in symbols; `int [b..]`: of integers.
+    """
 
     name = "subst.tensor"
 
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> str:
+        """Parse the constraint in angle brackets, as text. Raises `ParseError`."""
         return parse_body(parser, lambda text: tensor_text(parse_tensor(text)))
 
     def print_parameter(self, printer: Printer) -> None:
+        """Print the constraint in angle brackets."""
         printer.print_string(f"<{self.data}>")
 
 
 @irdl_attr_definition
 class SubstValueType(ParametrizedAttribute, TypeAttribute):
-    """`!subst.value`: a result of an operator; its shape follows from the inputs'."""
+    """`!subst.value`: the type of an operator's result in a pattern; its shape follows from the inputs'."""
 
     name = "subst.value"

@@ -12,8 +12,8 @@ from torch import fx
 
 def needed(graph: fx.Graph, wanted: Sequence[fx.Node]) -> set[fx.Node]:
     """
-    Return the nodes that the nodes `wanted` depend on, through operands and through in-place writes
-    into memory that they read.
+    Return the nodes on which the nodes `wanted` depend: through operands, and through in-place writes into memory they
+    read.
     """
     root = roots(graph)
     writers = [(n, {root[t] for t in targets}) for n in graph.nodes if (targets := written(n))]
@@ -31,7 +31,7 @@ def needed(graph: fx.Graph, wanted: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def written(node: fx.Node) -> list[fx.Node]:
-    """Return the operands that an operator writes into, by its ATen schema."""
+    """Return the operands that an operator writes into in place, as its ATen schema declares them."""
     return _aliased(node, write=True)
 
 
@@ -59,10 +59,7 @@ def _aliased(node: fx.Node, write: bool) -> list[fx.Node]:
 
 
 def roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """
-    Map each node to the node whose memory it may share, through views and in-place operators;
-    without either, to itself.
-    """
+    """Map each node to the first node whose memory it may share through views and in-place operators, maybe itself."""
     root: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         shared = _aliased(node, write=False)
@@ -74,11 +71,11 @@ def roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 def stale(graph: fx.Graph, kept: set[fx.Node]) -> dict[fx.Node, fx.Node]:
     """
-    Map each in-place operator whose write is seen through another name of the memory to one
-    user in `kept` that sees it.
+    Return the in-place operators whose write is seen through an alias that torch.export does not update.
 
-    torch.export replaces later uses of the written tensor by the operator's result. It does not replace uses of views
-    taken before the write, nor of the tensor that the written one is a view of.
+    Each is mapped to one user in `kept` of such an alias. torch.export replaces later uses of the written tensor by the
+    operator's result, but not uses of views taken before the write, nor of the tensor that the written one is a view
+    of.
     """
     root = roots(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}

@@ -25,7 +25,11 @@ from unity_ir.frontends.torch.report import one_line, refuse
 
 @dataclass(frozen=True)
 class Exported:
-    """A graph of ATen operators whose only result is the loss, and the tensor or constant of each placeholder."""
+    """
+    A module and its loss, exported as a graph of ATen operators, with the tensor or constant of each placeholder.
+
+    The graph's only result is the loss.
+    """
 
     module: fx.GraphModule
     loss: fx.Node
@@ -43,7 +47,7 @@ class Exported:
 
 class ModuleWithLoss(nn.Module):
     """
-    A module and its loss as one module that returns a scalar tensor.
+    A module and its loss, combined into one module that returns a scalar tensor.
 
     `loss` is called as `loss(output, *targets)`, where `targets` are the keyword arguments of these names. If it is
     None, the module's first output is the loss. `forward` raises `UnityError` if the result is no scalar tensor.
@@ -56,6 +60,7 @@ class ModuleWithLoss(nn.Module):
         self.targets = targets
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Return the loss of the module's output, a scalar tensor. Raises `UnityError` if it is no scalar tensor."""
         targets = [kwargs.pop(name) for name in self.targets]
         output = self.module(*args, **kwargs)
         loss = first(output) if self.loss is None else self.loss(output, *targets)
@@ -68,8 +73,9 @@ class ModuleWithLoss(nn.Module):
 
 def first(output: Any) -> Any:
     """
-    Return the first tensor in a module's output, descending into tuples, lists and mappings; if
-    there is none, what is found.
+    Return the first tensor in a module's output, descending into the first element of tuples, lists and mappings.
+
+    If that leads to no tensor, returns what it leads to.
     """
     while not isinstance(output, torch.Tensor):
         if isinstance(output, Mapping) and output:
@@ -83,7 +89,7 @@ def first(output: Any) -> Any:
 
 def export(module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | None) -> Exported:
     """
-    Export the forward of `module` and its loss, on inputs like the example ones, as a graph of ATen operators.
+    Export the forward of `module` and its loss by `torch.export`, on inputs like the example ones, as ATen operators.
 
     The module is put into training mode. `example_inputs` and `loss` are those of `from_torch`.
 
@@ -290,7 +296,10 @@ PYTHON = (os.path.dirname(os.__file__) + os.sep, os.path.join(os.path.dirname(os
 
 
 def place(node: fx.Node) -> str:
-    """Return `file:line` of the model's code that an operator came from: the innermost frame outside of torch."""
+    """
+    Return the line of the model's code that an operator came from, as `file:line`: the innermost frame outside of
+    torch.
+    """
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     outside = [f for f in frames if not f[0].startswith(NOT_THE_MODEL)]
     return _short(*outside[-1]) if outside else "outside of the module"

@@ -19,7 +19,11 @@ from unity_ir.pcg.origin import Origin
 
 @dataclass(frozen=True)
 class Imported:
-    """A graph imported from a module, whose only output is the loss, and the tensors of its weights and tables."""
+    """
+    A graph imported from a PyTorch module, whose only output is the loss, and the tensors of its weights and tables.
+
+    Tables are inputs that stay the same: buffers, frozen parameters, and constants.
+    """
 
     graph: Graph
     weights: dict[str, torch.Tensor]
@@ -32,8 +36,9 @@ class Imported:
     @property
     def origin(self) -> Origin:
         """
-        Return what an emitted program needs to read the module's state dict: the names of inputs whose values came with
-        the weights and stay the same, and the keys that tied weights have besides their names.
+        What an emitted program needs to read the module's state dict: names of tables, and of tied weights.
+
+        Tables are inputs whose values came with the weights; tied weights have several keys.
         """
         return Origin(tuple(self.tables), self.names)
 
@@ -51,12 +56,12 @@ def from_torch(
     module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | None = None, name: str | None = None
 ) -> Imported:
     """
-    Import a module as it computes in training mode on inputs of the example's shapes.
+    Import a PyTorch module as a graph: what it computes in training mode on inputs of the example's shapes.
 
-    `example_inputs` are a tensor, a tuple of positional arguments, or a dict of arguments by name. With a loss,
-    which is called as `loss(outputs, *targets)`, the last inputs of a tuple are its targets, and those of a dict
-    that have its parameters' names. Without one, the module's first output is the loss. `name` is the graph's, by
-    default the module's class.
+    `example_inputs` are a tensor, a tuple of positional arguments, or a dict of arguments by name. With a loss, which
+    is called as `loss(outputs, *targets)`, the last inputs of a tuple are its targets, and those of a dict that have
+    its parameters' names. Without one, the module's first output is the loss. `name` is the graph's, by default the
+    module's class.
 
     Raises `UnityError` where torch.export fails or the loss is no scalar, and `UnityReport` with a line for each
     operator that has no mapping.
@@ -65,9 +70,7 @@ def from_torch(
 
 
 def convert(exported: Exported, name: str) -> Imported:
-    """
-    Return the graph called `name` of an exported module, with its weights and tables. Raises as `from_torch` does.
-    """
+    """Return an exported module as the graph `name`, with its weights and tables. Raises as `from_torch` does."""
     importer = Importer(exported, name)
     value = importer.loss()
     used = {n.name for n in topological((value,)) if n.op in ("input", "weight")}

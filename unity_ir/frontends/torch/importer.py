@@ -42,11 +42,16 @@ READ_PADDED = {
 
 
 class Missing:
-    """Placeholder for a value that cannot be imported. Operators that read it are only checked for having a mapping."""
+    """
+    Placeholder for the result of an operator that cannot be imported; for operators that read it, only that they have a
+    mapping is checked.
+    """
 
 
 class Importer:
-    """Builds the graph of one exported module, collecting its inputs, weights, tables and refused operators."""
+    """
+    Builds the graph of one exported module; collects its inputs, weights and tables, and the operators it refuses.
+    """
 
     def __init__(self, exported: Exported, name: str):
         self.exported = exported
@@ -61,8 +66,9 @@ class Importer:
 
     def loss(self) -> Value:
         """
-        Return the loss. Raises `UnityReport` naming every operator without mapping, `UnityError` if
-        no weight reaches the loss.
+        Return the graph's value of the loss.
+
+        Raises `UnityReport` with every operator that has no mapping, and `UnityError` if the loss depends on no weight.
         """
         graph = self.exported.module.graph
         given = {n: self.placeholder(n) for n in graph.nodes if n.op == "placeholder" and n.users}
@@ -74,8 +80,7 @@ class Importer:
 
     def placeholder(self, node: fx.Node) -> Any:
         """
-        Return the graph's value for an argument of the exported graph: a weight, input or table, or a
-        tensor or constant to fold.
+        Return the value of a placeholder node: a weight, input or table of the graph, or a tensor or constant to fold.
         """
         name = str(node.target)
         try:
@@ -99,9 +104,7 @@ class Importer:
         return self.exported.constants[name]
 
     def parameter(self, name: str, parameter: torch.nn.Parameter) -> Value:
-        """
-        Return the weight of a parameter with this full name; a frozen parameter, which is not updated, becomes a table.
-        """
+        """Return the graph's weight for a parameter, given its full name; for a frozen parameter, a table."""
         tensor = parameter.detach()
         if not parameter.requires_grad:
             self.tables.names[id(tensor)] = name
@@ -128,7 +131,7 @@ class Importer:
 
     def run(self, module: fx.GraphModule, given: Mapping[fx.Node, Any], wanted: Sequence[Any]) -> list[Any]:
         """
-        Return the values of the `wanted` nodes of a module's graph, given the values of its placeholders.
+        Import a module's graph, given the values of its placeholders; return the values of the nodes `wanted`.
 
         Entries of `wanted` that are no nodes are returned as they are.
         """
@@ -144,7 +147,7 @@ class Importer:
 
     def call(self, node: fx.Node, env: Mapping[fx.Node, Any], torn: Mapping[fx.Node, fx.Node]) -> Any:
         """
-        Return the value of one operator, folded or mapped; if that fails, report the operator and return `Missing`.
+        Import one operator; return its value. If it cannot be imported, report it and return `Missing`.
 
         `env` has the values of earlier nodes. `torn` maps in-place operators to be refused to a user that sees their
         write through another name (see `stale`).
@@ -181,8 +184,9 @@ class Importer:
 
     def item(self, args: Sequence[Any]) -> Any:
         """
-        Return the result that `getitem` selects, given (results, index). Raises `UnityError` if
-        that result has no mapping.
+        Return the result of an operator that `getitem` selects, given (results, index).
+
+        Raises `UnityError` if that result has no mapping.
         """
         whole, at = args
         if whole[at] is None:
@@ -191,7 +195,9 @@ class Importer:
 
     def map(self, node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """
-        Call the mapping of an operator; return its value or values. Raises `UnityError` if there is none or it refuses.
+        Call the function that maps an ATen operator; return its value or values.
+
+        Raises `UnityError` if the operator has no mapping, or the mapping refuses it.
         """
         name = out_of_place(node)
         if name not in MAPPINGS:
@@ -211,16 +217,16 @@ class Importer:
         return out
 
     def seed(self) -> int:
-        """Return the next seed: 0, 1, 2, ..., one for every random operator."""
+        """Return a new seed for a random operator: 0, 1, 2, ..."""
         self._seeds += 1
         return self._seeds - 1
 
     def inline(self, node: fx.Node, args: Sequence[Any]) -> Any:
         """
-        Return the value or values of an operator with a subgraph: set_grad_enabled, disabled
-        autocast, or checkpointing.
+        Import an operator that holds a subgraph (set_grad_enabled, disabled autocast, checkpointing) by importing the
+        subgraph.
 
-        Raises `UnityError` for other operators with subgraphs, such as control flow.
+        Returns its value or values. Raises `UnityError` for other operators with subgraphs, such as control flow.
         """
         name = operator_name(node)
         if name == "wrap_with_set_grad_enabled":
@@ -244,7 +250,7 @@ class Importer:
 
 def fold(node: fx.Node, args: Any, kwargs: Any) -> Any:
     """
-    Compute an operator that depends on no input and no parameter, in PyTorch.
+    Compute an operator that depends on no input and no parameter, in PyTorch, at import.
 
     Raises `UnityError` for random operators, and where PyTorch fails.
     """
@@ -269,7 +275,7 @@ def check_static(node: fx.Node) -> None:
 
 def check(node: fx.Node, out: Any) -> None:
     """
-    Assert that a mapping's results have the shapes and element types that PyTorch recorded for the node.
+    Assert that the results of a mapping, `out`, have the shapes and element types that PyTorch recorded for the node.
 
     A failure is a bug of the mapping, not an error in the input.
     """
@@ -281,16 +287,14 @@ def check(node: fx.Node, out: Any) -> None:
 
 
 def operator_name(node: fx.Node) -> str:
-    """Return an operator's name without namespace and overload: for `aten.linear.default`, `linear`."""
+    """Return an operator's name without namespace and overload: given `aten.linear.default`, `linear`."""
     target: Any = node.target
     packet = getattr(target, "overloadpacket", target)
     return str(getattr(packet, "__name__", packet))
 
 
 def out_of_place(node: fx.Node) -> str:
-    """
-    Return the name of an operator, for an in-place one that of its out-of-place form: for `aten.add_.Tensor`, `add`.
-    """
+    """Return an operator's name, without the `_` of in-place operators: given `aten.add_.Tensor`, `add`."""
     name = operator_name(node)
     return name.rstrip("_") if written(node) else name
 

@@ -7,10 +7,10 @@ import torch
 
 def visible(mask: torch.Tensor) -> torch.Tensor | None:
     """
-    Return a mask as booleans, True where a query may attend to a key.
+    Return an attention mask as booleans, True where a query may attend to a key.
 
-    The mask is boolean already, or is added to scores and holds only 0 and numbers near minus infinity;
-    for others, returns None.
+    The mask is boolean already, or is added to scores and holds only 0 and numbers near minus infinity; for others,
+    returns None.
     """
     if mask.dtype == torch.bool:
         return mask

@@ -13,7 +13,9 @@ PADDED = "its operand is integers padded with a number, which only a loss may re
 @dataclass(frozen=True)
 class Padded:
     """
-    Integers `value`, padded along `dim` with `before` and `after` elements that hold `fill`; only a loss may read them.
+    Integers `value`, padded along `dim` by `before` and `after` elements that hold `fill`: shifted labels of a loss.
+
+    Only a loss that ignores `fill` may read them.
     """
 
     value: Value
@@ -26,13 +28,13 @@ class Padded:
 
     @property
     def own(self) -> Shape:
-        """The padded shape, before any reshape."""
+        """The shape with the padding, before any reshape."""
         size = self.before + self.value.shape[self.dim] + self.after
         return (*self.value.shape[: self.dim], size, *self.value.shape[self.dim + 1 :])
 
     def cut(self, dim: int, start: int, size: int) -> Padded | Value:
         """
-        Return the slice of `size` positions from `start` on along a dim, without padding if it contains none.
+        Return the slice of `size` positions from `start` on along a dim; if it contains no padding, as a plain value.
 
         Must not be called after a reshape.
         """

@@ -16,25 +16,24 @@ from unity_ir.pcg.graph import Value
 
 
 def made_by(value: Value, name: str) -> tuple[Value, ...]:
-    """Return the operands of the operator `name` that made a value; () if another operator did."""
+    """Return the operands of the operator that made a value, if that is an operator `name`; else ()."""
     return value.node.operands if value.node.op == name else ()
 
 
 def number_of(value: Value, name: str, attribute: str) -> tuple[Value, float] | None:
     """
-    Return the first operand and the given attribute of the operator `name` that made a value; None if another did.
+    Return the first operand and a numeric attribute of the operator that made a value, if that is a `name`; else None.
 
     Given `scale(x, by = 2)`, "scale" and "by", returns x and 2.
     """
     return (value.node.operands[0], value.node.attribute(attribute)) if value.node.op == name else None
 
 
-def of_group(x: Value) -> Value:
+def before_repeat_kv(x: Value) -> Value:
     """
-    Return keys or values [b, h, s, d] before their heads were repeated for grouped-query
-    attention, as `repeat_kv` does.
+    Return keys or values [b, h, s, d] before `repeat_kv` repeated their heads for grouped-query attention.
 
-    Returns `x` itself if they were not.
+    Returns `x` itself if its heads were not repeated.
     """
     for wide in made_by(x, "reshape"):
         if wide.node.op == "expand" and wide.node.attribute("dim") == 2 and len(wide.node.attribute("sizes")) == 1:
@@ -46,9 +45,9 @@ def of_group(x: Value) -> Value:
 
 def attention(weights: Value, v: Value, tables: Tables) -> Value | None:
     """
-    Return attention for the product of `weights` and `v`, if `weights` is `softmax(scale * q k^T + mask)`; else None.
+    Return an attention operator for the product of `weights` and `v`; None if `weights` is no softmax of scaled scores.
 
-    There must be no mask, or a causal one, found in `tables`.
+    `weights` must be `softmax(scale * q k^T + mask)`, with no mask or a causal one, whose values are found in `tables`.
     """
     for scores in made_by(weights, "softmax"):
         causal = 0
@@ -62,7 +61,7 @@ def attention(weights: Value, v: Value, tables: Tables) -> Value | None:
         scores, by = number_of(scores, "scale", "by") or (scores, 1.0)
         if scores.node.op == "batch_matmul_nt" and len(scores.shape) == 4:
             q, k = scores.node.operands
-            narrow_k, narrow_v = of_group(k), of_group(v)
+            narrow_k, narrow_v = before_repeat_kv(k), before_repeat_kv(v)
             if narrow_k.shape[1] == narrow_v.shape[1]:
                 k, v = narrow_k, narrow_v
             return op("attention", q, k, v, scale=by, causal=causal)
@@ -71,8 +70,9 @@ def attention(weights: Value, v: Value, tables: Tables) -> Value | None:
 
 def rms_norm(normal: Value, weight: Value) -> Value | None:
     """
-    Return the RMS norm for `normal * weight`, if `normal` is `x * rsqrt(mean(x * x) + eps)`
-    over the last dim; else None.
+    Return an RMS norm operator for `normal * weight`; None if `normal` is not `x * rsqrt(mean(x * x) + eps)`.
+
+    The mean must be over the last dim.
     """
     operands = made_by(normal, "mul")
     for x, root in (operands, operands[::-1]) if operands else ():
@@ -88,7 +88,9 @@ def rms_norm(normal: Value, weight: Value) -> Value | None:
 
 def gelu_tanh(left: Value, right: Value) -> Value | None:
     """
-    Return gelu for `left * right`, if they are `0.5 x` and `1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))`; else None.
+    Return a gelu operator (tanh approximation) for the product of two factors; None if they do not form one.
+
+    The factors must be `0.5 x` and `1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))`.
     """
     half, one = number_of(left, "scale", "by"), number_of(right, "shift", "by")
     if half is None or one is None or (half[1], one[1]) != (0.5, 1.0):

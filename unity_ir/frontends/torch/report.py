@@ -6,7 +6,7 @@ from unity_ir.errors import UnityError, UnityReport
 
 
 class Report:
-    """Refused operators of the model `name`, collected while the import goes on."""
+    """Collects the operators of the model `name` that cannot be imported, so that one error lists them all."""
 
     def __init__(self, name: str):
         self.name = name
@@ -14,14 +14,14 @@ class Report:
 
     def add(self, operator: str, why: str, place: str) -> None:
         """
-        Add an operator that cannot be imported: its name, the reason, and `file:line`.
+        Record an operator that cannot be imported: its name, the reason (`why`), and the place, `file:line`.
 
         Refusals of the same operator and reason become one line, with the first place and their number.
         """
         self._lines.setdefault((operator, why), []).append(place)
 
     def check(self) -> None:
-        """Raise `UnityReport` with a line per operator and reason, if anything was refused."""
+        """Raise `UnityReport`, with a line per operator and reason, if any operator was recorded."""
         if not self._lines:
             return
         lines = [f"--from-torch: {self.name} cannot be imported; {len(self._lines)} of its operators have no mapping:"]
@@ -40,5 +40,5 @@ def one_line(error: BaseException) -> str:
 
 
 def refuse(message: str) -> UnityError:
-    """Return (not raise) the error for a model that cannot be imported as a whole."""
+    """Return (not raise) the `UnityError` for a model that cannot be imported as a whole."""
     return UnityError(f"--from-torch: {message}")

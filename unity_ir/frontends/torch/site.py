@@ -16,9 +16,9 @@ from unity_ir.pcg.types import tensor_type
 
 class Tables:
     """
-    Inputs of the graph that are tensors of the model: folded tensors that are not uniform, and frozen parameters.
+    Tables of an imported model: tensors that become inputs of the graph, folded ones and frozen parameters.
 
-    Each is named by its buffer or parameter, or `constant.N`.
+    Each is named by its buffer or parameter, or `constant.N`. Tensors that are one number everywhere become constants.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Tables:
         self._known: dict[object, Value] = {}
 
     def add(self, tensor: torch.Tensor) -> Value:
-        """Return the graph input for a tensor; equal tensors share one."""
+        """Return the graph's input for a tensor, adding it if there is none yet for an equal tensor."""
         name = self.names.get(id(tensor))
         key = name or (tensor.dtype, tuple(tensor.shape), _bytes(tensor))
         if key not in self._known:
@@ -54,10 +54,7 @@ class Tables:
 
 
 class Site:
-    """
-    Context of one operator for its mapping: the result as PyTorch describes it, and means to
-    bring operands into the graph.
-    """
+    """What the mapping of one operator needs: PyTorch's result, and methods that bring operands into the graph."""
 
     def __init__(
         self,
@@ -78,23 +75,25 @@ class Site:
         """Returns the next seed, one for every random operator."""
 
     def of(self, value: Value) -> Site:
-        """Return a site whose result has the shape of `value`, for an intermediate value of the mapping."""
+        """Return a site whose result has the shape of `value`: for an intermediate step of the mapping."""
         meta = torch.empty(value.shape, dtype=self.result.dtype, device="meta")
         return Site(meta, self.tables, self.trained, self.seeds, self.examples)
 
     @property
     def shape(self) -> Shape:
-        """The shape of the operator's first result."""
+        """The shape of the operator's first result in PyTorch."""
         return tuple(self.result.shape)
 
     @property
     def dtype(self) -> str:
-        """The element type of the operator's first result. Raises `UnityError` if the compiler does not have it."""
+        """
+        The element type of the operator's first result. Raises `UnityError` for a type that the compiler does not have.
+        """
         return element_type(self.result.dtype)
 
     @property
     def result(self) -> torch.Tensor:
-        """The operator's first result, as a tensor without data."""
+        """The operator's first result, as a tensor on the meta device."""
         return self.meta if isinstance(self.meta, torch.Tensor) else self.meta[0]
 
     def value(self, x: Operand, dtype: str | None = None) -> Value:
@@ -130,7 +129,7 @@ MAPPINGS: dict[str, Rule] = {}
 
 def maps(*names: str) -> Callable[[Rule], Rule]:
     """
-    Return a decorator that registers a function as the mapping of ATen operators, by name without overload.
+    Return a decorator that registers a function as the mapping of ATen operators, by their names without overload.
 
     The function is called with the `Site` and the operator's arguments, and returns its result or results.
     """
@@ -150,7 +149,9 @@ def cast(x: Value, dtype: str) -> Value:
 
 
 def number(x: Operand) -> float | None:
-    """Return the number that a folded operand holds in all elements; None for values of the graph and other tensors."""
+    """
+    Return the number that all elements of a folded operand hold; None if they differ, and for values of the graph.
+    """
     if isinstance(x, Value):
         return None
     return uniform(x) if isinstance(x, torch.Tensor) else x
@@ -158,7 +159,7 @@ def number(x: Operand) -> float | None:
 
 def finite(x: float, dtype: torch.dtype) -> float:
     """
-    Return a number that a graph's text can hold: infinity becomes the largest finite number of a floating-point type.
+    Return `x` as a number that graph text can hold: infinity as the largest finite number of a floating-point `dtype`.
 
     Raises `UnityError` for nan.
     """
@@ -169,7 +170,7 @@ def finite(x: float, dtype: torch.dtype) -> float:
 
 def uniform(x: torch.Tensor) -> float | None:
     """
-    Return the number that all elements of a tensor are; None if they differ, or it is empty or on the meta device.
+    Return the number that all elements of a tensor hold; None if they differ, or it is empty or on the meta device.
     """
     if x.is_meta:
         return None
@@ -179,7 +180,8 @@ def uniform(x: torch.Tensor) -> float | None:
 
 def shrink(x: torch.Tensor) -> torch.Tensor:
     """
-    Return a folded tensor reduced to what broadcasting restores: dims of equal slices get size 1, leading ones go.
+    Return a smaller tensor that broadcasts to `x`: dims along which it is constant get size 1, leading ones are
+    dropped.
     """
     for dim in range(x.dim()):
         if x.shape[dim] > 1 and torch.equal(x, x.narrow(dim, 0, 1).expand_as(x)):
@@ -190,7 +192,9 @@ def shrink(x: torch.Tensor) -> torch.Tensor:
 
 
 def tensor(x: Operand, what: str) -> Value:
-    """Return an operand that must be a value of the graph. Raises `UnityError`, naming it `what`, if it was folded."""
+    """
+    Return `x` if it is a value of the graph. Raises `UnityError`, which calls it `what`, if it was folded at import.
+    """
     if not isinstance(x, Value):
         raise UnityError(f"{what} is a constant; it must depend on an input or a parameter")
     return x

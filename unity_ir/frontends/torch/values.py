@@ -72,7 +72,7 @@ def constant(value: float, shape: Shape, dtype: str) -> Value:
 
 def reshape(x: Value, shape: Sequence[int]) -> Value:
     """
-    Return `x` reshaped to as many elements: given the same shape, `x`; reshapes of reshapes become one.
+    Return `x` reshaped to `shape`; `x` itself if it has that shape. A reshape of a reshape becomes one.
 
     A reshape that merges attention heads becomes `merge_heads`.
     """
@@ -101,9 +101,10 @@ def _has_common_factors(old: Shape, new: Shape) -> bool:
 
 def permute(x: Value, perm: Sequence[int]) -> Value:
     """
-    Return `x` with its dims in the order `perm`, which may be negative; drop the permutation where it has no effect.
+    Return `x` with its dims in the order `perm`, in which negative numbers count from the last.
 
-    A permutation undoes the one before it, and one that separates attention heads becomes `split_heads`.
+    A permutation that undoes the one before, or has no effect, is dropped; one that separates attention heads becomes
+    `split_heads`.
     """
     perm = tuple(p % len(x.shape) for p in perm)
     if perm == tuple(range(len(perm))):
@@ -123,7 +124,7 @@ def permute(x: Value, perm: Sequence[int]) -> Value:
 
 
 def swap(x: Value, a: int, b: int) -> Value:
-    """Return `x` with two dims, which may be negative, exchanged."""
+    """Return `x` with the dims `a` and `b` exchanged; negative numbers count from the last."""
     perm = list(range(len(x.shape)))
     a, b = a % len(perm), b % len(perm)
     perm[a], perm[b] = perm[b], perm[a]
@@ -150,14 +151,14 @@ def expand(x: Value, shape: Sequence[int]) -> Value:
 
 
 def cut(x: Value, dim: int, start: int, size: int, step: int = 1) -> Value:
-    """Return the `size` positions `start`, `start + step`, ... of `x` along a dim."""
+    """Return `size` positions of `x` along a dim: `start`, `start + step`, ..."""
     if (start, size, step) == (0, x.shape[dim], 1):
         return x
     return op("slice", x, dim=dim, start=start, size=size, step=step)
 
 
 def squeeze_leading(x: Value) -> Value:
-    """Return `x` without leading dims of size 1, which broadcasting restores."""
+    """Return `x` without its leading dims of size 1, which broadcasting adds again."""
     shape = x.shape
     while shape and shape[0] == 1:
         shape = shape[1:]

@@ -1,6 +1,5 @@
 """Write the emitted Python file.
 
-`local_operator` (an operator at one rank's shapes, and its key in a tuning table) -> `fusing` (which operators become
-one kernel) -> `printer` (the file), with `plan_text` (mesh, groups, shapes), `step_text` (the lines of the step, as
-`rows`) and `reference_text` (the serial forward that `--check` differentiates). `repeats` finds the loops in them.
+`printer` (the file), with `plan_text` (mesh, groups, shapes), `step_text` (the lines of the step, as `rows`) and
+`reference_text` (the serial forward that `--check` differentiates). `repeats` finds the loops in them.
 """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.emit.repeats import LEAST, Repeat, numbered, pattern, repeats
-from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES
-from unity_ir.lowering.rank.program import Program, Register
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.origin import Origin
 from unity_ir.pcg.sharding import is_shard, role_name
+from unity_ir.plan.program import Program, Register
 from unity_ir.tdl.syntax import Access, Bound, Call, Expr, Name, children
 
 _COARSE = ("bool", "i32", "i64", "f64", "f32", "f16", "bf16")
@@ -38,10 +38,11 @@ def plan_text(
     origin: Origin | None = None,
 ) -> str:
     """
-    Return the constants that the runtime of a program reads; the weights of repeated layers are one entry.
+    Return the text of the plan in an emitted program: constants for the mesh, the process groups, and inputs and
+    weights.
 
     `reference` is the serial forward, `groups` are the mesh axes of each process group, `links` the name of the link
-    that each mesh axis crosses; `origin` is that of an imported model.
+    that each mesh axis crosses; `origin` is that of an imported model. The weights of repeated layers are one entry.
     """
     assert program.optimizer is not None
     settings = dict(program.optimizer.settings)
@@ -132,7 +133,11 @@ def _integer_bounds(reference: Graph) -> dict[str, int]:
 
 
 def compared(expr: Expr, parameter: str, bound: Bound) -> Iterable[int]:
-    """Yield the extents of the index variables that the elements of operand `parameter` are compared with."""
+    """
+    Yield the sizes of the index variables that the integers of operand `parameter` are compared with in an expression.
+
+    Given class ids that are compared with the class variable, yields the number of classes.
+    """
     match expr:
         case Call("eq", (Name(variable), Access(tensor))) if tensor == parameter:
             yield bound.extents[variable]

@@ -9,7 +9,6 @@ identifiers are new.
 
 from __future__ import annotations
 
-import ast
 import builtins
 import keyword
 import re
@@ -17,33 +16,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from unity_ir import __version__
-from unity_ir.errors import UnityError
-from unity_ir.forms.classify import is_convolution
-from unity_ir.forms.contraction import contraction
+from unity_ir.kernels.launchers import launcher
+from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
+from unity_ir.kernels.triton.expression import tdl_text
+from unity_ir.kernels.triton.launch import Compiled, Launcher
+from unity_ir.kernels.triton.optimizer import optimizer_launcher
 from unity_ir.lowering import runtime
-from unity_ir.lowering.emit.fusing import with_fusions
-from unity_ir.lowering.emit.local_operator import LocalOperator, local_operator
 from unity_ir.lowering.emit.plan_text import plan_text
 from unity_ir.lowering.emit.reference_text import reference_text
 from unity_ir.lowering.emit.step_text import StepWriter
-from unity_ir.lowering.launchers import launcher
-from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES
-from unity_ir.lowering.rank.deadlock import calls, check_order
-from unity_ir.lowering.rank.program import (
-    Compute,
-    Fused,
-    Program,
-    check_step,
-)
-from unity_ir.lowering.rank.saved_softmax import with_savings
-from unity_ir.lowering.rank.schedule import BUCKET_BYTES, Schedule, schedule
-from unity_ir.lowering.triton.expression import tdl_text
-from unity_ir.lowering.triton.launch import Compiled, Launcher
-from unity_ir.lowering.triton.optimizer import optimizer_launcher
-from unity_ir.machine.tuned import IMPLEMENTATIONS, Table
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.origin import Origin
-from unity_ir.tdl.syntax import Bound
+from unity_ir.plan.local_operator import local_operator
+from unity_ir.plan.plan import Plan
+from unity_ir.plan.program import Compute, Fused, check_step
 
 _IMPORT_TRITON = """
 if not torch.cuda.is_available() or "gloo" in sys.argv or "--backend=gloo" in sys.argv:
@@ -55,7 +41,7 @@ import triton.language as tl
 
 @dataclass(frozen=True)
 class Emitted:
-    """The text of a program, and its kernels, for ahead-of-time checks."""
+    """The text of an emitted program, its kernels by name, and their specialisations, for ahead-of-time compilation."""
 
     text: str
     kernels: Mapping[str, str]
@@ -65,91 +51,33 @@ class Emitted:
 
 
 def emit(
-    program: Program,
-    reference: Graph,
-    matmul: str = "triton",
-    file: str = "train.py",
-    kernels: str = "triton",
-    convolution: str = "torch",
-    bucket: int = BUCKET_BYTES,
-    links: Sequence[str] = (),
-    tuned: Table | None = None,
-    fuse: bool = True,
-    origin: Origin | None = None,
+    plan: Plan, reference: Graph, file: str = "train.py", links: Sequence[str] = (), origin: Origin | None = None
 ) -> Emitted:
     """
-    Print a rank's training step as a Python file called `file`; `reference` is its serial forward.
+    Print the plan of a rank's training step as a Python file called `file`; `reference` is its serial forward.
 
-    `matmul`, `convolution` and `kernels` are `triton` or `torch`: the implementation of matrix products, of
-    convolutions, and of all other operators. With `kernels` in torch everything is, so that the program runs at full
-    speed on CPUs and does not need Triton. For operators that the table `tuned` has, the faster one is taken instead.
-    Gradient syncs and weight gathers of fewer bytes than `bucket` share calls. `links` has the name of the link that
-    each mesh axis crosses, for profiles. With `fuse`, operators that one kernel can compute are one line. `origin` is
-    that of an imported model.
-
-    Raises `UnityError` for a program without a backward, operators that no kernel covers, and ranks that deadlock.
+    `links` has the name of the link that each mesh axis crosses, for profiles; `origin` is that of an imported model.
+    Raises `UnityError` for a program without a backward, and for operators that no kernel covers.
     """
-    for name, value in (("matmul", matmul), ("kernels", kernels), ("convolution", convolution)):
-        if value not in IMPLEMENTATIONS:
-            raise UnityError(f"triton: {name} is {value!r}; it must be {' or '.join(IMPLEMENTATIONS)}")
-    if bucket < 0:
-        raise UnityError(f"triton: bucket is {bucket}; it must be 0 or more bytes")
-    check_step(program, reference)
-    if kernels == "torch":
-        if tuned is not None:
-            raise UnityError("triton: with kernels in torch there is nothing to choose; leave out tune or kernels")
-        matmul = convolution = "torch"
-    choice = Implementations(matmul, kernels, convolution, tuned)
-    if kernels == "triton":
-        program = with_savings(program)
-        if fuse:
-            program = with_fusions(program, choice.of)
-    lines = schedule(program, bucket)
-    check_order(program.name, calls(program, lines))
-    return _Printer(program, reference, lines, choice, file, links, origin).emit()
-
-
-@dataclass(frozen=True)
-class Implementations:
-    """Triton or PyTorch per operator: the tuned table first, then the options."""
-
-    matmul: str
-    kernels: str
-    convolution: str
-    tuned: Table | None = None
-
-    def of(self, operator: LocalOperator) -> str:
-        """Return the implementation of an operator: `triton` or `torch`."""
-        if operator.fused:
-            return "triton"
-        measured = None if self.tuned is None else self.tuned.choice(operator.key)
-        return measured or self._told(operator.line)
-
-    def _told(self, line: Bound) -> str:
-        if all(is_convolution(r, line.extents) for r in line.results):
-            return self.convolution
-        product = all(contraction(r, line.extents) is not None for r in line.results)
-        return self.matmul if product else self.kernels
+    check_step(plan.program, reference)
+    return _Printer(plan, reference, file, links, origin).emit()
 
 
 class _Printer:
     def __init__(
         self,
-        program: Program,
+        plan: Plan,
         reference: Graph,
-        schedule: Schedule,
-        choice: Implementations,
         file: str,
         links: Sequence[str],
         origin: Origin | None,
     ):
-        self.program = program
+        self.plan = plan
+        self.program = program = plan.program
         self.reference = reference
-        self.schedule = schedule
         self.origin = origin
         self.links = tuple(links) or ("network",) * len(program.mesh.sizes)
-        self.choice = choice
-        self.kernels = choice.kernels
+        self.kernels = plan.options.kernels
         self.file = file
         self.launchers: dict[str, Launcher] = {}
         self.alike: dict[object, tuple[Launcher, list[str]]] = {}
@@ -174,22 +102,14 @@ class _Printer:
 
     def _reserved(self) -> set[str]:
         """Return the names that functions of the program read, which no local variable may hide."""
-        names = {*dir(builtins), *self.launchers, "ctx", "weights", "batch", "grads"}
-        for statement in ast.parse(self._header() + runtime.text()).body:
-            match statement:
-                case ast.FunctionDef(name) | ast.ClassDef(name):
-                    names.add(name)
-                case ast.Import(aliases) | ast.ImportFrom(_, aliases):
-                    names.update(alias.asname or alias.name.partition(".")[0] for alias in aliases)
-                case _:
-                    pass
-        return names
+        own = {*dir(builtins), *self.launchers, "ctx", "weights", "batch", "grads"}
+        return own | runtime.defined_names(self._header()) | runtime.runtime_names()
 
     # -- the whole
 
     def emit(self) -> Emitted:
         calls = {i: (made.name, starts) for i, (made, starts) in self.calls.items()}
-        writer = StepWriter(self.program, self.schedule, calls, self._identifier)
+        writer = StepWriter(self.program, self.plan.schedule, calls, self._identifier)
         step = writer.text()
         update = self._update()
         self.taken = self._reserved()
@@ -245,7 +165,9 @@ class _Printer:
 
     def _new_launcher(self, instruction: Compute) -> tuple[Launcher, list[str]]:
         operator = local_operator(self.program, instruction)
-        made = self._sharing(launcher(operator.line, operator.dtypes, self.choice.of(operator), operator.divided))
+        made = self._sharing(
+            launcher(operator.line, operator.dtypes, self.plan.implementations[instruction], operator.divided)
+        )
         self._add(made)
         axes = [tuple(i for i, what in enumerate(instruction.assignment) if what == v) for v in operator.divided]
         starts = zip(operator.divided, axes, strict=True)

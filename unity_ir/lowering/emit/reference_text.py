@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from unity_ir.kernels.pytorch.code import torch_reference
+from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.emit.repeats import LEAST, Repeat, numbered, pattern, repeats
-from unity_ir.lowering.pytorch.code import torch_reference
-from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.pcg.graph import Graph, Node, Value
 
 Place = tuple[int, int]

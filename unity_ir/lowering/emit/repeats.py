@@ -12,7 +12,7 @@ LEAST = 3
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`count` parts of `period` items each, from item `start` on; part i differs from the first in names only."""
+    """A run of repeated items in a list: `count` repetitions of `period` items each, from index `start` on."""
 
     start: int
     period: int
@@ -65,13 +65,13 @@ _NUMBER = re.compile(r"\d+")
 
 
 def pattern(name: str) -> str:
-    """Return a name with its numbers replaced by 0: equal for the weights of repeated layers."""
+    """Return a name with every number in it replaced by 0, so that weights of repeated layers get equal names."""
     return _NUMBER.sub("0", name)
 
 
 def numbered(names: Sequence[str], variable: str) -> str | None:
     """
-    Return the names of one item in each part of a repeat as a Python expression of the part's number, `variable`.
+    Return the names of one item in each repetition as a Python expression of the repetition's number, `variable`.
 
     Given `h.3.w`, `h.4.w`, `h.5.w` and `i`, returns `f'h.{i + 3}.w'`; given every second one, `f'h.{2 * i + 3}.w'`;
     given equal names, a literal. None if the names do not differ by one arithmetic progression alone.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from unity_ir.lowering.rank.program import Register
+from unity_ir.plan.program import Register
 
 MOVES = 4
 """Most moves nested in one line; more are unreadable."""
@@ -41,7 +41,7 @@ class Row:
     """Operands of a move that can be one call for several tensors."""
 
     def text(self) -> tuple[str, str]:
-        """Return the code and the comment."""
+        """Return the line's Python code and its comment."""
         if not self.targets:
             return self.code, self.comment
         comment = self.comment

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.emit.rows import Row, merged
-from unity_ir.lowering.pytorch.tensor_text import TORCH_DTYPES
-from unity_ir.lowering.rank.deadlock import makers, there
-from unity_ir.lowering.rank.program import Compute, HaloExchange, Leaf, Program, Register, ReshardMove, UpdateWeight
-from unity_ir.lowering.rank.schedule import BUCKET_BYTES, Action, Bucket, Schedule, Wait, piece_bytes
 from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.reshard import role_kind
 from unity_ir.pcg.sharding import SUM, coordinate_of, is_pinned, is_shard, pins, role_name
+from unity_ir.plan.deadlock import makers, there
+from unity_ir.plan.program import Compute, HaloExchange, Leaf, Program, Register, ReshardMove, UpdateWeight
+from unity_ir.plan.schedule import BUCKET_BYTES, Action, Bucket, Schedule, Wait, piece_bytes
 
 BACKWARD = "# --- backward"
 """Line of its own, a comment, after the line that computes the loss; profiles look for it."""
@@ -22,10 +22,10 @@ WIDTH = 72
 
 class StepWriter:
     """
-    Writer of the function `forward_backward`, from a rank's program and its schedule.
+    Writer of the emitted function `forward_backward`, from a rank's program and its schedule.
 
-    `calls` has the name of every operator's launcher, and the expressions of the global indices at which its piece
-    starts; `identifier` returns a fresh identifier like the one wished for.
+    `calls` has, for every operator, the name of its launcher and the expressions of the global indices at which this
+    rank's piece starts; `identifier` returns a fresh identifier like the one wished for.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class StepWriter:
         """Variable that tells whether this rank is at some pinned coordinates."""
 
     def text(self) -> str:
-        """Return the function."""
+        """Return the Python text of the function `forward_backward`."""
         program = self.program
         rows = merged(row for line in self.schedule.lines for row in self._rows(line.action, line.dies))
         lines = [(f"{name} = ctx.at({pinned!r})", "whether this rank is there") for pinned, name in self.here.items()]
@@ -113,6 +113,7 @@ class StepWriter:
             row.pinned = True
             return row
         row.starts, row.operand, row.around = (move.result,), operand, around
+        # Pinned values are padded by another function, which does one at a time.
         is_small = piece_bytes(self.program, move.result) < BUCKET_BYTES
         if move.kind == "zero_pad" and is_small and not is_pinned(move.source):
             row.joined = [operand]

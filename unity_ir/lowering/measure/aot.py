@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any
 
 from unity_ir.errors import UnityError
-from unity_ir.lowering.triton.launch import Compiled
+from unity_ir.kernels.triton.launch import Compiled
 
 SHARED_LIMITS: Mapping[str, int] = {"cuda:80": 163 * 1024, "cuda:90": 227 * 1024, "hip:gfx942": 64 * 1024}
 """Most shared memory of one program, in bytes, by target."""
@@ -44,7 +44,9 @@ INSTRUCTIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The resources of a GPU that a compiled kernel takes."""
+    """
+    The GPU resources that a compiled kernel takes: registers, stack frame, spills, shared memory, and its instructions.
+    """
 
     kernel: str
     registers: int
@@ -62,18 +64,18 @@ class Resources:
 
     @property
     def pipelined(self) -> bool:
-        """Whether copies to shared memory are asynchronous (Ampere and later)."""
+        """Whether the kernel copies to shared memory asynchronously (Ampere and later)."""
         return "cp.async" in self.instructions or "tma" in self.instructions
 
     @property
     def mma(self) -> bool:
-        """Whether it uses a matrix unit."""
+        """Whether the kernel uses a matrix unit (tensor core)."""
         return not {"mma.sync", "wgmma", "mfma"}.isdisjoint(self.instructions)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A compilation: a kernel's text, and its specialisation for a launch."""
+    """One compilation to do: a kernel's text, and its specialisation for a launch."""
 
     source: str
     """Defines the kernel, and whatever it uses beside triton, which is imported before."""
@@ -85,7 +87,7 @@ Outcome = Resources | str
 
 
 def read_outcome(read: Any) -> Outcome:
-    """Return the outcome that was written as this JSON value."""
+    """Return the outcome of a compilation, resources or error message, that a JSON value stands for."""
     return read if isinstance(read, str) else Resources(**(read | {"instructions": tuple(read["instructions"])}))
 
 
@@ -106,7 +108,7 @@ def compile_all(source: str, compiled: Sequence[Compiled], target: str = "cuda:9
 
 def compile_each(jobs: Sequence[Job], target: str) -> Iterator[Outcome]:
     """
-    Yield the outcome of each job on `target`, in order, as they are done.
+    Yield the outcome of compiling each job for `target`, in the order of the jobs, as soon as it is done.
 
     All are compiled by one process, which ends with the iterator. Raises `UnityError` for an unknown target.
     """

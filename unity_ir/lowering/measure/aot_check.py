@@ -34,7 +34,7 @@ BATCH = 96
 
 
 def jobs(emitted: Emitted) -> dict[str, Job]:
-    """Return the distinct compilations of a program's launches, by `key`."""
+    """Return the distinct compilations of an emitted program's launches, by `key`."""
     found: dict[str, Job] = {}
     for one in emitted.compiled:
         job = Job(emitted.kernels[one.kernel], one)
@@ -44,13 +44,13 @@ def jobs(emitted: Emitted) -> dict[str, Job]:
 
 
 def merged(one: Job, other: Job) -> Job:
-    """Return one of two jobs of the same code, with the instructions that either expects."""
+    """Return one job for two of equal code, which expects the instructions that either expects."""
     expects = tuple(dict.fromkeys((*one.compiled.expects, *other.compiled.expects)))
     return replace(one, compiled=replace(one.compiled, expects=expects))
 
 
 def key(job: Job) -> str:
-    """Return a digest that is equal for texts that differ in the kernel's name only and are specialised alike."""
+    """Return a digest of a compilation, equal for kernels that differ only in their name and are specialised alike."""
     one = asdict(job.compiled)
     # Neither the name nor the expected instructions change the code.
     name = one.pop("kernel")
@@ -61,10 +61,11 @@ def key(job: Job) -> str:
 
 def violations(job: Job, outcome: Outcome, target: str) -> list[str]:
     """
-    Return what is wrong with a kernel on `target` (see `SHARED_LIMITS`), a message each; empty if it suits it.
+    Return the checks that a compiled kernel fails on `target`, a message each; [] if it passes all.
 
-    It must compile, keep everything in registers, fit shared memory, contain the instructions that its launch expects,
-    and specialise arguments that are 1. Kernels with sines may have a stack frame: the table that reduces large angles.
+    It must compile, keep everything in registers, fit shared memory (`SHARED_LIMITS`), contain the instructions that
+    its launch expects, and specialise arguments that are 1. Kernels with sines may have a stack frame, for the table
+    that reduces large angles.
     """
     if isinstance(outcome, str):
         return [f"does not compile: {outcome}"]
@@ -87,7 +88,11 @@ def violations(job: Job, outcome: Outcome, target: str) -> list[str]:
 
 
 class Cache:
-    """Outcomes by job and target, in an SQLite file that several runs may share; each version of Triton has its own."""
+    """
+    Cache of compilation outcomes by job and target, in an SQLite file that several runs may share.
+
+    Each version of Triton has its own outcomes.
+    """
 
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,21 +113,21 @@ class Cache:
             raise UnityError(f"{self.path}: no cache of compiled kernels, or damaged ({error}); remove it") from error
 
     def get(self, target: str) -> dict[str, Outcome]:
-        """Return the outcomes of all jobs that were compiled for a target, by their keys."""
+        """Return the cached outcomes for a target, by the keys of their jobs."""
         with self._open() as file:
             query = "SELECT key, outcome FROM compiled WHERE target = ? AND triton = ?"
             rows = file.execute(query, (target, triton_version())).fetchall()
             return {name: read_outcome(json.loads(text)) for name, text in rows}
 
     def put(self, name: str, target: str, outcome: Outcome) -> None:
-        """Store the outcome of the job with key `name`."""
+        """Store the outcome of compiling the job with key `name` for a target."""
         text = json.dumps(outcome if isinstance(outcome, str) else asdict(outcome))
         with self._open() as file:
             file.execute("INSERT OR REPLACE INTO compiled VALUES (?, ?, ?, ?)", (name, target, triton_version(), text))
 
 
 def triton_version() -> str:
-    """Return the version of Triton without importing it; `none` if it is not installed."""
+    """Return the version of the Triton installed, without importing it; `none` if there is none."""
     try:
         return version("triton")
     except PackageNotFoundError:
@@ -133,9 +138,9 @@ def compile_jobs(
     wanted: Mapping[str, Job], target: str, cache: Cache, processes: int = 2, seconds: float = inf
 ) -> Iterator[tuple[str, Outcome]]:
     """
-    Yield key and outcome of every job as they are done, those in the cache first.
+    Yield the key and the outcome of every job for `target`: cached ones first, the others as they are compiled.
 
-    After `seconds` no compilation is begun any more; the rest is left out.
+    No compilation begins after `seconds`; jobs that are left over are not yielded.
     """
     have = cache.get(target)
     yield from ((name, have[name]) for name in wanted if name in have)

@@ -18,16 +18,17 @@ from typing import Any, Self
 
 import torch
 
+from unity_ir.cost.work import kernel_operator
 from unity_ir.errors import UnityError
-from unity_ir.lowering.emit.local_operator import LocalOperator, local_operator, priced
+from unity_ir.kernels.launchers import launcher
+from unity_ir.kernels.triton.launch import Launcher
 from unity_ir.lowering.emit.plan_text import compared
-from unity_ir.lowering.launchers import launcher
 from unity_ir.lowering.measure.operators import DTYPES, Operand
-from unity_ir.lowering.rank.program import Compute, Program
-from unity_ir.lowering.rank.saved_softmax import with_savings
-from unity_ir.lowering.triton.launch import Launcher
 from unity_ir.machine.tuned import Sized
 from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.plan.local_operator import LocalOperator, local_operator
+from unity_ir.plan.program import Compute, Program
+from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.tdl.syntax import Bound
 
 MOST_BYTES = 16 * 2**30
@@ -38,7 +39,7 @@ TOLERANCES = {"f32": 1e-3, "bf16": 3e-2, "f16": 5e-3}
 
 @dataclass(frozen=True)
 class TuningTask:
-    """An operator at one rank's shapes, all of whose implementations are to be measured."""
+    """An operator at one rank's shapes, to be timed in Triton and in PyTorch."""
 
     key: str
     """The operator's key in tuning tables."""
@@ -48,8 +49,8 @@ class TuningTask:
     priced: Sized
     """The operator's kernel as the cost model knows it."""
 
-    def made(self, implementation: str) -> Launcher:
-        """Return the launcher of an implementation: `triton` or `torch`."""
+    def launcher(self, implementation: str) -> Launcher:
+        """Return the function that computes the operator in `implementation`, `triton` or `torch`."""
         return launcher(self.operator.line, self.operator.dtypes, implementation, self.operator.divided)
 
 
@@ -58,7 +59,7 @@ Measure = Callable[[TuningTask, Sequence[str]], Mapping[str, float | str]]
 
 
 def tuning_tasks(programs: Iterable[Program]) -> Iterator[TuningTask]:
-    """Yield a task for every distinct operator of some programs that Triton has kernels for."""
+    """Yield a task for every distinct operator of the programs for which there is a Triton kernel."""
     seen: set[str] = set()
     for before in programs:
         program = with_savings(before)
@@ -74,9 +75,17 @@ def tuning_tasks(programs: Iterable[Program]) -> Iterator[TuningTask]:
             described = zip(operator.line.operands, shapes, operator.dtypes, strict=True)
             operands = tuple(Operand(shape, dtype, _below(operator.line, p.name)) for p, shape, dtype in described)
             # The cost model prices the operator that saves nothing for its backward.
-            found = TuningTask(key, operator, operands, priced(before, written))
-            if found.made("triton").kernels:
+            found = TuningTask(key, operator, operands, _priced(before, written))
+            if found.launcher("triton").kernels:
                 yield found
+
+
+def _priced(program: Program, instruction: Compute) -> Sized:
+    """Return the kernel of an instruction as the cost model knows it: name, then sizes (see `cost.work.kernel_of`)."""
+    tensors = [program.tensors[r] for r in instruction.operands]
+    operator = kernel_operator(instruction.operator, instruction.attributes, tuple(t.dtype for t in tensors))
+    shapes = (size for t in tensors for size in t.local(program.mesh))
+    return operator, (*shapes, *program.local_line(instruction).extents.values())
 
 
 def _below(line: Bound, operand: str) -> int:
@@ -85,7 +94,11 @@ def _below(line: Bound, operand: str) -> int:
 
 
 class OnGPU:
-    """A `Measure` on the current CUDA device; a context manager, which keeps the kernels in a temporary folder."""
+    """
+    Called with a task, times its implementations on the current CUDA device; a context manager.
+
+    Keeps the kernels' text in a temporary folder until it exits. Is a `Measure`.
+    """
 
     def __enter__(self) -> Self:
         self.folder = tempfile.TemporaryDirectory()
@@ -104,7 +117,7 @@ class OnGPU:
         expected = None
         for name in sorted(implementations, key=("torch", "triton").index):
             try:
-                run = self._function(task.made(name))
+                run = self._function(task.launcher(name))
                 got = run(*operands, *starts)
                 wrong = None if expected is None else _differs(got, expected)
                 expected = got if expected is None else expected

@@ -29,10 +29,10 @@ import torch.distributed as dist
 from unity_ir.errors import UnityError
 from unity_ir.forms.addresses import operand_shapes
 from unity_ir.forms.windows import needs_start
+from unity_ir.kernels.launchers import launcher
+from unity_ir.kernels.triton.optimizer import optimizer_launcher
 from unity_ir.lowering import runtime
 from unity_ir.lowering.emit.plan_text import compared
-from unity_ir.lowering.launchers import launcher
-from unity_ir.lowering.triton.optimizer import optimizer_launcher
 from unity_ir.pcg.collectives import COLLECTIVES, ON_DEVICE
 from unity_ir.pcg.graph import Node, Optimizer
 from unity_ir.pcg.types import ELEMENT_BYTES
@@ -66,7 +66,7 @@ MOST_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor of random numbers to call an operator with; integers are from 0 to below `below`."""
+    """A tensor of random numbers to call an operator with; integers are drawn from 0 to `below` - 1."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -74,13 +74,13 @@ class Operand:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the tensor."""
+        """Size of the tensor in bytes."""
         return prod(self.shape) * ELEMENT_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorJob:
-    """A call to measure: the function's name and text, and its arguments, tensors and then numbers."""
+    """A call to time: the function's name and Python text, and its arguments: tensors first, then numbers."""
 
     name: str
     source: str
@@ -90,7 +90,7 @@ class OperatorJob:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveJob:
-    """A move of the runtime to measure: in all groups of `members` ranks at once, on pieces of `elements` f32 each."""
+    """A collective to time: all groups of `members` ranks at once, on pieces of `elements` f32 elements each."""
 
     kind: str
     members: int
@@ -98,7 +98,10 @@ class CollectiveJob:
 
     @property
     def bytes(self) -> int:
-        """Bytes as `Machine.move_seconds` counts them: of the piece before the move, or after it if it is local."""
+        """
+        Bytes by which `Machine.move_seconds` prices the move: of the piece before it; after it, if it is local to a
+        device.
+        """
         source, target = COLLECTIVES[self.kind].profiled or (None, None)
         after = self.elements * (1 if source is None else self.members) // (1 if target is None else self.members)
         return 4 * (after if self.kind in ON_DEVICE else self.elements)
@@ -110,8 +113,10 @@ Job = OperatorJob | CollectiveJob
 @dataclass(frozen=True, slots=True)
 class Measured:
     """
-    Seconds of one call: the mean over ranks of the median of the repeats or, where ranks share cores, the mean of the
-    slowest rank. `spread` is the range of the repeats, without the extremes, relative to their median.
+    The result of a measurement: seconds of one call, their relative `spread`, and the number of repeats.
+
+    `seconds` is the mean over ranks of the median of the repeats or, where ranks share cores, the mean of the slowest
+    rank. `spread` is the range of the repeats, without the extremes, relative to their median.
     """
 
     seconds: float
@@ -119,9 +124,9 @@ class Measured:
     repeats: int
 
 
-def call_of(node: Node) -> OperatorJob:
+def operator_job(node: Node) -> OperatorJob:
     """
-    Return the call of a divided operator on one rank's pieces, in plain PyTorch.
+    Return the job that times a sharded operator, in plain PyTorch, on the pieces of one rank.
 
     Raises `UnityError` for an operator that no launcher covers, or whose operands are too large.
     """
@@ -140,16 +145,20 @@ def call_of(node: Node) -> OperatorJob:
     return OperatorJob(made.name, made.source, tuple(operands), (0,) * len(starts))
 
 
-def update_call(elements: int, dtype: str, optimizer: Optimizer) -> OperatorJob:
-    """Return the call of the optimizer's update of a weight of so many elements, in plain PyTorch."""
+def update_job(elements: int, dtype: str, optimizer: Optimizer) -> OperatorJob:
+    """
+    Return the job that times an optimizer's update, in PyTorch, of a weight of `elements` elements of type `dtype`.
+    """
     made = optimizer_launcher(optimizer.name, dtype, "torch", dtype, dtype)
     numbers = (*((1,) if optimizer.states else ()), *optimizer.settings.values())
     return OperatorJob(made.name, made.source, (Operand((elements,), dtype),) * (2 + optimizer.states), numbers)
 
 
-class Ranks:
+class RankPool:
     """
-    Context manager of the `count` processes that measure, on `device` (`cpu` or `cuda`), about `seconds` per kernel.
+    A pool of `count` processes that run the same call at once to time it; a context manager.
+
+    They run on `device` (`cpu` or `cuda`), for about `seconds` per kernel.
     """
 
     def __init__(self, count: int, device: str = "cpu", seconds: float = 0.1):
@@ -184,7 +193,7 @@ class Ranks:
         self.folder.cleanup()
 
     def measure(self, job: Job) -> Measured:
-        """Measure a call or a collective on all ranks; raise `UnityError` if it fails, or a process dies."""
+        """Time a call or a collective on all ranks of the pool. Raises `UnityError` if it fails, or a process dies."""
         try:
             for pipe in self.pipes:
                 pipe.send(job)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from types import SimpleNamespace
 from typing import Any
@@ -38,56 +40,102 @@ _NOT_IN_PROGRAMS = ("__future__", "typing", "unity_ir")
 
 def text(parts: Sequence[str] = PARTS, step: str | None = None) -> str:
     """
-    Return the text of some modules as it is copied into a program.
+    Return the text of some runtime modules as it is copied into an emitted program.
 
     Given the text of the program's `step`, functions and classes are left out that neither it nor `main` uses.
     """
-    bodies = {part: _file(part).split(MARK, 1)[1].strip("\n") for part in parts}
-    if step is not None:
-        bodies = _reached(bodies, step)
+    modules = {part: _module(part) for part in parts}
+    bodies = {part: module.text for part, module in modules.items()} if step is None else _reached(modules, step)
     return "\n\n".join(body.rstrip("\n") + "\n" for body in bodies.values())
 
 
-def _reached(bodies: Mapping[str, str], step: str) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class _Function:
+    """A function or class of a module: the lines it takes, with the empty ones after it, and the names it has."""
+
+    name: str
+    first: int
+    end: int
+    names: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """A module's text as programs have it, its functions and classes, and the names that its other statements have."""
+
+    text: str
+    functions: tuple[_Function, ...]
+    names: frozenset[str]
+
+
+@cache
+def _module(part: str) -> _Module:
+    body = _file(part).split(MARK, 1)[1].strip("\n")
+    lines = body.splitlines()
+    functions: list[_Function] = []
+    others = frozenset[str]()
+    for statement in ast.parse(body).body:
+        if not isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            others |= _names(statement)
+            continue
+        first = min(s.lineno for s in (statement, *statement.decorator_list)) - 1
+        end = statement.end_lineno or len(lines)
+        while end < len(lines) and not lines[end].strip():
+            end += 1
+        functions.append(_Function(statement.name, first, end, _names(statement)))
+    return _Module(body, tuple(functions), others)
+
+
+def _reached(modules: Mapping[str, _Module], step: str) -> dict[str, str]:
     """
     Return the modules' texts without the functions and classes that nothing uses, neither `step` nor the statements of
     the modules; modules are left out of which no function is used.
     """
-    defined: dict[str, ast.FunctionDef | ast.ClassDef] = {}
-    todo = _names(ast.parse(step))
-    for body in bodies.values():
-        for statement in ast.parse(body).body:
-            if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-                defined[statement.name] = statement
-            else:
-                todo |= _names(statement)
+    defined = {f.name: f for module in modules.values() for f in module.functions}
+    todo = {*_names(ast.parse(step)), *(name for module in modules.values() for name in module.names)}
     reached: set[str] = set()
     while todo:
         name = todo.pop()
         reached.add(name)
         if name in defined:
-            todo |= _names(defined[name]) - reached
+            todo |= defined[name].names - reached
     out: dict[str, str] = {}
-    for part, body in bodies.items():
-        lines = body.splitlines(keepends=True)
-        own = [s for s in ast.parse(body).body if isinstance(s, ast.FunctionDef | ast.ClassDef)]
-        for statement in reversed(own):
-            first = min(s.lineno for s in (statement, *statement.decorator_list)) - 1
-            end = statement.end_lineno or len(lines)
-            while end < len(lines) and not lines[end].strip():
-                end += 1
-            if statement.name not in reached:
-                del lines[first:end]
-        if not own or any(s.name in reached for s in own):
+    for part, module in modules.items():
+        lines = module.text.splitlines(keepends=True)
+        for function in reversed(module.functions):
+            if function.name not in reached:
+                del lines[function.first : function.end]
+        if not module.functions or any(f.name in reached for f in module.functions):
             out[part] = "".join(lines)
     return out
 
 
-def _names(tree: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+def _names(tree: ast.AST) -> frozenset[str]:
+    return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
 
 
-def imports(parts: Sequence[str] = PARTS) -> str:
+def defined_names(text: str) -> frozenset[str]:
+    """Return the names of the functions, classes and imports at the top of a program's text."""
+    names: set[str] = set()
+    for statement in ast.parse(text).body:
+        match statement:
+            case ast.FunctionDef(name) | ast.ClassDef(name):
+                names.add(name)
+            case ast.Import(aliases) | ast.ImportFrom(_, aliases):
+                names.update(alias.asname or alias.name.partition(".")[0] for alias in aliases)
+            case _:
+                pass
+    return frozenset(names)
+
+
+@cache
+def runtime_names() -> frozenset[str]:
+    """Return the names that `defined_names` finds in all modules."""
+    return defined_names(text())
+
+
+@cache
+def imports(parts: tuple[str, ...] = PARTS) -> str:
     """Return the import statements that `parts` of the runtime need, without those of each other."""
     found: set[str] = set()
     for part in parts:
@@ -104,11 +152,11 @@ def imports(parts: Sequence[str] = PARTS) -> str:
     return "\n".join([*standard[:first], "", *standard[first:]]) + "\n"
 
 
-def load(parts: Sequence[str], **plan: Any) -> SimpleNamespace:
+def load(parts: tuple[str, ...], **plan: Any) -> SimpleNamespace:
     """
-    Run the text of some modules and return their functions and classes, as measurements and tests call them.
+    Execute some runtime modules, and return their functions and classes; measurements and tests call these.
 
-    `plan` has the names of `runtime.plan` that these modules use, such as `MESH` and `WORLD`.
+    `plan` has values for the names of `runtime.plan` that these modules use, such as `MESH` and `WORLD`.
     """
     scope: dict[str, Any] = dict(plan)
     exec(imports(parts) + text(parts), scope)

@@ -47,10 +47,7 @@ FAR = 64
 
 
 def rounding(plain, batch, wanted):
-    """
-    Return the errors of PyTorch's own gradients in float32, by name: the largest of an entry, and the largest norm. The
-    norms are of four runs, three with weights changed in the last digit, as a maximum may then pick another element.
-    """
+    """Return PyTorch's float32 errors by gradient: the largest of an entry, the largest norm in 4 perturbed runs."""
     single = {n: b.float() if b.is_floating_point() else b for n, b in batch.items()}
     generator = torch.Generator().manual_seed(0)
     farthest, longest = {}, dict.fromkeys(wanted, 0.0)
@@ -81,7 +78,7 @@ def _double(tensor):
 
 
 def in_double(ctx, weights, local):
-    """Return the gradients of this program with float64 for float32 in its text; None if that fails on any rank."""
+    """Return the gradients of this program with its float32 made float64; None if that fails on any rank."""
     try:
         text = Path(__file__).read_text().replace("torch.float32", "torch.float64").replace("tl.float32", "tl.float64")
         text = re.sub(r"(input_precision=\w+)\)", r"\1, out_dtype=tl.float64)", text)
@@ -168,7 +165,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
 
 
 def tell(ctx, off, got, want, plain, batch, weights, local, notes):
-    """Return the lines of those gradients in `off` (lines by name) whose differences are errors, not rounding."""
+    """Return those messages in `off` (by weight) about gradients whose differences are errors, not rounding."""
     farthest, longest = rounding(plain, batch, want)
     apart = {n: float((got[n].double() - want[n]).abs().max()) for n in off}
     off = {n: line for n, line in off.items() if apart[n] > ROUNDING * farthest[n]}
@@ -208,7 +205,7 @@ def _states():
 
 
 def torch_update(t, state, grad):
-    """Return weight and moments after step `t`, from 1, of torch.optim in float64, and bounds of their terms' sizes."""
+    """Return torch.optim's weight and moments after step `t` (from 1), in float64, and bounds of their terms' sizes."""
     name, settings = OPTIMIZER
     options: dict = {n: v for n, v in settings.items() if not n.startswith("beta")}
     if "beta1" in settings:
@@ -234,7 +231,7 @@ def torch_update(t, state, grad):
 
 
 def compare_update(what, t, before, grad, after):
-    """Return a line about the first of weight and moments that differs from torch.optim's; None if none does."""
+    """Return a message about the first of weight and moments that differs from torch.optim's; None if all are equal."""
     want, sizes = torch_update(t, before, grad.double())
     for of, got, value, size in zip(("", *(f": {m} it" for m in MOMENTS)), after, want, sizes):
         limits = torch.finfo(got.dtype)
@@ -272,7 +269,7 @@ STEPS = (1, 2, 3, 100, 10000)
 
 
 def check_update(ctx, weights):
-    """Compare the update with torch.optim's, from states of all sizes, in first and late steps; return differences."""
+    """Compare updates with torch.optim's, of states of all sizes, in first and late steps; return differences."""
     wrong, states = [], len(_states())
     for number, (name, weight) in enumerate(weights.items()):
         # float32 rounds least, so small errors show; the weight's own type is what the program uses.

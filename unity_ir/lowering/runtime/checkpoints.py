@@ -127,7 +127,7 @@ def _why_no_space(folder):
 
 
 class Locked:
-    """A folder that only this run writes checkpoints to: rank 0 holds the system's lock on a file in it."""
+    """A folder locked for this run's checkpoints, by a file lock that rank 0 holds; ends the run if it is taken."""
 
     def __init__(self, ctx, folder):
         self.file: Any = None
@@ -164,6 +164,7 @@ class Locked:
         return None
 
     def release(self):
+        """Release the lock, on the rank that holds it; remove the folder if it is empty."""
         if self.file:
             self.path.unlink(missing_ok=True)
             self.file.close()
@@ -189,7 +190,7 @@ def _sealed(record):
 
 
 def newest(ctx, folder):
-    """Return path and record of the newest complete checkpoint in `folder`, as rank 0 finds it, or None."""
+    """Return path and `complete.json` of the newest complete checkpoint in `folder`, on every rank; None if none."""
     paths = _complete(folder) if ctx.rank == 0 else []
     found, wrong = from_first(ctx, _opened(paths[-1]) if paths else (None, None))
     if wrong:

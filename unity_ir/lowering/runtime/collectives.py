@@ -17,7 +17,7 @@ from unity_ir.lowering.runtime.plan import MESH
 
 
 class Pending:
-    """A collective that has been started; until it is waited for, it holds the tensors it reads and writes."""
+    """A collective under way; until `wait` returns its result, it keeps the tensors it reads and writes alive."""
 
     watch = None  # called with each collective that starts, its mesh axes and its work handle, for profiles
 
@@ -27,6 +27,7 @@ class Pending:
             Pending.watch(self, axes, work)
 
     def wait(self):
+        """Wait for the collective to end; return its result on this rank."""
         self._work.wait()
         if self.ended:
             self.ended()
@@ -37,7 +38,7 @@ class Pending:
 
 
 def wait(*pending):
-    """Return the results of several collectives, waited for; None for those that this rank takes no part in."""
+    """Wait for several collectives; return their results, with None for those in which this rank takes no part."""
     return tuple(each and each.wait() for each in pending)
 
 
@@ -63,13 +64,13 @@ def _cut(x, dim, axes):
 
 
 def all_reduce(ctx, x, axes):
-    """Start the sum of the group's tensors, on every rank of the group."""
+    """Start an all-reduce: every rank of the group along mesh axes `axes` gets the sum of the group's tensors."""
     out = x.clone()
     return Pending(axes, dist.all_reduce(out, group=ctx.groups[axes], async_op=True), lambda: out, out)
 
 
 def all_reduce_many(ctx, tensors, axes):
-    """Start the sums of the group's tensors, for each of several tensors, in one call."""
+    """Start one all-reduce of several tensors: every rank of the group gets the sum of each."""
     out = torch.cat([x.reshape(-1) for x in tensors])
     shapes = [x.shape for x in tensors]
     work = dist.all_reduce(out, group=ctx.groups[axes], async_op=True)
@@ -82,7 +83,7 @@ def all_reduce_many(ctx, tensors, axes):
 
 
 def all_gather(ctx, x, dim, axes):
-    """Start the concatenation of the group's pieces along `dim`, on every rank of the group."""
+    """Start an all-gather: every rank of the group gets the group's pieces, concatenated along `dim`."""
     out, shape, x = x.new_empty((_ways(axes) * x.numel(),)), x.shape, x.contiguous().view(-1)
     work = _all_gather(out, x, group=ctx.groups[axes], async_op=True)
     if dim == 0:
@@ -91,7 +92,7 @@ def all_gather(ctx, x, dim, axes):
 
 
 def all_gather_many(ctx, tensors, dims, axes):
-    """Start the concatenations of the group's pieces, of each of several tensors along its dim, in one call."""
+    """Start one all-gather of several tensors, each concatenated along its own dim of `dims`."""
     ways, sizes = _ways(axes), [x.numel() for x in tensors]
     mine, shapes = torch.cat([x.reshape(-1) for x in tensors]), [x.shape for x in tensors]
     out = mine.new_empty((ways * mine.numel(),))
@@ -105,7 +106,7 @@ def all_gather_many(ctx, tensors, dims, axes):
 
 
 def reduce_scatter(ctx, x, dim, axes):
-    """Start the sum of the group's tensors, of which each rank gets its part along `dim`."""
+    """Start a reduce-scatter: every rank gets its part along `dim` of the sum of the group's tensors."""
     parts = _cut(x, dim, axes)
     out = torch.empty_like(parts[0])
     work = _reduce_scatter(out.view(-1), parts.view(-1), group=ctx.groups[axes], async_op=True)
@@ -113,7 +114,7 @@ def reduce_scatter(ctx, x, dim, axes):
 
 
 def reduce_scatter_many(ctx, tensors, dims, axes):
-    """Start the sums of the group's tensors, for each of several; ranks get parts along its dim, all in one call."""
+    """Start one reduce-scatter of several tensors: every rank gets its part of each, along its own dim of `dims`."""
     parts = [_cut(x, dim, axes) for x, dim in zip(tensors, dims)]
     shapes, mine = [p.shape[1:] for p in parts], torch.cat([p.flatten(1) for p in parts], 1)
     out = mine.new_empty((mine.shape[1],))
@@ -127,7 +128,7 @@ def reduce_scatter_many(ctx, tensors, dims, axes):
 
 
 def all_to_all(ctx, x, source, target, axes):
-    """Start the exchange that turns pieces along dim `source` into pieces along dim `target`."""
+    """Start an all-to-all that turns a tensor sharded along dim `source` into one sharded along dim `target`."""
     parts = _cut(x, target, axes)
     out = torch.empty_like(parts)
     work = dist.all_to_all_single(out, parts, group=ctx.groups[axes], async_op=True)
@@ -135,14 +136,14 @@ def all_to_all(ctx, x, source, target, axes):
 
 
 def broadcast(ctx, x, root, shape, dtype, axes):
-    """Start the copy of the tensor of the group's rank `root` to all; the others pass None and its shape and dtype."""
+    """Start a broadcast from rank `root` of the group; the others pass None for `x`, and its `shape` and `dtype`."""
     out = x.contiguous() if ctx.index(axes) == root else torch.empty(shape, dtype=dtype, device=ctx.device)
     work = dist.broadcast(out, group=ctx.groups[axes], group_src=root, async_op=True)
     return Pending(axes, work, lambda: out, out)
 
 
 def scatter(ctx, x, dim, root, shape, dtype, axes):
-    """Start the transfer of each rank's part along `dim` of the tensor of the group's rank `root`, of shape `shape`."""
+    """Start a scatter: each rank gets its part along `dim` of the tensor `x`, of `shape`, that rank `root` has."""
     shape = [size // _ways(axes) if i == dim else size for i, size in enumerate(shape)]
     out = torch.empty(shape, dtype=dtype, device=ctx.device)
     parts = [p.contiguous() for p in x.chunk(_ways(axes), dim)] if ctx.index(axes) == root else None
@@ -151,7 +152,7 @@ def scatter(ctx, x, dim, root, shape, dtype, axes):
 
 
 def gather(ctx, x, dim, root, axes):
-    """Start the concatenation of the group's pieces along `dim` on the group's rank `root`; the others get None."""
+    """Start a gather: rank `root` gets the group's pieces, concatenated along `dim`; the others get None."""
     mine = ctx.index(axes) == root
     parts = [torch.empty_like(x) for _ in range(_ways(axes))] if mine else []
     x = x.contiguous()
@@ -160,14 +161,14 @@ def gather(ctx, x, dim, root, axes):
 
 
 def reduce(ctx, x, root, axes):
-    """Start the sum of the group's tensors on the group's rank `root`; the others get None."""
+    """Start a reduce: rank `root` of the group gets the sum of the group's tensors; the others get None."""
     out = x.clone()
     work = dist.reduce(out, group=ctx.groups[axes], group_dst=root, async_op=True)
     return Pending(axes, work, lambda: out if ctx.index(axes) == root else None, out)
 
 
 def send(ctx, x, root, to, shape, dtype, axes):
-    """Start the transfer of the tensor of the group's rank `root` to its rank `to`; the others get None."""
+    """Start sending the tensor of rank `root` of the group to its rank `to`; other ranks than `to` get None."""
     group, mine = ctx.groups[axes], ctx.index(axes)
     if mine == root:
         x = x.contiguous()
@@ -179,17 +180,17 @@ def send(ctx, x, root, to, shape, dtype, axes):
 
 
 def zero_elsewhere(ctx, x, root, shape, dtype, axes):
-    """Return the tensor of the group's rank `root` as addend of a sum: itself on that rank, zeros on the others."""
+    """Return this rank's addend of a sum that equals rank `root`'s `x`: `x` on that rank, zeros on the others."""
     return x if ctx.index(axes) == root else torch.zeros(shape, dtype=dtype, device=ctx.device)
 
 
 def keep_part(ctx, x, dim, axes):
-    """Return this rank's part of `x` along `dim`."""
+    """Return this rank's part, along `dim`, of a tensor that all ranks of the group hold."""
     return x.chunk(_ways(axes), dim)[ctx.index(axes)].contiguous()
 
 
 def zero_pad(ctx, x, dim, axes):
-    """Return a piece as addend of a sum: padded by zeros along `dim` or, for None, zeros on all ranks but the first."""
+    """Return this rank's addend of a sum: its piece padded by zeros along `dim`; for None, zeros but on rank 0."""
     if dim is None:
         return x if ctx.index(axes) == 0 else torch.zeros_like(x)
     shape = list(x.shape)
@@ -205,6 +206,6 @@ def zero_pad_many(ctx, tensors, dim, axes):
 
 
 def constant(ctx, value, shape, dtype, addend_axes):
-    """Return a tensor of one number; along `addend_axes` only the first rank has it, the others zeros."""
+    """Return a tensor filled with `value`; along axes `addend_axes` only the first rank has it, the others zeros."""
     first = ctx.index(addend_axes) == 0
     return torch.full(shape, value if first else 0.0, dtype=dtype, device=ctx.device)

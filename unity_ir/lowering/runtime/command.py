@@ -41,7 +41,7 @@ from unity_ir.lowering.runtime.weights import read_tables, read_weights, write_w
 
 
 def step(ctx, weights, moments, batch, t, before_update=None, profile=None):
-    """Do step `t`, from 0, on a whole batch; call `before_update` with pieces and loss; return this rank's loss."""
+    """Run step `t` (from 0) on a whole batch; call `before_update` with pieces and loss; return this rank's loss."""
     local = {name: piece(ctx, batch[name], spec) for name, spec in INPUTS.items()}
     run = profile.run if profile else lambda function: function
     loss, grads = run(forward_backward)(ctx, weights, local)
@@ -52,7 +52,7 @@ def step(ctx, weights, moments, batch, t, before_update=None, profile=None):
 
 
 def train(ctx, options, data, seed, folder):
-    """Train all steps, but those done in the newest checkpoint of `folder`; save and write what the options ask for."""
+    """Run the steps that the newest checkpoint in `folder` has not done; save and write what the options ask for."""
     weights = init_weights(ctx, seed)
     moments = init_moments(weights)
     with ctx.unlimited():
@@ -88,11 +88,11 @@ def train(ctx, options, data, seed, folder):
 
 
 ONLY_TRAINING = ("save", "save_every", "keep", "load", "changed", "weights_out", "profile", "check_nan")
-"""Options that are refused beside `--check`."""
+"""Options that cannot be given together with `--check`."""
 
 
 def arguments():
-    """Return the options of the command line; end the run if they contradict each other."""
+    """Parse the command line; end the run if options contradict each other."""
     parser = argparse.ArgumentParser(description=f"{NAME}: training step for {WORLD} ranks", prog=NAME)
     parser.error = fail_alike
     add = parser.add_argument
@@ -142,7 +142,7 @@ def arguments():
 
 
 def deterministic():
-    """Have PyTorch use only algorithms that give the same bits in every run; call before the device is used."""
+    """Make PyTorch use only algorithms that give the same bits in every run; call before the device is used."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
@@ -150,7 +150,7 @@ def deterministic():
 
 
 def goes_on_from(ctx, options):
-    """Return the folder of checkpoints to start from: after a restart by torchrun --save's, else --load's, or None."""
+    """Return the checkpoint folder to start from: --save's after a restart by torchrun, else --load's, or None."""
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
     there = newest(ctx, options.save) if options.save else None
     if again and there:
@@ -161,7 +161,7 @@ def goes_on_from(ctx, options):
 
 
 def check_writable(ctx, options):
-    """End the run before training if a file or folder that it is to write cannot be written."""
+    """End the run before training if a file or folder that it is to write is not writable."""
     wrong = None
     if ctx.rank == 0:
         for path, folder in ((options.save, True), (options.weights_out, False), (options.profile, False)):
@@ -172,7 +172,7 @@ def check_writable(ctx, options):
 
 
 def main():
-    """Run the program: join the ranks, do what the options say, and leave."""
+    """Run the program: join the ranks, then train or check as the options say."""
     options = arguments()
     torch.set_num_threads(1)
     if options.deterministic:
@@ -200,7 +200,7 @@ def main():
 
 
 def run(ctx, options):
-    """Train or check, on ranks that have joined."""
+    """Train or check, as the options say, once the ranks have joined."""
     folder = goes_on_from(ctx, options)
     found = newest(ctx, folder) if folder else None
     seed = found[1]["seed"] if found else options.seed or 0

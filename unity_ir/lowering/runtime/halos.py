@@ -15,7 +15,7 @@ from unity_ir.lowering.runtime.collectives import Pending, _ways
 
 
 class Works:
-    """The work handles of several messages, as one."""
+    """The work handles of several messages as one handle."""
 
     def __init__(self, works):
         self._works = works
@@ -55,7 +55,7 @@ def _exchange(ctx, messages, axes):
 
 
 def halo(ctx, x, dim, low, high, axes):
-    """Start the exchange that puts `low` elements of neighbours before `x` along `dim`, `high` after; 0 at the ends."""
+    """Start fetching neighbours' elements: `low` before and `high` after `x` along `dim`; zeros at the outer ends."""
     size, me = x.shape[dim], ctx.index(axes)
     shape = list(x.shape)
     shape[dim] += low + high
@@ -80,7 +80,7 @@ def halo(ctx, x, dim, low, high, axes):
 
 
 def halo_reduce(ctx, x, dim, low, high, axes):
-    """Start the exchange that cuts `low` and `high` elements off the ends of `x` and adds them to the neighbours' x."""
+    """Start adding to neighbours: cut `low` and `high` elements off the ends of `x` along `dim`, add them to theirs."""
     size, me = x.shape[dim] - low - high, ctx.index(axes)
     out = x.narrow(dim, low, size).clone(memory_format=torch.contiguous_format)
     messages, arrived = [], []

@@ -18,7 +18,7 @@ from unity_ir.lowering.runtime.plan import MESH, OPTIMIZER, WEIGHTS, WORLD
 
 
 def piece(ctx, whole, spec):
-    """Return this rank's piece of a whole tensor, on its device; None if it has none."""
+    """Return this rank's piece of a whole tensor, copied to its device; None if the tensor is pinned to other ranks."""
     if not ctx.at(pins(spec)):
         return None
     for axis, role in enumerate(spec.roles):
@@ -28,13 +28,13 @@ def piece(ctx, whole, spec):
 
 
 def pins(spec):
-    """Return the mesh axes along which a tensor is pinned to one coordinate, paired with that coordinate."""
+    """Return where a tensor is pinned: pairs of a mesh axis and the one coordinate along it that holds the tensor."""
     roles = enumerate(spec.roles)
     return tuple((axis, int(role[3:])) for axis, role in roles if isinstance(role, str) and role.startswith("at "))
 
 
 def whole(ctx, part, spec):
-    """Gather the whole tensor from all ranks; return it, and the largest difference between copies."""
+    """Gather a tensor from all ranks; return it whole, and the largest difference between ranks that hold copies."""
     if part is None:  # a placeholder, which `assemble` ignores
         shape = [size // _ways([i for i, r in enumerate(spec.roles) if r == d]) for d, size in enumerate(spec.shape)]
         part = torch.zeros(shape, dtype=spec.dtype, device=ctx.device)
@@ -44,7 +44,7 @@ def whole(ctx, part, spec):
 
 
 def assemble(parts, spec):
-    """Put the pieces of all ranks together, axis by axis, innermost first; return the same as `whole`."""
+    """Return the whole tensor made of all ranks' pieces, and the largest difference between copies, as `whole`."""
     apart = torch.zeros((), dtype=torch.float64)
     for axis in reversed(range(len(MESH))):
         size, role = MESH[axis], spec.roles[axis]
@@ -66,7 +66,7 @@ def assemble(parts, spec):
 
 
 def initial(name, spec, seed):
-    """Return a whole initial weight, the same for every plan: normally distributed, scaled by its fan-in."""
+    """Return a whole initial weight: normal random numbers scaled by its fan-in, the same whatever the plan."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + seed)
     scale = (spec.shape[0] if spec.shape else 1) ** -0.5
     return (torch.randn(spec.shape, generator=generator, dtype=torch.float64) * scale).to(spec.dtype)

@@ -10,6 +10,8 @@ import torch
 
 @dataclass(frozen=True)
 class Spec:
+    """Shape, element type and layout of a tensor of an emitted program; `roles` has its role on each mesh axis."""
+
     shape: tuple[int, ...]
     dtype: torch.dtype
     roles: tuple[int | str, ...]
@@ -32,12 +34,17 @@ OPTIMIZER: tuple[str, dict[str, float]] = ("sgd", {"lr": 0.1})
 
 
 def forward_backward(ctx: Any, weights: Any, batch: Any) -> Any:
+    """
+    Stand in for an emitted program's step, which returns this rank's part of the loss, and of gradients by weight.
+    """
     raise NotImplementedError
 
 
 def update(weights: Any, grads: Any, moments: Any, t: int) -> None:
+    """Stand in for the optimizer of an emitted program: update this rank's weights in place in step `t`, from 1."""
     raise NotImplementedError
 
 
 def reference(weights: Any, batch: Any) -> Any:
+    """Stand in for an emitted program's serial forward in plain PyTorch: return the loss."""
     raise NotImplementedError

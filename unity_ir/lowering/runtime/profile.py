@@ -25,7 +25,7 @@ from unity_ir.lowering.runtime.watch import lines_of, watched
 
 
 class Profile:
-    """Recorder of one step: on GPUs by events on the streams, which leaves the overlap as it is, else by the clock."""
+    """Recorder of one step: on GPUs by events on the streams, which keep the overlap as it is, else by clock."""
 
     COLOURS = {  # noqa: RUF012
         "forward": "thread_state_running",
@@ -61,7 +61,7 @@ class Profile:
         return self.start.elapsed_time(at) * 1e3
 
     def run(self, function):
-        """Return `function` so that a call records its lines."""
+        """Return a wrapper of `function` that records the time of each of its lines when it is called."""
         self.lines = lines_of(function)
         self.backward = next((n for n, line in self.lines.items() if line[1] == "--- backward"), float("inf"))
 
@@ -95,7 +95,7 @@ class Profile:
         self.last = now
 
     def started(self, pending, axes, work):
-        """Record a collective that has been started; `Pending` calls this."""
+        """Record that a collective along mesh axes `axes` has started; `Pending` calls this."""
         begin, end = self._now(), []
         # The name of the function that starts it, as a line may have several moves.
         move = sys._getframe(2).f_code.co_name.removesuffix("_many")
@@ -118,7 +118,7 @@ class Profile:
         return held_bytes(variables)
 
     def write(self, path):
-        """Gather the records of all ranks, and write the trace on rank 0."""
+        """Gather the records of all ranks; on rank 0, write them to `path` as a Chrome trace."""
         if self.side:
             torch.cuda.synchronize()
         at = self._microseconds
@@ -147,7 +147,7 @@ class Profile:
 
 
 def held_bytes(variables):
-    """Return the bytes of the tensors that variables hold, also in dicts and tuples; shared memory counts once."""
+    """Return the bytes of the tensors in `variables`, also in dicts and tuples; shared memory counts once."""
     memories, todo = {}, list(variables.values())
     while todo:
         value = todo.pop()

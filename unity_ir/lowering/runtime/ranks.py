@@ -25,7 +25,7 @@ FOREVER = timedelta(days=7)
 
 
 def fail(message):
-    """End this rank with a line on stderr, exit code 1; of ranks with a watchdog, only the first to fail writes one."""
+    """End this rank with `message` and exit code 1; of ranks with a watchdog, only the first to fail prints it."""
     if Context.watchdog is None or Context.watchdog.first():
         sys.stderr.write(f"{NAME}: {' '.join(str(message).split())}\n")
     if dist.is_initialized():
@@ -34,7 +34,7 @@ def fail(message):
 
 
 def fail_alike(message):
-    """End on every rank with a line that rank 0 writes before any rank ends, upon which torchrun ends all of them."""
+    """End all ranks, which must all call this, with exit code 1; rank 0 prints `message` before any rank ends."""
     joined = dist.is_initialized()
     rank = dist.get_rank() if joined else int(os.environ.get("RANK", 0))
     if rank == 0:
@@ -87,21 +87,21 @@ class Context:
         return position
 
     def moved(self):
-        """Tell the watchdog that this rank makes progress."""
+        """Tell the watchdog, if there is one, that this rank makes progress."""
         if self.watchdog:
             self.watchdog.moved()
 
     def unlimited(self):
-        """Return a context in which files are read or written, which the watchdog does not limit."""
+        """Return a context for reading and writing files, whose duration the watchdog does not limit."""
         return self.watchdog.unlimited() if self.watchdog else nullcontext()
 
     def at(self, pins) -> bool:
-        """Return whether this rank has these coordinates, given as pairs of a mesh axis and a coordinate."""
+        """Return whether this rank has all the given coordinates: `pins` are pairs of a mesh axis and a coordinate."""
         return all(self.place[axis] == coordinate for axis, coordinate in pins)
 
 
 def build(backend: str, seconds: float | None = None) -> Context:
-    """Join the plan's ranks, unless they have joined; given `seconds`, a rank that hangs for so long ends the run."""
+    """Join the plan's ranks; return this rank's context. A rank that hangs for `seconds` ends the run, unless None."""
     if not dist.is_initialized():
         if backend == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
             fail("nccl needs GPUs, and PyTorch for them; --backend gloo runs on CPUs")
@@ -148,5 +148,5 @@ def from_all(value):
 
 
 def lost(error) -> bool:
-    """Return whether an error says that the connection to another rank is lost, which then has ended."""
+    """Return whether an error means that the connection to another rank, which must have ended, is lost."""
     return isinstance(error, getattr(dist, "DistError", ())) or "gloo/" in str(error)

@@ -19,7 +19,7 @@ from unity_ir.lowering.runtime.ranks import fail, from_all
 
 
 def watched(function, after):
-    """Return `function` so that it calls `after(line number in the file, local variables)` after each of its lines."""
+    """Return a wrapper of `function` that calls `after(line number, local variables)` after each of its lines."""
 
     def run(*arguments):
         last = None
@@ -43,7 +43,7 @@ def watched(function, after):
 
 
 def lines_of(function):
-    """Return the variables that each line of a function sets, and its comment, by line number."""
+    """Return, by line number, the variables that a line of a function assigns, and the line's comment."""
     source, first = inspect.getsourcelines(function)
     found = {}
     for number, line in enumerate(source, first):
@@ -54,7 +54,7 @@ def lines_of(function):
 
 
 def first_not_finite(ctx, weights, batch):
-    """Repeat the step; return the number of the first line that makes nan or inf, what it is, and the rank, or None."""
+    """Repeat the step; return (line number, text, rank) of the first line that makes nan or inf; None if none does."""
     lines, found = lines_of(forward_backward), []
 
     def look(what, number, value):
@@ -73,7 +73,7 @@ def first_not_finite(ctx, weights, batch):
 
 
 def guard(ctx, weights, batch, t, loss, always):
-    """End the run, naming the line to blame, if the loss of step `t` is nan or inf, or with `always` any result is."""
+    """End the run if step `t`'s loss (with `always`, any value) is nan or inf; name the line that made it first."""
     if always or not torch.isfinite(loss).all():
         first = first_not_finite(ctx, weights, batch)
         if first is None and torch.isfinite(loss).all():

@@ -52,7 +52,7 @@ class Watchdog(threading.Thread):
         threading.Thread(target=self._watch_store, daemon=True).start()
 
     def moved(self):
-        """Note that the main thread makes progress; it calls this at least once per step."""
+        """Note that the main thread makes progress; it must call this at least once per step."""
         self.count += 1
 
     @contextmanager
@@ -66,7 +66,7 @@ class Watchdog(threading.Thread):
             self.moved()
 
     def stop(self):
-        """End the thread, as the main thread is done."""
+        """End the thread; the main thread calls this when it is done."""
         if not self.stopped.is_set():
             self.stopped.set()
             self.join()
@@ -81,6 +81,7 @@ class Watchdog(threading.Thread):
             return self.rank == 0
 
     def run(self):
+        """Watch the ranks until `stop` is called."""
         try:
             self._watch()
         except Exception as e:

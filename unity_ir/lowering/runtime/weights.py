@@ -31,7 +31,7 @@ def names_in(path):
 
 
 def read_safetensors(path, names, what):
-    """Return tensors of a safetensors file by these names or other names of theirs; `what` they are is for messages."""
+    """Return tensors of a safetensors file by name, each under any of its tied names; messages call them `what`."""
     try:
         from safetensors import safe_open
 
@@ -55,7 +55,7 @@ def _other_names(name):
 
 
 def read_tables(path):
-    """Return the model's tables that a file has, by name."""
+    """Return the model's tables (constant inputs) that a safetensors file has, by name."""
     there = names_in(path)
     return read_safetensors(path, [n for n in TABLES if {n, *_other_names(n)} & there], "table")
 
@@ -71,7 +71,7 @@ def read_weights(ctx, weights, path):
 
 
 def write_weights(ctx, weights, path, tables=()):
-    """Gather the weights, write them whole with the tables on rank 0, under all names that PyTorch's state dict has."""
+    """Gather the weights; on rank 0, write them whole, with the tables, under all names of PyTorch's state dict."""
     found = {name: tables[name].cpu().contiguous().clone() for name in tables if NAMES.get(name) == name}
     for name, spec in WEIGHTS.items():
         value, _ = whole(ctx, weights.get(name), spec)

@@ -39,7 +39,7 @@ def load() -> tuple[Substitution, ...]:
 
 def read(path: str) -> tuple[Substitution, ...]:
     """
-    Return the substitutions in the file at `path`, checked.
+    Read the substitutions in the file at `path`, and check that they are well formed.
 
     Raises `UnityError` for text that is no rule and for rules that are not well formed; `OSError` if it cannot be read.
     """
@@ -54,7 +54,8 @@ def read(path: str) -> tuple[Substitution, ...]:
 
 def group(substitutions: Iterable[Substitution]) -> dict[str, Rule]:
     """
-    Return the rules that the substitutions make, by name, each with all its cases.
+    Group substitutions into rules; return the rules by name, which is that of their cases up to the first dot:
+    `fuse-activation.relu` and `fuse-activation.gelu` are cases of `fuse-activation`.
 
     Raises `UnityError` where two substitutions have one name.
     """
@@ -76,7 +77,7 @@ def rules() -> dict[str, Rule]:
 
 def find(name: str, known: dict[str, Rule] | None = None) -> Rule:
     """
-    Return the rule, or the case of a rule, called `name`: in `known` if given, else in the library.
+    Return the rule called `name`, or the case of a rule as a rule: from `known` if given, else from the library.
 
     Raises `UnityError` naming the nearest names if there is none.
     """

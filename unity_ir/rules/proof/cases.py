@@ -24,7 +24,7 @@ from unity_ir.rules.proof.tensors import TensorForm, named
 
 @dataclass(frozen=True)
 class Case:
-    """One case of a proof: the choices in it that are not symbolic."""
+    """One case of a rule's proof: values for all that is not symbolic in it."""
 
     ranks: Mapping[str, int]
     """The number of dims of each pack."""
@@ -37,13 +37,14 @@ class Case:
 
     @property
     def fixed(self) -> dict[str, Poly]:
-        """The number of dims of each pack `a..`, as the polynomial for the symbol `#a`."""
+        """The number of dims of each pack `a..`, as the constant polynomial for the symbol `#a`."""
         return {f"#{p}": number(rank) for p, rank in self.ranks.items()}
 
 
 def cases(rule: Substitution) -> Iterator[Case]:
     """
-    Yield all cases of a rule that have to be proved; the numbers of dims in them stand for all others (see `places`).
+    Yield all cases of a rule that have to be proved. Packs have 0 or 2 dims in them, which stand for any number (see
+    `places`).
 
     Raises `Undecided` if for some number of dims the rule is well typed in none of the cases.
     """
@@ -65,7 +66,7 @@ def cases(rule: Substitution) -> Iterator[Case]:
 
 def pack_ranks(rule: Substitution) -> Iterator[dict[str, int]]:
     """
-    Yield every choice of a number of dims for each pack for which the rule is proved, by pack.
+    Yield the choices of a number of dims for each of a rule's packs, by name, that have to be proved.
 
     Raises `Undecided` if a condition mentions the number of dims of a pack, since then a few numbers do not stand for
     all.
@@ -79,7 +80,8 @@ def pack_ranks(rule: Substitution) -> Iterator[dict[str, int]]:
 
 def given_names(rule: Substitution) -> Iterator[dict[str, float | str]]:
     """
-    Yield every choice of values for the attribute parameters that name functions or element types, by parameter.
+    Yield every choice of values for the attribute parameters of a rule that name functions or element types, by
+    parameter.
 
     Numeric parameters get a sample value, but stay symbols in the proof.
     """
@@ -94,10 +96,12 @@ def spelled_at(
     rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, float | str]
 ) -> tuple[dict[str, int], list[Mapping[str, str]]]:
     """
-    Return sample values for all symbols, at which lines are spelled out, and the element types of the inputs that fit.
+    Find sample values for all symbols of a rule in one case of its proof, and the element types of inputs that fit
+    them.
 
-    The element types are all choices at which both sides are well typed at these values. No value is 1, since a dim of
-    size 1 is left out of lines. Raises `Undecided` if nothing fits.
+    `ranks` are the numbers of dims of packs, `given` the values of attribute parameters. The element types are all
+    choices at which both sides are well typed. No sample value is 1, since dims of size 1 are dropped from lines.
+    Raises `Undecided` if nothing fits.
     """
     random = Random(1)
     last: UnityError | None = None
@@ -161,7 +165,8 @@ def tensors(
     fixed: Mapping[str, Poly],
 ) -> tuple[list[TensorForm], Made]:
     """
-    Return the results of a side (source or target) over `inputs`, and the results of every operation, by its id.
+    Apply the operators of one side of a rule (source or target) to `inputs` at symbolic sizes; return the side's
+    results, and the results of every operation by its id.
 
     `fixed` has the numbers of dims of packs (`Case.fixed`). Parallel operators are identities here.
     """
@@ -175,12 +180,12 @@ def tensors(
 
 
 def result_of(term: Term, inputs: Mapping[str, TensorForm], made: Made) -> TensorForm:
-    """Return the tensor of a term, given the rule's inputs by name and the results of operations by id."""
+    """Return the tensor of a term, given the rule's inputs by name and the results of operations by their ids."""
     return inputs[term.name] if isinstance(term, Input) else made[id(term.operation)][term.index]
 
 
 def attributes_at(operation: Operation, fixed: Mapping[str, Poly]) -> dict[str, AttrExpr]:
-    """Return the attributes of an operation, with the numbers of dims of packs in place of their symbols."""
+    """Return the attributes of an operation, with the numbers of dims of packs substituted for their symbols."""
 
     def known(value: AttrExpr) -> AttrExpr:
         match value:

@@ -15,7 +15,7 @@ _BITS = {"i64": 63, "i32": 31, "bool": 1}
 
 def holds_all(source: str, target: str) -> bool:
     """
-    Return whether every number of element type `source` is one of `target`, so that a cast changes none.
+    Return whether element type `target` represents every number of element type `source`, so that a cast changes none.
 
     Given `bf16` and `f32` returns True, given `i64` and `f64` False.
     """
@@ -30,7 +30,7 @@ def holds_all(source: str, target: str) -> bool:
 
 def converted(of: TensorForm, dtype: str, rounds: bool = True) -> TensorForm:
     """
-    Return `of` cast to the element type `dtype`.
+    Cast a symbolic tensor to the element type `dtype`.
 
     A cast that may change a number is an uninterpreted function, so that rounding, wrapping and truncation are never
     taken for the identity. Without `rounds`, casts to floating point types are the identity.

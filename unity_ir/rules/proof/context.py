@@ -12,12 +12,14 @@ from unity_ir.rules.proof.tensors import divided
 
 @dataclass
 class ProofContext:
-    """The symbols of one proof, and how its arithmetic rounds."""
+    """
+    The state of one proof: sample values of its symbols, what it introduced and assumed, and how its arithmetic rounds.
+    """
 
     sample: dict[str, int]
     """A value for every symbol: the sizes at which lines are spelled out."""
     given: Mapping[str, float | str] = field(default_factory=dict[str, float | str])
-    """Sample values of the rule's attribute parameters (`pattern.Parameter`)."""
+    """Sample values of the rule's attribute parameters (`pattern.AttrParameter`)."""
     assumed: list[Constraint] = field(default_factory=list[Constraint])
     """Constraints on symbols that were introduced, such as the number of windows that fit into a dim."""
     counts: dict[tuple[object, ...], str] = field(default_factory=dict[tuple[object, ...], str])
@@ -39,7 +41,8 @@ class ProofContext:
 
     def index(self, stem: str, size: Poly) -> tuple[Poly, list[str], list[Constraint]]:
         """
-        Return a new index over a dim of `size`: its position, its symbols (named after `stem`), and their constraints.
+        Make a new index over a dim of `size`; return its position, its symbols (named after `stem`), and their
+        constraints.
         """
         inner = self.splits.get(size)
         outer = None if inner is None else divided(size, inner)
@@ -57,7 +60,7 @@ class ProofContext:
 
     def multiple_and_rest(self, position: Poly, inner: Poly) -> tuple[Poly, Poly] | None:
         """
-        Return the quotient and the remainder of a position by `inner`; None if it is not a multiple of `inner` plus an
+        Divide a position by `inner`; return quotient and remainder, or None if it is not a multiple of `inner` plus an
         index over a dim of size `inner`.
 
         Given c + i by c with i below c, returns 1 and i.
@@ -68,7 +71,8 @@ class ProofContext:
 
     def count(self, size: Poly, before: Poly, step: Poly, reach: Poly) -> Poly:
         """
-        Return the number of windows that fit: the y with `step * (y - 1) + reach < size + before <= step * y + reach`.
+        Return the number of windows that fit into a dim of `size`, as a symbol: the y with `step * (y - 1) + reach <
+        size + before <= step * y + reach`.
 
         `before` is the padding on both sides together, `reach` the extent of one window.
         """

@@ -13,7 +13,7 @@ from unity_ir.tdl.syntax import Affine, Entry, WrittenIndex, joined_extent
 
 def given_number(of: Entry | int, attributes: Mapping[str, AttrExpr]) -> Poly:
     """
-    Return a number of a line as a polynomial: the number itself, or the value of the attribute that gives it.
+    Return a number in a TDL line as a polynomial: the number itself, or the value of the attribute that gives it.
 
     Raises `Undecided` where the attribute is no number.
     """
@@ -31,7 +31,7 @@ def dim_size(
     index: WrittenIndex, extents: Mapping[str, Poly], spelled: Spelled, attributes: Mapping[str, AttrExpr]
 ) -> Poly:
     """
-    Return the size of the dim of a result that `index` runs over, from the extents of index variables.
+    Return the size of a result's dim with index `index`, given the extents of index variables.
 
     The size of a window's dim is that of the attribute that gives it. Raises `Undecided` where that is no number.
     """

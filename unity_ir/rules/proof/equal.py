@@ -44,7 +44,7 @@ COMMUTATIVE = ("+", "*")
 
 
 class Undecided(Exception):
-    """Raised where a proof is given up; the message is the reason."""
+    """Raised where a proof is given up, without a verdict on the rule; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,10 @@ class Equality:
 
 
 def equal(left: Form, right: Form, facts: Facts) -> Equality:
-    """Try to prove that two forms are equal for all values of their symbols that satisfy `facts`."""
+    """
+    Try to prove that two forms (values of tensor elements as sums of monomials) are equal for all values of their
+    symbols that satisfy `facts`.
+    """
     if left == right:
         return Equality(True)
     difference = (*left, *scaled(right, -1))
@@ -81,7 +84,7 @@ def _cases(form: Form, facts: Facts) -> Iterator[tuple[Facts, Form]]:
         if guard is None:
             yield case, settled
             continue
-        for constraints in ((guard,), *((c,) for c in guard.negated())):
+        for constraints in ((guard,), *((c,) for c in guard.negated)):
             if not case.contradict(constraints):
                 pending.append((case.also(constraints), settled))
                 made += 1

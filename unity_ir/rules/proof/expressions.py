@@ -49,7 +49,7 @@ from unity_ir.tdl.syntax import Reduce as ReduceExpr
 
 @dataclass(frozen=True)
 class ExpressionForms:
-    """Makes the forms of a line's expressions."""
+    """Converts the TDL expressions of a line to forms, the prover's representation of values."""
 
     line: SymbolicLine
     divided: Mapping[str, tuple[Poly, Poly]]
@@ -57,7 +57,7 @@ class ExpressionForms:
 
     def form(self, expr: Expr, where: Mapping[str, Poly]) -> Form:
         """
-        Return the value of `expr` with its free index variables at the positions `where`.
+        Return the value of `expr`, as a form, with its free index variables at the positions `where`.
 
         Raises `Undecided` for expressions that forms cannot express, such as opaque functions.
         """

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import count
 from typing import TypeAlias
 
@@ -35,8 +35,7 @@ def fresh(stem: str) -> str:
 
 def restart() -> None:
     """
-    Begin to number fresh symbols from 0 again, so that a repeated claim has the same symbols and is found in the
-    solver's cache.
+    Number fresh symbols from 0 again, so that a repeated claim has the same symbols and is found in the solver's cache.
 
     Never mix forms made before and after this.
     """
@@ -44,26 +43,39 @@ def restart() -> None:
     _numbers = count()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Constraint:
     """A condition on integers: `poly >= 0`, or, if `equal`, `poly == 0`."""
 
     poly: Poly
     equal: bool = False
 
+    def __hash__(self) -> int:
+        # They are in many sets; a cached property would take a lock.
+        known: int | None = self.__dict__.get("_hash")
+        if known is None:
+            known = self.__dict__["_hash"] = hash((self.poly, self.equal))
+        return known
+
     def substitute(self, values: Mapping[str, Poly]) -> Constraint:
         """Return the constraint with symbols replaced by polynomials."""
         return Constraint(self.poly.substitute(values), self.equal)
 
+    @cached_property
     def negated(self) -> tuple[Constraint, ...]:
-        """Return constraints of which exactly one holds where this one does not."""
+        """Constraints of which exactly one holds where this one does not."""
         below = Constraint(-self.poly - 1)
         return (below, Constraint(self.poly - 1)) if self.equal else (below,)
 
     def __str__(self) -> str:
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         return f"{self.poly} {'==' if self.equal else '>='} 0"
 
 
+@lru_cache(maxsize=4096)
 def box(variable: str, size: Poly) -> tuple[Constraint, Constraint]:
     """Return the two constraints `0 <= variable < size`."""
     return Constraint(symbol(variable)), Constraint(size - 1 - symbol(variable))
@@ -71,7 +83,7 @@ def box(variable: str, size: Poly) -> tuple[Constraint, Constraint]:
 
 @dataclass(frozen=True)
 class Read:
-    """An element of an input: factor of a monomial."""
+    """An element of an input tensor, as a factor of a monomial."""
 
     tensor: str
     indices: tuple[Poly, ...]
@@ -79,14 +91,14 @@ class Read:
 
 @dataclass(frozen=True)
 class SymbolValue:
-    """The value of a size, index or attribute as a number: factor of a monomial."""
+    """The value of a size, index or attribute, as a factor of a monomial."""
 
     symbol: str
 
 
 @dataclass(frozen=True)
 class Apply:
-    """A scalar function of forms. Nothing is assumed about it but the laws that `apply` and `normal` use."""
+    """A scalar function applied to forms. It is uninterpreted, except for the laws that `apply` and `normal` use."""
 
     function: str
     arguments: tuple[Form, ...]
@@ -94,7 +106,7 @@ class Apply:
 
 @dataclass(frozen=True)
 class Extreme:
-    """The `max`, `min` or `prod` of all elements of several quantified forms."""
+    """The maximum, minimum or product (`reducer`) of all elements of several quantified forms."""
 
     reducer: str
     parts: tuple[Quantified, ...]
@@ -102,7 +114,7 @@ class Extreme:
 
 @dataclass(frozen=True)
 class Quantified:
-    """All values of the form `body` for values of `binders` that satisfy `domain`."""
+    """A set of values: those of the form `body` for all values of `binders` that satisfy `domain`."""
 
     binders: tuple[str, ...]
     domain: frozenset[Constraint]
@@ -115,7 +127,7 @@ MonoFactor: TypeAlias = Read | SymbolValue | Apply | Extreme
 @dataclass(frozen=True)
 class Mono:
     """
-    A monomial, as the module's docstring defines it.
+    A monomial: `coefficient * SUM over binders in domain of PRODUCT of factors`.
 
     `domain` constrains binders and free symbols; where it does not hold, the monomial is 0.
     """
@@ -127,7 +139,7 @@ class Mono:
 
     @cached_property
     def free(self) -> frozenset[str]:
-        """Symbols that occur and are not binders."""
+        """The symbols that occur in the monomial and are not binders."""
         return frozenset[str]().union(
             *(c.poly.symbols for c in self.domain), *(free_symbols(f) for f in self.factors)
         ) - set(self.binders)
@@ -137,7 +149,7 @@ Form: TypeAlias = tuple[Mono, ...]
 
 
 def free_symbols(factor: MonoFactor) -> frozenset[str]:
-    """Return the symbols that occur freely in a factor."""
+    """Return the symbols that occur in a factor and are not bound in it."""
     match factor:
         case Read(_, indices):
             return frozenset[str]().union(*(i.symbols for i in indices))
@@ -158,18 +170,19 @@ def _free_in(bound: Quantified) -> frozenset[str]:
 
 
 def constant(value: Fraction | int) -> Form:
-    """Return the form that is a constant."""
+    """Return the form (sum of monomials) of a constant."""
     return (Mono(Fraction(value)),) if value else ()
 
 
 def of_poly(poly: Poly) -> Form:
-    """Return the form whose value is that of a polynomial."""
+    """Convert a polynomial to a form (a sum of monomials)."""
     return tuple(Mono(Fraction(c), (), frozenset(), tuple(map(SymbolValue, m))) for m, c in poly.terms)
 
 
 def as_poly(form: Form) -> Poly | None:
     """
-    Return the polynomial with the value of a form; None if the form is not an integer polynomial of sizes and indices.
+    Convert a form to the polynomial of the same value; return None if it is not an integer polynomial of sizes and
+    indices.
     """
     out = number(0)
     for m in form:
@@ -185,12 +198,12 @@ def as_poly(form: Form) -> Poly | None:
 
 
 def scaled(form: Form, by: Fraction | int) -> Form:
-    """Return the form times a constant."""
+    """Multiply a form (a sum of monomials) by a constant."""
     return tuple(Mono(m.coefficient * by, m.binders, m.domain, m.factors) for m in form)
 
 
 def times(left: Form, right: Form) -> Form:
-    """Return the product of two forms, multiplied out."""
+    """Multiply two forms (sums of monomials) out."""
     out: list[Mono] = []
     for a in left:
         for b in right:
@@ -202,20 +215,20 @@ def times(left: Form, right: Form) -> Form:
 
 
 def guarded(form: Form, constraints: Iterable[Constraint]) -> Form:
-    """Return the form that equals `form` where all constraints hold, and 0 elsewhere."""
+    """Return the form (sum of monomials) that equals `form` where all constraints hold, and 0 elsewhere."""
     extra = frozenset(constraints)
     return tuple(Mono(m.coefficient, m.binders, m.domain | extra, m.factors) for m in form)
 
 
 def summed(form: Form, binders: tuple[str, ...], domain: Iterable[Constraint]) -> Form:
-    """Return the sum of `form` over all values of `binders` that satisfy `domain`."""
+    """Sum a form (a sum of monomials) over all values of `binders` that satisfy `domain`."""
     extra = frozenset(domain)
     return tuple(Mono(m.coefficient, binders + m.binders, m.domain | extra, m.factors) for m in form)
 
 
 def apply(function: str, arguments: tuple[Form, ...]) -> Form:
     """
-    Return a scalar function of forms.
+    Apply a scalar function to forms; return the resulting form.
 
     Simplifies by these laws: exp(a + b) = exp(a) exp(b), relu(relu(a)) = relu(a), the reciprocal of a product is the
     product of reciprocals. `maximum` and `minimum` become `Extreme`s of two.
@@ -266,7 +279,7 @@ def _recip(argument: Form) -> Form:
 
 
 def renamed(mono: Mono) -> Mono:
-    """Return the same monomial with fresh symbols for its binders."""
+    """Rename the binders of a monomial to fresh symbols."""
     if not mono.binders:
         return mono
     names = {b: fresh(b) for b in mono.binders}
@@ -280,7 +293,7 @@ def renamed(mono: Mono) -> Mono:
 
 
 def renamed_bound(bound: Quantified) -> Quantified:
-    """Return the same quantified form with fresh symbols for its binders."""
+    """Rename the binders of a quantified form to fresh symbols."""
     names = {b: fresh(b) for b in bound.binders}
     values = {old: symbol(new) for old, new in names.items()}
     domain = frozenset(c.substitute(values) for c in bound.domain)
@@ -288,12 +301,12 @@ def renamed_bound(bound: Quantified) -> Quantified:
 
 
 def substitute(form: Form, values: Mapping[str, Poly]) -> Form:
-    """Return the form with free symbols replaced by polynomials; see `substitute_factor`."""
+    """Substitute polynomials for free symbols of a form (a sum of monomials); see `substitute_factor`."""
     return tuple(substitute_mono(m, values) for m in form)
 
 
 def substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
-    """Return the monomial with free symbols replaced by polynomials; see `substitute_factor`."""
+    """Substitute polynomials for free symbols of a monomial; see `substitute_factor`."""
     used = {s: p for s, p in values.items() if s in mono.free}
     if not used:
         return mono
@@ -307,7 +320,7 @@ def substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
 
 def substitute_factor(factor: MonoFactor, values: Mapping[str, Poly]) -> MonoFactor:
     """
-    Return the factor with free symbols replaced by polynomials.
+    Substitute polynomials for free symbols of a factor.
 
     A `SymbolValue` that becomes more than one symbol is returned as `Apply("value", ..)`, which `multiplied_out` turns
     into a sum of monomials.
@@ -333,7 +346,8 @@ def substitute_factor(factor: MonoFactor, values: Mapping[str, Poly]) -> MonoFac
 
 def multiplied_out(form: Form) -> Form:
     """
-    Return the form without the `value` marks of `substitute_factor`: polynomials are multiplied into the monomials.
+    Multiply out a form after a substitution: each factor `Apply("value", (form,))`, which `substitute_factor` puts in
+    the place of a variable, is replaced by the sum that it holds. Given `2 * value(a + b) * c`, returns `2ac + 2bc`.
     """
     out: list[Mono] = []
     for mono in form:
@@ -364,7 +378,7 @@ def _inner(factor: MonoFactor) -> MonoFactor:
 
 
 def text(factor: MonoFactor) -> str:
-    """Return a factor as text; equal factors have equal text."""
+    """Return a factor of a monomial as text; equal factors have equal text."""
     match factor:
         case Read(tensor, indices):
             return f"{tensor}[{', '.join(map(str, indices))}]"
@@ -377,7 +391,7 @@ def text(factor: MonoFactor) -> str:
 
 
 def form_text(form: Form) -> str:
-    """Return a form as text; equal forms have equal text."""
+    """Return a form (a sum of monomials) as text; equal forms have equal text."""
     return " + ".join(sorted(map(mono_text, form))) or "0"
 
 
@@ -388,7 +402,7 @@ def mono_text(mono: Mono) -> str:
 
 
 def bound_text(bound: Quantified) -> str:
-    """Return a quantified form as text; equal ones have equal text."""
+    """Return a quantified form (a set of values) as text; equal ones have equal text."""
     return f"{_over(bound.binders, bound.domain)}{form_text(bound.body)}"
 
 

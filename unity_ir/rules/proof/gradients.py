@@ -28,7 +28,7 @@ from unity_ir.tdl.syntax import AttrValue
 
 class SymbolicInt(int):
     """
-    A size: an integer that is its value in the sample, with its polynomial.
+    A size as an integer, with the value it has in the sample, that also carries its polynomial in symbolic sizes.
 
     Sums, differences and products keep track of polynomials. A comparison whose answer is not the same for all sizes
     raises `Undecided`, so that no gradient is built for the sample only.
@@ -38,12 +38,12 @@ class SymbolicInt(int):
 
     @classmethod
     def at(cls, poly: Poly, sample: Mapping[str, int]) -> Self:
-        """Return the integer that is the value of `poly` at the sample sizes."""
+        """Make the integer that `poly` is at the sample sizes."""
         return cls.of(poly, poly.at(sample))
 
     @classmethod
     def of(cls, poly: Poly, value: int) -> Self:
-        """Return the integer `value` with its polynomial."""
+        """Make the integer `value`, which carries the polynomial `poly`."""
         made = cls(value)
         made.poly = poly
         return made
@@ -208,13 +208,15 @@ Product = TensorForm | _Unknown | None
 """The gradient of a value; None where it is zero everywhere."""
 
 
-def products(
+def vector_jacobian_products(
     rule: Substitution, side: tuple[Term, ...], inputs: Mapping[str, TensorForm], context: ProofContext, case: Case
 ) -> tuple[dict[str, Product], list[TensorForm]]:
     """
-    Return the gradient of each floating point input of a side (source or target), by name, and the results of the side.
+    Differentiate a side of a rule (source or target) at symbolic sizes; return the gradient of each floating point
+    input, by name, and the side's results.
 
-    The gradients of the results are inputs of their own. Raises `Undecided` for operators that forms cannot express.
+    The gradients of the results are inputs of their own, so these are vector-Jacobian products. Raises `Undecided` for
+    operators that forms cannot express.
     """
     results, made = tensors(rule, side, inputs, context, case.fixed)
     grads: dict[object, Product] = {}

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from unity_ir.ops import operator as find_operator
-from unity_ir.ops.operator import Operator
+from unity_ir.ops.operator import Operator, Shapes
 from unity_ir.rules.pattern import AttrExpr, AttrParameter
 from unity_ir.rules.poly import ZERO, Poly, product
 from unity_ir.rules.proof.casts import converted
@@ -24,7 +25,7 @@ from unity_ir.rules.proof.normal import CONDITIONS
 from unity_ir.rules.proof.symbolic_line import SymbolicLine
 from unity_ir.rules.proof.tensors import PADDING, ElementPosition, TensorForm, Undivided, padded, reshaped, unbroadcast
 from unity_ir.tdl import syntax
-from unity_ir.tdl.bind import spell
+from unity_ir.tdl.bind import Spelled, spell
 from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import (
     NOT_FLOATING,
@@ -46,7 +47,7 @@ def apply_operator(
     context: ProofContext, name: str, operands: Sequence[TensorForm], attributes: Mapping[str, AttrExpr]
 ) -> list[TensorForm]:
     """
-    Return the results of the operator called `name` on operands of symbolic shapes, as its line defines them.
+    Apply an operator to tensors of symbolic shapes, as its TDL line defines it; return its results.
 
     Raises `Undecided` for lines that forms cannot express, `UnityError` where the operator does not apply to these
     operands.
@@ -68,8 +69,16 @@ def _results(
             raise Undecided(f"{name}: {given} says which dims there are, but depends on sizes")
     shapes = [tuple(s.at(context.sample) for s in t.shape) for t in operands]
     values = {a: _at_sample(context, v) for a, v in attributes.items()}
-    spelled = spell(operator.line, shapes, values, [t.dtype for t in operands])
+    spelled = _spelled(operator, tuple(shapes), tuple(values.items()), tuple(t.dtype for t in operands))
     return line_results(SymbolicLine(context, operator, spelled, operands, attributes))
+
+
+@lru_cache(maxsize=4096)
+def _spelled(
+    operator: Operator, shapes: Shapes, attributes: tuple[tuple[str, AttrValue], ...], dtypes: tuple[str, ...]
+) -> Spelled:
+    # Every claim about a rule is at the same sample sizes.
+    return spell(operator.line, shapes, dict(attributes), dtypes)
 
 
 def _moved(context: ProofContext, name: str, of: TensorForm, attributes: Mapping[str, AttrExpr]) -> TensorForm:
@@ -100,7 +109,7 @@ def _at_sample(context: ProofContext, value: AttrExpr) -> AttrValue:
 
 def line_results(line: SymbolicLine, divided: Mapping[str, tuple[Poly, Poly]] | None = None) -> list[TensorForm]:
     """
-    Return the results of a line, in its order.
+    Return the results of a line at symbolic sizes, in order.
 
     `divided` maps each reduced variable of which only one piece is summed to the number and the size of that piece;
     other variables run over their whole extent.

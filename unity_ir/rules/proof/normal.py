@@ -8,7 +8,7 @@ becomes a number; a sum over `index + shift` becomes one over `index`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 
 from unity_ir.rules.poly import ZERO, Poly, symbol
@@ -44,7 +44,9 @@ CONDITIONS = ("eq", "ne", "gt", "ge", "lt", "le", "and", "or", "not", "as bool")
 
 
 def normal(form: Form, facts: Facts) -> Form:
-    """Return the normal form of `form` wherever `facts` hold; monomials that cancel are left out."""
+    """
+    Bring a form (a sum of monomials) to normal form, using the constraints `facts`; monomials that cancel are left out.
+    """
     found: dict[tuple[object, ...], Mono] = {}
     for mono in multiplied_out(form):
         for m in _normal(mono, facts):
@@ -182,17 +184,16 @@ def _nonempty(part: Quantified, facts: Facts) -> bool:
 
 def extremes(reducer: str, part: Quantified, facts: Facts) -> Iterator[Quantified]:
     """
-    Yield the parts into which a part of a maximum or minimum splits: by guards on its binders, and where it is itself a
-    maximum.
-
-    The parts have the same set of values, on which alone a maximum or minimum depends.
+    Split the set of values `part`, of which a maximum or minimum is taken, into simpler sets with the same values in
+    all: by guards on its binders, and where its elements are themselves maxima. For other reducers, yield it in normal
+    form.
     """
     if reducer not in ("max", "min"):
         yield Quantified(part.binders, part.domain, normal(part.body, facts.also(part.domain)))
         return
     guard = next((c for m in part.body for c in sorted(m.domain, key=str) if _splits(c, m, part)), None)
     if guard is not None:
-        for case in ((guard,), *((c,) for c in guard.negated())):
+        for case in ((guard,), *((c,) for c in guard.negated)):
             domain = part.domain | frozenset(case)
             if not facts.contradict(domain):
                 yield from extremes(reducer, Quantified(part.binders, domain, _within(part.body, domain)), facts)
@@ -227,7 +228,7 @@ def _within(body: Form, domain: frozenset[Constraint]) -> Form:
     """
     out: list[Mono] = []
     for m in body:
-        if any(not c.equal and c.negated()[0] in domain for c in m.domain):
+        if any(not c.equal and c.negated[0] in domain for c in m.domain):
             continue
         out.append(Mono(m.coefficient, m.binders, m.domain - domain, m.factors))
     return tuple(out)
@@ -344,12 +345,13 @@ def _fused(mono: Mono) -> Mono:
     Return the monomial with pairs of binders s < d and i < m that occur only as s*m + i replaced by one binder below
     d*m.
     """
-    for i in mono.binders:
-        m = _size_of(mono, i, alone=False)
+    if len(mono.binders) < 2:
+        return mono
+    sizes = {b: _size_of(mono, b, alone=False) for b in mono.binders}
+    for i, m in sizes.items():
         if m is None:
             continue
-        for s in mono.binders:
-            d = _size_of(mono, s, alone=False)
+        for s, d in sizes.items():
             if s == i or d is None:
                 continue
             boxes = {*box(i, m), *box(s, d)}
@@ -477,8 +479,14 @@ def _named(mono: Mono) -> Mono:
         mono.coefficient,
         tuple(sorted(names.values())),
         frozenset(c.substitute(values) for c in mono.domain),
-        tuple(sorted((substitute_factor(f, values) for f in factors), key=text)),
+        tuple(_in_order([substitute_factor(f, values) for f in factors])),
     )
+
+
+def _in_order(factors: Iterable[MonoFactor], key: Callable[[MonoFactor], str] = text) -> list[MonoFactor]:
+    """Return factors sorted by their text; of a single one none is made."""
+    found = list(factors)
+    return sorted(found, key=key) if len(found) > 1 else found
 
 
 def _named_bound(bound: Quantified) -> Quantified:
@@ -503,9 +511,9 @@ def _named_bound(bound: Quantified) -> Quantified:
 def _ordered(factors: tuple[MonoFactor, ...], binders: tuple[str, ...]) -> tuple[list[MonoFactor], dict[str, str]]:
     """Return the factors sorted without regard to the names of binders, and new names in order of occurrence."""
     if not binders:
-        return sorted(factors, key=text), {}
+        return _in_order(factors), {}
     hidden = {b: symbol("_") for b in binders}
-    ordered = sorted(factors, key=lambda f: text(substitute_factor(f, hidden)))
+    ordered = _in_order(factors, lambda f: text(substitute_factor(f, hidden)))
     seen: dict[str, None] = {}
     for f in ordered:
         for p in _positions(f):
@@ -516,7 +524,7 @@ def _ordered(factors: tuple[MonoFactor, ...], binders: tuple[str, ...]) -> tuple
 
 
 def depth(factors: tuple[MonoFactor, ...]) -> int:
-    """Return the number of nested binders in factors. Binders are named by their depth, so that nested names differ."""
+    """Return how deep binders are nested in factors. Binders are named by their depth, so that nested names differ."""
     return max((_factor_depth(f) for f in factors), default=0)
 
 

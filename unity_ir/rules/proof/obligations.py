@@ -55,7 +55,10 @@ DEGREE, PIECE, TASK = "degree", "piece", "task"
 
 @dataclass(frozen=True, slots=True)
 class Obligation:
-    """One statement about an operator and its proof. `about` is `reads of v`, `sum over v` or `addends of x, y`."""
+    """
+    One statement that parallelizing an operator rests on, and its proof. `about` is `reads of v`, `sum over v` or
+    `addends of x, y`.
+    """
 
     operator: str
     about: str
@@ -63,7 +66,13 @@ class Obligation:
 
 
 def obligations(operator: Operator) -> Iterator[Obligation]:
-    """Try to prove every obligation of an operator, at symbolic sizes; yield each with its verdict."""
+    """
+    Try to prove, at symbolic sizes, every statement that parallelizing an operator rests on; yield each with its
+    verdict.
+
+    These are: tasks stay within their piece and halo of each dim; sums over a divided variable are sums of the pieces'
+    sums; the operator is linear in operands that may be in partial sums.
+    """
     shapes, given = sample(operator)
     analysis = operator.bind(shapes, operator.attributes(given))
     for variable in analysis.splittable:

@@ -11,13 +11,13 @@ treat the dims of an uncut pack alike, one by one, so that one dim more changes 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.pattern import AttrExpr, Operation, Substitution
 from unity_ir.rules.poly import ONE, ZERO, Poly, number, symbol
-from unity_ir.rules.proof.cases import Case, cases, inputs_at, result_of, tensors
+from unity_ir.rules.proof.cases import Case, inputs_at, result_of, tensors
 from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.proof.sides import packs
@@ -30,14 +30,14 @@ RANK = 2
 _PACK_DIM = re.compile(r"(\w+)\.(\d+)")
 
 
-def check_places(rule: Substitution) -> None:
+def check_places(rule: Substitution, cases: Iterable[Case]) -> None:
     """
-    Raise `Undecided`, with the operation, if a dim that the rule refers to is not the same dim for every number of dims
-    in its packs.
+    Check that each dim which a rule refers to is the same one for every number of dims in its packs; raise `Undecided`,
+    with the operation, if not. `cases` are those of the rule.
     """
     if not packs(rule):
         return
-    case = next(c for c in cases(rule) if all(rank == RANK for rank in c.ranks.values()))
+    case = next(c for c in cases if all(rank == RANK for rank in c.ranks.values()))
     for side in (rule.source, rule.target):
         context = ProofContext(dict(case.sample), case.given)
         inputs = inputs_at(rule, case.ranks, case.dtypes)

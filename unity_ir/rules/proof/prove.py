@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import tee
 from textwrap import shorten
 from time import perf_counter
 
@@ -29,7 +30,7 @@ from unity_ir.rules.proof.cases import Case, cases, inputs_at, tensors
 from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.equal import Undecided, equal
 from unity_ir.rules.proof.forms import Constraint, restart
-from unity_ir.rules.proof.gradients import Product, products
+from unity_ir.rules.proof.gradients import Product, vector_jacobian_products
 from unity_ir.rules.proof.places import check_places
 from unity_ir.rules.proof.refute import refute, refute_gradients
 from unity_ir.rules.proof.sides import ill_typed
@@ -52,9 +53,9 @@ DETAIL = 240
 
 def prove(rule: Substitution, seed: int = 0) -> Proof:
     """
-    Try to prove a substitution, and return the verdict with the reason or counterexample.
+    Try to prove a substitution; return the verdict, with the reason or a counterexample.
 
-    `seed` is that of the samples on which the rule is first tested.
+    `seed` is that of the random samples on which the rule is tested first.
     """
     begin = perf_counter()
     verdict, detail, questions = _prove(rule, seed)
@@ -68,8 +69,10 @@ def _prove(rule: Substitution, seed: int) -> tuple[Verdict, str, int]:
         counterexample = ill_typed(rule) or refute(rule, seed)
         if counterexample is not None:
             return "refuted", counterexample, 0
-        check_places(rule)
-        found, answers = list(cases(rule)), Answers()
+        # The first to look at a case makes it.
+        places, found = tee(cases(rule))
+        check_places(rule, places)
+        found, answers = list(found), Answers()
         for case in found:
             if rule.exact:
                 _exact(rule, case, answers)
@@ -151,7 +154,8 @@ class _Gradients:
         """Yield the gradients that have to be equal. One that the source does not have asks for nothing."""
         inputs = inputs_at(self.rule, self.case.ranks, self.case.dtypes)
         source, target = (
-            products(self.rule, side, inputs, context, self.case)[0] for side in (self.rule.source, self.rule.target)
+            vector_jacobian_products(self.rule, side, inputs, context, self.case)[0]
+            for side in (self.rule.source, self.rule.target)
         )
 
         def whole(name: str, of: Product) -> TensorForm:

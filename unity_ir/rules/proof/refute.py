@@ -51,7 +51,7 @@ TOLERANCE: Mapping[str, float] = {"f64": 1e-7, "f32": 1e-3, "f16": 0.05, "bf16":
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A substitution at given bindings, with values for its inputs."""
+    """A substitution with values for its symbols (`bindings`) and numbers in its inputs (`arrays`)."""
 
     bindings: Bindings
     leaves: Sequence[Node]
@@ -63,14 +63,13 @@ class Sample:
 
     @property
     def where(self) -> str:
-        """The bindings as text."""
+        """The values of the symbols, as text."""
         return ", ".join(f"{k} = {v}" for k, v in sorted(self.bindings.items()))
 
 
-def inputs(rule: Substitution, seed: int) -> Iterator[Sample]:
+def random_samples(rule: Substitution, seed: int) -> Iterator[Sample]:
     """
-    Yield the samples of a rule, the same for the same `seed`. Raises `UnityError` if it is well typed at no small
-    sizes.
+    Yield samples of a rule, the same for the same `seed`. Raises `UnityError` if it is well typed at no small sizes.
     """
     wide = converts(rule)
     for n, (bindings, dtypes) in enumerate(typed_samples(rule, PLAIN + DIRECTED * (1 + wide), seed)):
@@ -121,11 +120,12 @@ def _integers(random: np.random.Generator, shape: tuple[int, ...], plain: bool, 
 
 def refute(rule: Substitution, seed: int = 0) -> str | None:
     """
-    Return a description of the first sample at which the sides differ; None if there is none.
+    Search for a sample at which the two sides of a rule have different values; return a description of the first one,
+    or None if none is found.
 
-    Raises `UnityError` as `inputs` does.
+    Raises `UnityError` as `random_samples` does.
     """
-    for sample in inputs(rule, seed):
+    for sample in random_samples(rule, seed):
         found = _difference(sample, tuple(zip(sample.source, sample.target, strict=True)), sample.arrays)
         if found is not None:
             i, at, left, right = found
@@ -135,12 +135,12 @@ def refute(rule: Substitution, seed: int = 0) -> str | None:
 
 def refute_gradients(rule: Substitution, seed: int = 0) -> tuple[str, bool] | None:
     """
-    Return a description of the first sample at which the vector-Jacobian products of the sides differ; None if there is
-    none.
+    Search for a sample at which the gradients (vector-Jacobian products) of the two sides of a rule differ; return a
+    description of the first one, or None if none is found.
 
-    Also return whether the values of the sample are generic (random normal), so that ties are not the reason.
+    Also return whether the values of that sample are generic (random normal), so that ties are not the reason.
     """
-    for sample in inputs(rule, seed):
+    for sample in random_samples(rule, seed):
         random = np.random.default_rng([seed, 1])
         cotangents = [
             leaf("input", v.type.dual, name=f"g{i}") for i, v in enumerate(sample.source) if v.type.is_floating

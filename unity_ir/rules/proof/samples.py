@@ -54,13 +54,13 @@ def _extent(index: WrittenIndex) -> int:
 
 
 def analysed(operator: Operator) -> Analysis:
-    """Return the analysis of an operator at its sample shapes and attributes."""
+    """Bind an operator's line at its sample shapes and attributes; return the analysis."""
     shapes, given = sample(operator)
     return operator.bind(shapes, operator.attributes(given))
 
 
 def sample(operator: Operator) -> tuple[Shapes, Mapping[str, AttrValue]]:
-    """Return small operand shapes, and attributes, at which no part of an operator's line drops out."""
+    """Return small operand shapes, and attributes, for an operator, at which no part of its line drops out."""
     if operator.name in SAMPLES:
         return SAMPLES[operator.name]
     line = operator.line

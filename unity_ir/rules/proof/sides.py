@@ -73,8 +73,8 @@ def packs(rule: Substitution) -> list[str]:
 
 def parameters(rule: Substitution) -> dict[str, str]:
     """
-    Return the attribute parameters of a rule, each with an operator's attribute (`operator.attribute`) that it is the
-    value of.
+    Return the attribute parameters (`$act`) of a rule, with the attribute each one is the value of, as
+    `operator.attribute`.
     """
     found: dict[str, str] = {}
     for operation in rule.operations((*rule.source, *rule.target)):
@@ -85,12 +85,15 @@ def parameters(rule: Substitution) -> dict[str, str]:
 
 
 def samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[Bindings]:
-    """Yield at most `most` bindings at which both sides are well typed: small sizes, mostly different ones."""
+    """
+    Yield at most `most` choices of values for a rule's symbols at which both sides are well typed: small sizes, mostly
+    different ones.
+    """
     yield from (bindings for bindings, _ in typed_samples(rule, most, seed))
 
 
 def typed_samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[tuple[Bindings, Mapping[str, str]]]:
-    """Yield bindings as `samples` does, each with element types of the inputs at which both sides are well typed."""
+    """Yield what `samples` does, each with element types of the inputs at which both sides are well typed."""
     found = 0
     last: UnityError | None = None
     dtypes = list(element_types(rule))
@@ -115,12 +118,13 @@ def _small(rule: Substitution, seed: int) -> Iterator[Bindings]:
     random = Random(seed)
     symbols = sorted(s for s in rule.symbols if not s.startswith("#"))
     casts = converts(rule)
+    named, given = packs(rule), parameters(rule)
     for attempt in count():
         largest = 3 + attempt // 40
         found: dict[str, int | float | str | tuple[int, ...]] = {s: random.randint(1, largest) for s in symbols}
-        ranks = {p: random.choice(SAMPLED_RANKS) for p in packs(rule)}
+        ranks = {p: random.choice(SAMPLED_RANKS) for p in named}
         found |= {p: tuple(random.randint(1, 3 if rank < 3 else 2) for _ in range(rank)) for p, rank in ranks.items()}
-        found |= {p: _attribute(of, random) for p, of in parameters(rule).items()}
+        found |= {p: _attribute(of, random) for p, of in given.items()}
         if casts and symbols and attempt % 2:
             # So that ids reach beyond what bfloat16 holds; two sizes of many would take seconds to evaluate.
             for i in range(2 if len(symbols) <= MOST_OF_TWO_LARGE else 1):
@@ -130,7 +134,7 @@ def _small(rule: Substitution, seed: int) -> Iterator[Bindings]:
 
 def choices(of: str) -> tuple[str, ...]:
     """
-    Return the possible values of an operator's attribute that names a function or an element type; () for a number.
+    Return all values of an attribute (`operator.attribute`) that names a function or an element type; () for a number.
     """
     operator, _, name = of.partition(".")
     kinds = {a.name: a.kind for a in find_operator(operator).line.attributes}
@@ -143,7 +147,8 @@ def _attribute(of: str, random: Random) -> float | str:
 
 def converts(rule: Substitution) -> bool:
     """
-    Return whether an operator of the rule has an element type as an attribute, so that those of the inputs matter.
+    Return whether an operator of the rule has an element type as an attribute (a cast), so that the inputs' element
+    types matter.
     """
     ops = {o.op for o in rule.operations((*rule.source, *rule.target))} - PARALLEL_OPERATORS.keys()
     return any(a.kind == "dtype" for op in ops for a in find_operator(op).line.attributes)
@@ -153,8 +158,8 @@ def element_types(rule: Substitution) -> Iterator[Mapping[str, str]]:
     """
     Yield choices of element types for the inputs, by name; not all are well typed.
 
-    They are all that a match allows if the rule casts, else a single choice, since lines treat all floating point types
-    alike.
+    They are all choices that a match allows if the rule casts, else only one, since lines treat all floating point
+    types alike.
     """
     if not converts(rule):
         yield DTYPES
@@ -170,8 +175,8 @@ def sides(
     rule: Substitution, bindings: Bindings, dtypes: Mapping[str, str] = DTYPES
 ) -> tuple[list[Node], tuple[Value, ...], tuple[Value, ...]]:
     """
-    Return the input leaves, the source's values and the target's values under `bindings`. Raises `UnityError` where a
-    side is not well typed or their types differ.
+    Build both sides of a rule, with the values in `bindings` for its symbols; return the input leaves, the source's
+    values and the target's. Raises `UnityError` where a side is not well typed or their types differ.
     """
     for condition in rule.conditions:
         values = {s: v for s, v in bindings.items() if isinstance(v, int)}
@@ -202,10 +207,10 @@ def degrees(rule: Substitution) -> frozenset[str]:
 
 def ill_typed(rule: Substitution) -> str | None:
     """
-    Return the reason, as text, why a rule is well typed at no degrees above 1; None if it is well typed at some.
+    Return the reason, as text, if a rule is well typed at no degrees above 1; None if it is well typed at some.
 
-    A rule whose sides differ in shape wherever each has one is ill typed, too. Raises `UnityError` if not even the rule
-    without its parallel operators is well typed at the sizes tried.
+    A rule whose sides always differ in shape is ill typed, too. Raises `UnityError` if not even the rule without its
+    parallel operators is well typed at the sizes tried.
     """
     error = misfits(rule, islice(divisible(rule), TYPED))
     if not error:
@@ -222,7 +227,10 @@ def ill_typed(rule: Substitution) -> str | None:
 
 
 def misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
-    """Return the errors of typing a rule under the bindings in `tried`; empty if it is well typed under one of them."""
+    """
+    Type a rule with each of the values for symbols in `tried`; return the errors, or an empty list if it is well typed
+    with one of them.
+    """
     found: list[str] = []
     types = list(element_types(rule))
     for bindings in tried:
@@ -237,24 +245,25 @@ def misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
 
 
 def divisible(rule: Substitution) -> Iterator[Bindings]:
-    """Yield bindings with degrees above 1; in every second one the degrees divide all sizes."""
+    """Yield values for a rule's symbols with degrees above 1; in every second choice the degrees divide all sizes."""
     random = Random(2)
     divided = degrees(rule)
     symbols = sorted(s for s in rule.symbols if not s.startswith("#"))
     shapes = frozenset[str]().union(*(s.symbols for i in rule.inputs for s in i.shape if isinstance(s, Poly)))
+    named, given = packs(rule), parameters(rule)
     for attempt in count():
         found: dict[str, int | float | str | tuple[int, ...]] = {s: random.choice((2, 3)) for s in divided}
         unit = lcm(*(v for v in found.values() if isinstance(v, int)), 2) ** 2 if attempt % 2 == 0 else 1
         for s in symbols:
             if s not in divided:
                 found[s] = random.randint(1, 3) * (unit if s in shapes else 1)
-        found |= {p: (unit * 2,) * random.choice(SAMPLED_RANKS[:5]) for p in packs(rule)}
-        found |= {p: _attribute(of, random) for p, of in parameters(rule).items()}
+        found |= {p: (unit * 2,) * random.choice(SAMPLED_RANKS[:5]) for p in named}
+        found |= {p: _attribute(of, random) for p, of in given.items()}
         yield found
 
 
 def erased(rule: Substitution) -> Substitution:
-    """Return the rule without parallel operators, and with all degrees 1."""
+    """Return the rule without parallel operators, and with all degrees 1: its serial form."""
     inputs = {i.name: replace(i, degrees=(), sum=ONE, copy=ONE) for i in rule.inputs}
     made: dict[int, Operation] = {}
 

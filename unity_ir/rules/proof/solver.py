@@ -1,14 +1,19 @@
-"""Answers questions about integers in proofs: which constraints on sizes and indices follow from which (by Z3)."""
+"""
+Answers questions about integers in proofs: which constraints on sizes and indices follow from which.
+
+Simple ones are answered at once (`integers`), all others by Z3.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
 from unity_ir.rules.poly import Poly
 from unity_ir.rules.proof.forms import Constraint
+from unity_ir.rules.proof.integers import contradictory, holds, solution
 
 z3: Any = import_module("z3")  # Its types are not known.
 
@@ -34,15 +39,9 @@ def _z3(poly: Poly) -> Any:
 
 @lru_cache(maxsize=4096)
 def condition(constraint: Constraint) -> Any:
-    """Return a constraint as a Z3 expression."""
+    """Convert a constraint to a Z3 expression."""
     expression = _z3(constraint.poly)
     return expression == 0 if constraint.equal else expression >= 0
-
-
-def holds(constraint: Constraint, values: Mapping[str, int]) -> bool:
-    """Return whether a constraint holds at integer values of all its symbols."""
-    value = constraint.poly.at(values)
-    return value == 0 if constraint.equal else value >= 0
 
 
 class _Model(dict[str, int]):
@@ -53,7 +52,7 @@ class _Model(dict[str, int]):
 
 
 class Answers:
-    """The cache of Z3's answers within the proof of one rule."""
+    """A cache of Z3's answers within the proof of one rule."""
 
     def __init__(self) -> None:
         self.questions = 0
@@ -62,24 +61,35 @@ class Answers:
         """Values at which some question had an answer; often they are an answer to the next one."""
 
     def unsatisfiable(self, constraints: frozenset[Constraint]) -> bool:
-        """Return whether no integers satisfy all constraints. False also where Z3 does not answer."""
+        """Return whether no integers satisfy all constraints. Returns False, too, if Z3 gives up."""
         known = self.known.get(constraints)
         if known is None:
-            known = self.known[constraints] = not self._at_hand(constraints) and self._ask(constraints)
+            known = self.known[constraints] = not self._at_hand(constraints) and self._decide(constraints)
         return known
 
     def cancel(self, weighted: tuple[tuple[int, frozenset[Constraint]], ...], facts: frozenset[Constraint]) -> bool:
         """
-        Return whether the weights of those constraint sets that hold sum to 0, for all integers that satisfy `facts`.
+        Return whether, for all integers that satisfy `facts`, the weights of those constraint sets that hold sum to 0.
 
-        False also where Z3 does not answer.
+        Returns False, too, if Z3 gives up.
         """
         known = self.known.get((weighted, facts))
         if known is None:
-            held = [z3.If(z3.And([condition(c) for c in domain]), w, 0) for w, domain in weighted]
-            answer, _ = self.check([z3.Sum(held) != 0, *map(condition, sorted(facts, key=str))])
-            known = self.known[weighted, facts] = bool(answer == z3.unsat)
+            known = self.known[weighted, facts] = self._cancel(weighted, facts)
         return known
+
+    def _cancel(self, weighted: tuple[tuple[int, frozenset[Constraint]], ...], facts: frozenset[Constraint]) -> bool:
+        shared = frozenset[Constraint].intersection(*(domain for _, domain in weighted))
+        given = shared | facts
+        if all(self._follows(c, given) for _, domain in weighted for c in domain - given):
+            # All sets hold where the shared constraints do.
+            return sum(w for w, _ in weighted) == 0 or self.unsatisfiable(given)
+        held = [z3.If(z3.And([condition(c) for c in domain]), w, 0) for w, domain in weighted]
+        answer, _ = self.check([z3.Sum(held) != 0, *map(condition, sorted(facts, key=str))])
+        return bool(answer == z3.unsat)
+
+    def _follows(self, claim: Constraint, given: frozenset[Constraint]) -> bool:
+        return all(self.unsatisfiable(given | {case}) for case in claim.negated)
 
     def _at_hand(self, constraints: frozenset[Constraint]) -> bool:
         """Return whether a model is known already. The one found moves to the front."""
@@ -89,17 +99,29 @@ class Answers:
                 return True
         return False
 
+    def _decide(self, constraints: frozenset[Constraint]) -> bool:
+        if contradictory(constraints):
+            return True
+        found = solution(constraints)
+        if found is None:
+            return self._ask(constraints)
+        self._keep(_Model(found))
+        return False
+
     def _ask(self, constraints: frozenset[Constraint]) -> bool:
         answer, solver = self.check([condition(c) for c in sorted(constraints, key=str)])
         if answer == z3.sat:
             found = solver.model()
-            model = _Model((d.name(), found[d].as_long()) for d in found.decls() if d.arity() == 0)
-            self.models = [model, *self.models[: MODELS - 1]]
+            self._keep(_Model((d.name(), found[d].as_long()) for d in found.decls() if d.arity() == 0))
         return bool(answer == z3.unsat)
+
+    def _keep(self, model: _Model) -> None:
+        self.models = [model, *self.models[: MODELS - 1]]
 
     def check(self, assertions: Sequence[Any]) -> tuple[Any, Any]:
         """
-        Run Z3 on assertions; return its answer, and the solver, which has the model. A quick solver is tried first.
+        Run Z3 on assertions; return its answer, and the solver, which has the model. The quicker of two solvers is
+        tried first.
         """
         self.questions += 1
         answer = solver = None
@@ -131,31 +153,28 @@ class Facts:
         return self if found <= self.constraints else Facts(self.constraints | found, self._answers)
 
     def imply(self, claim: Constraint) -> bool:
-        """Return whether `claim` follows. False also where Z3 does not answer."""
+        """Return whether `claim` follows from the facts. Returns False, too, if Z3 gives up."""
         if claim in self.constraints or self._trivial(claim):
             return True
         if claim.poly.constant is not None:
             return False
-        return all(self._unsatisfiable(frozenset({case})) for case in claim.negated())
+        return all(self._unsatisfiable(frozenset({case})) for case in claim.negated)
 
     def imply_all(self, claims: Iterable[Constraint]) -> bool:
-        """Return whether all claims follow."""
+        """Return whether all claims follow from the facts."""
         return all(map(self.imply, claims))
 
     def contradict(self, constraints: Iterable[Constraint]) -> bool:
-        """Return whether the constraints cannot hold together with the facts."""
+        """Return whether the constraints cannot hold together with the facts. Returns False, too, if Z3 gives up."""
         found = frozenset(c for c in constraints if c not in self.constraints and not self._trivial(c))
         if any(c.poly.constant is not None for c in found):
             return True
-        opposite = {Constraint(-c.poly - 1) for c in found if not c.equal}
-        if opposite & (found | self.constraints):
+        if any(o in found or o in self.constraints for c in found if not c.equal for o in c.negated):
             return True
         return bool(found) and self._unsatisfiable(found)
 
     def weights_cancel(self, weighted: Sequence[tuple[int, frozenset[Constraint]]]) -> bool:
-        """
-        Return whether the weights of those constraint sets that hold sum to 0, for all integers that satisfy the facts.
-        """
+        """Return whether, wherever the facts hold, the weights of those constraint sets that hold sum to 0."""
         symbols = frozenset[str]().union(*(c.poly.symbols for _, domain in weighted for c in domain))
         return self._answers.cancel(tuple(weighted), frozenset(self._about(symbols)))
 

@@ -20,11 +20,12 @@ from unity_ir.tdl.syntax import Affine, Composite, Entry, Var, WrittenIndex, acc
 
 class SymbolicLine:
     """
-    A line bound to `operands` of symbolic sizes: tensors and attributes by name, and the extents of index variables.
+    An operator's line bound to `operands` of symbolic sizes: tensors and attributes by name, and the extents of index
+    variables as polynomials.
 
-    `spelled` is the line spelled out at the sample sizes of `context`; attributes left out have their defaults. The
-    constructor raises `UnityError` where sizes do not fit, and `Undecided` where the extents do not follow for all
-    sizes.
+    `spelled` is the line with its packs expanded at the sample sizes of `context`; attributes left out have their
+    defaults. The constructor raises `UnityError` where sizes do not fit, and `Undecided` where the extents do not
+    follow for all sizes.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class SymbolicLine:
 
     def terms(self, index: Affine) -> tuple[list[tuple[Poly, str]], Poly]:
         """
-        Return the (factor, variable) pairs of a window, and its offset, with the values of attributes in their places.
+        Return the (factor, variable) pairs of a window, and its offset, with the values of attributes substituted.
         """
         found: list[tuple[Poly, str]] = []
         offset = ZERO
@@ -122,7 +123,7 @@ class SymbolicLine:
         extents[variable] = self.context.count(size, padding, factor, reach)
 
     def extent(self, index: WrittenIndex) -> Poly:
-        """Return the size of the dim of a result that `index` runs over."""
+        """Return the size of a result's dim with index `index`."""
         return dim_size(index, self.extents, self.spelled, self.attributes)
 
 

@@ -30,7 +30,7 @@ class Undivided(Exception):
 
 @dataclass(frozen=True)
 class TensorForm:
-    """A tensor of symbolic sizes: its shape, its element at any position as a form, and how it is stored."""
+    """A tensor of symbolic sizes: its shape, a function from position to element (as a form), and how it is stored."""
 
     shape: tuple[Poly, ...]
     element: Callable[[ElementPosition], Form]
@@ -48,23 +48,24 @@ class TensorForm:
 
 
 def named(name: str, shape: tuple[Poly, ...], dtype: str = "f64") -> TensorForm:
-    """Return an input tensor: its elements are `Read`s of `name`."""
+    """Make the symbolic tensor of a rule's input: its element at i is the unknown `name[i]` (`Read`)."""
     return TensorForm(shape, lambda at: (Mono(Fraction(1), (), frozenset(), (Read(name, at),)),), dtype, stored=True)
 
 
 def zeros(shape: tuple[Poly, ...], dtype: str) -> TensorForm:
-    """Return a tensor of zeros."""
+    """Make a symbolic tensor of zeros."""
     return TensorForm(shape, lambda _: (), dtype, stored=True)
 
 
 def added(one: TensorForm, other: TensorForm) -> TensorForm:
-    """Return the elementwise sum of two tensors of the same shape."""
+    """Add two symbolic tensors of the same shape, elementwise."""
     return TensorForm(one.shape, lambda at: (*one.element(at), *other.element(at)), one.dtype, False, one.gradient)
 
 
 def divided(size: Poly, by: Poly) -> Poly | None:
     """
-    Return the quotient `size / by`; None unless `by` is one monomial that divides every term of `size`, or is `size`.
+    Return the quotient `size / by` of two polynomials; None unless `by` is one monomial that divides every term of
+    `size`, or is `size`.
     """
     if by == ONE:
         return size
@@ -90,7 +91,8 @@ PADDING = ("dim", "before", "after", "interior")
 
 def padded(of: TensorForm, dim: Poly, before: Poly, after: Poly, interior: Poly) -> TensorForm:
     """
-    Return `of` with zeros before, after and (`interior` of them) between the elements along `dim`.
+    Pad a symbolic tensor along `dim` with zeros: `before` and `after` its elements, and `interior` of them between
+    neighbours.
 
     Element i moves to position `(interior + 1) * i + before`. Raises `Undecided` if `dim` is not a number.
     """
@@ -110,7 +112,7 @@ def padded(of: TensorForm, dim: Poly, before: Poly, after: Poly, interior: Poly)
 
 def reshaped(of: TensorForm, shape: Sequence[Poly], digits: dict[tuple[Poly, Poly], tuple[Poly, Poly]]) -> TensorForm:
     """
-    Return the elements of `of`, in row-major order, in another shape.
+    Reshape a symbolic tensor: the same elements, in row-major order, in another shape.
 
     `digits` maps (position, divisor) to known quotients and remainders; new ones are added to it. Raises `Undecided`
     where the shapes are not products of the same polynomials.
@@ -130,7 +132,7 @@ def reshaped(of: TensorForm, shape: Sequence[Poly], digits: dict[tuple[Poly, Pol
 
 def unbroadcast(of: TensorForm, shape: Sequence[Poly]) -> TensorForm:
     """
-    Return the sums of `of` over leading dims that `shape` does not have, and over dims that are 1 in `shape`.
+    Sum a symbolic tensor over the leading dims that `shape` does not have, and over dims that are 1 in `shape`.
 
     Given [2, 3, 4] to [3, 1], returns out[i, 0] = sum[a, k](of[a, i, k]). Raises `Undecided` where sizes other than 1
     are not the same polynomial.

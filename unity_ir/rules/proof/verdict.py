@@ -20,15 +20,18 @@ class Proof:
 
     @property
     def proved(self) -> bool:
-        """Whether values and gradients are proved equal everywhere."""
+        """Whether both sides are proved to have equal values and gradients everywhere."""
         return self.verdict == "proved"
 
     @property
     def trainable(self) -> bool:
-        """Whether the rule may be applied to a graph that is still to be differentiated."""
+        """
+        Whether values are proved equal, and gradients too, except perhaps at ties of a maximum. Only such rules may be
+        applied before differentiation.
+        """
         return self.verdict in ("proved", "almost everywhere")
 
     @property
     def forward(self) -> bool:
-        """Whether values are proved equal."""
+        """Whether both sides are proved to have equal values; their gradients may differ."""
         return self.verdict in ("proved", "almost everywhere", "forward only")

@@ -37,7 +37,7 @@ class _Classes:
 
 def batch_dims(graph: Graph) -> Mapping[Value, int]:
     """
-    Return, for each input that has samples, the dim along which they run; if no class qualifies, dim 0 of every input.
+    Return, for each input that has samples, the dim along which they run; if none is found, dim 0 of every input.
 
     Given tokens [b, s] and a table of angles [s, e], returns 0 for the tokens and nothing for the table.
     """

@@ -14,7 +14,7 @@ def data_parallel(graph: Graph, machine: Machine) -> Graph:
     """
     Return the plan with inputs sharded along their samples over all devices, and tables and weights replicated.
 
-    Raises `UnityError` if the batch is not divisible.
+    Raises `UnityError` if the number of samples is not divisible by the devices.
     """
     return _by_samples("data-parallel", graph, machine, sharded=False)
 
@@ -57,7 +57,7 @@ def _by_samples(strategy: str, graph: Graph, machine: Machine, sharded: bool) ->
 
 
 def in_pieces(value: Value, mesh: Mesh) -> Layout:
-    """Return a layout that shards a value on as many mesh axes as its sizes allow, along its first dims first."""
+    """Return a layout that shards a value over as many mesh axes as its sizes are divisible by, first dims first."""
     left = list(value.type.shape)
     layout: list[int] = []
     for size in mesh.sizes:

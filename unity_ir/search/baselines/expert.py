@@ -1,10 +1,11 @@
 """
 Make the plans that experts write by hand, each with its best degrees: the baselines of Unity's and FlexFlow's papers.
 
-megatron     transformers: matrix products by columns, then by rows, on inner axes; samples on the others (Megatron-LM)
-neo          embedding tables by columns or by rows, everything else by samples (Neo, for DLRM and XDL) weird_trick
-convolutions by samples, dense layers by columns (Krizhevsky, 2014) by_layer     each layer of a recurrent network on
-devices of its own, samples across nodes (Wu et al., 2016)
+    megatron       transformers: matrix products by columns, then by rows, on inner axes; samples on the others
+                   (Megatron-LM)
+    neo            embedding tables by columns or by rows, everything else by samples (Neo, for DLRM and XDL)
+    weird_trick    convolutions by samples, dense layers by columns (Krizhevsky, 2014)
+    by_layer       each layer of a recurrent network on devices of its own, samples across nodes (Wu et al., 2016)
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from unity_ir.pcg.sharding import REPEAT, GridRole, Layout, Mesh, pinned_at
 from unity_ir.search.baselines.batch_dims import batch_dims
 from unity_ir.search.baselines.follow import follow
 from unity_ir.search.layouts.limits import limits
-from unity_ir.tdl.counts import products
+from unity_ir.tdl.counts import contraction_flops
 
 Template = Callable[[Graph, Machine], Iterator[Graph]]
 
@@ -28,8 +29,8 @@ def expert(
     graph: Graph, machine: Machine, optimizer: Optimizer, price: Callable[[Graph], PlanCost] | None = None
 ) -> Graph:
     """
-    Return the fastest of the plans an expert would consider for a graph of its kind that fit the memory; if none fits,
-    the smallest.
+    Return the fastest plan that fits among those an expert would consider for the kind of graph; if none fits, the
+    smallest.
 
     `price` returns a plan's cost, by default `cost.plan.cost`; callers pass one that memoises.
     """
@@ -53,11 +54,11 @@ def _plans(graph: Graph, machine: Machine) -> Iterator[Graph]:
 
 def _templates(graph: Graph) -> list[Template]:
     nodes = graph.nodes()
-    if recurrent(graph):
+    if is_recurrent(graph):
         return [by_layer]
     if any("attention" in n.op or n.op == "softmax" for n in nodes):
         return [megatron]
-    if any(table(n) is not None for n in nodes):
+    if any(table_operand(n) is not None for n in nodes):
         return [neo]
     if any(n.op.startswith("conv") for n in nodes):
         return [weird_trick]
@@ -67,31 +68,29 @@ def _templates(graph: Graph) -> list[Template]:
 # --- questions that the templates ask about operators
 
 
-def weighted(node: Node) -> int | None:
-    """Return the operand of a dense layer that is its weight matrix; None for other operators."""
-    if not node.is_compute or node.op.startswith("conv") or table(node) is not None:
+def weight_operand(node: Node) -> int | None:
+    """Return the index of the operand that is the weight matrix of a dense layer; None for other operators."""
+    if not node.is_compute or node.op.startswith("conv") or table_operand(node) is not None:
         return None
     weights = [i for i, v in enumerate(node.operands) if v.node.op == "weight" and len(v.type.shape) > 1]
-    multiplies = node.is_compute and products(node.analysis.bound) > 0
+    multiplies = node.is_compute and contraction_flops(node.analysis.bound) > 0
     return weights[0] if len(weights) == 1 and multiplies else None
 
 
-def matrices(graph: Graph) -> dict[Node, int | None]:
-    """Return `weighted` of every node, computed once for equal nodes."""
+def weight_operands(graph: Graph) -> dict[Node, int | None]:
+    """Return for every node the index of its weight matrix among the operands, as `weight_operand` does."""
     seen: dict[object, int | None] = {}
     found: dict[Node, int | None] = {}
     for node in graph.nodes():
         key = node.op, node.attributes, tuple((v.type, v.node.op == "weight") for v in node.operands)
         if key not in seen:
-            seen[key] = weighted(node)
+            seen[key] = weight_operand(node)
         found[node] = seen[key]
     return found
 
 
-def table(node: Node) -> int | None:
-    """
-    Return the operand of an embedding that is its table, whose rows are looked up by ids; None for other operators.
-    """
+def table_operand(node: Node) -> int | None:
+    """Return the index of the operand that is the table of an embedding lookup; None for other operators."""
     if not node.is_compute:
         return None
     bound = node.analysis.bound
@@ -100,22 +99,30 @@ def table(node: Node) -> int | None:
     return weights[0] if ids and len(weights) == 1 else None
 
 
-def recurrent(graph: Graph) -> bool:
-    """Return whether several weights are read by more than two operators, as in an unrolled recurrent network."""
+def is_recurrent(graph: Graph) -> bool:
+    """
+    Return whether a graph is an unrolled recurrent network: more than two operators each read several of its weights.
+    """
     users = graph.users()
     return sum(len(users.get(n.result, ())) > 2 for n in graph.weights()) > 1
 
 
-def column(node: Node, operand: int) -> str | None:
-    """Return the index variable of a weight's columns, which is in the result, too."""
+def column_variable(node: Node, operand: int) -> str | None:
+    """
+    Return the index variable of the columns of weight number `operand`, which occurs in the result, too; None if none
+    does.
+    """
     analysis = node.analysis
     made = set(analysis.result_dims[0])
     dims = analysis.operand_dims[analysis.bound.operands[operand].name]
     return next((v for v in dims if v is not None and v in made), None)
 
 
-def row(node: Node, operand: int) -> str | None:
-    """Return the index variable of a weight's rows, which is summed over."""
+def row_variable(node: Node, operand: int) -> str | None:
+    """
+    Return the index variable of the rows of a weight, which is summed over; None if none is. `operand` is the weight's
+    place among the node's operands.
+    """
     analysis = node.analysis
     made = set(analysis.result_dims[0])
     dims = analysis.operand_dims[analysis.bound.operands[operand].name]
@@ -124,8 +131,9 @@ def row(node: Node, operand: int) -> str | None:
 
 def batched(graph: Graph, mesh: Mesh, axes: range) -> Callable[[Value], Layout | None]:
     """
-    Return a `Rest` that shards inputs along their samples over `axes`, as far as sizes divide; all else is up to
-    `follow`.
+    Return a function for `follow` that shards inputs along their samples over `axes`, as far as sizes are divisible.
+
+    It leaves all other leaves to `follow`.
     """
     dims = batch_dims(graph)
 
@@ -147,9 +155,9 @@ def batched(graph: Graph, mesh: Mesh, axes: range) -> Callable[[Value], Layout |
 
 def megatron(graph: Graph, machine: Machine) -> Iterator[Graph]:
     """
-    Yield Megatron's plan for every number of inner axes that shard matrix products; samples are on the outer ones.
+    Yield Megatron-LM's plan for every number of inner axes that shard matrix products; samples are on the outer ones.
     """
-    mesh, dense = machine.mesh, matrices(graph)
+    mesh, dense = machine.mesh, weight_operands(graph)
     for data in range(len(mesh.sizes) + 1):
 
         def choose(node: Node, axis: int, followed: str | None, data: int = data) -> GridRole | None:
@@ -157,9 +165,9 @@ def megatron(graph: Graph, machine: Machine) -> Iterator[Graph]:
                 return None
             matrix = dense[node]
             if matrix is not None:
-                return column(node, matrix)
-            ids = table(node)
-            return row(node, ids) if ids is not None else None
+                return column_variable(node, matrix)
+            ids = table_operand(node)
+            return row_variable(node, ids) if ids is not None else None
 
         yield follow(graph, mesh, choose, batched(graph, mesh, range(data)))
 
@@ -172,22 +180,24 @@ def neo(graph: Graph, machine: Machine) -> Iterator[Graph]:
     for columns in range(len(mesh.sizes) + 1):
 
         def choose(node: Node, axis: int, followed: str | None, columns: int = columns) -> GridRole | None:
-            ids = table(node)
+            ids = table_operand(node)
             if ids is None:
                 return followed or REPEAT
-            return column(node, ids) if axis >= len(mesh.sizes) - columns else row(node, ids)
+            return column_variable(node, ids) if axis >= len(mesh.sizes) - columns else row_variable(node, ids)
 
         yield _by_samples(graph, mesh, choose)
 
 
 def weird_trick(graph: Graph, machine: Machine) -> Iterator[Graph]:
-    """Yield Krizhevsky's plan for every number of inner axes that shard dense layers by columns."""
-    mesh, dense = machine.mesh, matrices(graph)
+    """
+    Yield Krizhevsky's plan (2014): convolutions by samples, dense layers by columns over any number of inner axes.
+    """
+    mesh, dense = machine.mesh, weight_operands(graph)
     for data in range(len(mesh.sizes) + 1):
 
         def choose(node: Node, axis: int, followed: str | None, data: int = data) -> GridRole | None:
             matrix = dense[node]
-            return column(node, matrix) if matrix is not None and axis >= data else followed
+            return column_variable(node, matrix) if matrix is not None and axis >= data else followed
 
         yield _by_samples(graph, mesh, choose)
 

@@ -39,10 +39,10 @@ Given a leaf, returns the layout it rests in; None to replicate an input, or to 
 
 def follow(graph: Graph, mesh: Mesh, choose: Choose, rest: Rest, settle: int | None = None) -> Graph:
     """
-    Return the parallel graph of a serial one by a rule.
+    Return the parallel graph in which some operators are sharded by a rule and all others follow their operands.
 
     `choose` gives operators' roles, `rest` leaves' layouts. With `settle`, results that are sharded along other dims
-    are resharded along that dim, as far as sizes divide.
+    are resharded along that dim, as far as sizes are divisible.
     """
     outputs = set(graph.outputs)
     layouts: dict[Value, Layout] = {}

@@ -17,7 +17,9 @@ from unity_ir.search.layouts.space import Spaces
 
 
 def sample(graph: Graph, machine: Machine, seed: int) -> Graph:
-    """Return a parallel graph of a serial one, with every configuration, resting layout and relay drawn at random."""
+    """
+    Return a random parallel graph of a serial one: every configuration, resting layout and relay is drawn from `seed`.
+    """
     solver = Solver(
         Spaces(machine, first_cuts(machine, min(limits().exact_axes, len(machine.mesh.sizes)))), Optimizer()
     )

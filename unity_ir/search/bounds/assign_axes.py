@@ -14,7 +14,6 @@ from itertools import islice, permutations, product
 
 import numpy as np
 
-from unity_ir.cost.plan import plan_moves
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.materialise import materialise
@@ -30,6 +29,7 @@ from unity_ir.pcg.sharding import (
     operand_layout,
     result_layout,
 )
+from unity_ir.plan.moves import plan_moves
 from unity_ir.search.exact.elimination import Factor, every, minimise_within
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.layouts.axes import AxisGroup, Floats, Ints
@@ -38,9 +38,9 @@ from unity_ir.search.layouts.limits import limits
 
 def orders(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints) -> Iterator[Assignment]:
     """
-    Yield assignments (a role per mesh axis) in which the equal axes of each group have each role as often as counted.
+    Yield every assignment (a role per mesh axis) in which each group's equal axes have each role as often as counted.
 
-    `counts` is [group, role], and `names` are the roles. Axes of a group with one role are neighbours.
+    `counts` is [group, role], and `names` are the roles. Axes of a group that have the same role are neighbours.
     """
     each: list[list[tuple[tuple[int, GridRole], ...]]] = []
     for group, row in zip(groups, counts.tolist(), strict=True):
@@ -91,7 +91,7 @@ class _MoveCosts:
 
 def assign_axes(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph | None:
     """
-    Return the parallel graph, with axes named, of a plan that counts axes.
+    Return the parallel graph of a plan that only counts equal axes, after choosing which axes have which role.
 
     `graph` is the serial graph; `solver` is the one over counted layouts that found `plan`. Returns None if more than
     `limits().axis_prices` pairs of layouts would have to be priced.

@@ -55,8 +55,7 @@ class KnownPlan:
 @dataclass
 class Bounds:
     """
-    Bounds the plans of graphs on one machine. Called with a `KnownPlan`, it returns a lower bound and maybe a faster
-    plan.
+    Computes lower bounds for graphs on one machine: called with a `KnownPlan`, returns a bound and maybe a faster plan.
 
     Tables are shared between graphs; the bounds do not depend on the order of the graphs.
     """
@@ -78,7 +77,8 @@ class Bounds:
 
     def ahead(self, graph: Graph) -> Iterator[None]:
         """
-        Compute the tables that bounds on graphs like this one need, one table per `next`, so that the caller may stop.
+        Compute the tables that bounds of graphs like `graph` need, one table per `next`, so that the caller may stop
+        any time.
         """
         kind = _kind(graph, self.machine)
         if kind == "alone":
@@ -136,8 +136,8 @@ def bounded(
     """
     Return a plan, its cost, and a lower bound in seconds on all plans of its serial graph.
 
-    `plan` is a parallel graph and its cost. `found` is what `Bounds` returned: the lower bound, and maybe a parallel
-    graph, which replaces the plan if it is faster and fits the device.
+    `plan` is a parallel graph and its cost. `found` is what a `Bounds` returned for it: the lower bound, and maybe a
+    parallel graph, which replaces the plan if it is faster and fits the device.
     """
     (least, other), (graph, priced) = found, plan
     machine = priced.machine
@@ -195,8 +195,8 @@ def bound_within(known: KnownPlan, bounds: Bounds, limit: float) -> float:
     """
     Return a lower bound in seconds on every placement of `known.graph` that holds at most `limit` bytes on a device.
 
-    Lagrangian: the minimum of `seconds + price * bytes`, less `price * limit`, at the price that the search ended with.
-    Bytes of relayed activations are not counted. 0 where only kernels are bounded.
+    It is the Lagrangian bound: the minimum of `seconds + price * bytes`, less `price * limit`, at the price
+    `known.price`. Bytes of relayed activations are not counted. Returns 0 where only kernels are bounded.
     """
     if _kind(known.graph, bounds.machine) == "alone":
         return 0.0
@@ -313,10 +313,9 @@ def _passed(messages: Messages, known: float, coarse: bool) -> float:
 
 def of_kernels(graph: Graph, machine: Machine, optimizer: Optimizer) -> float:
     """
-    Return a lower bound in seconds on every placement of a serial graph: its kernels' seconds, divided over all
-    devices.
+    Return a lower bound in seconds on every placement of a serial graph: its kernels, divided evenly over all devices.
 
-    The bound is 0 on a device with a measured profile, whose times for smaller kernels may be any.
+    The bound is 0 on a device with a measured profile, since smaller kernels may have any time there.
     """
     return certain(_alone(graph, machine, optimizer), graph, machine)
 

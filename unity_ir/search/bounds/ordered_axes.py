@@ -33,7 +33,7 @@ from unity_ir.search.layouts.transitions import PricedMoves
 
 class OrderedSpace:
     """
-    The layouts without REPEAT of a value, told apart by the order of axes: the states between which moves are priced.
+    The layouts without REPEAT of a value, told apart by the order of axes within a dim, and the seconds between them.
     """
 
     def __init__(self, on_axes: LayoutSpace, groups: Sequence[AxisGroup]):
@@ -41,7 +41,9 @@ class OrderedSpace:
         self.groups = groups
         self.floats = 0 if on_axes.rank else NOWHERE
         """The role whose axes have no place in the order; NOWHERE if there is none."""
-        self._codes, self._of = np.unique(self._code(on_axes.counts[on_axes.stays].argmax(axis=2)), return_inverse=True)
+        self._codes, self._of = np.unique(
+            self._code(on_axes.counts[on_axes.without_repeat].argmax(axis=2)), return_inverse=True
+        )
         n = len(self._codes)
         self._filled, self._seconds = np.zeros(n, dtype=bool), np.zeros((n, n))
 
@@ -57,11 +59,14 @@ class OrderedSpace:
         return out
 
     def there(self, roles: Ints) -> Ints:
-        """Return the index of the layout of the value, for each row of `roles` [row, axis]."""
+        """Return the index of the value's layout for each row of `roles` [row, axis], the role of each mesh axis."""
         return self._find(roles, {COPY: COPY, SUM: SUM, REPEAT: COPY})
 
     def back(self, roles: Ints) -> Ints:
-        """Return the index of the layout of the value's gradient, for each row of `roles` [row, axis]."""
+        """
+        Return the index of the gradient's (dual) layout for each row of `roles` [row, axis], the role of each mesh
+        axis.
+        """
         return self._find(roles, {COPY: SUM, SUM: COPY, REPEAT: COPY})
 
     def _find(self, roles: Ints, to: Mapping[int, int]) -> Ints:
@@ -87,11 +92,13 @@ class OrderedSpace:
         return PricedMoves(len(self._codes), source[order], target[order], seconds[order], lie)
 
     def steps(self, sources: Ints) -> int:
-        """Return an estimate of the additions of relaxing all moves once, from the layouts `sources`."""
+        """
+        Return an estimate of the work of `fill`, in additions: relaxing all moves once from the layouts `sources`.
+        """
         return len(sources) * len(self._moves.sources)
 
     def fill(self, sources: Ints) -> None:
-        """Compute the distances from the layouts `sources` to all layouts, where they are not known yet."""
+        """Compute the seconds from the layouts `sources` to all layouts, unless they are known."""
         missing = np.unique(sources[~self._filled[sources]])
         if len(missing):
             self._seconds[missing] = self._moves.cheapest(missing)
@@ -99,7 +106,7 @@ class OrderedSpace:
 
     def least(self, sources: Ints, targets: Ints) -> Floats:
         """
-        Return seconds [source, target] of the cheapest moves. Call `fill` with the sources first: other rows are
+        Return seconds [source, target] of the cheapest moves. Call `fill` with the sources before: other rows are
         undefined.
         """
         return self._seconds[np.ix_(sources, targets)]

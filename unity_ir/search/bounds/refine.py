@@ -25,9 +25,9 @@ from unity_ir.search.layouts.space import LayoutSpace
 
 def refine_rows(coarse: FactorGraphBuilder, rows: Sequence[Ints], builder: FactorGraphBuilder) -> list[Ints]:
     """
-    Return, per variable of the finer problem, the positions of the rows whose coarse rows are among `rows`.
+    Return, per variable of a finer problem, the positions of the rows that become one of `rows` when dims are merged.
 
-    `rows` has, per variable, rows of the problem of `coarse`; `builder` is that of the finer problem.
+    `rows` has, per variable, the rows left in the problem of `coarse`; `builder` is that of the finer problem.
     """
     above: dict[tuple[int, int], Ints] = {}
     seen: dict[tuple[int, int, bytes], Ints] = {}
@@ -48,7 +48,7 @@ def refine_rows(coarse: FactorGraphBuilder, rows: Sequence[Ints], builder: Facto
 
 def refine_messages(coarse: Messages, problem: FactorGraph) -> Messages:
     """
-    Return messages of a finer problem that start from the coarse messages.
+    Return messages for a finer problem that start from those of the coarse one.
 
     Coarse messages stay feasible on the finer problem, so its bound begins at no less than the coarse bound.
     """

@@ -25,6 +25,7 @@ from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.tofu.search import tofu
 from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.full import simulate
+from unity_ir.simulate.report import as_emitted
 
 ByHand = Callable[[Graph, Machine, Optimizer, Callable[[Graph], PlanCost]], Graph]
 """Makes the parallel graph of a serial one; the last argument returns a plan's cost."""
@@ -41,14 +42,18 @@ QUICK = ("data-parallel", "fsdp")
 """The baselines that are made without a search."""
 
 
-Plan = tuple[Graph, PlanCost]
+PricedGraph = tuple[Graph, PlanCost]
 """A parallel graph and its cost."""
 
 
 def by_hand(
     graph: Graph, machine: Machine, optimizer: Optimizer, strategies: Iterable[str] = BY_HAND
-) -> Iterator[tuple[str, Plan]]:
-    """Yield the distinct baselines of a serial graph, each with its strategy's name and its cost."""
+) -> Iterator[tuple[str, PricedGraph]]:
+    """
+    Yield the distinct baseline plans of a serial graph, each with its strategy's name and its cost.
+
+    Baselines that do not apply, such as those of a batch that is not divisible, are left out.
+    """
     known: dict[Graph, PlanCost] = {}
     made = set[Graph]()
 
@@ -70,31 +75,34 @@ def by_hand(
             yield name, (plan, price(plan))
 
 
-def as_emitted(plan: Plan, optimizer: Optimizer) -> float:
-    """Return the simulated seconds of an iteration, with communication overlapped as in the program."""
+def estimated(plan: PricedGraph, optimizer: Optimizer) -> float:
+    """
+    Return the seconds of an iteration of a plan by quick simulation: operators are not fused, and collectives start in
+    the order of the forward (`simulate.build`). It decides which plans are worth planning as they would be emitted.
+    """
     return simulate(task_graph(*plan, optimizer)).seconds
 
 
 def fits(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> bool:
-    """Return whether a plan fits a device's memory."""
+    """Return whether the peak memory of a plan is at most a device's memory."""
     return needed(graph, priced, optimizer) <= priced.machine.device.memory
 
 
 def on_parts(priced: PlanCost) -> bool:
-    """Return whether some operators are on a part of the machine: no bound covers such plans."""
+    """Return whether a plan pins some operators to a part of the machine; lower bounds do not cover such plans."""
     return any(map(pins, priced.placement.assignments.values()))
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A baseline, its seconds and its bytes."""
+    """A baseline plan as the choice between plans sees it: seconds, simulated seconds, and bytes per device."""
 
     graph: Graph
     name: str
     seconds: float
     """Seconds with every move waited for."""
-    emitted: float
-    """Simulated seconds; infinite for a plan that does not fit."""
+    estimate: float
+    """Seconds by quick simulation (`estimated`); infinite for a plan that does not fit."""
     on_parts: bool
     needs: int
     """Bytes per device."""
@@ -102,20 +110,21 @@ class Candidate:
     @property
     def fits(self) -> bool:
         """Whether the plan fits a device's memory."""
-        return isfinite(self.emitted)
+        return isfinite(self.estimate)
 
 
 def that_fit(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Return the candidates that fit."""
+    """Return the candidates that fit a device's memory."""
     return [candidate for candidate in candidates if candidate.fits]
 
 
 @dataclass(frozen=True)
 class Baselines:
     """
-    Given a serial graph and a flag, makes its baselines; if the flag is set, the `QUICK` ones only.
+    Called with a serial graph and a flag, returns its baseline plans as candidates; with the flag set, the `QUICK`
+    ones.
 
-    A question and its answer are small, so that a worker process can make them.
+    Arguments and results are small, so that a worker process can do it.
     """
 
     machine: Machine
@@ -127,44 +136,59 @@ class Baselines:
         with beside(), suppress(OutOfBudget):
             for name, plan in by_hand(graph, self.machine, self.optimizer, QUICK if quick else BY_HAND):
                 needs = needed(*plan, self.optimizer)
-                emitted = as_emitted(plan, self.optimizer) if needs <= self.machine.device.memory else inf
-                candidates.append(Candidate(plan[0], name, plan[1].time, emitted, on_parts(plan[1]), needs))
+                estimate = estimated(plan, self.optimizer) if needs <= self.machine.device.memory else inf
+                candidates.append(Candidate(plan[0], name, plan[1].time, estimate, on_parts(plan[1]), needs))
         return candidates
 
 
 @dataclass
 class SimulatedPlans:
-    """Memo of the simulated time of plans, and of the cost of candidates."""
+    """Memo of the simulated seconds of plans, and of the costs of candidates, on one machine."""
 
     machine: Machine
     optimizer: Optimizer
+    _estimates: dict[Graph, float] = field(default_factory=dict[Graph, float])
     _seconds: dict[Graph, float] = field(default_factory=dict[Graph, float])
-    _plans: dict[Graph, Plan] = field(default_factory=dict[Graph, Plan])
+    _plans: dict[Graph, PricedGraph] = field(default_factory=dict[Graph, PricedGraph])
 
-    def seconds(self, plan: Plan) -> float:
-        """Return the simulated seconds of a plan (`as_emitted`)."""
+    def estimate(self, plan: PricedGraph) -> float:
+        """Return the seconds of a plan by quick simulation (`estimated`)."""
+        if plan[0] not in self._estimates:
+            spend(limits().work_candidate * len(plan[0].nodes()))
+            self._estimates[plan[0]] = estimated(plan, self.optimizer)
+        return self._estimates[plan[0]]
+
+    def seconds(self, plan: PricedGraph) -> float:
+        """Return the simulated seconds of a plan as it is emitted (`simulate.report.as_emitted`)."""
         if plan[0] not in self._seconds:
             spend(limits().work_candidate * len(plan[0].nodes()))
-            self._seconds[plan[0]] = as_emitted(plan, self.optimizer)
+            self._seconds[plan[0]] = as_emitted(plan[0], self.machine, self.optimizer)[0]
         return self._seconds[plan[0]]
 
-    def plan(self, candidate: Candidate) -> Plan:
-        """Return the plan of a candidate, priced."""
+    def plan(self, candidate: Candidate) -> PricedGraph:
+        """Return the parallel graph of a candidate with its cost."""
         if candidate.graph not in self._plans:
             self._plans[candidate.graph] = candidate.graph, cost(candidate.graph, self.machine, self.optimizer)
         return self._plans[candidate.graph]
 
-    def fastest(self, plans: Sequence[Plan], candidates: Sequence[Candidate] = ()) -> Plan:
+    def fastest(self, plans: Sequence[PricedGraph], candidates: Sequence[Candidate] = ()) -> PricedGraph:
         """
-        Return the plan with the least simulated time: the first, unless another one that fits is faster by
-        `limits().faster`.
+        Return the plan with the least simulated time as emitted: the first, unless another one that fits is faster by
+        `limits().faster`. Plans whose quick simulation is not within `limits().replayed_within` of the least are left
+        out.
         """
         best, *others = plans
+        if not others and not candidates:
+            return best
+        estimates = [self.estimate(plan) for plan in plans] + [c.estimate for c in candidates]
+        near = min(estimates) * limits().replayed_within
         for plan in others:
-            if self.seconds(plan) < self.seconds(best) * limits().faster and fits(*plan, self.optimizer):
+            if self.estimate(plan) <= near and self._is_faster(plan, best):
                 best = plan
-        least, chosen = (self.seconds(best) if others or candidates else 0.0), None
         for candidate in candidates:
-            if candidate.emitted < least * limits().faster:
-                least, chosen = candidate.emitted, candidate
-        return best if chosen is None else self.plan(chosen)
+            if candidate.estimate <= near and self._is_faster(self.plan(candidate), best):
+                best = self.plan(candidate)
+        return best
+
+    def _is_faster(self, plan: PricedGraph, best: PricedGraph) -> bool:
+        return self.seconds(plan) < self.seconds(best) * limits().faster and fits(*plan, self.optimizer)

@@ -18,7 +18,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.sharding import Assignment, Layout, pinned_at
-from unity_ir.search.choose.candidates import Plan, as_emitted, fits
+from unity_ir.search.choose.candidates import PricedGraph, estimated, fits
 from unity_ir.search.flexflow.mcmc import assignments_of
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.unity import series_parallel
@@ -32,7 +32,7 @@ def place_branches(
     optimizer: Optimizer,
     plan: Graph,
     places: Sequence[Mapping[Value, Layout]] = ({}, {}),
-) -> Plan | None:
+) -> PricedGraph | None:
     """
     Return a faster plan than `plan`, with some branches on parts of the machine; None if none was found.
 
@@ -43,15 +43,15 @@ def place_branches(
     if not sites:
         return None
     assignments = assignments_of(plan, machine)
-    least = as_emitted((plan, cost(plan, machine, optimizer)), optimizer) * (1 - limits().branch_gain)
-    best: Plan | None = None
+    least = estimated((plan, cost(plan, machine, optimizer)), optimizer) * (1 - limits().branch_gain)
+    best: PricedGraph | None = None
     left = min(limits().branch_proposals, limits().branch_operators // len(assignments))
     for axes in _parts(machine):
         changed, used = _pinned(graph, machine, optimizer, assignments, sites, axes, left)
         left -= used
         for found in _written(graph, machine, assignments, changed, places):
             priced = cost(found, machine, optimizer)
-            seconds = as_emitted((found, priced), optimizer)
+            seconds = estimated((found, priced), optimizer)
             if seconds < least and fits(found, priced, optimizer):
                 best, least = (found, priced), seconds
     return best

@@ -24,7 +24,7 @@ from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.sharding import REPEAT, GridRole, is_pinned, pinned_at
 from unity_ir.search.baselines.data_parallel import data_parallel
 from unity_ir.search.baselines.expert import expert
-from unity_ir.search.choose.candidates import Plan, as_emitted
+from unity_ir.search.choose.candidates import PricedGraph, estimated
 from unity_ir.search.flexflow.mcmc import Assignments, Settings, assignments_of, mcmc
 from unity_ir.search.layouts.limits import limits
 from unity_ir.simulate.choices import fits, roles
@@ -32,10 +32,11 @@ from unity_ir.simulate.delta import Simulation
 from unity_ir.simulate.streams import TICKS
 
 
-def place_siblings(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> Plan | None:
+def place_siblings(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> PricedGraph | None:
     """
-    Return a plan with operators side by side, and its cost; None if none is likely to be faster than `plan`, the
-    parallel graph of `graph`.
+    Return a plan, with its cost, in which equal independent operators run at once on disjoint parts of the machine.
+
+    `plan` is the parallel graph of `graph`. Returns None if no such plan is likely to be faster than it.
     """
     if machine.devices == 1:
         return None
@@ -52,7 +53,7 @@ def place_siblings(graph: Graph, machine: Machine, optimizer: Optimizer, plan: G
         by_axes.setdefault(axes, made)
         # Keep one of equally fast plans: they mostly differ in what makes no difference.
         scored.setdefault(made.makespan, assignments)
-    now = as_emitted((plan, cost(plan, machine, optimizer)), optimizer)
+    now = estimated((plan, cost(plan, machine, optimizer)), optimizer)
     if not scored or min(scored) / TICKS > limits().sibling_worth * now:
         seconds, assignments = _one_by_one(graph, machine, optimizer, plan, odd)
         if seconds >= now:

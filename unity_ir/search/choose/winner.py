@@ -18,7 +18,7 @@ from unity_ir.pcg.graph import Graph, Optimizer, Value
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.sharding import Layout
 from unity_ir.search.bounds.axis_counts import Bounds, KnownPlan, bounded
-from unity_ir.search.choose.candidates import Baselines, Candidate, Plan, SimulatedPlans, fits, that_fit
+from unity_ir.search.choose.candidates import Baselines, Candidate, PricedGraph, SimulatedPlans, fits, that_fit
 from unity_ir.search.choose.parallel_branches import place_branches
 from unity_ir.search.choose.parallel_siblings import place_siblings
 from unity_ir.search.choose.worker import ForkedWorker
@@ -34,7 +34,7 @@ from unity_ir.search.result import SearchResult
 @contextmanager
 def choosing(strategy: str, serial: Graph, machine: Machine, optimizer: Optimizer) -> Generator[Chooser]:
     """
-    Yield a `Chooser` for the search of the graph `serial`, as a context manager to run the search in.
+    Yield a `Chooser` for the plans of the graph `serial`, as a context manager around its search.
 
     On large machines (more than `limits().exact_axes` mesh axes) two forked processes compute baselines and bounds
     beside the search; on others they are computed when asked for.
@@ -54,7 +54,7 @@ def choosing(strategy: str, serial: Graph, machine: Machine, optimizer: Optimize
 @dataclass(frozen=True)
 class Chooser:
     """
-    Chooses the final plan: the fastest by simulated time among what was found and its alternatives, with a lower bound.
+    Chooses the final plan, the fastest by simulated time among the plan found and its alternatives, and a lower bound.
 
     The alternatives, each compared by a method: plans of the same graph with weight moves overlapped, by hand, or on
     parts of the machine (`_chosen`); plans of the graph that is fastest on one device (`_with_rival`) and of the graph
@@ -74,7 +74,10 @@ class Chooser:
     """Returns the baselines of the graph without rewrites."""
 
     def result(self, found: JointPlan) -> SearchResult:
-        """Return the result for a plan found; where Ctrl-C or the budget ends this, the best until then."""
+        """
+        Return the search result for the plan `found` or a faster alternative; if Ctrl-C or the budget ends this, the
+        best so far.
+        """
         unrewritten = cache(lambda: self._unrewritten(found))
         result = self._choose(found, unrewritten)
         try:
@@ -87,24 +90,27 @@ class Chooser:
         return result
 
     def faster(self, now: SearchResult, other: SearchResult) -> SearchResult:
-        """Return the result with the lower simulated time."""
+        """Return whichever of two results has the lower simulated time."""
         best = self.emitted.fastest([(now.graph, now.cost), (other.graph, other.cost)])
         explored = now.explored + other.explored
         return replace(now if best[0] is now.graph else other, explored=explored, interrupted=other.interrupted)
 
     def best_baseline(self, refused: Refused) -> SearchResult:
-        """Return the fastest plan by hand that fits, where the search found none. Raises `refused` if there is none."""
+        """
+        Return the fastest baseline that fits, where the search found no plan that does. Raises `refused` if there is
+        none.
+        """
         known = self.by_hand.ask((self.serial, False))()
         candidates = that_fit(known)
         if not candidates:
             smallest = min(known, key=lambda c: c.needs, default=None)
             raise refused if smallest is None else refused.known(smallest.name, smallest.needs, smallest.seconds)
-        best = self.emitted.plan(min(candidates, key=lambda c: c.emitted))
+        best = self.emitted.plan(min(candidates, key=lambda c: c.estimate))
         found = self.bounding.ask(KnownPlan(self.serial, best[1].time))()
         _, _, bound = bounded(best, found, self.emitted.optimizer)
         return SearchResult(self.strategy, *best, (), bound)
 
-    def _priced(self, graph: Graph) -> Plan:
+    def _priced(self, graph: Graph) -> PricedGraph:
         return graph, cost(graph, self.machine, self.emitted.optimizer)
 
     def _choose(self, found: JointPlan, meanwhile: Callable[[], object] = lambda: None) -> SearchResult:
@@ -123,7 +129,7 @@ class Chooser:
             return replace(result, interrupted=True)
 
     def _chosen(
-        self, result: SearchResult, own: Plan, found: JointPlan, meanwhile: Callable[[], object]
+        self, result: SearchResult, own: PricedGraph, found: JointPlan, meanwhile: Callable[[], object]
     ) -> SearchResult:
         """
         Complete the result of `own`, the plan found.
@@ -140,7 +146,7 @@ class Chooser:
         by_hand = self.by_hand.ask((found.rewritten, False))
         plans = [own, *plans_with_hidden_moves(found, self.machine, self.emitted.optimizer)]
         for plan in plans:
-            self.emitted.seconds(plan)
+            self.emitted.estimate(plan)
         meanwhile()
         candidates = that_fit(by_hand())
         proved = own if bounding is None else self._least_sum(own, candidates)
@@ -157,12 +163,12 @@ class Chooser:
         of_bound = None if best is proved else proved[1]
         return replace(result, graph=best[0], cost=best[1], joint=explained, proved=of_bound)
 
-    def _least_sum(self, own: Plan, candidates: Sequence[Candidate]) -> Plan:
+    def _least_sum(self, own: PricedGraph, candidates: Sequence[Candidate]) -> PricedGraph:
         """Return the plan found or, if all its moves waited for take less, the baseline of the least seconds."""
         least = min((c for c in candidates if not c.on_parts), key=lambda c: c.seconds, default=None)
         return own if least is None or own[1].time <= least.seconds else self.emitted.plan(least)
 
-    def _on_parts(self, plan: Plan, found: JointPlan) -> Plan:
+    def _on_parts(self, plan: PricedGraph, found: JointPlan) -> PricedGraph:
         """Return a plan of the rewritten graph, or a faster one with siblings or branches on parts of the machine."""
         if not_kept(plan[0]):
             return plan
@@ -195,16 +201,16 @@ class Chooser:
             result = replace(result, interrupted=chosen.interrupted)
         return result
 
-    def _unrewritten(self, found: JointPlan) -> list[Plan]:
+    def _unrewritten(self, found: JointPlan) -> list[PricedGraph]:
         """Return the plan of the graph without rewrites, if the found one has rewrites and memory is not short."""
         if self.strategy != "joint" or not found.derivation or found.source is None or found.price > 0:
             return []
         priced = self._priced(realise(self.serial, found.source, found.solver))
-        self.emitted.seconds(priced)
+        self.emitted.estimate(priced)
         return [priced] if fits(*priced, self.emitted.optimizer) else []
 
     def _with_unrewritten(
-        self, result: SearchResult, plans: Sequence[Plan], candidates: Sequence[Candidate]
+        self, result: SearchResult, plans: Sequence[PricedGraph], candidates: Sequence[Candidate]
     ) -> SearchResult:
         """Return the result, or a plan of the graph without rewrites, found or by hand, if it simulates faster."""
         now = result.graph, result.cost
@@ -219,8 +225,10 @@ class Chooser:
         return SearchResult(result.strategy, *best, (), bound, result.explored, proved=of_bound)
 
 
-def plans_with_hidden_moves(found: JointPlan, machine: Machine, optimizer: Optimizer) -> Iterator[Plan]:
-    """Yield the optimal plans, other than `found`, for each share of the weight moves taken as overlapped."""
+def plans_with_hidden_moves(found: JointPlan, machine: Machine, optimizer: Optimizer) -> Iterator[PricedGraph]:
+    """
+    Yield the optimal plan, if it is not `found`, for each of several shares of the weights' moves taken as overlapped.
+    """
 
     def fastest(part: float) -> Graph:
         solver = found.solver.at(Price(hidden=part))

@@ -38,11 +38,11 @@ class _Process:
 
 class ForkedWorker(Generic[Q, A]):
     """
-    Runs a function, in a forked process if a processor is free, and hands out its answers later. A context manager.
+    Runs a function on questions, in a forked process if a processor is free, and returns the answers later.
 
-    Questions and answers are pickled. Until the first question, the process iterates `ahead`, which may compute tables
-    that the function needs. With `beside=False`, or without a free processor, each question is answered here, when its
-    answer is requested.
+    A context manager. Questions and answers are pickled. Until the first question, the process iterates `ahead`, which
+    may compute tables that the function needs. With `beside=False`, or without a free processor, each question is
+    answered in this process, when its answer is requested.
     """
 
     def __init__(self, function: Callable[[Q], A], ahead: Iterable[object] = (), beside: bool = True):
@@ -74,7 +74,9 @@ class ForkedWorker(Generic[Q, A]):
         self._end()
 
     def ask(self, question: Q) -> Callable[[], A]:
-        """Ask; return a function that returns the answer, or raises what the function raises."""
+        """
+        Send a question; return a function that waits for the answer and returns it, or raises what the function raised.
+        """
         if self._process is None:
             return lambda: self._function(question)
         number = self._asked

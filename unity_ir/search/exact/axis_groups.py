@@ -22,9 +22,10 @@ from unity_ir.search.layouts.space import Spaces
 
 def solve(graph: Graph, machine: Machine, optimizer: Optimizer, like: Graph | None = None) -> tuple[Solver, ExactPlan]:
     """
-    Return the fastest plan over the cuts tried, and the solver that found it.
+    Return the fastest plan over the groupings of mesh axes that were tried, and the solver that found it.
 
-    The number of groups is that of `like` (by default `graph`), so that a rewritten graph is searched as its source is.
+    The number of groups is chosen for `like` (by default `graph`), so that a rewritten graph is searched as its source
+    is.
     """
     axes = len(machine.mesh.sizes)
     start = first_cuts(machine, groups_for(like or graph, axes))
@@ -66,10 +67,11 @@ def groups_for(graph: Graph, axes: int) -> int:
 
 def first_cuts(machine: Machine, groups: int) -> tuple[int, ...]:
     """
-    Return the first cuts tried: the axis numbers where a group begins, except the first, for `groups` groups of axes.
+    Return the first grouping tried: for `groups` groups of mesh axes, the numbers of the axes at which the second and
+    later groups begin.
 
-    Cuts are between levels; then the largest group is split, or the smallest neighbours are merged, until the number
-    fits.
+    Groups are cut between machine levels; then the largest group is split, or the smallest neighbours are merged, until
+    there are `groups`.
     """
     sizes, levels = machine.mesh.sizes, machine.axis_levels
     cuts = [a for a in range(1, len(sizes)) if levels[a] != levels[a - 1]]

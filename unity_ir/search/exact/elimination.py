@@ -31,7 +31,7 @@ VariableId = int
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """Maps each value of a variable to a class below `size`; tables are indexed by class. Every class occurs."""
+    """Maps each value of a variable to a class number below `size`; tables are indexed by class. Every class occurs."""
 
     at: Ints
     size: int
@@ -49,7 +49,9 @@ class Projection:
 
 @dataclass(frozen=True, eq=False)
 class Factor:
-    """A table over variables, indexed along each by the class its projection in `axes` gives."""
+    """
+    A table of costs over some variables; `axes` has, per variable, the projection from its values to table indices.
+    """
 
     variables: tuple[VariableId, ...]
     axes: tuple[Projection, ...]
@@ -92,7 +94,7 @@ class _Elimination:
 
 @dataclass
 class Memo:
-    """Tables made by eliminations and joint projections, keyed by the identity of their inputs."""
+    """Memo of the tables and projections made by eliminations, keyed by the identity of their inputs."""
 
     tables: dict[tuple[object, ...], Floats] = field(default_factory=dict[tuple[object, ...], Floats])
     joints: dict[tuple[int, ...], _JointProjection] = field(default_factory=dict[tuple[int, ...], _JointProjection])
@@ -105,8 +107,10 @@ class Memo:
 
     def joint(self, axes: Sequence[Projection]) -> _JointProjection:
         """
-        Return the projection that tells two values of a variable apart where any of these does, and for each of these
-        its value at every value of the joint one. `axes` are projections of one variable: of axes of tables.
+        Return the joint projection of several projections of one variable, memoised.
+
+        Two values of the variable are in one class of the joint projection if they are in one class of all `axes`. The
+        result also maps each joint class to its class in each of `axes`.
         """
         distinct = {id(a): a for a in axes}
         key = tuple(sorted(distinct))
@@ -125,7 +129,9 @@ class Memo:
         return self.joints[key]
 
     def token(self, table: Floats) -> int:
-        """Return a number that stands for an input table in keys, the same for the same object."""
+        """
+        Return a number that identifies an input table in the memo's keys; the same object always gets the same number.
+        """
         self.held[id(table)] = table
         return self.tokens.setdefault(("given", id(table)), len(self.tokens))
 
@@ -134,7 +140,7 @@ def minimise(sizes: Mapping[VariableId, int], factors: Sequence[Factor]) -> tupl
     """
     Return the minimum of the sum of factors, and an assignment (a value per variable) that attains it.
 
-    `sizes` has the number of values of each variable. Entries of `inf` are forbidden combinations.
+    `sizes` has the number of values of each variable. Table entries of `inf` forbid a combination.
     """
     found = minimise_within(float("inf"), sizes, factors)
     assert found is not None

@@ -30,7 +30,9 @@ layout.
 
 @dataclass(frozen=True, eq=False)
 class Port:
-    """The distinct layouts that a variable's rows make or need at one end of an edge."""
+    """
+    One end of an edge: the distinct layouts that the rows of a variable make (or need) there, and each row's layout.
+    """
 
     layouts: Ints
     """Distinct, sorted."""
@@ -39,29 +41,29 @@ class Port:
 
     @property
     def at(self) -> Ints:
-        """For each row, the index of its layout."""
+        """For each row of the variable, the index of its layout in `layouts`: [row]."""
         return self.axis.at
 
     def least(self, of_rows: Floats) -> Floats:
-        """Return the minimum of `of_rows` [row] over the rows of each layout: [layout]."""
+        """Return the minimum of `of_rows` [row] over the rows that have each layout: [layout]."""
         return self.axis.least(of_rows)
 
     def of(self, rows: Ints | npt.NDArray[np.bool_]) -> Port:
-        """Return the port of some of the rows, given as indices or as a mask."""
+        """Return the port restricted to some of the variable's rows, given as indices or as a mask."""
         return port(self.layouts[self.at[rows]])
 
 
 def port(layouts: Ints) -> Port:
-    """Return the port of rows with the layout numbers `layouts` [row]."""
+    """Return the port of a variable whose rows make (or need) the layouts with numbers `layouts` [row]."""
     distinct, at = numbered(layouts)
     return Port(distinct, Projection(at, len(distinct)))
 
 
 def numbered(layouts: Ints) -> tuple[Ints, Ints]:
     """
-    Return the distinct layout numbers, sorted, and the index of each of `layouts` among them.
+    Return the distinct layout numbers, sorted, and for each of `layouts` its index among them, as `numpy.unique` does.
 
-    Numbers are sorted only where they are sparse in their range (`limits().sparse_layouts`).
+    Numbers that are dense in their range are not sorted, which is faster.
     """
     least, most = (int(layouts.min()), int(layouts.max())) if len(layouts) else (0, 0)
     if most - least > limits().sparse_layouts * len(layouts):
@@ -77,7 +79,12 @@ def numbered(layouts: Ints) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True, eq=False)
 class Variable:
-    """A variable of the factor graph; operators of one structure share one."""
+    """
+    A variable of the factor graph: its rows (the configurations of an operator, or the layouts of a relay) and their
+    costs.
+
+    Operators of one structure share one object.
+    """
 
     among: int
     """Number of rows before dominated ones were dropped."""
@@ -102,42 +109,50 @@ class DenseCost:
     seconds: Floats
 
     def there(self, of_made: Floats) -> Floats:
-        """Return min over layouts made of `of_made` + cost, for each layout needed: [layout needed]."""
+        """
+        Return the min-sum message to the target: min over layouts made of `of_made` + cost, for each layout needed.
+        """
         return (of_made[:, None] + self.seconds).min(axis=0)
 
     def back(self, of_needs: Floats) -> Floats:
-        """Return min over layouts needed of cost + `of_needs`, for each layout made: [layout made]."""
+        """
+        Return the min-sum message to the source: min over layouts needed of cost + `of_needs`, for each layout made.
+        """
         return (self.seconds + of_needs).min(axis=1)
 
     def of(self, made: Port, needs: Port) -> DenseCost:
-        """Return the cost restricted to ports with some of these layouts."""
+        """Return the cost restricted to ports that have only some of these layouts."""
         at = np.searchsorted(self.made.layouts, made.layouts), np.searchsorted(self.needs.layouts, needs.layouts)
         return DenseCost(made, needs, self.seconds[np.ix_(*at)])
 
 
 class PairwiseCost(Protocol):
-    """The pairwise cost of an edge, as far as message passing needs it."""
+    """Interface of an edge's cost [layout made, layout needed], as far as message passing needs it."""
 
     @property
     def made(self) -> Port:
-        """The port of the source variable."""
+        """The layouts that the rows of the edge's source variable make."""
         ...
 
     @property
     def needs(self) -> Port:
-        """The port of the target variable."""
+        """The layouts that the rows of the edge's target variable need."""
         ...
 
     def there(self, of_made: Floats) -> Floats:
-        """Return min over layouts made of `of_made` + cost, for each layout needed: [layout needed]."""
+        """
+        Return the min-sum message to the target: min over layouts made of `of_made` + cost, for each layout needed.
+        """
         ...
 
     def back(self, of_needs: Floats) -> Floats:
-        """Return min over layouts needed of cost + `of_needs`, for each layout made: [layout made]."""
+        """
+        Return the min-sum message to the source: min over layouts needed of cost + `of_needs`, for each layout made.
+        """
         ...
 
     def of(self, made: Port, needs: Port) -> PairwiseCost:
-        """Return the cost restricted to ports with some of these layouts."""
+        """Return the cost restricted to ports that have only some of these layouts."""
         ...
 
 
@@ -151,12 +166,12 @@ class Edge:
 
     @property
     def made(self) -> Port:
-        """The port of the source variable."""
+        """The layouts that the rows of the source variable make."""
         return self.between.made
 
     @property
     def needs(self) -> Port:
-        """The port of the target variable."""
+        """The layouts that the rows of the target variable need."""
         return self.between.needs
 
     @property
@@ -170,9 +185,10 @@ class Edge:
 @dataclass
 class FactorGraph:
     """
-    The problem of choosing one row per variable so that the sum of unary and pairwise costs is least.
+    The problem of choosing one row (configuration or layout) per variable, so that the sum of all costs is least.
 
-    Every edge leads from a lower to a higher variable number.
+    Costs are unary (`seconds` of a row) and pairwise (`edges`). Every edge leads from a lower to a higher variable
+    number.
     """
 
     rows: list[Ints]
@@ -193,7 +209,7 @@ class FactorGraph:
             self.into[edge.target].append(number)
 
     def among(self, rows: Sequence[Ints]) -> FactorGraph:
-        """Return the problem restricted to `rows`: per variable, the positions of the rows to keep."""
+        """Return the problem restricted to `rows`: for each variable, the positions of the rows to keep."""
         edges: list[Edge] = []
         for edge in self.edges:
             made, needs = self._port(edge.made, rows[edge.source]), self._port(edge.needs, rows[edge.target])
@@ -206,11 +222,11 @@ class FactorGraph:
         )
 
     def steps(self) -> int:
-        """Return an estimate of the additions of one pass of messages."""
+        """Return an estimate of the work of one pass of messages over all edges, in additions."""
         return sum((len(k.made.layouts) + len(k.needs.layouts)) * len(k.made.layouts) for k in self.edges)
 
     def keep(self, variable: int, rows: npt.NDArray[np.bool_]) -> None:
-        """Drop, in place, the rows of a variable where the mask `rows` is False."""
+        """Drop, in place, the rows of variable number `variable` where the mask `rows` is False."""
         self.rows[variable] = self.rows[variable][rows]
         self.seconds[variable] = self.seconds[variable][rows]
         self.own[variable] = every(len(self.rows[variable]))
@@ -247,7 +263,7 @@ def between(
 
 
 class LazyRows(Protocol):
-    """A table [layout, layout] of costs whose rows are computed on demand."""
+    """A cost table [layout, layout] whose rows are computed when they are indexed."""
 
     def __getitem__(self, at: int, /) -> Floats: ...
 

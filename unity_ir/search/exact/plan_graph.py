@@ -13,7 +13,9 @@ from unity_ir.search.layouts.axes import AxisGroup, Ints
 
 
 def realise(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph:
-    """Return the parallel graph, with views, that an exact plan of a serial graph describes."""
+    """
+    Return the parallel graph of an exact plan: `graph` with types in pieces, parallel operators and machine views.
+    """
     assignments, rests, relays = placed(graph, plan, solver)
     return materialise(graph, assignments, solver.spaces.machine.mesh, rests, relays, plan.again)
 
@@ -22,10 +24,10 @@ def placed(
     graph: Graph, plan: ExactPlan, solver: Solver
 ) -> tuple[dict[Node, Assignment], dict[Value, Layout], dict[Value, Layout]]:
     """
-    Return an exact plan as assignments and layouts.
+    Return an exact plan as three mappings: (assignment of each operator, layouts at rest, layouts of relays).
 
-    The results are the assignment of every operator, the layouts in which values rest (leaves, and other values once
-    they are made), and the layouts to which leaves are brought before they are read.
+    Layouts at rest are those in which leaves are stored, and those to which values with several users are moved once
+    they are made. Layouts of relays have, for leaves, those to which they are moved before operators read them.
     """
     groups, with_gradient = solver.spaces.groups, trained(graph)
     assignments: dict[Node, Assignment] = {}
@@ -44,5 +46,5 @@ def placed(
 
 
 def roles_of_axes(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints) -> Assignment:
-    """Return the role of each mesh axis, given a one-hot row `counts` [group, role]."""
+    """Return the role of each mesh axis: `counts` [group, role] is one-hot per group, and `names` are the roles."""
     return tuple(names[int(row.argmax())] for g, row in zip(groups, counts, strict=True) for _ in g.axes)

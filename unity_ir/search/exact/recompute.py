@@ -16,7 +16,7 @@ from unity_ir.search.layouts.limits import limits
 
 
 class SavedForBackward:
-    """Says which values of a serial forward graph its backward reads."""
+    """The values of a serial forward graph that its backward reads, and that therefore must be saved."""
 
     def __init__(self, graph: Graph | None):
         self._keeps = None if graph is None else Keeps(graph)
@@ -24,19 +24,24 @@ class SavedForBackward:
         self.may_recompute = frozenset[Node]() if graph is None else may_recompute(graph, self._keeps)
 
     def value(self, value: Value) -> bool:
-        """Return whether any backward reads a value."""
+        """Return whether the backward of any operator reads the value."""
         return self._keeps is None or value in self._keeps.values
 
     def results(self, node: Node) -> tuple[bool, ...]:
-        """Return, for each result, whether any backward reads it."""
+        """Return, for each result of an operator, whether the backward of any operator reads it."""
         return tuple(map(self.value, node.results))
 
     def operands(self, node: Node) -> tuple[bool, ...]:
-        """Return, for each operand, whether the operator's own backward reads it."""
+        """Return, for each operand of an operator, whether the operator's own backward reads it."""
         return (True,) * len(node.operands) if self._keeps is None else self._keeps.operands(node)
 
     def relayed(self, value: Value, uses: Iterable[tuple[Node, int]]) -> bool:
-        """Return whether the relayed value is saved: the backward of a user reads it, or it is an output."""
+        """
+        Return whether a value is saved in its relay layout: the backward of one of its `uses` reads it, or it is an
+        output.
+
+        `uses` are (user, operand index) pairs.
+        """
         return value in self._outputs or any(self.operands(user)[slot] for user, slot in uses)
 
 
@@ -46,10 +51,10 @@ ALL_SAVED = SavedForBackward(None)
 
 def may_recompute(graph: Graph, keeps: Keeps | None = None) -> frozenset[Node]:
     """
-    Return the operators whose results may be recomputed although the backward reads them.
+    Return the operators whose results the backward reads, but may recompute instead of reading saved ones.
 
-    Recomputing them reads nothing that their own backward does not read, so nothing else has to be saved. `keeps` says
-    what the backward reads, by default that of `graph`. Returns the empty set if the graph has no loss.
+    Recomputing one reads only what its own backward reads anyway, so nothing else has to be saved. `keeps` says what
+    the backward reads, by default that of `graph`. Returns the empty set if the graph has no loss.
     """
     if not graph.outputs or graph.outputs[0].shape != ():
         return frozenset()

@@ -43,69 +43,84 @@ AWAY, THERE, BOTH = 0, 1, 2
 
 @dataclass(frozen=True, eq=False)
 class ScaledCost:
-    """A pairwise cost scaled by a factor below 1: one reader's share of a move."""
+    """
+    A pairwise cost times a factor `part` below 1: one reader's share of a move that several readers make together.
+    """
 
     whole: PairwiseCost
     part: float
 
     @property
     def made(self) -> Port:
-        """The port of layouts made, that of the unscaled cost."""
+        """The layouts that the source variable makes: those of the unscaled cost."""
         return self.whole.made
 
     @property
     def needs(self) -> Port:
-        """The port of layouts needed, that of the unscaled cost."""
+        """The layouts that the target variable needs: those of the unscaled cost."""
         return self.whole.needs
 
     def there(self, of_made: Floats) -> Floats:
-        """Return min over layouts made of `of_made` + the scaled cost, for each layout needed: [layout needed]."""
+        """
+        Return the min-sum message to the target: min over layouts made of `of_made` + scaled cost, for each layout
+        needed.
+        """
         return self.part * self.whole.there(of_made / self.part)
 
     def back(self, of_needs: Floats) -> Floats:
-        """Return min over layouts needed of the scaled cost + `of_needs`, for each layout made: [layout made]."""
+        """
+        Return the min-sum message to the source: min over layouts needed of scaled cost + `of_needs`, for each layout
+        made.
+        """
         return self.part * self.whole.back(of_needs / self.part)
 
     def of(self, made: Port, needs: Port) -> ScaledCost:
-        """Return the cost restricted to ports with some of these layouts."""
+        """Return the cost restricted to ports that have only some of these layouts."""
         return ScaledCost(self.whole.of(made, needs), self.part)
 
 
 class SharedFactorGraphBuilder(FactorGraphBuilder):
     """
-    Builds a factor graph whose sum is a lower bound on the cost of every choice.
+    Builds a factor graph whose sum is a lower bound on the cost of every choice, even where readers share moves.
 
-    The sum is exact for a value whose needed layouts are all tracked.
+    The sum is the cost itself for a value all of whose needed layouts are tracked (the relay pays once for moves
+    there).
     """
 
     def __init__(self, solver: Solver, graph: Graph, tracked: Tracked | None = None):
         self.tracked = tracked or {}
         super().__init__(solver, graph)
 
-    def several(self, value: Value) -> bool:
-        """Return whether each reader of a value is charged only a share of the value's moves (see `several`)."""
-        return several(self.uses.get(value, ()))
+    def may_share(self, value: Value) -> bool:
+        """Return whether each reader of a value is charged only a share (`reader_share`) of the moves of the value."""
+        return may_share(self.uses.get(value, ()))
 
-    def part(self, value: Value) -> float:
+    def reader_share(self, value: Value) -> float:
         """
-        Return the share of an untracked move that each reader of a value is charged: 1 / (number of possible sharers).
+        Return the share of a move that each reader of a value is charged: 1 / (number of readers that may share the
+        move).
 
-        A relay at a layout that all readers need costs as little as sharing, so then one sharer fewer counts.
+        It applies to moves to layouts that are not tracked. A relay in a layout that all readers need costs as little
+        as sharing, so then one reader fewer counts.
         """
         uses = self.uses[value]
         users = len({user for user, _ in uses})
         return 1 / (users - (len(uses) == users))
 
     def shared(self) -> frozenset[Value]:
-        """Return the values with tracked layouts: an operator may find them in the layout it needs."""
+        """
+        Return the values with tracked layouts: an operator may find them in the layout it needs without paying for the
+        move.
+        """
         return frozenset(self.tracked)
 
     def states(self, value: Value, tracked: tuple[int, ...]) -> Ints:
         """
-        Return the states that the relay of a value may have: [state, tracked layout], of AWAY, THERE and BOTH.
+        Return all states of a value's relay: [state, tracked layout], whether the value was moved there (AWAY, THERE,
+        BOTH).
 
-        `tracked` are layout numbers. The value is brought to at most floor(uses / 2) of them, since a shared move has
-        at least two readers.
+        THERE is the value alone, BOTH also its gradient back. `tracked` are layout numbers. At most floor(uses / 2) of
+        them are not AWAY, since a shared move has at least two readers.
         """
         trained = {self.training(value, [user]) for user, _ in self.uses[value]}
         may = (*([THERE] if False in trained else []), *([BOTH] if True in trained else []))
@@ -118,19 +133,24 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
                     out.append(state)
         return np.array(out, dtype=np.int64).reshape(-1, len(tracked))
 
-    def ways_to_be_there(self, value: Value, tracked: int) -> int:
-        """Return the number of states (see `states`) of a value with `tracked` layouts tracked."""
+    def count_states(self, value: Value, tracked: int) -> int:
+        """Return the number of `states` of a value, given the number of its tracked layouts."""
         trainings = len({self.training(value, [user]) for user, _ in self.uses[value]})
         return sum(comb(tracked, count) * trainings**count for count in range(len(self.uses[value]) // 2 + 1))
 
     def found(self, value: Value, row: int) -> int:
-        """Return the relay's layout, given its row: rows of tracked values are [layout, state], flat."""
+        """
+        Return the number of the layout in which readers find a relayed value, given the row of its relay.
+
+        Rows of tracked values are [layout, state], flattened.
+        """
         return row // len(self.states(value, self.tracked[value])) if value in self.tracked else row
 
     def relay(self, value: Value) -> Variable:
         """
-        Return the variable of a relay; of a tracked value, a row per layout and state, which pays for the moves of its
-        state.
+        Return the variable of a value's relay.
+
+        A tracked value has a row per layout and state; its cost includes the moves of the state.
         """
         plain = super().relay(value)
         if value not in self.tracked:
@@ -160,13 +180,13 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
         layouts `made`. The reader needs the layouts `needs`. `training` says whether the reader returns a gradient,
         `kept` whether the backward reads the resharded value.
 
-        From the relay of a value with several readers, a reader is charged its share (`part`) of a move to an untracked
-        layout; nothing to a tracked layout to which the relay has brought the value, and the whole move to one to which
-        it has not. Any other edge costs what it costs in the plain factor graph.
+        From the relay of a value with several readers, a reader is charged its share (`reader_share`) of a move to an
+        untracked layout; nothing to a tracked layout to which the relay has brought the value, and the whole move to
+        one to which it has not. Any other edge costs what it costs in the plain factor graph.
         """
-        if self.numbers.get(value) != source or not self.several(value):
+        if self.numbers.get(value) != source or not self.may_share(value):
             return super().pairwise(value, source, made, needs, training, kept)
-        part, tracked = self.part(value), self.tracked.get(value, ())
+        part, tracked = self.reader_share(value), self.tracked.get(value, ())
         key = ("part", value.type, value.node.op == "weight", training, kept, id(made), id(needs), part, tracked)
         known = self.solver.pairwise
         if key not in known:
@@ -195,31 +215,32 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
         return DenseCost(made, needs, seconds)
 
 
-def shares(graph: Graph) -> bool:
-    """Return whether some value of a graph has more than two uses, by at least two operators (see `several`)."""
-    return any(several(uses) for uses in graph.users().values())
+def has_shared_moves(graph: Graph) -> bool:
+    """Return whether any value of a graph has readers that may share a move (see `may_share`)."""
+    return any(may_share(uses) for uses in graph.users().values())
 
 
-def several(uses: Sequence[tuple[Node, int]]) -> bool:
+def may_share(uses: Sequence[tuple[Node, int]]) -> bool:
     """
-    Return whether some, but not all, of a value's users may share a move. Two users share it or not; a relay covers
-    that.
+    Return whether a value has more than two uses, by at least two operators, so that some readers may share a move.
 
-    `uses` are (user, operand index) pairs.
+    `uses` are (user, operand index) pairs. Two readers share a move only where both do, which a relay already
+    expresses.
     """
     return len(uses) > 2 and len({user for user, _ in uses}) > 1
 
 
 def with_shared_moves(solver: Solver, graph: Graph, plan: ExactPlan) -> ExactPlan:
     """
-    Return a plan in which shared moves are charged once, with a lower bound on the seconds of all plans.
+    Return a plan in which a move that several readers share is charged once, with a lower bound in seconds on all
+    plans.
 
-    `plan` is the solver's plan in which each operator pays for its moves; it is the first incumbent. `seconds` of the
-    result are those of `cost.plan`, up to the seconds charged for free moves (see `certain`). Returns `plan` itself if
-    no moves can be shared, if the solver's price is not seconds alone, or on a machine of one device.
+    `plan` is the solver's plan, in which each reader pays; it is the first incumbent. `seconds` of the result are those
+    of `cost.plan`, up to the seconds charged for free moves (see `certain`). Returns `plan` itself if no moves can be
+    shared, if the solver's price is not seconds alone, or on a machine of one device.
     """
     builder = SharedFactorGraphBuilder(solver, graph)
-    values = [v for v in builder.uses if builder.several(v)]
+    values = [v for v in builder.uses if builder.may_share(v)]
     if solver.price != TIME or not values or not solver.spaces.groups:
         return plan
     enough = ROUNDED if plan.rows_before <= limits().shared_exact_rows else limits().close
@@ -246,18 +267,19 @@ def with_shared_moves(solver: Solver, graph: Graph, plan: ExactPlan) -> ExactPla
 
 def certain(bound: float, graph: Graph, machine: Machine) -> float:
     """
-    Return a lower bound on the seconds of every plan of a serial graph, as `cost.plan` counts them; at least 0.
+    Return `bound`, lowered so that it surely bounds the seconds that `cost.plan` counts for any plan of a serial graph.
 
-    `bound` is the search's lower bound in seconds. It is lowered by the rounding error of sums, and by an upper bound
-    on the `FREE_MOVE` seconds that only the search charges for free moves (moves that change a role but neither copy
-    nor send anything), four per mesh axis of `machine` for each operand and result.
+    Subtracts the rounding error of sums, and an upper bound on the `FREE_MOVE` seconds that only the search charges for
+    moves that change a role but neither copy nor send anything: four per mesh axis, operand and result. At least 0.
     """
     ends = sum(len(n.operands) + len(n.results) for n in graph.nodes())
     return max(0.0, bound * (1 - ROUNDED) - FREE_MOVE * 4 * len(machine.mesh.sizes) * ends)
 
 
 def bounded(solver: Solver, graph: Graph) -> float:
-    """Return a lower bound on the cost of every choice for a serial graph, in the solver's price (`Solver.price`)."""
+    """
+    Return a lower bound on the cost of every choice for a serial graph, in the solver's objective (`Solver.price`).
+    """
     return SharedFactorGraphBuilder(solver, graph).solve().bound
 
 
@@ -290,7 +312,7 @@ def _more(builder: SharedFactorGraphBuilder, plan: ExactPlan, several: Iterable[
         new = [n for n in _Readers(builder, value, plan).underpaid() if n not in tracked]
         layouts = len(builder.solver.space(value))
         while new:
-            rows = layouts * builder.ways_to_be_there(value, len(tracked) + len(new))
+            rows = layouts * builder.count_states(value, len(tracked) + len(new))
             if rows <= limits().shared_rows and rows * layouts <= limits().shared_entries:
                 break
             new.pop()
@@ -340,12 +362,12 @@ class _Readers:
             if tracked is not None and need in tracked:
                 total += self._once(need, each)
             else:
-                total += self._paid(need, each, 1.0 if tracked is None else self.builder.part(self.value))
+                total += self._paid(need, each, 1.0 if tracked is None else self.builder.reader_share(self.value))
         return total
 
     def underpaid(self) -> list[int]:
         """Return the layouts whose readers together are charged less than the move costs."""
-        part = self.builder.part(self.value)
+        part = self.builder.reader_share(self.value)
         of = self.needs.items()
         return [need for need, each in of if self._paid(need, each, part) < self._once(need, each) * (1 - ROUNDED)]
 

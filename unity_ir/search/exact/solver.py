@@ -58,7 +58,12 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class ExactPlan:
-    """A choice for a serial graph: a row of each operator's table, and a layout for each relayed value and leaf."""
+    """
+    The choice of the exact search: a configuration per operator, and a layout per leaf and per value with several
+    users.
+
+    Configurations are rows of the operators' tables, layouts are numbers in the `LayoutSpace` of the value.
+    """
 
     seconds: float
     rows: Mapping[Node, int]
@@ -101,7 +106,7 @@ class _ReshardRows:
 
     def _row(self, at: int) -> Floats:
         if self.price.byte == 0:
-            return self.space.apart(at, self.training, self.there)
+            return self.space.reshard_one(at, self.training, self.there)
         one, every = np.array([at]), np.arange(len(self.space))
         ends = (one, every) if self.there else (every, one)
         return self.price.reshard(self.space, *ends, self.training, self.kept).reshape(-1)
@@ -121,9 +126,7 @@ class _IdentityRows:
 
 @dataclass
 class Solver:
-    """
-    Finds the optimal plans of graphs on one machine, and memoises tables of operators, ports and costs across graphs.
-    """
+    """Finds the optimal plans of graphs on one machine; memoises operator tables, ports and costs across graphs."""
 
     spaces: Spaces
     optimizer: Optimizer
@@ -142,11 +145,14 @@ class Solver:
     """The price that is minimised; plans' `seconds` and `bound` are in its unit."""
 
     def at(self, price: Price) -> Solver:
-        """Return a solver that minimises another price and shares the operators' tables."""
+        """Return a solver that minimises the objective `price`, and shares the tables of operators with this one."""
         return Solver(self.spaces, self.optimizer, _tables=self._tables, price=price, stepwise=self.stepwise)
 
     def table(self, node: Node, with_gradient: set[Node]) -> OperatorTable:
-        """Return the table of a serial compute node. `with_gradient` are the nodes whose values have a gradient."""
+        """
+        Return the table of configurations of a serial compute node. `with_gradient` are the nodes whose values have a
+        gradient.
+        """
         needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
         weights = tuple(v.node.op == "weight" for v in node.operands)
         key = (node.op, node.attributes, tuple(v.type for v in node.operands), weights, repeats(node), needs)
@@ -155,7 +161,7 @@ class Solver:
         return self._tables[key]
 
     def space(self, value: Value) -> LayoutSpace:
-        """Return the space of layouts of a value."""
+        """Return all layouts that a value may have on the solver's machine."""
         return self.spaces.of_value(value)
 
     def solve(self, graph: Graph) -> ExactPlan:
@@ -177,7 +183,8 @@ class Solver:
         shared: frozenset[Value] = frozenset(),
     ) -> Variable:
         """
-        Return the variable of an operator, with the rows that some optimum may need.
+        Return the factor graph's variable of an operator: its configurations as rows, those that no optimum needs left
+        out.
 
         `with_gradient` are the nodes whose values have a gradient; `single` are the leaves that only this operator
         reads; `results` says for each result whether a gradient comes back to it, or None if nobody reads it; `keeps`
@@ -238,7 +245,8 @@ class Solver:
 
     def relay(self, value: Value, with_gradient: set[Node], kept: bool) -> Variable:
         """
-        Return the variable of a relay: the layouts in which users may find a shared value or a leaf.
+        Return the factor graph's variable of a relay: one row per layout in which users may find a leaf or shared
+        value.
 
         `with_gradient` are the nodes whose values have a gradient; `kept` says whether the backward reads the relayed
         value.
@@ -254,9 +262,10 @@ class Solver:
 
     def between(self, value: Value, made: Port, needs: Port, training: bool, kept: bool) -> PairwiseCost:
         """
-        Return the cost of resharding a value between two ports, in the solver's price, memoised.
+        Return the cost of moving a value from each layout of `made` to each of `needs`, in the solver's objective,
+        memoised.
 
-        `training` says whether the gradient is resharded back, `kept` whether the backward reads the resharded value.
+        `training` says whether the gradient moves back, `kept` whether the backward reads the moved value.
         """
         key = (value.type, value.node.op == "weight", training, kept, id(made), id(needs))
         if key not in self.pairwise:
@@ -270,8 +279,8 @@ class Solver:
 
     def leaf(self, value: Value, with_gradient: set[Node], user: bool, kept: bool) -> tuple[Floats, Ints]:
         """
-        Return, per layout in which users find a leaf, the cost of the leaf and the number of the best layout to rest
-        in.
+        Return, for each layout in which users find a leaf, the least cost [layout] and the layout number [layout] to
+        rest in.
 
         The cost is that of resting (`rest`) and of the reshard to the users. `user` says whether a user has a gradient,
         `kept` whether the backward reads the resharded leaf.
@@ -381,11 +390,10 @@ def _minimum(problem: FactorGraph, memo: Memo) -> tuple[float, list[int], float]
 
 def among_best(problem: FactorGraph, slack: Sequence[Floats], few: int) -> tuple[tuple[float, list[int]], int]:
     """
-    Return the best choice among the rows of least slack, as (cost, row of each variable), and the rows kept per
-    variable.
+    Return the best choice among the `few` rows of least slack of each variable, and the number of rows that were kept.
 
-    `slack` is [row] for each variable. `few` rows of each are kept; the number is halved until elimination looks at no
-    more than `limits().pruned_entries` entries. The second result is the number that was used.
+    The choice is (cost, row of each variable). `slack` is [row] for each variable. `few` is halved until elimination
+    looks at no more than `limits().pruned_entries` table entries; the second result is its last value.
     """
     while True:
         spend(2 * limits().work_port * len(problem.edges))
@@ -412,7 +420,7 @@ def _eliminate(problem: FactorGraph, limit: int, memo: Memo | None = None) -> tu
 
 
 class FactorGraphBuilder:
-    """Builds the factor graph of one serial graph, and turns choices of its rows into plans."""
+    """Builds the factor graph of one serial graph, and turns a choice (one row per variable) into a plan."""
 
     def __init__(self, solver: Solver, graph: Graph, whole: Node | None = None):
         """Keep every row of the operator `whole`, dominated or not."""
@@ -433,7 +441,7 @@ class FactorGraphBuilder:
                 self._relay(node.result)
 
     def problem(self) -> FactorGraph:
-        """Return the factor graph, unpruned."""
+        """Return the factor graph with all rows of its variables."""
         of = self.variables
         return FactorGraph([v.rows for v in of], [v.seconds for v in of], [v.own for v in of], [*self.edges])
 
@@ -447,7 +455,7 @@ class FactorGraphBuilder:
 
     def chosen(self, problem: FactorGraph, seconds: float, chosen: Sequence[int], bound: float) -> ExactPlan:
         """
-        Return the plan of a choice of rows.
+        Return the plan for a choice of rows.
 
         `chosen` has a row per variable of `problem`, a factor graph of this graph; `seconds` is the choice's cost, and
         `bound` a lower bound on all choices.
@@ -468,13 +476,14 @@ class FactorGraphBuilder:
         return ExactPlan(seconds, rows, layouts, rests, again, bound, among, left)
 
     def found(self, value: Value, row: int) -> int:
-        """Return the layout in which users find a value, given its relay's row."""
+        """Return the number of the layout in which users find a value, given the row chosen for its relay."""
         return row
 
     def shared(self) -> frozenset[Value]:
         """
-        Return the values that an operator may find in the layout it needs because another operator has brought them
-        there.
+        Return the values that an operator may find in the layout it needs because another reader has moved them there.
+
+        Here that is none: each reader pays for its moves (see `SharedFactorGraphBuilder`).
         """
         return frozenset()
 
@@ -483,11 +492,11 @@ class FactorGraphBuilder:
         return bool(self.solver.price.recomputes(table, self.keeps.results(node))[row])
 
     def relayed(self, value: Value) -> bool:
-        """Return whether a value has a relay variable: it has several uses, or is a leaf that nobody reads."""
+        """Return whether a value has a relay variable: if it has several uses, or is a leaf that nobody reads."""
         return len(self.uses.get(value, ())) > 1 or (value.node.is_leaf and value not in self.uses)
 
     def training(self, value: Value, users: Iterable[Node]) -> bool:
-        """Return whether any of these users of a value returns a gradient to it."""
+        """Return whether any of the operators `users`, which read a value, returns a gradient to it."""
         return value.node in self.with_gradient and not self.with_gradient.isdisjoint(users)
 
     def _enter(self, key: Node | Value, variable: Variable) -> int:

@@ -23,7 +23,7 @@ from unity_ir.search.layouts.limits import limits
 
 class Messages:
     """
-    The messages of TRW-S on a factor graph, one per edge and direction.
+    The messages of TRW-S (Kolmogorov, 2006) on a factor graph, one per edge and direction, and their lower bound.
 
     `there` goes to the user [layout needed], `back` to the producer [layout made]. Passes drop rows of the factor graph
     in place.
@@ -43,7 +43,7 @@ class Messages:
 
     @property
     def rows(self) -> int:
-        """The number of rows not pruned yet, summed over the variables."""
+        """The number of rows left in the factor graph, summed over its variables."""
         return sum(map(len, self.problem.rows))
 
     def forward(self, known: float = np.inf) -> float:
@@ -111,7 +111,9 @@ class Messages:
         return (known - self.last) * (1 + 2 * edges * ROUNDED) + 2 * edges * GRAIN
 
     def prune(self, limit: float) -> int:
-        """Drop rows with more slack than `limit`; return the number of rows left in all variables."""
+        """
+        Drop every row that costs more than `limit` above the bound; return the number of rows left in all variables.
+        """
         for variable, slack in enumerate(self.slack):
             rows = slack <= limit
             if not rows.all():

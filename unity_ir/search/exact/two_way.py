@@ -85,9 +85,10 @@ class _End:
 @dataclass(frozen=True, eq=False)
 class TwoWayCost:
     """
-    The seconds [layout made, layout needed] of a value's reshard and (in training) its gradient's, as a pairwise cost
-    of the factor graph that computes messages without its dense table. `made` and `needs` are the layouts an operator
-    makes the value in, and its reader reads it in.
+    The seconds of moving a value and (in training) its gradient back, as an edge cost that needs no dense table.
+
+    It is [layout made, layout needed], where `made` are the layouts an operator makes the value in, and `needs` those
+    its reader needs.
     """
 
     made: Port
@@ -97,11 +98,11 @@ class TwoWayCost:
     _seen: dict[tuple[bool, bytes], Floats] = field(default_factory=dict[tuple[bool, bytes], Floats])
 
     def of(self, made: Port, needs: Port) -> TwoWayCost:
-        """Return the same cost between other ports, whose layouts are some of this one's: a part of its table."""
+        """Return the cost restricted to ports that have only some of these layouts."""
         return TwoWayCost(made, needs, self.space, self.training)
 
     def ready(self) -> None:
-        """Compute the distances now rather than with the first message."""
+        """Compute the distances between layouts now, rather than with the first message."""
         if self._nowhere < len(self.needs.layouts):
             _ = self._out, self._home if self.training else None
 
@@ -111,7 +112,7 @@ class TwoWayCost:
 
     @cached_property
     def _ends(self) -> tuple[_End, _End]:
-        there, back = self.space.stands
+        there, back = self.space.representatives
         made, needs = self.made.layouts, self.needs.layouts[self._nowhere :]
         of_made, of_needs = self._numbered(there[made], there[needs])
         back_needs, back_made = self._numbered(back[needs], back[made])
@@ -137,11 +138,17 @@ class TwoWayCost:
         return self.space.least(needs.backs, made.backs)
 
     def there(self, of_made: Floats) -> Floats:
-        """Return min over layouts made of `of_made` + cost, rounded down, for each layout needed: [layout needed]."""
+        """
+        Return the message to the target, rounded down: min over layouts made of `of_made` + cost, for each layout
+        needed.
+        """
         return self._kept(True, of_made)
 
     def back(self, of_needs: Floats) -> Floats:
-        """Return min over layouts needed of cost + `of_needs`, rounded down, for each layout made: [layout made]."""
+        """
+        Return the message to the source, rounded down: min over layouts needed of cost + `of_needs`, for each layout
+        made.
+        """
         return self._kept(False, of_needs)
 
     def _kept(self, there: bool, given: Floats) -> Floats:

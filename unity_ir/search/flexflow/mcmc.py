@@ -74,7 +74,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Chain:
-    """Statistics of one chain."""
+    """Statistics of one Markov chain of the search."""
 
     start: str
     first: float
@@ -92,7 +92,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class McmcPlan:
-    """The best plan of all chains."""
+    """The fastest plan of all chains, by simulated time, and the statistics of the chains."""
 
     graph: Graph
     assignments: Assignments
@@ -111,7 +111,7 @@ def mcmc(
     plans: Mapping[str, Assignments] | None = None,
 ) -> McmcPlan:
     """
-    Return the fastest plan found for a serial graph.
+    Return the fastest plan found for a serial graph by Metropolis-Hastings (FlexFlow, section 6).
 
     `progress` is called with the proposals made and the best time in seconds. With `space`, assignments are drawn from
     it only, including those of starting plans that are not in it. `plans` are starting plans in addition to those the
@@ -147,10 +147,10 @@ def mcmc(
     return McmcPlan(materialise(graph, assignments, machine.mesh), assignments, ticks / TICKS, tuple(chains))
 
 
-def told_apart(machine: Machine) -> tuple[int, ...]:
+def pinnable_axes(machine: Machine) -> tuple[int, ...]:
     """
-    Return the mesh axes on which operators may be pinned: the innermost ones that make at most `mcmc_classes` classes
-    of devices.
+    Return the mesh axes on which operators may be pinned: the innermost ones, of at most `mcmc_classes` coordinates in
+    all.
     """
     axes: list[int] = []
     classes = 1
@@ -203,7 +203,7 @@ def _starts(
 
 
 def assignments_of(plan: Graph, machine: Machine) -> dict[Node, Assignment]:
-    """Return every operator's assignment, by the operators of the plan's erasure."""
+    """Return the assignment of every operator of a plan, keyed by the operators of the plan's serial graph."""
     placement = place(plan, machine.mesh)
     found: dict[Node, Assignment] = {}
 
@@ -255,7 +255,9 @@ class _ChainSearch:
     ) -> tuple[Chain, tuple[int, Assignments]]:
         """Run one chain from the given assignments; return its statistics, and its best plan with its ticks."""
         start = perf_counter()
-        pinning = 0 if self.space is not None or not told_apart(self.machine) else round(budget * self.settings.pinning)
+        pinning = (
+            0 if self.space is not None or not pinnable_axes(self.machine) else round(budget * self.settings.pinning)
+        )
         ends = start + self.settings.seconds / len(self.settings.starts) if self.settings.seconds else None
         first = best = None
         beta = self.settings.beta * len(self.alike)
@@ -328,7 +330,7 @@ class _ChainSearch:
 
     def _simulation(self, assignments: Assignments, pins_some: bool) -> Simulation:
         """Return a simulation that distinguishes devices along axes that are, or may be, pinned."""
-        axes = set(pinned_axes(assignments.values())).union(told_apart(self.machine) if pins_some else ())
+        axes = set(pinned_axes(assignments.values())).union(pinnable_axes(self.machine) if pins_some else ())
         key = tuple(sorted(axes))
         found = Simulation(
             self.graph, self.machine, assignments, self.optimizer, self.settings.overlap, key, self.costs.get(key)

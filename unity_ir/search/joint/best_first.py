@@ -34,7 +34,9 @@ Rewrite = tuple[list[RuleApplication], Graph]
 @dataclass(frozen=True)
 class JointPlan:
     """
-    The result of the joint search: the parallel graph, the rewrites that led to it, and the number of graphs explored.
+    The result of the joint search: the parallel graph, a lower bound, and the rewrites (`derivation`) that led to it.
+
+    `explored` is the number of serial graphs priced.
     """
 
     graph: Graph
@@ -166,7 +168,7 @@ class BestFirst:
 
     def enter(self, graph: Graph, derivation: tuple[RuleApplication, ...]) -> PricedGraph | None:
         """
-        Price a graph, and queue it if it is within alpha of the incumbent.
+        Compute the cost of a serial graph's optimal plan, and queue the graph if it is within alpha of the incumbent.
 
         `derivation` are the rewrites that led to the graph. Returns None if it was priced before.
         """
@@ -185,7 +187,7 @@ class BestFirst:
 
     def enter_alone(self, machine: Machine, optimizer: Optimizer) -> PricedGraph | None:
         """
-        Enter the graph that is fastest on one device.
+        Price the graph that is fastest on one device, found by a search of its own, as `enter` does.
 
         Returns None if it was priced before. Raises `KeyboardInterrupt` if the search for it was interrupted.
         """
@@ -197,7 +199,7 @@ class BestFirst:
 
     def enter_everywhere(self) -> None:
         """
-        Enter the incumbent with each rule, in turn, applied wherever it matches.
+        For each rule in turn, apply it to the incumbent wherever it matches, and price the result as `enter` does.
 
         In large graphs this is needed because `expand` enters no rewrites of rewrites.
         """
@@ -210,7 +212,7 @@ class BestFirst:
             self.enter(after, (*best.derivation, *applied))
 
     def expand(self, most: int) -> None:
-        """Enter all rewrites of queued graphs, cheapest first, until `most` graphs are seen or none is within alpha."""
+        """Price all rewrites of queued graphs, cheapest first, until `most` graphs are seen or none is within alpha."""
         while self._queue and len(self.seen) < most:
             seconds, _, cheapest = heapq.heappop(self._queue)
             if seconds > limits().alpha * self.best.seconds:
@@ -222,7 +224,11 @@ class BestFirst:
                     return
 
     def with_shared_moves(self, alone: PricedGraph | None) -> list[PricedGraph]:
-        """Return the incumbent and `alone`, shared moves charged once, fastest first; the incumbent wins ties."""
+        """
+        Return the incumbent and `alone`, shared moves charged once (`with_shared_moves`), fastest first.
+
+        The incumbent wins ties; `alone` is the graph that is fastest on one device, or None.
+        """
         ends = [self.best] if alone is None or alone is self.best else [self.best, alone]
         plans = [with_shared_moves(self.solver, end.graph, end.plan) for end in ends]
         found = [replace(end, seconds=plan.seconds, plan=plan) for end, plan in zip(ends, plans, strict=True)]
@@ -230,7 +236,7 @@ class BestFirst:
 
 
 def one_device(machine: Machine) -> Machine:
-    """Return a machine that has one of the machine's devices."""
+    """Return a machine of a single device of the same kind, without links."""
     return replace(machine, levels=(), links=())
 
 

@@ -18,7 +18,10 @@ from unity_ir.search.joint.best_first import JointPlan, Progress, joint, one_dev
 def sequential(
     graph: Graph, machine: Machine, rules: Sequence[Rule], optimizer: Optimizer, progress: Progress | None = None
 ) -> JointPlan:
-    """Return the fastest parallel graph of the graph that is fastest on one of the machine's devices."""
+    """
+    Return the plan of rewriting for one device first and parallelizing then (Unity, section 6.4), as a baseline of
+    `joint`.
+    """
     rewritten = joint(graph, one_device(machine), rules, optimizer, progress=progress)
     found = joint(rewritten.rewritten, machine, (), optimizer, progress=progress, like=graph)
     explored = rewritten.explored + found.explored

@@ -33,7 +33,7 @@ Singles = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class AxisGroup:
-    """Neighbouring mesh axes that share one role; or `count` equal axes of a level with a role each."""
+    """Neighbouring mesh axes that all have the same role, or `count` equal axes of one level that have a role each."""
 
     axes: tuple[int, ...]
     levels: tuple[tuple[int, int], ...]
@@ -42,12 +42,15 @@ class AxisGroup:
 
     @property
     def size(self) -> int:
-        """The number of devices along the group; of a counted group, along one of its axes."""
+        """The number of devices along the group; of `count` equal axes, along one of them."""
         return prod(n for _, n in self.levels)
 
 
 def group_axes(machine: Machine, *cuts: int) -> tuple[AxisGroup, ...]:
-    """Return the machine's axes, outermost first, in groups; a group begins at axis 0 and at each axis in `cuts`."""
+    """
+    Return the machine's mesh axes, outermost first, in groups; a group begins at axis 0 and at each axis number in
+    `cuts`.
+    """
     edges = (0, *cuts, len(machine.mesh.sizes)) if machine.mesh.sizes else ()
     out: list[AxisGroup] = []
     for start, stop in pairwise(edges):
@@ -60,7 +63,9 @@ def group_axes(machine: Machine, *cuts: int) -> tuple[AxisGroup, ...]:
 
 
 def count_equal_axes(machine: Machine) -> tuple[AxisGroup, ...]:
-    """Return the machine's axes, outermost first, with equal axes of a level in one counted group."""
+    """
+    Return the machine's mesh axes in groups, outermost first; axes of equal size and level form one counted group.
+    """
     alike: dict[tuple[int, int], list[int]] = {}
     for axis, (level, size) in enumerate(zip(machine.axis_levels, machine.mesh.sizes, strict=True)):
         alike.setdefault((level, size), []).append(axis)
@@ -69,7 +74,11 @@ def count_equal_axes(machine: Machine) -> tuple[AxisGroup, ...]:
 
 @lru_cache(maxsize=16)
 def role_counts(groups: tuple[AxisGroup, ...], roles: int) -> Counts:
-    """Return every way to give the axes of all groups one of `roles` roles each: counts [way, group, role]."""
+    """
+    Return every way to give each axis of all groups one of `roles` roles: [way, group, role], the number of axes.
+
+    Given one group of two equal axes and 2 roles, returns [[[2, 0]], [[1, 1]], [[0, 2]]].
+    """
     each = [_compositions(group.count, roles) for group in groups]
     at = np.indices(tuple(map(len, each))).reshape(len(each), prod(map(len, each)))
     out = np.zeros((at.shape[1], len(groups), roles), dtype=np.int8)
@@ -81,14 +90,20 @@ def role_counts(groups: tuple[AxisGroup, ...], roles: int) -> Counts:
 
 @lru_cache(maxsize=16)
 def role_degrees(groups: tuple[AxisGroup, ...], roles: int) -> Ints:
-    """Return the degree of every role in each way of `role_counts`: [way, role]."""
+    """
+    Return the degree of each role in each way of `role_counts`: [way, role], the product of the sizes of its axes.
+    """
     out = degrees_of(role_counts(groups, roles), groups)
     out.setflags(write=False)
     return out
 
 
 def degrees_of(counts: Counts, groups: Sequence[AxisGroup]) -> Ints:
-    """Return the degree of every role in counts [way, group, role]: [way, role]."""
+    """
+    Return the degree of each role, the product of the sizes of its mesh axes, as an array [choice, role].
+
+    `counts` is an array [choice, group, role]: how many of a group's equal axes have that role under each choice.
+    """
     out = np.ones((len(counts), counts.shape[2]), dtype=np.int64)
     for i, group in enumerate(groups):
         out *= np.array([group.size**n for n in range(group.count + 1)], dtype=np.int64)[counts[:, i]]
@@ -132,7 +147,9 @@ def _rank(ways: Counts, number: int) -> Ints:
 
 
 def code(groups: Sequence[AxisGroup], counts: Counts) -> Ints:
-    """Return a distinct number for each row of counts [way, group, role]."""
+    """
+    Return one integer per row of `counts` [way, group, role], equal for equal rows only: an index into dense tables.
+    """
     roles = counts.shape[2]
     out = np.zeros(len(counts), dtype=np.int64)
     for i, group in enumerate(groups):

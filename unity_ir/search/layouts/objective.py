@@ -27,23 +27,29 @@ class Price:
     hidden: float = 0.0
 
     def of(self, seconds: Floats, bytes: Floats) -> Floats:
-        """Return the price of seconds and bytes, elementwise."""
+        """
+        Return `second * seconds + byte * bytes`, elementwise, of two arrays; of the objective `SPACE`, the bytes alone.
+        """
         if self.byte == 0 or self == SPACE:
             return bytes if self == SPACE else self.second * seconds
         return self.second * seconds + self.byte * bytes
 
     def recomputes(self, table: OperatorTable, kept: Sequence[bool]) -> npt.NDArray[np.bool_]:
         """
-        Return, per row, whether recomputing the results is cheaper than saving those flagged in `kept`: [row] of bool.
+        Return, per row of an operator's table, whether recomputing its results costs less than saving those in `kept`:
+        [row].
+
+        `kept` says for each result whether the backward reads it.
         """
         none = np.zeros(len(table))
         return self.of(table.again, none) < self.of(none, table.bytes(kept))
 
     def rows(self, table: OperatorTable, kept: Sequence[bool], may_recompute: bool) -> Floats:
         """
-        Return the price [row] of an operator's table; `kept` flags the results that are saved for the backward.
+        Return the cost [row] of each configuration of an operator; `kept` says for each result whether the backward
+        reads it.
 
-        With `may_recompute`, a row costs no more than with its results recomputed.
+        With `may_recompute`, the cost of a row is that of saving the results or of recomputing them, whichever is less.
         """
         if self.byte == 0:
             return self.second * table.seconds
@@ -52,23 +58,24 @@ class Price:
 
     def reshard(self, space: LayoutSpace, sources: Ints, targets: Ints, training: bool, kept: bool) -> Floats:
         """
-        Return the price [source, target] of moving a value between layouts, given by number.
+        Return the cost [source, target] of moving a value between layouts of `space`, given by number.
 
-        `training` adds the gradient's moves back; `kept` adds the bytes of saving the moved value for the backward.
+        `training` adds the moves of the gradient in the other direction; `kept` adds the bytes of saving the moved
+        value for the backward.
         """
         seconds = space.reshard(sources, targets, training)
         if self.byte == 0:
             return seconds if self.second == 1 else self.second * seconds
-        return self.of(seconds, space.arriving(sources, targets) * kept)
+        return self.of(seconds, space.moved_bytes(sources, targets) * kept)
 
     def leaf(self, space: LayoutSpace, rests: Ints, training: bool, kept: bool, weight: bool) -> Floats:
         """
-        Return the price [rest, layout] of moving a leaf from each of the layouts `rests` to every layout.
+        Return the cost [rest, layout] of moving a weight or input from each resting layout in `rests` to every layout.
 
-        `training` and `kept` are as in `reshard`; of a `weight`, the hidden share of the seconds is not charged.
+        `training` and `kept` are as in `reshard`; for a `weight`, the share `hidden` of the seconds is not charged.
         """
         if self.byte == 0 and self.second == 1 and weight:
-            seconds = space.of_few(rests, training)
+            seconds = space.reshard_from_few(rests, training)
         else:
             seconds = self.reshard(space, rests, np.arange(len(space)), training, kept)
         return (1 - self.hidden) * seconds if weight and self.hidden else seconds

@@ -21,7 +21,9 @@ from unity_ir.search.layouts.space import LayoutSpace, Spaces
 
 @dataclass(frozen=True)
 class OperatorTable:
-    """The configurations of one operator: a row each, in all arrays."""
+    """
+    All configurations of one operator, a row each: its sharding, the layouts it needs and makes, its seconds and bytes.
+    """
 
     roles: tuple[GridRole, ...]
     """The role of each column of `counts`."""
@@ -43,15 +45,17 @@ class OperatorTable:
         return len(self.seconds)
 
     def bytes(self, kept: Sequence[bool]) -> Floats:
-        """Return bytes [row] of the results that `kept` flags as saved for the backward."""
+        """
+        Return, per row, the bytes on a device of the results that are saved for the backward, as `kept` says: [row].
+        """
         return sum((m for m, k in zip(self.made, kept, strict=True) if k), np.zeros(len(self)))
 
 
 def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> OperatorTable:
     """
-    Return the table of every configuration of a serial compute node on the machine, dominated ones dropped.
+    Return the table of all configurations of a serial compute node on a machine, without dominated ones.
 
-    `needs` says, per operand, whether the backward computes its gradient.
+    `needs` says for each operand whether the backward computes its gradient; `spaces` has the layouts of the machine.
     """
     # However large a table is, time may be up before it is made.
     spend(0)
@@ -92,7 +96,10 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
 
 
 def kernels_found(graph: Graph) -> None:
-    """Compute and cache the kernels of a graph's operators, which tables on all machines share."""
+    """
+    Compute and cache the FLOPs and bytes of all configurations of a graph's operators, which tables on every machine
+    use.
+    """
     with_gradient = trained(graph)
     for node in graph.nodes():
         if node.is_compute:

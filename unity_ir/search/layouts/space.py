@@ -43,9 +43,9 @@ def _columns(table: Floats, rows: Ints, columns: Ints) -> Floats:
 
 class LayoutSpace:
     """
-    The layouts a value of one shape may have on a machine, by number, and the cost of moving between any two.
+    All layouts that a value of one shape may have on a machine, numbered, and the seconds of moving between any two.
 
-    Roles are columns: dims, then COPY, SUM, REPEAT.
+    A layout is a row of `counts` [layout, group, role]; the columns of roles are the dims, then COPY, SUM, REPEAT.
     """
 
     def __init__(
@@ -77,30 +77,33 @@ class LayoutSpace:
         self._number[code(self.groups, self.counts)] = np.arange(len(self.counts))
 
     def role(self, role: int) -> int:
-        """Return the column of a role: a dim, COPY, SUM or REPEAT."""
+        """Return the column of `counts` for a role: a dim number, or COPY, SUM or REPEAT."""
         return self.merged[role] if role >= 0 else self.rank + {COPY: 0, SUM: 1, REPEAT: 2}[role]
 
     def __len__(self) -> int:
         return len(self.counts)
 
     def find(self, counts: Counts) -> Ints:
-        """Return the layout number of each row of counts [way, group, role]; -1 where the shape does not divide."""
+        """
+        Return the layout number of each row of `counts` [way, group, role]; -1 for a row by which the shape is not
+        divisible.
+        """
         return self._number[code(self.groups, counts)]
 
     @cached_property
     def elements(self) -> Floats:
-        """Elements of a piece: [layout]."""
+        """Elements of a device's piece in each layout: [layout]."""
         total = float(np.prod([float(s) for s in self.shape]))
         return total / np.prod(self.degrees[:, : self.rank], axis=1)
 
     @cached_property
     def bytes(self) -> Floats:
-        """Bytes of a piece: [layout]."""
+        """Bytes of a device's piece in each layout: [layout]."""
         return self.elements * self.item
 
     @cached_property
     def duals(self) -> Ints:
-        """The number of the dual of each layout, in which the gradient is: [layout]."""
+        """The number of each layout's dual (COPY and SUM swapped), which is the layout of the gradient: [layout]."""
         swapped = self.counts.copy()
         c, s = self.role(COPY), self.role(SUM)
         swapped[:, :, [c, s]] = swapped[:, :, [s, c]]
@@ -108,23 +111,24 @@ class LayoutSpace:
 
     @cached_property
     def forward(self) -> Floats:
-        """Seconds [from, to] of the cheapest moves between all layouts."""
+        """Seconds [source, target] of the cheapest sequence of collectives between every two layouts."""
         every = np.arange(len(self))
         return self.reshard(every, every, False)
 
     @cached_property
     def training(self) -> Floats:
         """
-        Seconds [from, to] of the cheapest moves between all layouts, and of the gradient back between their duals.
+        Seconds [source, target] of the cheapest moves of a value and, in the other direction between duals, of its
+        gradient.
         """
         every = np.arange(len(self))
         return self.reshard(every, every, True)
 
     def reshard(self, sources: Ints, targets: Ints, training: bool) -> Floats:
         """
-        Return seconds [source, target] of the cheapest moves between layouts given by number.
+        Return seconds [source, target] of the cheapest sequence of collectives between layouts given by number.
 
-        `training` adds the seconds of the gradient's moves back, between the duals.
+        `training` adds the moves of the gradient in the other direction, from the target's dual to the source's.
         """
         there, back = self._there, self._back
         seconds = _columns(self._cheapest, there[sources], there[targets])
@@ -144,14 +148,15 @@ class LayoutSpace:
         seconds[source, target] += FREE_MOVE * (sources[source] != targets[target])
         return seconds
 
-    def of_few(self, sources: Ints, training: bool) -> Floats:
+    def reshard_from_few(self, sources: Ints, training: bool) -> Floats:
         """
-        Return seconds [source, layout] as `reshard` does, to every layout, without computing distances from other
-        layouts.
+        Return seconds [source, layout] of the cheapest moves from few layouts, given by number, to every layout.
+
+        Equal to `reshard` to all layouts, but computes no distances from other layouts.
         """
         some, at = np.unique(self._there[sources], return_inverse=True)
         own, back = np.unique(self._back[sources], return_inverse=True)
-        n = len(self._stays)
+        n = len(self._without_repeat)
         if "_cheapest" in self.__dict__ or n <= limits().dense_paths or 3 * len(some) > n:
             return self.reshard(sources, np.arange(len(self)), training)
         seconds = np.take(self._from(some), self._there, axis=1)[at]
@@ -172,10 +177,12 @@ class LayoutSpace:
     def _some(self) -> dict[tuple[bytes, bool], Floats]:
         return {}
 
-    def apart(self, layout: int, training: bool, there: bool) -> Floats:
+    def reshard_one(self, layout: int, training: bool, there: bool) -> Floats:
         """
-        Return seconds [layout] as `reshard` does, from one layout to every layout, or to it from every one if not
-        `there`.
+        Return seconds [layout] of the cheapest moves from one layout to every layout or, if not `there`, from every one
+        to it.
+
+        `training` adds the gradient's moves, as in `reshard`.
         """
         at, back = int(self._there[layout]), self._back
         seconds = np.take((self._cheapest if there else self._home)[at], self._there)
@@ -187,58 +194,62 @@ class LayoutSpace:
         seconds[layout] = before
         return seconds
 
-    def arriving(self, sources: Ints, targets: Ints) -> Floats:
-        """Return the bytes [source, target] that a reshard materialises; 0 where the pieces stay as they are."""
+    def moved_bytes(self, sources: Ints, targets: Ints) -> Floats:
+        """Return bytes [source, target] of the piece that a reshard leaves on a device; 0 where it moves nothing."""
         there = self._there
         return (there[sources][:, None] != there[targets]) * self.bytes[targets]
 
     @cached_property
-    def _stays(self) -> Ints:
+    def _without_repeat(self) -> Ints:
         """The layouts without REPEAT, as representatives: moves between REPEAT and COPY are free."""
         return np.flatnonzero(np.all(self.counts[:, :, self.role(REPEAT)] == 0, axis=1))
 
     def _standing_for(self, counts: Counts) -> Ints:
         number = np.full(len(self), -1)
-        number[self._stays] = np.arange(len(self._stays))
+        number[self._without_repeat] = np.arange(len(self._without_repeat))
         counts[:, :, self.role(COPY)] += counts[:, :, self.role(REPEAT)]
         counts[:, :, self.role(REPEAT)] = 0
         return number[self.find(counts)]
 
     @cached_property
     def _there(self) -> Ints:
-        """The index in `_stays` of each layout's representative."""
+        """The index in `_without_repeat` of each layout's representative."""
         return self._standing_for(self.counts.copy())
 
     @cached_property
     def _back(self) -> Ints:
-        """The index in `_stays` of the representative of each layout's dual."""
+        """The index in `_without_repeat` of the representative of each layout's dual."""
         return self._standing_for(self.counts[self.duals].copy())
 
     @cached_property
     def _alike(self) -> tuple[list[int], Ints]:
         """Layouts sorted by representative, and where those of each start."""
         order = np.argsort(self._there, kind="stable")
-        return np.searchsorted(self._there[order], np.arange(len(self._stays) + 1)).tolist(), order
+        return np.searchsorted(self._there[order], np.arange(len(self._without_repeat) + 1)).tolist(), order
 
     @property
-    def stands(self) -> tuple[Ints, Ints]:
+    def representatives(self) -> tuple[Ints, Ints]:
         """
-        Two arrays [layout] of indices in `stays`: where the value of each layout is, and where its gradient is.
+        Two arrays [layout] of indices in `without_repeat`: the layout that stands for each layout, and the one for its
+        gradient's.
 
-        A layout with REPEAT has the index of the layout with COPY instead, between which moves are free; the gradient's
-        is that of the layout's dual.
+        Moves between REPEAT and COPY are free, so a layout with REPEAT is represented by the one with COPY instead; its
+        gradient has the dual layout.
         """
         return self._there, self._back
 
     @property
-    def stays(self) -> Ints:
-        """The numbers of the layouts without REPEAT."""
-        return self._stays
+    def without_repeat(self) -> Ints:
+        """
+        The numbers of the layouts without REPEAT, which represent all others, as moves between REPEAT and COPY are
+        free.
+        """
+        return self._without_repeat
 
     @property
     def moves(self) -> tuple[Ints, Ints, Floats]:
         """
-        The moves between layouts without REPEAT: the numbers of their sources and targets among such layouts, and their
+        The single moves between layouts without REPEAT: indices of sources and targets in `without_repeat`, and
         seconds.
         """
         return self._moves.sources, self._moves.targets, self._move_seconds
@@ -248,8 +259,8 @@ class LayoutSpace:
         Return float32 lower bounds on the seconds [source, target] of the cheapest moves between layouts without
         REPEAT.
 
-        `sources` and `targets` are indices in `stays`. Where these are most of the pairs (`mostly`), the whole table
-        [layout, layout] is returned; entries not asked for are undefined.
+        `sources` and `targets` are indices in `without_repeat`. If they are most of all pairs (`mostly`), the whole
+        table [layout, layout] is returned instead, in which other rows may be undefined.
         """
         filled, seconds = self._least
         n = len(filled)
@@ -262,14 +273,17 @@ class LayoutSpace:
 
     @property
     def steps(self) -> int:
-        """An estimate of the additions of relaxing all moves from all layouts once."""
-        return len(self._moves.sources) * len(self._stays)
+        """
+        An estimate of the work of computing all distances: additions when every move is relaxed once from every layout.
+        """
+        return len(self._moves.sources) * len(self._without_repeat)
 
     def mostly(self, sources: int, targets: int) -> bool:
         """
-        Return whether `sources` times `targets` pairs are more than a third of all pairs of layouts without REPEAT.
+        Return whether a table of `sources` x `targets` pairs has more than a third of all pairs of layouts without
+        REPEAT.
         """
-        return 3 * sources * targets > len(self._stays) ** 2
+        return 3 * sources * targets > len(self._without_repeat) ** 2
 
     @cached_property
     def _home(self) -> Floats:
@@ -279,7 +293,7 @@ class LayoutSpace:
     @cached_property
     def _least(self) -> tuple[npt.NDArray[np.bool_], Singles]:
         """A mask of the rows of the float32 table that are filled, and the table."""
-        n = len(self._stays)
+        n = len(self._without_repeat)
         return np.zeros(n, dtype=bool), np.zeros((n, n), dtype=np.float32)
 
     @cached_property
@@ -287,7 +301,7 @@ class LayoutSpace:
         """
         Seconds [from, to] of the cheapest moves between representatives (Floyd-Warshall, or Bellman-Ford if many).
         """
-        n = len(self._stays)
+        n = len(self._without_repeat)
         if n > limits().dense_paths:
             return self.from_layouts(np.arange(n))
         seconds = np.full((n, n), np.inf)
@@ -301,16 +315,17 @@ class LayoutSpace:
 
     def from_layouts(self, sources: Ints, single: bool = False, home: bool = False) -> Floats:
         """
-        Return seconds [source, layout] of the cheapest moves from some layouts without REPEAT, by index, to all of
-        them.
+        Return seconds [source, layout] of the cheapest moves from some layouts to all, by index in `without_repeat`.
 
-        With `home`, the moves are in the other direction: from all layouts to the sources. With `single`, sums are in
-        float32 (see `PricedMoves.cheapest`).
+        With `home`, moves go from all layouts to the sources instead. With `single`, sums are in float32 (see
+        `PricedMoves.cheapest`).
         """
-        moves = self._moves.home if home else self._moves
+        moves = self._moves.reversed if home else self._moves
         precision: Any = np.float32 if single else np.float64
         seconds: Floats = self._move_seconds.astype(precision)
-        return PricedMoves(len(self._stays), moves.sources, moves.targets, seconds, moves.lie).cheapest(sources)
+        return PricedMoves(len(self._without_repeat), moves.sources, moves.targets, seconds, moves.lie).cheapest(
+            sources
+        )
 
     @cached_property
     def _moves(self) -> Moves:
@@ -326,7 +341,7 @@ class LayoutSpace:
     def _move_seconds(self) -> Floats:
         """Seconds of each of `_moves`."""
         moves = self._moves
-        before = self.elements[self._stays][moves.sources]
+        before = self.elements[self._without_repeat][moves.sources]
         after = before * moves.before[moves.of] / moves.after[moves.of]
         if self.machine.device.profile is not None:
             out = np.zeros(len(before))
@@ -345,10 +360,10 @@ class LayoutSpace:
 
 def merged_dims(rank: int, merge: int) -> tuple[int, ...]:
     """
-    Return the class of each dim of a value of this rank; dims of one class are merged.
+    Return a class number for each dim of a value of this rank; dims of one class are not told apart in layouts.
 
-    The coarseness `merge` is 0 (each dim is its own class), 1 (the channels of images, or else the last dim, and the
-    rest) or 2 (one class).
+    `merge` is 0 (each dim is a class), 1 (two classes: the channels of images, or else the last dim; all other dims) or
+    2 (one class). Given rank 4 and `merge` 1, returns (0, 1, 0, 0).
     """
     if merge == 0 or (merge == 1 and rank <= 2):
         return tuple(range(rank))
@@ -375,7 +390,7 @@ class Spaces:
 
     @cached_property
     def groups(self) -> tuple[AxisGroup, ...]:
-        """The groups of mesh axes that have one role each, or are counted."""
+        """The groups of mesh axes: axes of a group have the same role or, if `by_count`, are counted."""
         if self.by_count:
             return count_equal_axes(self.machine)
         axes = len(self.machine.mesh.sizes)
@@ -392,8 +407,8 @@ class Spaces:
 
     def of(self, shape: tuple[int, ...], dtype: str, merge: int | None = None) -> LayoutSpace:
         """
-        Return the layouts of a value of this shape and element type; `merge` replaces the coarseness of dims of this
-        `Spaces`.
+        Return the layouts of values of this shape and element type, memoised; `merge` replaces this object's
+        coarseness.
         """
         merged = merged_dims(len(shape), self.merge if merge is None else merge)
         key = (shape, dtype, merged)
@@ -405,8 +420,8 @@ class Spaces:
         """
         Return the layouts of a value.
 
-        Where dims are merged, all dims of a weight are: a weight may rest sharded along the dim in which it is needed
-        sharded, so hardly anything is lost.
+        If dims are merged at all, those of a weight are all merged: it may rest sharded along the dim in which it is
+        needed sharded, so the bound loses hardly anything.
         """
         weight = self.merge > 0 and value.node.op == "weight"
         return self.of(value.type.shape, value.type.dtype, 2 if weight else None)

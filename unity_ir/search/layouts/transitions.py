@@ -45,12 +45,14 @@ class Moves:
     """Per set, the factor by which a piece shrinks as the axes enter another dim; 1 if they enter none."""
 
     @property
-    def home(self) -> Moves:
-        """The same moves, reversed."""
+    def reversed(self) -> Moves:
+        """The same moves with sources and targets exchanged."""
         return replace(self, sources=self.targets, targets=self.sources)
 
     def among(self, layouts: npt.NDArray[np.bool_]) -> Moves:
-        """Return the moves between the layouts where the mask is True, with these layouts renumbered."""
+        """
+        Return the moves that begin and end at layouts where the mask `layouts` is True, with those layouts renumbered.
+        """
         number = np.cumsum(layouts) - 1
         kept = layouts[self.sources] & layouts[self.targets]
         ends = np.cumsum(kept)
@@ -69,7 +71,7 @@ class Moves:
 
 @dataclass(frozen=True, eq=False)
 class PricedMoves:
-    """Moves between `count` states (layouts, or orders of axes), each with its seconds, float64 or float32."""
+    """A weighted graph of `count` states (layouts, or orders of axes): moves between them with their seconds."""
 
     count: int
     sources: Ints
@@ -123,9 +125,9 @@ class PricedMoves:
 @lru_cache(maxsize=256)
 def all_moves(groups: tuple[AxisGroup, ...], single: tuple[bool, ...]) -> Moves:
     """
-    Return all moves between layouts of values of rank `len(single)`.
+    Return all single collectives between layouts of values of rank `len(single)`, as moves between layout indices.
 
-    `single` says, per dim, whether the dim is not merged with others.
+    `single` says for each dim whether it is a dim by itself (True), or stands for several merged dims.
     """
     rank = len(single)
     every = role_counts(groups, rank + 2)

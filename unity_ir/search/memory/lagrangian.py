@@ -27,19 +27,22 @@ from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.sharding import pins
 from unity_ir.rules.derivation import RuleApplication
 from unity_ir.search.exact.plan_graph import realise
-from unity_ir.search.exact.shared_moves import bounded, certain, shares, with_shared_moves
+from unity_ir.search.exact.shared_moves import bounded, certain, has_shared_moves, with_shared_moves
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.joint.best_first import JointPlan
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import SPACE, Price
 from unity_ir.search.memory.peak_descent import descend_to_limit
 from unity_ir.search.memory.seconds_and_bytes import Choice, CostModel
-from unity_ir.simulate.report import peak
+from unity_ir.simulate.report import as_emitted
 
 
 @dataclass(frozen=True)
 class FittingPlan:
-    """The fastest plan of a serial graph found within a limit of bytes, with lower bounds."""
+    """
+    The fastest plan of a serial graph found within a limit of bytes, and lower bounds (`lines`) on all plans within
+    limits.
+    """
 
     graph: Graph
     """The serial graph."""
@@ -51,15 +54,15 @@ class FittingPlan:
     """For every price tried, (price, a lower bound on seconds + price * bytes of all choices)."""
 
     def bound(self, limit: float) -> float:
-        """Return a lower bound in seconds on the choices of at most `limit` bytes."""
+        """Return a lower bound in seconds on all choices that hold at most `limit` bytes on a device."""
         return max(least - price * limit for price, least in self.lines)
 
 
 class NothingFits(UnityError):
     """
-    Raised where no choice fits.
+    Raised where no choice fits the limit of bytes.
 
-    `plan` is the choice of the fewest `bytes`; `fastest` is a lower bound on the seconds of all choices.
+    `plan` is the choice of the fewest `bytes`; `fastest` is a lower bound in seconds on all choices.
     """
 
     def __init__(self, plan: ExactPlan, bytes: float, fastest: float):
@@ -71,7 +74,9 @@ class NothingFits(UnityError):
 
 @dataclass(frozen=True)
 class SmallestPlan:
-    """The smallest plan known, which does not fit: bytes per device, seconds, and advice to the user."""
+    """
+    What is known of the smallest plan where none fits: bytes per device, seconds, and advice for the error message.
+    """
 
     needs: float
     seconds: float
@@ -88,14 +93,19 @@ class SmallestPlan:
 
 
 class Refused(UnityError):
-    """Raised where no plan fits, with or without rewrites; baselines were not tried."""
+    """Raised where the search finds no plan that fits a device; the baselines have not been tried yet."""
 
     def __init__(self, message: str, smallest: SmallestPlan | None = None):
         super().__init__(message)
         self.smallest = smallest
 
     def known(self, name: str, needs: float, seconds: float) -> Refused:
-        """Return this error, or one that names the baseline `name` if it needs fewer bytes per device."""
+        """
+        Return the error, naming the baseline `name` as the smallest plan known if its bytes per device (`needs`) are
+        fewer.
+
+        `seconds` is the baseline's time.
+        """
         if self.smallest is None or self.smallest.needs <= needs:
             return self
         least = replace(self.smallest, needs=needs, seconds=seconds, of=f"known, that of {name},")
@@ -104,7 +114,7 @@ class Refused(UnityError):
 
 class Solvers:
     """
-    Solvers of one machine at several prices of a byte; those for time alone, for bytes alone and the last one are kept.
+    Solvers of one machine at several prices of a byte; those for time alone, bytes alone and the last price are kept.
     """
 
     def __init__(self, solver: Solver):
@@ -112,6 +122,7 @@ class Solvers:
         self._last = self._space = solver.at(SPACE)
 
     def at(self, price: Price) -> Solver:
+        """Return the solver that minimises `price`."""
         if price == self.solver.price:
             return self.solver
         if price == SPACE:
@@ -142,25 +153,28 @@ class LagrangianCurve:
 
     @cached_property
     def smallest(self) -> Choice:
-        """The choice of the fewest bytes, if every operator pays for moves that it shares."""
+        """The choice of the fewest bytes, counted as if every operator paid for the moves that it shares."""
         self.met.append(self.model.choice(self.solvers.at(SPACE).solve(self.graph)))
         return self.met[-1]
 
     def bytes(self, choice: Choice) -> float:
+        """Return the bytes that a choice holds on a device at the end of the forward."""
         return self.model.costs(choice)[1]
 
     def seconds(self, choice: Choice) -> float:
+        """Return the seconds of an iteration under a choice, each shared move charged once."""
         return self.model.costs(choice)[0]
 
     def bound(self, limit: float) -> float:
         """
-        Return a lower bound in seconds on choices of at most `limit` bytes, if every operator pays for the moves it
-        shares.
+        Return a lower bound in seconds on all choices of at most `limit` bytes, from the prices solved so far.
+
+        It holds if every operator pays for the moves that it shares; see `with_sound_bounds`.
         """
         return max(least - price * limit for price, least in self.lines)
 
     def solve(self, price: float) -> Choice:
-        """Return the optimal choice at a price of a byte."""
+        """Return the choice that minimises seconds + `price` * bytes."""
         if price not in self._at:
             plan = self.solvers.at(Price(1.0, price)).solve(self.graph)
             self._at[price] = self.model.choice(plan)
@@ -169,7 +183,7 @@ class LagrangianCurve:
         return self._at[price]
 
     def fitting(self, limit: float) -> FittingPlan:
-        """Return the fastest choice found of at most `limit` bytes per device. Raises `NothingFits`."""
+        """Return the fastest choice found that holds at most `limit` bytes per device. Raises `NothingFits`."""
         if self.bytes(self.fastest) <= limit:
             return self._found(self.fastest, limit)
         if self.bytes(self.smallest) > limit:
@@ -200,12 +214,12 @@ class LagrangianCurve:
 
     def descended(self, need: Callable[[ExactPlan, Graph], int], limit: float) -> FittingPlan | None:
         """
-        Return a choice whose simulated peak is at most `limit` bytes, by local search from known ones; None if none is
+        Return a plan whose simulated peak is at most `limit` bytes, by local search from known choices; None if none is
         found.
 
-        `need` returns the bytes that a plan of the graph needs.
+        `need` returns the peak bytes of a plan of the graph.
         """
-        if self.bytes(self.smallest) > limit and not shares(self.graph):
+        if self.bytes(self.smallest) > limit and not has_shared_moves(self.graph):
             return None
         starts = sorted((*self.good, *self.met), key=self.bytes)
         operators = sum(n.is_compute for n in self.graph.nodes())
@@ -219,29 +233,34 @@ class LagrangianCurve:
         return self._found(faster if fits else found, limit)
 
     def price(self, limit: float) -> float:
-        """Return the price of a byte at which the lower bound for a limit of bytes is greatest."""
+        """Return the price of a byte (seconds per byte) at which the lower bound for `limit` bytes is greatest."""
         return max(self.lines, key=lambda line: line[1] - line[0] * limit)[0]
 
     def _found(self, choice: Choice, limit: float) -> FittingPlan:
         plan, bytes = self.model.plan(choice, 0.0), self.bytes(choice)
         return FittingPlan(self.graph, plan, bytes, self.price(limit), tuple(self.lines))
 
-    def sound(self, found: FittingPlan) -> FittingPlan:
+    def with_sound_bounds(self, found: FittingPlan) -> FittingPlan:
         """
-        Return the plan with bounds that hold when operators share moves: at price 0 and at the plan's price.
+        Return the plan with lower bounds that hold even where operators share moves: at price 0 and at the plan's
+        price.
 
-        Where operators of this graph never share moves, every line holds as it is.
+        Returns `found` itself if no operators of the graph can share a move.
         """
-        if not shares(self.graph):
+        if not has_shared_moves(self.graph):
             return found
         least = bounded(self.solvers.at(Price(1.0, found.price)), self.graph) if found.price else self.lines[0][1]
         return replace(found, lines=(self.lines[0], (found.price, least)))
 
 
 def fitting(solver: Solver, graph: Graph, limit: float) -> FittingPlan:
-    """Return the fastest choice found of at most `limit` bytes per device, with its bound. Raises `NothingFits`."""
+    """
+    Return the fastest choice found for a graph that holds at most `limit` bytes per device, with its lower bounds.
+
+    Raises `NothingFits`.
+    """
     curve = LagrangianCurve(Solvers(solver), graph)
-    return curve.sound(curve.fitting(limit))
+    return curve.with_sound_bounds(curve.fitting(limit))
 
 
 def _better(model: CostModel, best: Choice, over: Choice, under: Choice, limit: float) -> Choice:
@@ -250,7 +269,7 @@ def _better(model: CostModel, best: Choice, over: Choice, under: Choice, limit: 
     local search improves; `over` exceeds the limit.
     """
     tried = [best, under]
-    mixed = model.between(over, under, limit)
+    mixed = model.crossover(over, under, limit)
     if mixed is not None:
         tried.append(model.improved(mixed, limit))
     return min((c for c in tried if model.costs(c)[1] <= limit), key=lambda c: model.costs(c)[0])
@@ -265,7 +284,7 @@ def needed(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
     """
     if not not_kept(graph) and all_at_once(graph, priced, optimizer) <= priced.machine.device.memory:
         return priced.memory_bytes
-    return max(priced.memory_bytes, peak(graph, priced, optimizer))
+    return max(priced.memory_bytes, as_emitted(graph, priced.machine, optimizer)[1])
 
 
 def all_at_once(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
@@ -285,7 +304,7 @@ def all_at_once(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
 
 def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], JointPlan]) -> JointPlan:
     """
-    Return `fastest` if it fits the device's memory, else the fastest plan found that does.
+    Return `fastest` if it fits the device's memory, else the fastest plan found that does (Lagrangian relaxation).
 
     1. At the best price of a byte for the source graph (its Lagrange multiplier at the limit), search for rewrites;
        `search` is the joint search with a given solver.
@@ -364,7 +383,7 @@ class _SearchWithinMemory:
 
     def joint_plan(self, found: FittingPlan) -> JointPlan:
         """Return the joint search's result for a choice, with a lower bound on all that fit."""
-        found = self.curves[found.graph].sound(found)
+        found = self.curves[found.graph].with_sound_bounds(found)
         spaces, graph = self.solver.spaces, found.graph
         return replace(
             self.fastest,
@@ -397,7 +416,7 @@ def _refused(needs: float, plan: ExactPlan, source: Graph, solver: Solver) -> Re
 
 
 def lacking(needs: float, device: Device) -> str:
-    """Return as text how many bytes a plan needs per device, and how many the device lacks."""
+    """Return text for an error message: the bytes a plan `needs` per device, and how many of them the device lacks."""
     return f"needs {_size(needs)} per device, {_size(needs - device.memory)} more than {device.name} has"
 
 

@@ -62,9 +62,10 @@ def descend_to_limit(
     model: CostModel, starts: Iterable[Choice], operators: int, need: Callable[[Choice], int], limit: float
 ) -> Choice | None:
     """
-    Return a choice that needs at most `limit` bytes; None if none is found or the graph has too many operators.
+    Return a choice whose simulated peak is at most `limit` bytes, by local search; None if none is found.
 
-    `starts` are the choices to descend from; `need` returns the bytes that a choice needs.
+    `starts` are the choices to descend from, `need` returns the peak bytes of a choice, and `operators` is the number
+    of operators of the graph, of which there may not be too many.
     """
     if operators > limits().peak_operators:
         return None

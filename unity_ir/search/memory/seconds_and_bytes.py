@@ -55,7 +55,7 @@ Key = Node | Value | Rest
 
 class CostModel:
     """
-    Seconds and bytes of every row of every operator, relay and leaf, as a factor graph in which no row is dropped.
+    Seconds and bytes of any choice (a row for each operator, relay and leaf), as a factor graph with all rows.
 
     Operators that may be recomputed have their rows twice: with saved results, then with recomputed ones.
     """
@@ -142,13 +142,13 @@ class CostModel:
         space = self.solver.space(value)
         if id(space) not in self._arriving:
             every = np.arange(len(space))
-            self._arriving[id(space)] = space.arriving(every, every)
+            self._arriving[id(space)] = space.moved_bytes(every, every)
         seconds = space.training if training else space.forward
         bytes = self._arriving[id(space)] if kept else np.broadcast_to(0.0, self._arriving[id(space)].shape)
         self.edges.append(_Edge(source, target, made, needs, seconds, bytes))
 
     def choice(self, plan: ExactPlan) -> Choice:
-        """Return the rows of a plan."""
+        """Return the choice of an exact plan: the number of the row of each variable."""
         return tuple(self._row(key, plan) for key in self.keys)
 
     def _row(self, key: Key, plan: ExactPlan) -> int:
@@ -161,7 +161,7 @@ class CostModel:
                 return plan.layouts[key]
 
     def plan(self, choice: Choice, bound: float) -> ExactPlan:
-        """Return the plan of a choice."""
+        """Return the exact plan of a choice; `bound` is its lower bound in seconds."""
         rows = {key: row % self._rows(key) for key, row in zip(self.keys, choice, strict=True) if isinstance(key, Node)}
         again = frozenset(
             key for key, row in zip(self.keys, choice, strict=True) if isinstance(key, Node) and row >= self._rows(key)
@@ -172,7 +172,7 @@ class CostModel:
         return ExactPlan(self.costs(choice)[0], rows, layouts, rests, again, bound, every, every)
 
     def costs(self, choice: Choice) -> tuple[float, float]:
-        """Return seconds and bytes as `cost.plan` counts them: users of a value in one layout share its move."""
+        """Return the seconds of a choice and its bytes per device, as `cost.plan` counts them: a shared move once."""
         seconds, bytes = self._charged(choice)
         for edges in self._shared:
             alike: dict[int, list[tuple[float, float]]] = {}
@@ -195,14 +195,16 @@ class CostModel:
         return seconds, bytes
 
     def around(self, node: Node, choice: Choice) -> tuple[float, float]:
-        """Return the seconds of an operator's kernels, and of the reshards to and from it."""
+        """Return the seconds of an operator's kernels, and the seconds of the reshards to and from it."""
         variable, row = self._numbers[node], choice[self._numbers[node]]
         own = float(self.seconds[variable][row])
         return own, float(self._around(variable, choice)[0][row]) - own
 
-    def between(self, one: Choice, other: Choice, limit: float) -> Choice | None:
+    def crossover(self, one: Choice, other: Choice, limit: float) -> Choice | None:
         """
-        Return the fastest choice within the limit that takes one choice up to some variable and the other from there.
+        Return the fastest crossover of two choices that holds at most `limit` bytes; None if none does.
+
+        A crossover has the first variables' rows of one choice and the other variables' rows of the other.
         """
         best: tuple[float, Choice] | None = None
         for first, last in ((one, other), (other, one)):
@@ -232,7 +234,12 @@ class CostModel:
         return seconds, bytes
 
     def improved(self, choice: Choice, limit: float, passes: int = 4) -> Choice:
-        """Return a local optimum within the limit (no single row makes it faster), or where `passes` passes end."""
+        """
+        Return a choice improved by local search: single rows are changed while that makes it faster, within `limit`
+        bytes.
+
+        Ends at a local optimum, or after `passes` passes over all variables.
+        """
         rows = list(choice)
         _, held = self._charged(choice)
         for _ in range(passes):
@@ -252,14 +259,17 @@ class CostModel:
         return tuple(rows)
 
     def smallest_rows(self, variable: int, choice: Choice) -> list[int]:
-        """Return the other feasible rows of a variable, fewest bytes first, given the rows of the others."""
+        """
+        Return the other feasible rows of variable number `variable`, fewest bytes first; all other variables keep their
+        rows.
+        """
         _, bytes = self._around(variable, choice)
         return [
             int(row) for row in np.argsort(bytes, kind="stable") if np.isfinite(bytes[row]) and row != choice[variable]
         ]
 
     def without_recompute(self, choice: Choice) -> Choice:
-        """Return the choice with nothing recomputed."""
+        """Return the choice with the same layouts and every result saved, none recomputed."""
         return tuple(
             row % self._rows(key) if isinstance(key, Node) else row for key, row in zip(self.keys, choice, strict=True)
         )

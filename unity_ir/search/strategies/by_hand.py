@@ -22,14 +22,14 @@ from unity_ir.search.tofu.search import VARIANTS, tofu
 
 @dataclass(frozen=True)
 class RandomOptions:
-    """The seed of the random plan."""
+    """Options of `random`: the seed from which the plan is drawn."""
 
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class OnePlan:
-    """A strategy that makes its plan without comparing it with others."""
+    """A strategy that returns the one plan that `make` makes, such as a baseline, and compares it with no other."""
 
     name: str
     make: Callable[[Graph, Machine, Optimizer, Any], Graph]
@@ -37,7 +37,7 @@ class OnePlan:
     options: type[Any] = NoOptions
 
     def search(self, graph: Graph, machine: Machine, options: Any, context: SearchContext) -> SearchResult:
-        """Return the plan and its cost."""
+        """Return the parallel graph that the strategy's `make` makes of a serial one, with its cost."""
         plan = self.make(graph, machine, context.optimizer, options)
         return SearchResult(self.name, plan, cost(plan, machine, context.optimizer))
 

@@ -14,7 +14,7 @@ from unity_ir.search.strategy import SearchContext
 
 @dataclass(frozen=True)
 class McmcOptions:
-    """The settings of `flexflow.mcmc.Settings` that users set."""
+    """Options of `mcmc` that users may set: a subset of `flexflow.mcmc.Settings`."""
 
     beta: float = Settings.beta
     """Weight of a slowdown relative to an operator's mean time in the best plan: higher accepts fewer."""
@@ -25,7 +25,9 @@ class McmcOptions:
 
 @dataclass(frozen=True)
 class Mcmc:
-    """Metropolis-Hastings over the assignments of single operators."""
+    """
+    Strategy `mcmc` (FlexFlow, section 6): Metropolis-Hastings over the sharding and placement of single operators.
+    """
 
     name = "mcmc"
     options = McmcOptions

@@ -18,7 +18,9 @@ from unity_ir.search.strategy import SearchContext
 
 @dataclass(frozen=True)
 class RewriteOptions:
-    """The rules that rewrite the graph."""
+    """
+    Options of `joint` and `sequential`: which algebraic rules may rewrite the graph, as `rules.algebraic` reads them.
+    """
 
     rules: str = "common"
     """`common`, `library`, `common+~merge-matmuls`, ..: see `rules.algebraic`."""
@@ -26,7 +28,9 @@ class RewriteOptions:
 
 @dataclass(frozen=True)
 class Joint:
-    """Best-first over rewrites, each candidate at its optimal parallelization."""
+    """
+    Strategy `joint`: best-first search over algebraic rewrites; each candidate graph costs its optimal parallelization.
+    """
 
     name = "joint"
     options = RewriteOptions
@@ -56,7 +60,7 @@ class Joint:
 
 @dataclass(frozen=True)
 class Sequential:
-    """Rewrites for one device first, then parallelization (Unity, section 6.4)."""
+    """Strategy `sequential`: rewrite for one device first, then parallelize the result (Unity, section 6.4)."""
 
     name = "sequential"
     options = RewriteOptions

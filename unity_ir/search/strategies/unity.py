@@ -15,7 +15,7 @@ from unity_ir.search.unity.search import Options, unity
 
 @dataclass(frozen=True)
 class UnityOptions(Options):
-    """The options of the search itself, and the rules."""
+    """Options of `unity`: those of `search.unity.search.Options`, and which algebraic rules may rewrite the graph."""
 
     rules: str = "common"
     """`common`, `library`, ..: see `rules.algebraic`."""
@@ -23,7 +23,9 @@ class UnityOptions(Options):
 
 @dataclass(frozen=True)
 class Unity:
-    """Substitutions by best-first search, machine mapping by dynamic programming, graph splitting."""
+    """
+    Strategy `unity`: best-first search over substitutions, machine mapping by dynamic programming, graph splitting.
+    """
 
     name = "unity"
     options = UnityOptions

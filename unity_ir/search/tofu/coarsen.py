@@ -16,14 +16,14 @@ from unity_ir.search.layouts.limits import limits
 
 @dataclass(frozen=True)
 class Groups:
-    """The group of every compute operator and of every value, by number, in graph order."""
+    """The group number of every compute operator and of every value; a group has one partition strategy."""
 
     operators: dict[Node, int]
     values: dict[Value, int]
 
 
 def alone(graph: Graph) -> Groups:
-    """Return groups of a single operator or value each."""
+    """Return the groups of no coarsening: one operator or one value each."""
     nodes = graph.nodes()
     operators = {n: i for i, n in enumerate(n for n in nodes if n.is_compute)}
     values = {v: i for i, v in enumerate(v for n in nodes for v in n.results)}
@@ -31,7 +31,11 @@ def alone(graph: Graph) -> Groups:
 
 
 def coarsen(graph: Graph) -> Groups:
-    """Group operators that compute the same on equal shapes, with the same weights or on values of one group."""
+    """
+    Return groups of operators that compute the same on equal shapes, on the same weights or on values of one group.
+
+    They are, above all, the steps of an unrolled recurrent network (Tofu, section 5.1).
+    """
     nodes, users = graph.nodes(), graph.users()
     shared = {n.result for n in nodes if n.op == "weight" and len(users.get(n.result, ())) > 1}
     colours: dict[tuple[Node, int], Hashable] = {}

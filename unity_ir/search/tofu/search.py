@@ -34,8 +34,10 @@ Choices = tuple[list[int], list[int]]
 
 def tofu(graph: Graph, machine: Machine, variant: str = "tofu", coarse: bool = True) -> Graph:
     """
-    Return the parallel graph with the fewest bytes moved, one axis at a time.
+    Return the parallel graph that Tofu's search makes of a serial one: one mesh axis at a time, with the fewest bytes
+    moved.
 
+    `variant` is one of `VARIANTS` (Tofu, section 7.3); with `coarse`, the graph is coarsened first (section 5.1).
     Raises `UnityError` for an unknown variant.
     """
     if variant not in VARIANTS:
@@ -54,7 +56,7 @@ def tofu(graph: Graph, machine: Machine, variant: str = "tofu", coarse: bool = T
 
 
 def fewest(step: StepProblem) -> Choices:
-    """Return the optimal choices of a step, by elimination."""
+    """Return the choices of a step that move the fewest bytes, by variable elimination."""
     count = len(step.operators)
     factors = [plain((i,), own) for i, own in enumerate(step.own)]
     factors += [plain((i, count + j), table) for (i, j), table in step.edges.items()]

@@ -31,7 +31,7 @@ Roles = tuple[int, ...]
 @dataclass(frozen=True)
 class StepProblem:
     """
-    The choices of one step.
+    The choices of one step of Tofu's recursion, which partitions everything along one more mesh axis.
 
     `operators` and `values` list, for every group, its possible roles on the axis; `edges` has, for an operator group
     and a value group, the bytes of all their moves [operator's choice, value's choice].
@@ -48,7 +48,11 @@ class StepProblem:
 
 @dataclass
 class StepBuilder:
-    """Builds the steps of a graph; `done` are the sizes of earlier axes, `operators` and `values` the roles on them."""
+    """
+    Builds the steps of Tofu's recursion for a graph: `done` are the sizes of the axes partitioned so far.
+
+    `operators` and `values` have each group's roles on those axes.
+    """
 
     graph: Graph
     groups: Groups
@@ -70,7 +74,7 @@ class StepBuilder:
         self.values = dict.fromkeys(self._of_value, ())
 
     def step(self, size: int) -> StepProblem:
-        """Return the choices for an axis of `size` devices."""
+        """Return the problem of partitioning all groups along one more mesh axis, of `size` devices."""
         alike: dict[Hashable, tuple[list[GridRole], Floats]] = {}
         may: list[list[GridRole]] = []
         own: list[Floats] = []
@@ -104,7 +108,9 @@ class StepBuilder:
         return StepProblem(may, rests, own, edges, sizes)
 
     def choose(self, step: StepProblem, size: int, operators: Iterable[int], values: Iterable[int]) -> None:
-        """Fix one choice of every group for an axis."""
+        """
+        Record the choice of every group in `step`, for a mesh axis of `size` devices, as indices of its possible roles.
+        """
         for group, choice in enumerate(operators):
             self.operators[group] = (*self.operators[group], step.operators[group][choice])
         for group, choice in enumerate(values):
@@ -112,11 +118,11 @@ class StepBuilder:
         self.done = (*self.done, size)
 
     def assignments(self) -> dict[Node, tuple[GridRole, ...]]:
-        """Return every operator's role on each axis."""
+        """Return every operator's role on each mesh axis partitioned so far, such as the index variable it shards."""
         return {n: self.operators[g] for n, g in self.groups.operators.items()}
 
     def layouts(self) -> dict[Value, Roles]:
-        """Return the layout where every value rests."""
+        """Return the layout in which every value rests: its role on each mesh axis partitioned so far."""
         return {v: self.values[g] for v, g in self.groups.values.items()}
 
     def _form(self, node: Node) -> Hashable:
@@ -211,6 +217,6 @@ def _item(value: Value) -> int:
 
 
 def group_sizes(step: StepProblem) -> Mapping[int, int]:
-    """Return the number of choices of every variable: operator groups first, then value groups."""
+    """Return the number of choices of each variable of a step, by number: operator groups first, then value groups."""
     counts = [*map(len, step.operators), *map(len, step.values)]
     return dict(enumerate(counts))

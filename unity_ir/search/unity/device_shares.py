@@ -41,13 +41,18 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 def roles(node: Node) -> tuple[GridRole, ...]:
-    """Return the roles by which an operator may be sharded: index variables, and sets of carriers."""
+    """
+    Return the roles by which an operator may be sharded: its divisible index variables, and the sets of operands that
+    may hold partial sums together.
+    """
     analysis = node.analysis
     return (*(v for v in analysis.splittable if analysis.bound.extents[v] > 1), *analysis.carriers)
 
 
 def divisible(node: Node, degrees: Degrees) -> bool:
-    """Return whether an operator can have these degrees: it has the roles, and all sizes divide."""
+    """
+    Return whether an operator can have these degrees: all their roles are its `roles`, and all sizes are divisible.
+    """
     analysis, known = node.analysis, roles(node)
     if any(role not in known for role, _ in degrees):
         return False
@@ -67,7 +72,8 @@ def divisible(node: Node, degrees: Degrees) -> bool:
 @cache
 def views(degrees: Degrees, share: Share, sizes: tuple[int, ...], levels: tuple[int, ...]) -> tuple[Assignment, ...]:
     """
-    Return the views with these degrees on a share, at most `limits().unity_views`; () if none fits.
+    Return the machine views with these degrees on a share of the machine, at most `limits().unity_views`; () if none
+    fits.
 
     `sizes` and `levels` are the size and the machine level of each mesh axis. Axes that the share has whole are used,
     or repeat if left over; the others are pinned at 0. Views differ in which levels provide how much of each degree,
@@ -126,7 +132,7 @@ def _orders(axes: list[int], counts: tuple[int, ...], degrees: Degrees) -> list[
 
 
 def whole(machine: Machine) -> Share:
-    """Return the share that is all of a machine."""
+    """Return the share that is the whole machine: all coordinates of every mesh axis."""
     return machine.mesh.sizes
 
 
@@ -147,7 +153,7 @@ def splits(share: Share, sizes: Sequence[int], levels: Sequence[int]) -> Iterato
 
 
 def moved(assignment: Assignment, start: Sequence[int]) -> Assignment:
-    """Return a view translated to a share that starts at `start`."""
+    """Return a view with its pinned coordinates moved by `start`, the first coordinates of a share."""
     return tuple(pinned_at(start[a]) if role == pinned_at(0) else role for a, role in enumerate(assignment))
 
 

@@ -84,7 +84,7 @@ class Subgraph:
 
     def wires(self, edge: DirectEdge) -> tuple[tuple[Value, int], ...]:
         """
-        Return the values that an edge carries, each with the index of the operand of the target that reads it.
+        Return the values that an edge carries, each with the index of the operand by which the target reads it.
 
         At the exit of a cut subgraph this is the first output, as operand 0.
         """
@@ -113,7 +113,10 @@ class Subgraph:
 
 @dataclass(frozen=True, eq=False)
 class Views:
-    """The views of an operator on a share, and its cost and layouts under each."""
+    """
+    The machine views of an operator on a share of the machine: per view its seconds, and the layouts it needs and
+    makes.
+    """
 
     assignments: tuple[Assignment, ...]
     seconds: Floats
@@ -130,7 +133,11 @@ NO_VIEWS = Views(((),), np.zeros(1), (), ())
 
 @dataclass
 class Mapper:
-    """Maps candidates to one machine. Without `cache`, nothing is kept from one candidate to the next."""
+    """
+    Finds the fastest machine mapping of candidates on one machine (Unity, section 5.2), memoising tables by structure.
+
+    Without `cache`, nothing is kept from one candidate to the next.
+    """
 
     prices: ViewCosts
     cache: bool = True
@@ -139,11 +146,11 @@ class Mapper:
     tables: dict[Hashable, Floats] = field(default_factory=dict[Hashable, Floats])
 
     def number(self, key: Hashable) -> int:
-        """Return a number for the structure `key`; equal structures have equal numbers."""
+        """Return a number that identifies a structure in the memo's keys: the same for equal `key`s."""
         return self._numbers.setdefault(key, len(self._numbers))
 
     def number_of(self, piece: Subgraph, node: Node) -> int:
-        """Return the number of an operator's structure, degrees left out."""
+        """Return a number that is equal for operators of `piece` of equal structure, whatever their degrees."""
         if node not in piece.numbers:
             piece.numbers[node] = self.number(piece.keys[node])
         return piece.numbers[node]
@@ -163,13 +170,15 @@ class Mapper:
         self, piece: Subgraph, degrees: Mapping[Node, Degrees], entry: int = 0, exit: int = 0
     ) -> dict[Node, Assignment]:
         """
-        Return the view of every operator in the fastest mapping, for one layout at the entry and one at the exit, by
-        index.
+        Return every operator's view in the fastest mapping, given the index of the layout at the entry and at the exit.
         """
         return _Mapping(self, piece, degrees).chosen(entry, exit)
 
     def of(self, piece: Subgraph, node: Node, degrees: Degrees, share: Share) -> Views:
-        """Return the views of an operator with these degrees on a share of the machine, and their costs."""
+        """
+        Return the machine views of an operator with these degrees on a share of the machine, with their costs;
+        memoised.
+        """
         key = (self.number_of(piece, node), degrees, share)
         if key not in self._views:
             machine = self.prices.machine

@@ -45,8 +45,9 @@ class Options:
     The options of Unity's search.
 
     A candidate is rewritten further if it costs at most `alpha` times the best. `budget` is the number of candidates
-    priced per operator of a part; by default such that a whole graph has `limits().unity_candidates`. Without `split`
-    graphs are not cut into parts, and without `cache` no costs are kept between candidates (Table 2 of the paper).
+    priced per operator of a part, by default `limits().unity_candidates` over the graph's operators, from 10 to 300.
+    Without `split` graphs are not cut into parts, and without `cache` no costs are kept between candidates (Table 2 of
+    the paper).
     """
 
     alpha: float = 1.05

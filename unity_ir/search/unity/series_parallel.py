@@ -99,8 +99,8 @@ class Flow:
 
     def cuts(self, source: Node | None, inner: SequenceOf[Node], target: Node | None) -> list[Node]:
         """
-        Return the operators of `inner` that are on every path from `source` to `target` (direct edges left out), in
-        order.
+        Return, in order, the operators of `inner` on every path from `source` to `target`, ignoring edges between those
+        two.
         """
         place: dict[Node | None, int] = {n: i for i, n in enumerate((*inner, target))}
         # Nothing is reached where there are no operators.
@@ -113,7 +113,7 @@ class Flow:
         return found
 
     def branches(self, inner: SequenceOf[Node]) -> list[list[Node]]:
-        """Return the connected components of some operators, each in graph order, sorted by their first operator."""
+        """Return the connected components of some operators: each in graph order, sorted by their first operator."""
         group = {n: [n] for n in inner}
         for node in inner:
             for user in self.users[node]:
@@ -130,7 +130,7 @@ class Flow:
 
 
 def decompose(flow: Flow) -> Region:
-    """Return the region of a whole graph, from its start to its end."""
+    """Return the decomposition of a whole graph into sequences and parallel branches, as a tree of regions."""
     return _region(flow, None, flow.nodes, None)
 
 

@@ -28,8 +28,9 @@ ENTRY = "what flows in"
 @dataclass(frozen=True, eq=False)
 class Selection:
     """
-    The best candidate of a part for each pair of layouts at its ends: `candidates` [entry][exit], `seconds` [entry,
-    exit].
+    The best candidate of a part for each layout at its entry and each at its exit.
+
+    `candidates` is [entry][exit], `seconds` [entry, exit].
     """
 
     seconds: Floats
@@ -38,7 +39,7 @@ class Selection:
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """A part, and the candidate chosen for it."""
+    """A part of the graph, and the candidate chosen for it."""
 
     piece: Subgraph
     candidate: CandidatePCG
@@ -49,9 +50,10 @@ class Chosen:
 
 def parts(graph: Graph, machine: Machine, rules: Sequence[Rule], least: int) -> list[Subgraph]:
     """
-    Return the parts of a graph, in order; one part, the whole, if it cannot be cut.
+    Split a graph into parts at operators that all paths go through (Unity, section 5.3); return them in order.
 
-    Every part has at least `least` operators; cuts are where they disrupt the fewest of `rules`.
+    Every part has at least `least` operators; cuts are where they disrupt the fewest of `rules`. Returns the whole
+    graph as one part if it cannot be cut.
     """
     cuts = _cuts(graph, rules, least)
     if not cuts:
@@ -113,10 +115,10 @@ def _cuts(graph: Graph, rules: Sequence[Rule], least: int) -> list[Node]:
 
 def partitionings(shape: Sequence[int], machine: Machine) -> tuple[Layout, ...]:
     """
-    Return the layouts that a tensor between parts may have, without replicas, each with one view.
+    Return the layouts that a tensor between two parts may have: whole, one dim by any degree, or two dims.
 
-    They are: whole; one dim by any degree; two dims that together take all devices. The mapping of the whole graph
-    chooses the views again.
+    Two dims together take all devices. There are no replicas, and each layout has one view; the mapping of the whole
+    graph chooses the views again.
     """
     found: dict[tuple[tuple[int, int], ...], None] = {(): None}
     for degree in divisors(machine.devices)[1:]:
@@ -217,7 +219,10 @@ def structure(piece: Subgraph) -> object:
 
 
 def carried_over(found: Selection, piece: Subgraph, rules: Sequence[Rule]) -> Selection:
-    """Return the selection of an equal part, with its candidates rebuilt for this part."""
+    """
+    Return the selection for a part that equals, but for names, the one `found` is for: its candidates, rebuilt for
+    `piece`.
+    """
     known = {rule.name: rule for rule in rules}
     done: dict[CandidatePCG, CandidatePCG] = {}
 

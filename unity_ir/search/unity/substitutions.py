@@ -28,7 +28,7 @@ class CandidatePCG:
 
     @cached_property
     def key(self) -> object:
-        """A key, equal for equal PCGs."""
+        """Return a key that is equal for equal PCGs, whatever rewrites led to them."""
         return self.piece.graph.outputs, tuple(self.degrees.get(n, ()) for n in self.piece.flow.nodes)
 
 
@@ -45,7 +45,7 @@ class Substitutions:
     )
 
     def of(self, candidate: CandidatePCG) -> Iterator[CandidatePCG]:
-        """Yield the candidates that one substitution makes of a candidate, for every substitution and every place."""
+        """Yield every candidate that one substitution, at one place, makes of a candidate."""
         yield from self._algebraic(candidate)
         for node in candidate.piece.flow.nodes:
             for degrees in self.degrees(node, candidate.degrees.get(node, ())):
@@ -56,7 +56,7 @@ class Substitutions:
                     yield CandidatePCG(candidate.piece, {**alone, **onwards}, candidate.steps)
 
     def degrees(self, node: Node, now: Degrees) -> tuple[Degrees, ...]:
-        """Return the degrees that one parallelization rule makes of an operator's current ones, `now`."""
+        """Return every degrees that one parallelization rule makes of the operator's current ones, `now`."""
         if (node, now) not in self._ways:
             self._ways[node, now] = tuple(self._degrees(node, now))
         return self._ways[node, now]
@@ -137,7 +137,7 @@ class Substitutions:
 
     def alike(self, piece: Subgraph, dims: Mapping[Value, Sequence[int]]) -> CandidatePCG:
         """
-        Return the candidate in which all operators follow the sharding of the given values.
+        Return the candidate in which the sharding of some values is propagated to all operators.
 
         `dims` has the degree of each dim of these values. Single substitutions lead to the same candidate, one operator
         per round.
@@ -151,7 +151,7 @@ class Substitutions:
 
 
 def made(value: Value, degrees: Degrees) -> Sequence[int]:
-    """Return the degree of each dim of `value`, a result of an operator with these degrees."""
+    """Return the degree of each dim of `value`, which an operator with these degrees computes."""
     by = {role: d for role, d in degrees if isinstance(role, str)}
     return [by.get(v, 1) if v is not None else 1 for v in value.node.analysis.result_dims[value.index]]
 
@@ -176,7 +176,9 @@ def follow(node: Node, dims: Mapping[Value, Sequence[int]], devices_of: int) -> 
 
 def corresponding(before: Graph, after: Graph) -> dict[Node, Node]:
     """
-    Return the operator before a rewrite for each operator after it that is the same, on the same or other operands.
+    Map each operator after a rewrite to the one before it that it was: the same operator, perhaps on other operands.
+
+    New operators are left out.
     """
     found: dict[Node, Node] = {}
     existed = {n for n in before.nodes() if n.is_compute}

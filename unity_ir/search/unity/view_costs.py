@@ -25,7 +25,7 @@ FREE = 1e-12
 
 @dataclass
 class ViewCosts:
-    """Prices operators and moves on one machine, memoised."""
+    """Prices operators under machine views, and moves between layouts, on one machine; memoised."""
 
     machine: Machine
     optimizer: Optimizer
@@ -33,12 +33,17 @@ class ViewCosts:
 
     @cached_property
     def planned(self) -> int:
-        """The number of axes of a mesh up to which the planner is asked, on this machine (`limits().planned_axes`)."""
+        """
+        The most mesh axes on which moves are planned exactly, on this machine (`limits().planned_axes`); greedily on
+        more.
+        """
         return next(n for most, n in limits().planned_axes if len(self.machine.mesh.sizes) <= most)
 
     def move(self, shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, gradient: bool) -> float:
         """
-        Return the seconds of moving a value of this shape between two layouts; with `gradient`, also its gradient back.
+        Return the seconds of moving a value of this shape from layout `source` to `target`.
+
+        With `gradient`, adds those of moving its gradient back.
         """
         if source == target:
             return 0.0

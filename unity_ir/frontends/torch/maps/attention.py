@@ -9,7 +9,7 @@ import torch
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import add, scale, where
 from unity_ir.frontends.torch.masks import is_lower, visible
-from unity_ir.frontends.torch.recognise import of_group
+from unity_ir.frontends.torch.recognise import before_repeat_kv
 from unity_ir.frontends.torch.site import Site, maps, number
 from unity_ir.frontends.torch.values import Operand, cut, expand, is_bool, op, reshape
 from unity_ir.pcg.graph import Value
@@ -32,7 +32,7 @@ def attention(
     enable_gqa: bool = False,
 ) -> Value:
     """
-    Map attention of queries [b.., h, i, e], keys [b.., h, j, e] and values [b.., h, j, d].
+    Map scaled-dot-product attention of queries [b.., h, i, e], keys [b.., h, j, e] and values [b.., h, j, d].
 
     Returns one operator where there is no mask, or one that is all true or causal; otherwise its products and softmax.
     """
@@ -53,8 +53,8 @@ def attention(
         lead = site.shape[:-2]
         q, k, v = (expand(x, (*lead, *x.shape[-2:])) for x in (q, k, v))
     q, k, v = (reshape(x, (prod(x.shape[:-3]), *_heads(x), *x.shape[-2:])) for x in (q, k, v))
-    if of_group(k).shape[1] == of_group(v).shape[1]:
-        k, v = of_group(k), of_group(v)
+    if before_repeat_kv(k).shape[1] == before_repeat_kv(v).shape[1]:
+        k, v = before_repeat_kv(k), before_repeat_kv(v)
     if dropout_p:
         drop = {"drop": float(dropout_p), "seed": site.seeds()}
         return reshape(op("attention_dropout", q, k, v, scale=by, causal=int(causal), **drop), site.shape)
@@ -184,5 +184,5 @@ def dropout(site: Site, x: Value, p: float, train: bool) -> Value:
 
 @maps("native_dropout")
 def native_dropout(site: Site, x: Value, p: float, train: bool | None) -> tuple[Value | None, ...]:
-    """Map dropout that also returns its mask, which has no mapping (None)."""
+    """Map dropout with probability `p`; its second result, the mask, has no mapping (None)."""
     return dropout(site, x, p, train is not False), None

@@ -17,7 +17,7 @@ Ints = int | Sequence[int]
 
 
 def pair(x: Ints, last: int = 2) -> tuple[int, ...]:
-    """Return sizes per dim, given one number for all `last` dims or a number for each."""
+    """Return `x`, sizes per dim, as a tuple of `last` numbers; a single number holds for all dims."""
     x = [x] if isinstance(x, int) else list(x)
     return tuple(x) * last if len(x) == 1 else tuple(x)
 
@@ -75,7 +75,7 @@ def convolution(
     groups: int,
     *_: object,
 ) -> Value:
-    """Map the general convolution. Raises `UnityError` for transposed ones."""
+    """Map `aten.convolution`, of one or two dims. Raises `UnityError` for transposed ones."""
     del output_padding
     if transposed:
         raise UnityError("a transposed convolution has no operator")
@@ -84,7 +84,7 @@ def convolution(
 
 def check_floor(site: Site, sizes: Shape, kernel: Shape, stride: Shape, edge: Shape, spread: Shape) -> None:
     """
-    Raise `UnityError` where `ceil_mode` makes a window that reaches beyond the edge.
+    Raise `UnityError` if `ceil_mode` would add a window that reaches beyond the padded edge, so that it has an effect.
 
     `edge` is the padding and `spread` the dilation, each per dim as are `sizes` (the input's), `kernel` and `stride`.
     """
@@ -113,7 +113,7 @@ def max_pool(
 
 @maps("max_pool2d_with_indices")
 def max_pool_with_indices(site: Site, x: Value, *rest: Ints) -> tuple[Value | None, ...]:
-    """Map max pooling that also returns indices, which have no mapping (None)."""
+    """Map max pooling over two dims; its second result, the indices, has no mapping (None)."""
     return max_pool(site, x, *rest), None
 
 
@@ -167,7 +167,9 @@ def avg_pool1d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Value:
-    """Map mean pooling over one dim. Raises `UnityError` for `ceil_mode` and for padding that does not count."""
+    """
+    Map mean pooling over one dim. Raises `UnityError` for `ceil_mode`, and for padding that the mean does not count.
+    """
     if ceil_mode or (not count_include_pad and any(pair(padding, 1))):
         raise UnityError("ceil_mode and count_include_pad=False have no operator in one dim; use avg_pool2d")
     k, p = pair(kernel, 1), pair(padding, 1)

@@ -16,7 +16,11 @@ COMMUTATIVE = {"add", "mul", "maximum", "minimum", "eq", "ne", "logical_and", "l
 
 
 def binary(site: Site, name: str, x: Operand, y: Operand, dtype: str | None = None) -> Value:
-    """Return operator `name` on two operands cast to `dtype` (by default the result's), fitted to PyTorch's result."""
+    """
+    Return operator `name` applied to two operands, broadcast to the shape and cast to the type of PyTorch's result.
+
+    With `dtype`, the operands are cast to that element type first; by default, to the result's.
+    """
     dtype = dtype or site.dtype
     a, b = (site.value(shrink(v) if isinstance(v, torch.Tensor) else v, dtype) for v in (x, y))
     if len(a.shape) < len(b.shape) and name in COMMUTATIVE:
@@ -32,7 +36,10 @@ def _is_ready(a: Value, b: Value) -> bool:
 
 
 def unary(name: str, *aten: str) -> None:
-    """Register operator `name` as the mapping of ATen operators of one operand (by default of its own name)."""
+    """
+    Register a mapping to the operator `name` for ATen operators of one operand: those named, by default that of its
+    name.
+    """
 
     @maps(*(aten or (name,)))
     def one(site: Site, x: Value) -> Value:
@@ -88,7 +95,7 @@ def rsub(site: Site, x: Operand, y: Operand, alpha: float = 1) -> Value:
 
 @maps("mul", "multiply")
 def mul(site: Site, x: Operand, y: Operand) -> Value:
-    """Map `x * y`, or, where the factors spell gelu or an RMS norm, that operator."""
+    """Map `x * y`; if the factors form a written-out gelu or RMS norm, map to that operator."""
     for a, b in ((x, y), (y, x)):
         if isinstance(a, Value) and (by := number(b)) is not None:
             return site.fit(scale(cast(a, site.dtype), by))
@@ -245,7 +252,7 @@ def expm1(site: Site, x: Value) -> Value:
 
 @maps("hardtanh")
 def hardtanh(site: Site, x: Value, low: float = -1, high: float = 1) -> Value:
-    """Map hardtanh: `x` limited to [low, high]. Unlike clamp's, its gradient is zero at the bounds themselves."""
+    """Map hardtanh: `x` clamped to [low, high]. Unlike that of clamp, its gradient is zero at the bounds themselves."""
     match low, high:
         case -1, 1:
             return op("hardtanh", x)
@@ -263,7 +270,9 @@ def compared(name: str, x: Value, by: float) -> Value:
 
 @maps("clamp", "clip")
 def clamp(site: Site, x: Value, low: Operand | None = None, high: Operand | None = None) -> Value:
-    """Map `x` limited to [low, high]; a missing bound is infinite. Raises `UnityError` for bounds that are tensors."""
+    """
+    Map `x` clamped to [low, high]; a bound that is None is infinite. Raises `UnityError` for bounds that are tensors.
+    """
     if not isinstance(low, int | float | None) or not isinstance(high, int | float | None):
         raise UnityError("bounds that are tensors have no mapping; use maximum and minimum")
     low, high = (
@@ -329,7 +338,7 @@ def acosh(site: Site, x: Value) -> Value:
 
 @maps("ceil")
 def ceil(site: Site, x: Value) -> Value:
-    """Map rounding up."""
+    """Map rounding up to the next integer."""
     del site
     return op("neg", op("floor", op("neg", x)))
 
@@ -349,13 +358,13 @@ def isnan(site: Site, x: Value) -> Value:
 
 @maps("clamp_min")
 def clamp_min(site: Site, x: Value, low: float) -> Value:
-    """Map `x` limited from below."""
+    """Map the elementwise maximum of `x` and the number `low`."""
     return clamp(site, x, low, None)
 
 
 @maps("clamp_max")
 def clamp_max(site: Site, x: Value, high: float) -> Value:
-    """Map `x` limited from above."""
+    """Map the elementwise minimum of `x` and the number `high`."""
     return clamp(site, x, None, high)
 
 
@@ -363,7 +372,7 @@ def clamp_max(site: Site, x: Value, high: float) -> Value:
 
 
 def compare(name: str, *aten: str) -> None:
-    """Register comparison `name` as the mapping of ATen operators (by default of its own name)."""
+    """Register a mapping to the comparison `name` for ATen operators: those named, by default that of its name."""
 
     @maps(*(aten or (name,)))
     def both(site: Site, x: Operand, y: Operand) -> Value:
@@ -384,19 +393,19 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 @maps("logical_and", "bitwise_and", "__and__")
 def logical_and(site: Site, x: Operand, y: Operand) -> Value:
-    """Map the conjunction of booleans. Raises `UnityError` for the bits of integers."""
+    """Map the logical and of booleans. Raises `UnityError` for integers, whose bits it would combine."""
     return _of_bools(site, "logical_and", x, y, neutral=True)
 
 
 @maps("logical_or", "bitwise_or", "__or__")
 def logical_or(site: Site, x: Operand, y: Operand) -> Value:
-    """Map the disjunction of booleans. Raises `UnityError` for the bits of integers."""
+    """Map the logical or of booleans. Raises `UnityError` for integers, whose bits it would combine."""
     return _of_bools(site, "logical_or", x, y, neutral=False)
 
 
 @maps("logical_xor", "bitwise_xor", "__xor__")
 def logical_xor(site: Site, x: Operand, y: Operand) -> Value:
-    """Map the exclusive disjunction of booleans. Raises `UnityError` for the bits of integers."""
+    """Map the exclusive or of booleans. Raises `UnityError` for integers, whose bits it would combine."""
     _check_bool(site)
     return binary(site, "ne", x, y, "bool")
 
@@ -433,17 +442,17 @@ def where(site: Site, condition: Operand, x: Operand, y: Operand) -> Value:
 
 @maps("masked_fill")
 def masked_fill(site: Site, x: Operand, mask: Operand, value: Operand) -> Value:
-    """Map `value` where the mask holds, `x` elsewhere."""
+    """Map masked_fill: `value` where the mask is true, `x` elsewhere."""
     return where(site, mask, value, x)
 
 
 @maps("tril")
 def tril(site: Site, x: Value, diagonal: int = 0) -> Value:
-    """Map the lower triangles of the last two dims, zero above diagonal number `diagonal`."""
+    """Map tril: the last two dims' lower triangles, zero above the diagonal number `diagonal`."""
     return where(site, torch.ones(x.shape[-2:], dtype=torch.bool).tril(diagonal), x, 0.0)
 
 
 @maps("triu")
 def triu(site: Site, x: Value, diagonal: int = 0) -> Value:
-    """Map the upper triangles of the last two dims, zero below diagonal number `diagonal`."""
+    """Map triu: the last two dims' upper triangles, zero below the diagonal number `diagonal`."""
     return where(site, torch.ones(x.shape[-2:], dtype=torch.bool).triu(diagonal), x, 0.0)

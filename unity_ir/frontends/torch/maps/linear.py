@@ -13,7 +13,7 @@ from unity_ir.pcg.graph import Value
 
 
 def product(x: Value, y: Value) -> Value:
-    """Return `x @ y` of [m.., k] and [k, n], or of [b.., m, k] and [b.., k, n]."""
+    """Return the matrix product `x @ y` of [m.., k] and [k, n], or of [b.., m, k] and [b.., k, n]."""
     batched = len(y.shape) > 2
     rank = len(y.shape)
     swapped = (*range(rank - 2), rank - 1, rank - 2)
@@ -24,14 +24,14 @@ def product(x: Value, y: Value) -> Value:
 
 @maps("linear")
 def linear(site: Site, x: Operand, weight: Operand, bias: Operand | None = None) -> Value:
-    """Map `x @ weight^T + bias`, of [.., k], [n, k] and [n]."""
+    """Map `x @ weight^T + bias`, of `x` [.., k], `weight` [n, k] and `bias` [n]."""
     out = op("matmul_nt", site.value(x, site.dtype), site.value(weight, site.dtype))
     return out if bias is None else add(site, out, bias)
 
 
 @maps("matmul", "mm", "bmm", "mv", "dot", "vdot")
 def matmul(site: Site, x: Operand, y: Operand) -> Value:
-    """Map a matrix product, or, where the operands spell attention, that operator."""
+    """Map a matrix product; if its operands form written-out attention, map to that operator."""
     a, b = site.value(x, site.dtype), site.value(y, site.dtype)
     if len(b.shape) == 1:
         b = reshape(b, (*b.shape, 1))
@@ -45,9 +45,7 @@ def matmul(site: Site, x: Operand, y: Operand) -> Value:
 
 
 def unflattened(a: Value, b: Value) -> tuple[Value, Value]:
-    """
-    Return the operands of a product, the first without the reshape that merged its leading dims, if `b` is a matrix.
-    """
+    """Return the operands of `a @ b`, without the reshape that merged the leading dims of `a`, if `b` is a matrix."""
     before = a.node.operands[0] if a.node.op == "reshape" else a
     return (before if len(b.shape) == 2 and before.shape[-1:] == a.shape[-1:] else a), b
 
@@ -66,10 +64,10 @@ def addmm(site: Site, bias: Operand, x: Operand, y: Operand, beta: float = 1, al
 @maps("einsum")
 def einsum(site: Site, equation: str, operands: list[Operand], path: object = None) -> Value:
     """
-    Map an einsum of two operands to one batched product, with permutations and reshapes around it.
+    Map an einsum of two operands to one batched matrix product, with permutations and reshapes around it.
 
-    Raises `UnityError` for other numbers of operands, letters repeated within one, ellipses, and letters summed
-    over in one operand alone.
+    Raises `UnityError` for other numbers of operands, letters repeated within one, ellipses, and letters summed over in
+    one operand alone.
     """
     del path
     values = [site.value(v, site.dtype) for v in operands]

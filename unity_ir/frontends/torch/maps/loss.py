@@ -16,11 +16,11 @@ MEAN, SUM = 1, 2
 """PyTorch's numbers for reductions."""
 
 
-def of_mean(mean: Value, reduction: int, count: int) -> Value:
+def reduce_mean_loss(mean: Value, reduction: int, count: int) -> Value:
     """
-    Return a loss with PyTorch's reduction (1 mean, 2 sum), given its mean over `count` samples.
+    Return a loss with PyTorch's reduction (1: mean, 2: sum), given its mean over `count` samples.
 
-    Raises `UnityError` for reduction "none".
+    Raises `UnityError` for reduction "none" (0).
     """
     if reduction not in (MEAN, SUM):
         raise UnityError("reduction 'none' has no operator; use 'mean' or 'sum'")
@@ -53,20 +53,21 @@ def cross_entropy(
     if has_ignored(site, ids, ignore_index):
         if smoothing or reduction not in (MEAN, SUM):
             raise UnityError("ignore_index together with label_smoothing or reduction 'none' has no mapping")
-        return of_others(site, x, ids, ignore_index, reduction)
+        return cross_entropy_of_kept(site, x, ids, ignore_index, reduction)
     count = prod(ids.shape)
     loss = op("cross_entropy", x, ids)
     if smoothing:
         mean = reduced("reduce_mean", op("log_softmax", x), range(len(x.shape)))
         loss = op("sub", scale(loss, 1 - smoothing), scale(mean, smoothing))
-    return of_mean(loss, reduction, count)
+    return reduce_mean_loss(loss, reduction, count)
 
 
 def aligned(site: Site, x: Value, ids: Value | Padded, ignore_index: int) -> tuple[Value, Value]:
     """
-    Return logits [b.., c] and ids [b..] in the shape of the ids before any reshape, without padding by ignored ids.
+    Return logits [b.., c] and ids [b..] with the ids as they were before any reshape, and without positions padded on.
 
-    Language models shift their labels by one position and pad them with `ignore_index`; those positions are cut off.
+    Language models shift their labels by one position and pad them with `ignore_index`; the logits there are cut off.
+    Raises `UnityError` if the padding is another id.
     """
     if isinstance(ids, Padded):
         if ids.fill != ignore_index:
@@ -80,7 +81,9 @@ def aligned(site: Site, x: Value, ids: Value | Padded, ignore_index: int) -> tup
 
 
 def has_ignored(site: Site, ids: Value, ignore_index: int) -> bool:
-    """Return whether the example input or table that `ids` comes from holds `ignore_index`; True if it is not known."""
+    """
+    Return whether the values of the input or table that `ids` comes from contain `ignore_index`; True if not known.
+    """
     root = ids.node
     while root.op in ("slice", "reshape", "transpose"):
         root = root.operands[0].node
@@ -92,10 +95,8 @@ def has_ignored(site: Site, ids: Value, ignore_index: int) -> bool:
     return example is None or (not example.is_meta and bool((example == ignore_index).any()))
 
 
-def of_others(site: Site, x: Value, ids: Value, ignore_index: int, reduction: int) -> Value:
-    """
-    Return the cross-entropy of the samples whose id is not `ignore_index`: their sum or mean, as `reduction` says.
-    """
+def cross_entropy_of_kept(site: Site, x: Value, ids: Value, ignore_index: int, reduction: int) -> Value:
+    """Return the cross-entropy over the samples whose id is not `ignore_index`: sum or mean, as `reduction` says."""
     counts = op("ne", ids, constant(ignore_index, (), ids.type.dtype))
     known = op("select", counts, ids, constant(0, (), ids.type.dtype))
     score = op("class_score", op("log_softmax", x), known)
@@ -116,7 +117,7 @@ def nll(
     ignore_index: int = -100,
 ) -> Value:
     """
-    Map the negative log-likelihood of a log-softmax over classes, as cross-entropy of the logits below it.
+    Map the negative log-likelihood of a log-softmax over classes, to the cross-entropy of the logits it was taken of.
 
     Raises `UnityError` if the operand is no log-softmax over the classes.
     """
@@ -133,24 +134,27 @@ def nll(
 def nll_forward(
     site: Site, x: Value, target: Operand | Padded, weight: Operand | None, reduction: int, ignore_index: int
 ) -> tuple[Value | None, ...]:
-    """Map the negative log-likelihood that also returns its total weight, which has no mapping (None)."""
+    """Map the negative log-likelihood; its second result, the total weight, has no mapping (None)."""
     return nll(site, x, target, weight, reduction, ignore_index), None
 
 
 @maps("mse_loss")
 def mse(site: Site, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
-    """Map the mean squared error. Raises `UnityError` if shapes differ."""
+    """
+    Map `mse_loss`, with PyTorch's code of the reduction (1: mean, 2: sum). Raises `UnityError` if shapes differ, and
+    for reduction "none" (0).
+    """
     a, b = site.value(x, site.dtype), site.value(y, site.dtype)
     if a.shape != b.shape:
         raise UnityError(f"operands are {list(a.shape)} and {list(b.shape)}; they must be of one shape")
-    return of_mean(op("mse", a, b), reduction, prod(a.shape))
+    return reduce_mean_loss(op("mse", a, b), reduction, prod(a.shape))
 
 
 @maps("l1_loss")
 def l1(site: Site, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
     """Map the mean absolute error."""
     a = op("abs", op("sub", site.value(x, site.dtype), site.value(y, site.dtype)))
-    return of_mean(reduced("reduce_mean", a, range(len(a.shape))), reduction, prod(a.shape))
+    return reduce_mean_loss(reduced("reduce_mean", a, range(len(a.shape))), reduction, prod(a.shape))
 
 
 @maps("binary_cross_entropy")
@@ -158,7 +162,7 @@ def bce(site: Site, x: Value, y: Operand, weight: Operand | None = None, reducti
     """Map the binary cross-entropy of probabilities. Raises `UnityError` for weights."""
     if weight is not None:
         raise UnityError("weights have no operator")
-    return of_mean(op("bce", x, site.value(y, site.dtype)), reduction, prod(x.shape))
+    return reduce_mean_loss(op("bce", x, site.value(y, site.dtype)), reduction, prod(x.shape))
 
 
 @maps("binary_cross_entropy_with_logits")
@@ -173,4 +177,4 @@ def bce_with_logits(
     """Map the binary cross-entropy of logits. Raises `UnityError` for weights."""
     if weight is not None or pos_weight is not None:
         raise UnityError("weights have no operator")
-    return of_mean(op("bce_with_logits", x, site.value(y, site.dtype)), reduction, prod(x.shape))
+    return reduce_mean_loss(op("bce_with_logits", x, site.value(y, site.dtype)), reduction, prod(x.shape))

@@ -15,7 +15,7 @@ from unity_ir.pcg.graph import Value, apply
 
 
 def affine(site: Site, weight: Operand | None, bias: Operand | None, size: int) -> tuple[Value, Value]:
-    """Return weight and bias, [size] each; ones and zeros for those that are None."""
+    """Return weight and bias of a normalisation, [size] each: ones for a weight of None, zeros for a bias of None."""
     return tuple(
         constant(default, (size,), site.dtype) if v is None else reshape(site.value(v, site.dtype), (size,))
         for v, default in ((weight, 1), (bias, 0))
@@ -32,7 +32,7 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn: bool = True,
 ) -> Value:
-    """Map layer normalisation over the last dims, of these sizes."""
+    """Map layer normalisation over the last `len(sizes)` dims."""
     del cudnn
     flat = reshape(x, (*x.shape[: len(x.shape) - len(sizes)], prod(sizes)))
     return reshape(op("layer_norm", flat, *affine(site, weight, bias, prod(sizes)), eps=float(eps)), x.shape)
@@ -42,7 +42,9 @@ def layer_norm(
 def native_layer_norm(
     site: Site, x: Value, sizes: Sequence[int], weight: Operand | None, bias: Operand | None, eps: float
 ) -> tuple[Value | None, ...]:
-    """Map layer normalisation that also returns statistics, which have no mapping (None)."""
+    """
+    Map layer normalisation over the last `len(sizes)` dims; mean and deviation, also returned, have no mapping (None).
+    """
     return layer_norm(site, x, sizes, weight, bias, eps), None, None
 
 
@@ -50,7 +52,7 @@ def native_layer_norm(
 def rms_norm(
     site: Site, x: Value, sizes: Sequence[int], weight: Operand | None = None, eps: float | None = None
 ) -> Value:
-    """Map RMS normalisation over the last dims, of these sizes; `eps` is by default that of the element type."""
+    """Map RMS normalisation over the last `len(sizes)` dims; `eps` is by default that of the element type."""
     size = prod(sizes)
     flat = reshape(x, (*x.shape[: len(x.shape) - len(sizes)], size))
     ones, _ = affine(site, weight, None, size)
@@ -92,7 +94,7 @@ def native_group_norm(
     groups: int,
     eps: float,
 ) -> tuple[Value | None, ...]:
-    """Map group normalisation that also returns statistics, which have no mapping (None)."""
+    """Map group normalisation; mean and deviation, which ATen also returns, have no mapping (None)."""
     del batch, channels, rest
     return group_norm(site, x, groups, weight, bias, eps), None, None
 
@@ -110,7 +112,7 @@ def instance_norm(
     eps: float,
     cudnn: bool,
 ) -> Value:
-    """Map instance normalisation by the sample's statistics. Raises `UnityError` for running statistics."""
+    """Map instance normalisation by the statistics of each sample. Raises `UnityError` for running statistics."""
     if not training:
         raise UnityError("an instance norm by running statistics has no mapping")
     del mean, var, momentum
@@ -160,7 +162,7 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Value | None, ...]:
-    """Map batch normalisation that also returns statistics, which have no mapping (None)."""
+    """Map batch normalisation; mean and deviation, which ATen also returns, have no mapping (None)."""
     return batch_norm(site, x, weight, bias, mean, var, training, momentum, eps), *(None,) * 4
 
 
@@ -175,5 +177,7 @@ def evaluated_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Value | None, ...]:
-    """Map batch normalisation by running statistics, whose other results have no mapping (None)."""
+    """
+    Map batch normalisation in evaluation mode, by running statistics; ATen's other results have no mapping (None).
+    """
     return batch_norm(site, x, weight, bias, mean, var, False, momentum, eps), None, None

@@ -25,7 +25,8 @@ def lstm(
     batch_first: bool,
 ) -> tuple[Value, Value, Value]:
     """
-    Map an LSTM on [sequence, batch, k] (with `batch_first`, [batch, sequence, k]); return outputs, last h and last c.
+    Map an LSTM on [sequence, batch, k] (with `batch_first`, [batch, sequence, k]), unrolled; return outputs, last h,
+    last c.
 
     Gates keep PyTorch's layout: input, forget, cell, output in a weight [4 n, k]. The inputs of all steps are
     multiplied in one product. Raises `UnityError` without batch dim, and for packed sequences and projections.
@@ -42,21 +43,24 @@ def lstm(
         for way in range(1 + bidirectional):
             at = len(last)
             h, c = (reshape(cut(v, 0, at, 1), v.shape[1:]) for v in states)
-            outputs, h, c = one_way(x, h, c, values[at * width : (at + 1) * width], backwards=way == 1)
+            outputs, h, c = one_direction(x, h, c, values[at * width : (at + 1) * width], backwards=way == 1)
             ways.append(outputs)
             last.append((h, c))
         x = ways[0] if len(ways) == 1 else op("concat", *ways, dim=2)
         if layer < layers - 1:
             x = dropout(site, x, p, train)
     x = swap(x, 0, 1) if batch_first else x
-    return x, *(along([state[i] for state in last]) for i in range(2))  # pyright: ignore[reportReturnType]
+    return x, *(stacked([state[i] for state in last]) for i in range(2))  # pyright: ignore[reportReturnType]
 
 
-def one_way(x: Value, h: Value, c: Value, parameters: Sequence[Value], backwards: bool) -> tuple[Value, Value, Value]:
+def one_direction(
+    x: Value, h: Value, c: Value, parameters: Sequence[Value], backwards: bool
+) -> tuple[Value, Value, Value]:
     """
-    Return outputs [sequence, batch, n], last h and last c of one layer in one direction, from initial states `h`, `c`.
+    Return outputs [sequence, batch, n], last h and last c of one LSTM layer in one direction.
 
-    `parameters` are the weights of the input and of the state, then biases, if any.
+    `h` and `c` are the initial states; `parameters` are the weights of the input and of the state, then biases, if any.
+    With `backwards`, the sequence is read from its end.
     """
     of_x, of_h, *biases = parameters
     steps, batch, _ = x.shape
@@ -70,10 +74,10 @@ def one_way(x: Value, h: Value, c: Value, parameters: Sequence[Value], backwards
         gates = reshape(op("add", now, op("matmul_nt", h, of_h)), (batch, 4, size))
         h, c = apply("lstm_cell", (gates, c), {}).results
         outputs.append(h)
-    return along(outputs[::-1] if backwards else outputs), h, c
+    return stacked(outputs[::-1] if backwards else outputs), h, c
 
 
-def along(values: Sequence[Value]) -> Value:
-    """Return values stacked along a new first dim."""
+def stacked(values: Sequence[Value]) -> Value:
+    """Return values of equal shape stacked along a new first dim."""
     parts = [reshape(v, (1, *v.shape)) for v in values]
     return parts[0] if len(parts) == 1 else op("concat", *parts, dim=0)

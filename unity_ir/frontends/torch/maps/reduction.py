@@ -16,8 +16,8 @@ from unity_ir.pcg.graph import Value
 Dims = int | Sequence[int] | None
 
 
-def listed(x: Value, dims: Dims) -> list[int]:
-    """Return dims as sorted, non-negative numbers; None or () is all of them. For a scalar, returns []."""
+def dim_numbers(x: Value, dims: Dims) -> list[int]:
+    """Return dims as sorted, non-negative numbers; None and () mean all dims. For a scalar, returns []."""
     rank = len(x.shape)
     if rank == 0 or dims is None or (not isinstance(dims, int) and not dims):
         return list(range(rank))
@@ -25,7 +25,7 @@ def listed(x: Value, dims: Dims) -> list[int]:
 
 
 def reduced(name: str, x: Value, dims: Sequence[int]) -> Value:
-    """Return `x` reduced over sorted dims by operator `name`, which is applied once per run of neighbouring dims."""
+    """Return `x` reduced over the sorted dims by operator `name`, applied once per run of neighbouring dims."""
     left = list(dims)
     while left:
         count = 1
@@ -37,12 +37,12 @@ def reduced(name: str, x: Value, dims: Sequence[int]) -> Value:
 
 
 def reduction(name: str, *aten: str) -> None:
-    """Register operator `name` as the mapping of ATen reductions."""
+    """Register a mapping to the reduction `name` for the ATen operators `aten`, over given dims or all."""
 
     @maps(*aten)
     def over(site: Site, x: Value, dims: Dims = None, keepdim: bool = False, *, dtype: object = None) -> Value:
         del keepdim, dtype
-        return reshape(reduced(name, cast(x, site.dtype), listed(x, dims)), site.shape)
+        return reshape(reduced(name, cast(x, site.dtype), dim_numbers(x, dims)), site.shape)
 
     del over
 
@@ -55,7 +55,9 @@ reduction("reduce_prod", "prod")
 
 
 def extreme(name: str, pair: str) -> None:
-    """Register the mapping of `max` or `min`, whose operator of two operands is `pair`."""
+    """
+    Register the mapping of ATen's `max` or `min`: a reduction or, of two operands, the elementwise operator `pair`.
+    """
 
     @maps(name)
     def over(site: Site, x: Operand, other: int | Operand | None = None, keepdim: bool = False) -> object:
@@ -66,7 +68,7 @@ def extreme(name: str, pair: str) -> None:
         if not isinstance(x, Value) or isinstance(other, Value | torch.Tensor):
             return binary(site, pair, x, 0 if other is None else other)
         assert other is None or isinstance(other, int)
-        out = reshape(reduced(f"reduce_{name}", x, listed(x, other)), site.shape)
+        out = reshape(reduced(f"reduce_{name}", x, dim_numbers(x, other)), site.shape)
         return out if other is None else (out, None)
 
     del over
@@ -77,7 +79,7 @@ extreme("min", "minimum")
 
 
 def centred(x: Value, dims: Sequence[int]) -> Value:
-    """Return `x` minus its mean over dims."""
+    """Return `x` minus its mean over the dims."""
     kept: Shape = tuple(1 if d in dims else s for d, s in enumerate(x.shape))
     return op("sub", x, expand(reshape(reduced("reduce_mean", x, dims), kept), x.shape))
 
@@ -104,19 +106,22 @@ def var(
         dims, unbiased = None, dims
     correction = more.get("correction")
     correction = float(unbiased) if correction is None else float(correction)
-    return reshape(variance(x, listed(x, dims), correction), site.shape)
+    return reshape(variance(x, dim_numbers(x, dims), correction), site.shape)
 
 
 @maps("std")
 def std(
     site: Site, x: Value, dims: Dims | bool = None, unbiased: bool = True, keepdim: bool = False, **more: float | None
 ) -> Value:
-    """Map the standard deviation; overloads as of `var`."""
+    """Map the standard deviation, in the overloads that `var` has."""
     return root(var(site, x, dims, unbiased, keepdim, **more))
 
 
 def root(x: Value) -> Value:
-    """Return the square root, whose gradient at 0 is 0, as PyTorch has it for norms and deviations, not infinite."""
+    """
+    Return the square root of `x`, with gradient 0 at 0, which is PyTorch's for norms and deviations, rather than
+    infinite.
+    """
     zero, one = (constant(v, (), x.type.dtype) for v in (0, 1))
     is_zero = op("eq", x, zero)
     return op("select", is_zero, zero, op("sqrt", op("select", is_zero, one, x)))
@@ -129,7 +134,7 @@ def vector_norm(site: Site, x: Value, order: float = 2, dims: Dims = None, keepd
     if order != 2:
         raise UnityError(f"a norm of order {order} has no mapping; of order 2 there is one")
     square = op("square", cast(x, site.dtype))
-    return root(reshape(reduced("reduce_sum", square, listed(x, dims)), site.shape))
+    return root(reshape(reduced("reduce_sum", square, dim_numbers(x, dims)), site.shape))
 
 
 @maps("cumsum")

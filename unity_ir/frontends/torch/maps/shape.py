@@ -21,7 +21,9 @@ from unity_ir.pcg.graph import Value, apply
 )
 def view(site: Site, x: Value | Padded, *to: object, **__: object) -> Value | Padded:
     """
-    Map reshapes of all kinds, to the shape of PyTorch's result. Raises `UnityError` for views as another element type.
+    Map views and reshapes of all kinds, to the shape of PyTorch's result.
+
+    Raises `UnityError` for views as another element type.
     """
     if any(isinstance(v, torch.dtype) for v in to):
         raise UnityError("the bits of numbers as those of another element type have no operator")
@@ -34,7 +36,7 @@ def view(site: Site, x: Value | Padded, *to: object, **__: object) -> Value | Pa
     *("contiguous", "clone", "alias", "lift_fresh", "lift_fresh_copy", "positive", "to", "_to_copy", "type_as"),
 )
 def same(site: Site, x: Value | Padded, *_: object, **__: object) -> Value | Padded:
-    """Map copies and conversions, as a cast to the element type of PyTorch's result."""
+    """Map copies and type conversions: a cast to the element type of PyTorch's result, if it differs."""
     if isinstance(x, Padded):
         if site.dtype != x.value.type.dtype:
             raise UnityError(PADDED)
@@ -44,13 +46,13 @@ def same(site: Site, x: Value | Padded, *_: object, **__: object) -> Value | Pad
 
 @maps("detach", "detach_copy")
 def detach(site: Site, x: Value) -> Value:
-    """Map detach; a value that no weight reaches is returned as it is."""
+    """Map detach, which stops gradients; a value that depends on no weight is returned as it is."""
     return op("detach", x) if site.trained(x) else x
 
 
 @maps("transpose", "swapaxes", "swapdims")
 def transpose(site: Site, x: Value, a: int, b: int) -> Value:
-    """Map the exchange of dims `a` and `b`."""
+    """Map the transpose of the dims `a` and `b`."""
     del site
     return swap(x, a, b)
 
@@ -64,7 +66,7 @@ def reversed_dims(site: Site, x: Value) -> Value:
 
 @maps("t", "mT", "adjoint")
 def t(site: Site, x: Value) -> Value:
-    """Map the transpose of the last two dims."""
+    """Map `x.t()` and `x.mT`: the transpose of the last two dims."""
     del site
     return x if len(x.shape) < 2 else swap(x, -1, -2)
 
@@ -78,7 +80,7 @@ def permuted(site: Site, x: Value, dims: Sequence[int]) -> Value:
 
 @maps("movedim", "moveaxis")
 def movedim(site: Site, x: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
-    """Map the move of the dims `source` to the places `destination`."""
+    """Map movedim: the dims `source` moved to the positions `destination`."""
     del site
     rank = len(x.shape)
     old, new = ([d % rank for d in ([v] if isinstance(v, int) else v)] for v in (source, destination))
@@ -88,7 +90,7 @@ def movedim(site: Site, x: Value, source: int | Sequence[int], destination: int 
 
 @maps("expand", "expand_as", "broadcast_to")
 def expanded(site: Site, x: Value, *_: object, **__: object) -> Value:
-    """Map broadcasts, to the shape of PyTorch's result."""
+    """Map broadcasts (expand), to the shape of PyTorch's result."""
     return expand(x, site.shape)
 
 
@@ -128,27 +130,27 @@ def select(site: Site, x: Value, dim: int, index: int) -> Value:
 
 
 def parts(x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ...]:
-    """Return consecutive slices of these sizes along a dim."""
+    """Return consecutive slices of `x` along a dim, of these sizes."""
     return (x,) if len(sizes) == 1 else apply("split", (x,), {"dim": dim, "sizes": tuple(sizes)}).results
 
 
 @maps("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk")
 def split(site: Site, x: Value, _: object, dim: int = 0) -> tuple[Value, ...]:
-    """Map splits of all kinds, into slices of the sizes of PyTorch's results."""
+    """Map splits of all kinds (split, chunk), into slices of the sizes of PyTorch's results."""
     dim %= len(x.shape)
     return parts(x, dim, [m.shape[dim] for m in site.meta])
 
 
 @maps("unbind")
 def unbind(site: Site, x: Value, dim: int = 0) -> list[Value]:
-    """Map the slices at every index of a dim, without that dim."""
+    """Map unbind: the slices at every index of a dim, each without that dim."""
     dim %= len(x.shape)
     return [reshape(v, site.shape) for v in parts(x, dim, (1,) * x.shape[dim])]
 
 
 @maps("cat", "concat", "concatenate")
 def cat(site: Site, xs: Sequence[Operand], dim: int = 0) -> Value:
-    """Map concatenation along a dim; empty operands known at import are left out."""
+    """Map concatenation along a dim; empty tensors that are known at import are left out."""
     # PyTorch lets empty tensors of one dim pass.
     values = [site.value(_whole(x), site.dtype) for x in xs if not (isinstance(x, torch.Tensor) and x.numel() == 0)]
     return values[0] if len(values) == 1 else op("concat", *values, dim=dim % len(site.shape))
@@ -170,7 +172,7 @@ def _whole(x: Operand) -> Operand:
 @maps("constant_pad_nd")
 def constant_pad(site: Site, x: Value, amounts: Sequence[int], value: float = 0) -> Value | Padded:
     """
-    Map padding with a number; `amounts` are (before, after) per dim from the last one on, negative ones cut.
+    Map padding with the number `value`; `amounts` are (before, after) per dim, from the last dim on; negative ones cut.
 
     Integers padded with a number other than 0 become `Padded`, which only a loss may read.
     """
@@ -209,14 +211,14 @@ def _filled(x: Value, dim: int, before: int, after: int, value: float) -> Value:
 def pad(
     site: Site, x: Value, amounts: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Value | Padded:
-    """Map padding by mode: constant, reflect, replicate or circular; `amounts` as of `constant_pad`."""
+    """Map padding in a mode: constant, reflect, replicate or circular; `amounts` are as in `constant_pad`."""
     if mode == "constant":
         return constant_pad(site, x, amounts, value or 0)
     return edge_pad(site, x, amounts, mode)
 
 
 def edge_pad(site: Site, x: Value, amounts: Sequence[int], mode: str) -> Value:
-    """Return `x` padded with its own elements, picked by PyTorch's `mode`; `amounts` as of `constant_pad`."""
+    """Return `x` padded with its own elements, as PyTorch's `mode` picks them; `amounts` are as in `constant_pad`."""
     for i, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
         dim = len(x.shape) - 1 - i
         if before or after:
@@ -240,7 +242,10 @@ def replication_pad(site: Site, x: Value, amounts: Sequence[int]) -> Value:
 
 @maps("upsample_nearest2d", "upsample_nearest1d")
 def upsample_nearest(site: Site, x: Value, *_: object) -> Value:
-    """Map nearest upsampling over the dims after the second. Raises `UnityError` unless sizes grow by whole factors."""
+    """
+    Map nearest-neighbour upsampling over all dims after the second. Raises `UnityError` unless sizes grow by whole
+    factors.
+    """
     old, new = x.shape[2:], site.shape[2:]
     if any(b % a for a, b in zip(old, new, strict=True)):
         raise UnityError(f"{list(old)} to {list(new)} is not by whole factors, which alone have a mapping")
@@ -287,7 +292,7 @@ def select_scatter(site: Site, x: Operand, source: Operand, dim: int, index: int
 
 @maps("fill")
 def fill(site: Site, x: Operand, value: Value) -> Value:
-    """Map filling with a scalar value of the graph. (Filling with a number is folded.)"""
+    """Map filling a tensor with a scalar value of the graph. (Filling with a number is folded.)"""
     del x
     return site.fit(value)
 
@@ -301,7 +306,7 @@ def copy(site: Site, x: Operand, source: Operand, non_blocking: bool = False) ->
 
 @maps("repeat", "tile")
 def repeat(site: Site, x: Value, counts: Sequence[int]) -> Value:
-    """Map tiling: each dim repeated `counts` times as a whole."""
+    """Map tiling (`repeat`): each dim repeated as a whole, `counts` times."""
     counts = [1] * (len(site.shape) - len(counts)) + list(counts)
     old = (1,) * (len(counts) - len(x.shape)) + x.shape
     x = reshape(x, [n for s in old for n in (1, s)])
@@ -313,7 +318,7 @@ def repeat_interleave(
     site: Site, x: Value, repeats: Operand, dim: int | None = None, *, output_size: int | None = None
 ) -> Value:
     """
-    Map the repetition of each element along a dim (by default of the flattened operand).
+    Map the repetition of each element along a dim (by default of the flattened operand), `repeats` times.
 
     Raises `UnityError` for counts that differ between elements.
     """
@@ -382,7 +387,7 @@ def scatter_add(site: Site, x: Operand, dim: int, index: Operand, source: Operan
 @maps("index")
 def index(site: Site, x: Operand, indices: Sequence[Operand | None]) -> Value:
     """
-    Map `x[.., i, j, ..]`: index tensors known at import for neighbouring dims, or one that is not known.
+    Map `x[.., i, j, ..]`: several index tensors known at import, for neighbouring dims, or one that is not known.
 
     Raises `UnityError` for other dims and for boolean masks.
     """
@@ -412,7 +417,7 @@ def index(site: Site, x: Operand, indices: Sequence[Operand | None]) -> Value:
 
 def flat_index(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
     """
-    Return several indices into dims of these sizes as one index, flattened, into the dims merged.
+    Return several index tensors, into neighbouring dims of these sizes, as one flat index into the dims merged.
 
     Given [[0], [1]] and [[0, 1, 2]] into sizes 2 and 3, returns 0 to 5.
     """

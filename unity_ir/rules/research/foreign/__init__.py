@@ -24,7 +24,7 @@ from unity_ir.rules.research.foreign.terms import substitution
 @dataclass(frozen=True, slots=True)
 class ImportedRule:
     """
-    A rule of a collection, and its verdict; `detail` gives the reason.
+    A rule of another system's collection, and its verdict; `detail` gives the reason.
 
     The verdict is one of the prover's (`rules.proof.prove`), `ill-typed`, `disconnected` (its source is two patterns),
     `unbound` (its target has an input that its source has not) or `unsupported`.
@@ -51,13 +51,14 @@ class CollectionReport:
 
 def import_rules(path: Path | str, seed: int = 0) -> CollectionReport:
     """
-    Return every rule of a collection with its verdict. Raises `UnityError` (one line) where the file is no collection.
+    Read TASO's or FlexFlow's collection of rules (JSON), and prove or refute each rule; return them with verdicts.
+    Raises `UnityError` (one line) where the file is no collection.
     """
     return CollectionReport(tuple(import_rule(rule, seed) for rule in read_rules(path)))
 
 
 def import_rule(foreign: ForeignRule, seed: int = 0) -> ImportedRule:
-    """Return a rule with its verdict."""
+    """Convert a rule of another system to a substitution, and prove or refute it; return it with its verdict."""
     bound = {i for op in foreign.source for i, _ in op.inputs if i < 0}
     unbound = sorted({i for op in foreign.target for i, _ in op.inputs if i < 0} - bound, reverse=True)
     if unbound:

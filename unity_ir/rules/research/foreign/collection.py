@@ -14,7 +14,7 @@ from unity_ir.errors import UnityError
 @dataclass(frozen=True, slots=True)
 class ForeignOp:
     """
-    One operation of a side of a foreign rule.
+    One operation on a side of another system's rule.
 
     `inputs` are (operation, result) pairs of indices; an operation below 0 stands for an input of the rule.
     """
@@ -26,7 +26,10 @@ class ForeignOp:
 
 @dataclass(frozen=True, slots=True)
 class ForeignRule:
-    """A rule as its file has it; `outputs` pair each (operation, result) of the source with one of the target."""
+    """
+    A rule of another system, as its file has it; `outputs` pair each (operation, result) of the source with the one of
+    the target that replaces it.
+    """
 
     name: str
     source: tuple[ForeignOp, ...]

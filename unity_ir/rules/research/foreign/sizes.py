@@ -15,7 +15,10 @@ class Unsupported(Exception):
 
 @dataclass
 class SizeEquations:
-    """Equations of sizes. Every unknown is a symbol; the solved unknowns are in `values`."""
+    """
+    A system of equations between the sizes of tensors, solved for one unknown at a time. Unknowns are symbols; those
+    solved for are in `values`.
+    """
 
     fixed: bool = False
     """Whether degrees are numbers rather than symbols, as where a concatenation makes a fixed number of addends."""
@@ -23,23 +26,26 @@ class SizeEquations:
     made: int = 0
 
     def unknown(self) -> Poly:
-        """Return a new unknown size."""
+        """Make a new unknown size."""
         self.made += 1
         return symbol(f"n{self.made}")
 
     def degree(self, by: int) -> Poly:
-        """Return the degree `by` of the foreign rule: a symbol, or the number itself if degrees are `fixed`."""
+        """
+        Return the degree `by` of the foreign rule as a polynomial: a symbol, or the number itself if degrees are
+        `fixed`.
+        """
         return number(by) if self.fixed else symbol(f"d{by}")
 
     def now(self, size: Poly) -> Poly:
-        """Return a size with all solved unknowns replaced by their values."""
+        """Return a size with the values of all unknowns that are solved for substituted."""
         return size.substitute(self.values)
 
     def equate(self, where: str, left: Poly, right: Poly) -> None:
         """
-        Add that two sizes are equal, and solve for one unknown. `where` begins the messages.
+        Add the equation `left = right`, and solve for one unknown. `where` begins the messages.
 
-        Raises `UnityError` where no positive sizes are equal so, `Unsupported` where no unknown can be solved for.
+        Raises `UnityError` where it has no positive solution, `Unsupported` where it cannot be solved for any unknown.
         """
         difference = _primitive(self.now(left) - self.now(right))
         if difference == number(0):

@@ -52,7 +52,7 @@ class _Typed:
 
 def substitution(foreign: ForeignRule) -> Substitution:
     """
-    Return a foreign rule as a substitution over the operators of TDL.
+    Convert another system's rule to a substitution over our operators.
 
     Raises `Unsupported` for a rule that these cannot express, `UnityError` where no sizes fit.
     """

@@ -33,7 +33,7 @@ NUMBER = 3.0
 
 @dataclass(frozen=True, slots=True)
 class AttributeRoles:
-    """The uses of an attribute in an operator's line."""
+    """What an attribute is used for in an operator's line, which decides the values to try for it."""
 
     axis: bool = False
     """The rank of a pack: the number of a dim."""
@@ -48,7 +48,7 @@ class AttributeRoles:
 
 
 def roles(line: Line, attribute: str) -> AttributeRoles:
-    """Return the uses of an attribute in a line."""
+    """Return what an attribute is used for in a line."""
     clauses = [c for c in line.clauses if c.value == Entry(attribute) or str(c.value).split(".")[0] == attribute]
     axis = any(c.kind == "rank" for c in clauses)
     pieces = any(c.kind == "size" and isinstance(c.index, Starred) for c in clauses)
@@ -71,7 +71,7 @@ def roles(line: Line, attribute: str) -> AttributeRoles:
 
 
 def reads(expr: Expr) -> Iterator[Access]:
-    """Yield every access of a written expression."""
+    """Yield every tensor read in a written expression."""
     if isinstance(expr, Access):
         yield expr
     for child in children(expr):
@@ -84,8 +84,8 @@ def steps(
     """
     Yield an operator with every combination of attributes to try on operands of these types.
 
-    `sizes` are those into which a dim may be split, `functions` the names an attribute may have beside its default. Not
-    every combination is well typed; each step takes the operator's first result.
+    `sizes` are those into which a dim may be split, `functions` the names that an attribute may have besides its
+    default. Some combinations are not well typed. Each step takes the operator's first result.
     """
     line = find_operator(op).line
     choices = [[(a.name, v) for v in _values(line, a, operands, sizes, functions)] for a in line.attributes]

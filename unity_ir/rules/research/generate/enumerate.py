@@ -67,7 +67,10 @@ class _Work:
 
 
 class Enumeration:
-    """Enumerates the terms of a space: their classes, and the candidates for equations."""
+    """
+    Enumerates the terms (operators applied to variables) of a space, groups those of equal value into classes, and
+    collects pairs of equal terms as candidates for rules.
+    """
 
     def __init__(self, space: Space):
         self.space, self._most = space, space.most_elements
@@ -90,17 +93,19 @@ class Enumeration:
 
     @property
     def classes(self) -> int:
-        """The number of classes of equal terms."""
+        """The number of classes of terms of equal value."""
         return len(self._step)
 
     @property
     def kept(self) -> int:
-        """The number of candidates that are no renamings of others."""
+        """The number of candidates, where candidates that differ only in the names of variables count once."""
         return sum(len(made_by) for made_by, _, _ in self._pairs)
 
     def run(self, tick: Tick = lambda size, done, total: None) -> None:
         """
-        Enumerate every size of the space; `tick` is called with the size, and the numbers of steps done and in all.
+        Enumerate the terms of every size, smallest first.
+
+        `tick` is called with the size, the number of steps of this size that are done, and the number of all of them.
         """
         for size in range(1, self.space.size + 1):
             last = size == self.space.size
@@ -271,7 +276,8 @@ class Enumeration:
 
     def candidates(self, terms: Terms) -> Iterator[tuple[TypedTerm, TypedTerm]]:
         """
-        Yield pairs of terms that should be equal, smaller sizes first: a term, and the representative of its class.
+        Yield pairs of terms of (probably) equal value, smaller sizes first: a term, and the representative of its
+        class.
         """
         made: dict[int, TypedTerm] = {}
 

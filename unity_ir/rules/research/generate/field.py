@@ -45,10 +45,7 @@ Batch = npt.NDArray[np.int64]
 
 
 def mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """
-    Return Splitmix64's finaliser of each word: a bijection of 64-bit words that looks random (Steele et al.,
-    OOPSLA'14).
-    """
+    """Hash each 64-bit word by Splitmix64's finaliser, a bijection that looks random (Steele et al., OOPSLA'14)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -56,7 +53,8 @@ def mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def oracle(function: str, args: Sequence[Batch]) -> Batch:
     """
-    Return a random function of residues, elementwise: the same for the same name and arguments, unrelated otherwise.
+    Apply an unknown scalar function to residues, elementwise: return pseudo-random residues, the same for the same
+    function name and arguments.
     """
     state = np.asarray(crc32(function.encode()) + 1, dtype=np.uint64)
     for a in args:
@@ -66,7 +64,7 @@ def oracle(function: str, args: Sequence[Batch]) -> Batch:
 
 def residue(value: float) -> int:
     """
-    Return the residue of a number: that of the rational with a denominator of at most 10^6 that is nearest to it.
+    Return a number modulo the prime, taken as the nearest rational p/q with q at most 10^6.
 
     Infinities and NaN have a fixed residue each.
     """
@@ -89,7 +87,8 @@ def inverse(x: Batch) -> Batch:
 
 class ResidueLine:
     """
-    A bound line, to be evaluated on residues many times. Raises `UnityError` for functions that TDL expressions lack.
+    Evaluates a bound line in integers modulo the prime 2^31 - 1. Raises `UnityError` for functions that TDL expressions
+    lack.
     """
 
     def __init__(self, bound: Bound):

@@ -24,8 +24,7 @@ def _salt(elements: int) -> Fingerprints:
 
 def fingerprints(values: Batch) -> Fingerprints:
     """
-    Return one 64-bit fingerprint for each value of a batch: the sum over its elements of a hash of element and
-    position.
+    Return a 64-bit fingerprint of each value of a batch: the sum over its elements of a hash of element and position.
     """
     flat = values.reshape(len(values), -1).astype(np.uint64)
     with np.errstate(over="ignore"):
@@ -39,7 +38,7 @@ def fingerprints(values: Batch) -> Fingerprints:
 
 def random_value(name: str, type: TensorType, seed: int, at: int) -> Batch:
     """
-    Return the random value of a variable at set of sizes number `at`, as a batch of one; integers are 0 or 1.
+    Return the random value of a variable, as a batch of one, at the sets of sizes' number `at`; integers are 0 or 1.
 
     It depends only on the name, the shape, `seed` and `at`.
     """
@@ -51,7 +50,7 @@ def random_value(name: str, type: TensorType, seed: int, at: int) -> Batch:
 @cache
 def line(step: TermStep, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], at: int) -> ResidueLine:
     """
-    Return a compute step as a line to be evaluated at set of sizes number `at`.
+    Bind the line of a compute step, with its attributes at the sets of sizes' number `at`, for evaluation on residues.
 
     Raises `UnityError` where the operands' shapes do not fit.
     """
@@ -60,7 +59,7 @@ def line(step: TermStep, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str,
 
 
 class Values:
-    """The values of terms at one set of sizes, each computed once. Called with a term, it returns the value."""
+    """Evaluates terms at one set of sizes, each once. Called with a term, it returns the value."""
 
     def __init__(self, seed: int, at: int):
         self.seed, self.at = seed, at
@@ -83,5 +82,5 @@ class Values:
         return apply(operands)[term.step.result]
 
     def equal(self, left: TypedTerm, right: TypedTerm) -> bool:
-        """Return whether two terms have the same value."""
+        """Return whether two terms have the same value at this set of sizes."""
         return left.type[self.at] == right.type[self.at] and np.array_equal(self(left), self(right))

@@ -33,11 +33,13 @@ def most_general(
     sides: Sides, terms: Terms, values: Values, allowed: Callable[[Sides], bool] = lambda sides: True
 ) -> Sides:
     """
-    Return the most general form of equal terms, with variables numbered in order of use.
+    Generalise an equation between terms: put variables in the place of subterms, and several variables in the place of
+    one, wherever both sides stay equal and `allowed` holds. `terms` holds all terms that the sides refer to; `values`
+    evaluates terms on random tensors, by which they are compared.
 
-    Variables take the place of subterms, and several variables the place of one, wherever both sides stay equal (by
-    `values`) and `allowed` holds. Given `add(relu(x), y)` and `add(y, relu(x))`, returns `add(x, y)` and `add(y, x)`;
-    given `matmul(add(x, x), w)` and `add(matmul(x, w), matmul(x, w))`, returns both over `add(x, y)`.
+    Returns the sides with variables numbered in order of use. Given `add(relu(x), y)` and `add(y, relu(x))`, returns
+    `add(x, y)` and `add(y, x)`; given `matmul(add(x, x), w)` and `add(matmul(x, w), matmul(x, w))`, returns both over
+    `add(x, y)`.
     """
     for more_general in (_without_subterm, _split_variables):
         while True:
@@ -93,7 +95,7 @@ def _chosen(term: TypedTerm, old: TypedTerm, new: TypedTerm, choice: Iterator[bo
 
 @dataclass(frozen=True)
 class General:
-    """A substitution for all sizes, and the function that gives the shapes of its terms."""
+    """A substitution with symbols for sizes, and the function that gives the shapes of its terms."""
 
     rule: Substitution
     shape: Callable[[Pattern], tuple[Poly, ...]]
@@ -101,7 +103,8 @@ class General:
 
 def general(name: str, sources: Sequence[TypedTerm], targets: Sequence[TypedTerm], degree: int) -> General | None:
     """
-    Return the substitution of `sources` by `targets`, for all sizes and degrees; None where sizes have no general form.
+    Make the substitution of `sources` by `targets`, with symbols for all sizes and degrees; None where the sizes found
+    at samples have no general form.
 
     `degree` is the degree of the parallel operators in the terms.
     """

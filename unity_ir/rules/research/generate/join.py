@@ -31,13 +31,15 @@ NEAR = 30
 
 
 class Join:
-    """Collects equations about the results of one operator into equations for all its results."""
+    """
+    Joins equations about single results of an operator (such as `split`) to equations about all its results together.
+    """
 
     def __init__(self) -> None:
         self._found: dict[AppliedStep, dict[int, TypedTerm]] = {}
 
     def add(self, pair: Pair) -> None:
-        """Add an equation, whose first side may be a result of an operator that has several."""
+        """Add an equation between two terms; its first side may be one result of an operator that has several."""
         term, other = pair
         if term.step is not None and not term.step.is_parallel:
             key = application(term)
@@ -45,7 +47,7 @@ class Join:
                 self._found.setdefault(key, {}).setdefault(term.step.result, other)
 
     def joined(self, terms: Terms, values: Values) -> list[Joined]:
-        """Return the most general joined equations, with variables renamed; small ones first."""
+        """Return the joined equations in their most general form; small ones first."""
         found: dict[Joined, None] = {}
         for (step, operands), results in self._found.items():
             if len(results) < len(_types((step, operands))):

@@ -18,7 +18,7 @@ SLACK = 2
 
 def order(pair: Pair) -> tuple[object, ...]:
     """
-    Return the key by which equations are sorted.
+    Return the sort key of an equation.
 
     Small equations come first; of equally small ones, the more general: with many variables, in few pieces, of few
     types.
@@ -33,7 +33,7 @@ def order(pair: Pair) -> tuple[object, ...]:
 
 def follows(pair: Pair, rules: Rewriting, most: int = MOST) -> bool:
     """
-    Return whether one side of an equation can be rewritten to the other by the rules.
+    Return whether the rules imply an equation: whether they rewrite one side to the other.
 
     False may also mean that the search was given up after `most` terms.
     """
@@ -61,7 +61,7 @@ def follows(pair: Pair, rules: Rewriting, most: int = MOST) -> bool:
 
 def superfluous(rules: Sequence[tuple[Pair, Substitution]], terms: Terms, sets: int, degree: int) -> set[int]:
     """
-    Return the indices of the rules that all other rules imply, which may have been found later.
+    Return the indices of the rules that the other rules imply, including those found later.
 
     `rules` are equations with their substitutions; `sets` is the number of sets of sizes of `terms`, `degree` that of
     the parallel operators. Rules with repeated variables are dropped first.

@@ -13,7 +13,10 @@ _DIGIT, _BITS = np.uint64(15), np.uint64(4)
 
 
 def merged(first: Uses, second: Uses) -> Uses:
-    """Return the variables of each entry of `first`, followed by those of `second` that are not among them."""
+    """
+    Append to each entry of `first` the variables of `second` that are not among them. An entry packs variable numbers
+    into a word, four bits each, in order of first use.
+    """
     out, length = first.copy(), np.zeros(len(first), dtype=np.uint64)
     rest = first.copy()
     while rest.any():
@@ -35,8 +38,8 @@ def merged(first: Uses, second: Uses) -> Uses:
 
 def canonical(uses: Uses, groups: Sequence[int]) -> npt.NDArray[np.bool_]:
     """
-    Return, per entry, whether the variables of each group are used in ascending order, beginning with the group's
-    first.
+    Return, per entry, whether it uses the variables of each group in ascending order, beginning with the group's first.
+    Of terms that differ in variables' names only, one is so.
 
     `groups[v - 1]` is the group of variable v.
     """

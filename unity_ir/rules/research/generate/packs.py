@@ -24,8 +24,8 @@ ShapeOf = Callable[[Term], PolyShape]
 
 def packed(rule: Substitution, shape: ShapeOf) -> Iterator[Substitution]:
     """
-    Yield the rule with a pack for all dims of its inputs, and with a pack for each leading size, where these can be
-    written.
+    Generalise a rule to any number of leading dims: yield it with a pack for all dims of its inputs, and with a pack
+    for each leading size, where these can be written. These are guesses, to be proved.
 
     `shape` gives the sizes of the rule's terms.
     """

@@ -13,7 +13,10 @@ from unity_ir.rules.proof.prove import Proof, prove
 
 
 class Provers:
-    """A pool of `jobs` processes that prove substitutions; one job is run in this process. A context manager."""
+    """
+    A context manager that, when called, proves substitutions in parallel: in `jobs` processes, or in this one if `jobs`
+    is 1.
+    """
 
     def __init__(self, jobs: int, seed: int = 0):
         self.seed = seed

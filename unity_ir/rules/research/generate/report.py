@@ -1,4 +1,4 @@
-"""Report the counts of a run of the generator, beside the published ones."""
+"""Compare the counts of a run of the generator with the published ones."""
 
 from __future__ import annotations
 

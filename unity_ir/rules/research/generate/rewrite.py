@@ -30,7 +30,7 @@ class Rewrite:
 
 
 def commutes(rule: Substitution) -> str | None:
-    """Return the operator that a rule declares commutative; None if the rule says anything else."""
+    """Return the operator if a rule says just that it is commutative, `op(a, b) = op(b, a)`; else None."""
     match rule.source, rule.target:
         case (ResultOf(Operation(op, (Input() as a, Input() as b), p)),), (ResultOf(Operation(other, operands, q)),):
             if op == other and p == q and operands == (b, a) and a is not b:
@@ -41,7 +41,9 @@ def commutes(rule: Substitution) -> str | None:
 
 
 class Rewriting:
-    """Rewrites terms with the rules accepted so far; operands of commutative operators are kept in a fixed order."""
+    """
+    Rewrites terms with the rules accepted so far; the operands of commutative operators are kept in a fixed order.
+    """
 
     def __init__(self, terms: Terms, sets: int, degree: int):
         self.terms, self.sets, self.degree = terms, sets, degree
@@ -54,7 +56,7 @@ class Rewriting:
         self._kept: list[Pattern] = []
 
     def add(self, rule: Substitution) -> None:
-        """Add both directions of a rule of one result."""
+        """Accept a rule of one result, in both directions."""
         self._version += 1
         op = commutes(rule)
         if op is not None:
@@ -72,7 +74,8 @@ class Rewriting:
 
     def make(self, step: TermStep, operands: list[TypedTerm]) -> TypedTerm | None:
         """
-        Return a step applied, with operands of commutative operators in a fixed order; None where it is not well typed.
+        Apply an operator to terms, with operands of commutative operators in a fixed order; None where it is not well
+        typed.
         """
         if step.op in self.commutative and len(operands) == 2 and operands[0].text > operands[1].text:
             operands = operands[::-1]
@@ -88,7 +91,7 @@ class Rewriting:
 
     def near(self, term: TypedTerm) -> dict[TypedTerm, None]:
         """
-        Return the terms of the same type that one rewrite makes of a term, at any place in it, as the keys of a dict.
+        Return the terms that one rewrite anywhere in a term leads to and that have its type, as the keys of a dict.
         """
         known = self._near.get(term)
         if known is not None and known[0] == self._version:
@@ -116,9 +119,10 @@ class Rewriting:
 
     def replaced(self, rule: Substitution, terms: Sequence[TypedTerm]) -> list[TypedTerm] | None:
         """
-        Return the targets of a rule of several results, given terms that match its sources, one for each result.
+        Apply a rule of several results to `terms`, one for each result; return the terms that replace them.
 
-        None when the terms do not match, or when the targets would not be well typed or would have other types.
+        None when the terms do not match its sources, or when the new terms would not be well typed or would have other
+        types.
         """
         found: list[tuple[Mapping[Input, TypedTerm], AttrSamples]] = [({}, [])]
         for pattern, term in zip(rule.source, terms, strict=True):

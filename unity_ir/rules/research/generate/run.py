@@ -43,7 +43,7 @@ StageProgress = Callable[[str, int, int], None]
 
 @dataclass
 class StageCounts:
-    """The number of equations, or rules, that are left after each step, in order."""
+    """The number of terms, equations or rules that are left after each stage of generating rules, in order."""
 
     terms: int = 0
     """Terms computed."""
@@ -98,7 +98,8 @@ def generate(
     space: Space, state: Path | None = None, jobs: int = 1, progress: StageProgress = lambda stage, done, total: None
 ) -> GenerationReport:
     """
-    Return a report with every rule over a space that is needed to imply all others, proved for all sizes and degrees.
+    Generate the rules over a space of terms: all equalities that the others do not imply, proved for all sizes and
+    degrees. Return them with counts and seconds of each stage.
 
     `state` is the file in which the outcome of each stage is kept, `jobs` the number of processes that prove. The rules
     are the same for the same space, whatever `jobs` is. Raises `UnityError` for a state file of another space.

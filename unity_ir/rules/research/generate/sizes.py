@@ -30,12 +30,13 @@ AppliedStep: TypeAlias = tuple[TermStep, tuple[TypedTerm, ...]]
 
 
 class Special(Exception):
-    """Raised where sizes of a term have no general form."""
+    """Raised where the sizes of a term at samples have no general form."""
 
 
 class TermSizes:
     """
-    The shapes and attributes of terms over the same variables, as polynomials.
+    Finds the shapes and attributes of terms over the same variables as polynomials, from their values at several sets
+    of sizes.
 
     Methods raise `Special` where there is no general form.
     """
@@ -54,14 +55,14 @@ class TermSizes:
     # -- symbols
 
     def fresh(self, values: SizeAt) -> Poly:
-        """Return a new symbol, given its value at each set of sizes."""
+        """Make a new symbol, given its value at each set of sizes."""
         # In order of creation, so that sums are compared term by term.
         name = f"s{len(self.values):04}"
         self.values[name] = values
         return symbol(name)
 
     def known(self, poly: Poly) -> Poly:
-        """Return a polynomial with the symbols that are solved for replaced by their values."""
+        """Substitute the values of the symbols that are solved for in a polynomial."""
         while not poly.symbols.isdisjoint(self.bindings):
             poly = poly.substitute(self.bindings)
         return poly
@@ -72,7 +73,7 @@ class TermSizes:
         return tuple(poly.at({DEGREE: self.degree, **{s: v[i] for s, v in self.values.items()}}) for i in range(sets))
 
     def unify(self, a: Poly, b: Poly) -> None:
-        """Make two sizes the same. Raises `Special` where they cannot be."""
+        """Add the equation that two sizes are the same. Raises `Special` where they cannot be."""
         a, b = self.known(a), self.known(b)
         if a == b:
             return
@@ -144,14 +145,14 @@ class TermSizes:
     # -- terms
 
     def shape(self, term: TypedTerm) -> PolyShape:
-        """Return the sizes of a term."""
+        """Return the shape of a term as polynomials."""
         found = self._shapes.get(term)
         if found is None:
             found = self._shapes[term] = self._variable(term) if term.step is None else self._result(term.step, term)
         return tuple(map(self.known, found))
 
     def results(self, of: AppliedStep) -> list[PolyShape]:
-        """Return the sizes of all results of an operator applied to terms."""
+        """Return the shapes, as polynomials, of all results of an operator applied to terms."""
         return [tuple(map(self.known, shape)) for shape in self._results[of]]
 
     def _variable(self, term: TypedTerm) -> PolyShape:
@@ -227,7 +228,7 @@ class TermSizes:
 
 def application(term: TypedTerm) -> AppliedStep:
     """
-    Return a term's operator, attributes and operands without the number of the result: equal for all results of one
+    Return a term's operator, attributes and operands, without which result it is: equal for all results of one
     operator.
     """
     assert term.step is not None

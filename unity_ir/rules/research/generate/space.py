@@ -33,7 +33,10 @@ ARITY = 3
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The terms to enumerate: their operators, their most operators (`size`), and their variables."""
+    """
+    The space of terms to enumerate: of at most `size` operators of these names, applied to `variables` variables of
+    each type.
+    """
 
     operators: tuple[str, ...]
     parallel: tuple[str, ...] = PARALLEL
@@ -63,7 +66,8 @@ class Space:
     @property
     def inputs(self) -> tuple[Type, ...]:
         """
-        The types of variables: matrices, square matrices, and the other ranks and element types that operators need.
+        The types of variables: matrices, square matrices, and the other ranks and element types that the operators
+        need.
         """
         kinds = dict.fromkeys([(2, "f64"), *(k for name in self.operators for k in _needs(name))])
         found: list[Type] = []
@@ -75,7 +79,7 @@ class Space:
 
     @property
     def most_elements(self) -> int:
-        """The most elements that a value may have at the first set of sizes."""
+        """The most elements that a value may have at the first set of sizes; larger terms are not enumerated."""
         return max(self.elements, 2 * max(type[0].elements for type in self.inputs))
 
     @property

@@ -19,7 +19,7 @@ VERSION = 2
 
 def load(path: Path | None, of: dict[str, Any]) -> dict[str, Any]:
     """
-    Return the stages of the run saved at `path`; empty where there is no file.
+    Read the state of a run from the file at `path`: the outcome of each stage by name; empty where there is no file.
 
     `of` has the parameters of the run. Raises `UnityError` for the state of a run with other parameters, and for a file
     that is no state.
@@ -40,7 +40,7 @@ def load(path: Path | None, of: dict[str, Any]) -> dict[str, Any]:
 
 def save(path: Path | None, of: dict[str, Any], stages: dict[str, Any]) -> None:
     """
-    Write the state of a run to a file, whole or not at all; do nothing without a path.
+    Write the state of a run to a file, atomically; do nothing without a path.
 
     `of` has the parameters of the run, `stages` the outcome of each stage, both as data for JSON.
     """
@@ -60,7 +60,7 @@ def _digest(stages: dict[str, Any]) -> str:
 
 
 def pack_terms(groups: Sequence[Sequence[TypedTerm]]) -> dict[str, Any]:
-    """Return groups of terms as data for JSON: tables of types, steps and terms, each entry before its users."""
+    """Convert groups of terms to data for JSON: tables of types, steps and terms, each entry before its users."""
     types: dict[Type, int] = {}
     steps: dict[TermStep, int] = {}
     numbers: dict[TypedTerm, int] = {}
@@ -87,7 +87,7 @@ def pack_terms(groups: Sequence[Sequence[TypedTerm]]) -> dict[str, Any]:
 
 def unpack_terms(data: dict[str, Any], terms: Terms) -> list[tuple[TypedTerm, ...]]:
     """
-    Return the groups of terms that `pack_terms` was given, made by `terms`.
+    Convert data of `pack_terms` back to groups of terms, which are made by `terms`.
 
     Raises `UnityError` where a term is not well typed.
     """

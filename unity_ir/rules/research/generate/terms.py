@@ -24,7 +24,7 @@ Type: TypeAlias = tuple[TensorType, ...]
 
 @dataclass(frozen=True, slots=True)
 class TermStep:
-    """An operator with its attributes at each set of sizes, and the number of the result that is taken."""
+    """An operator to apply in a term: its attributes at each set of sizes, and which of its results is taken."""
 
     op: str
     attributes: tuple[Attributes, ...]
@@ -37,13 +37,15 @@ class TermStep:
 
 
 def parallel_step(op: str, sets: int, **attributes: int) -> TermStep:
-    """Return a parallel operator whose attributes are the same at all `sets` sets of sizes."""
+    """Return a parallel operator as a step, with the same attributes at all `sets` sets of sizes."""
     return TermStep(op, (tuple(sorted(attributes.items())),) * sets)
 
 
 @cache
 def result_types(op: str, attributes: tuple[Attributes, ...], operands: tuple[Type, ...]) -> tuple[Type, ...]:
-    """Return the types of an operator's results; () where it is not well typed at every set of sizes."""
+    """
+    Return the type of each result of an operator, at every set of sizes; () where it is not well typed at all of them.
+    """
     found: list[tuple[TensorType, ...]] = []
     try:
         for i, given in enumerate(attributes):
@@ -59,13 +61,16 @@ def result_types(op: str, attributes: tuple[Attributes, ...], operands: tuple[Ty
 
 
 def result_type(step: TermStep, operands: tuple[Type, ...]) -> Type | None:
-    """Return the type of the result that a step takes; None where it is not well typed."""
+    """
+    Return the type of the result that a step takes, at every set of sizes; None where it is not well typed at all of
+    them.
+    """
     found = result_types(step.op, step.attributes, operands)
     return found[step.result] if step.result < len(found) else None
 
 
 class TypedTerm:
-    """A variable, or a step applied to terms. Equal terms of one `Terms` are one object."""
+    """A variable, or an operator applied to terms, with its types. Equal terms of one `Terms` are one object."""
 
     __slots__ = ("index", "name", "number", "operands", "size", "step", "text", "type", "weight")
 
@@ -93,7 +98,7 @@ class TypedTerm:
 
 
 class Terms:
-    """Makes terms; equal terms are one object."""
+    """Makes terms, hash-consed: equal terms are one object."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[object, ...], TypedTerm] = {}
@@ -111,7 +116,7 @@ class Terms:
         return self._made[key]
 
     def make(self, step: TermStep, operands: Sequence[TypedTerm]) -> TypedTerm | None:
-        """Return a step applied to terms; None where it is not well typed."""
+        """Apply an operator to terms; return the term, or None where it is not well typed."""
         key = (step, *(o.number for o in operands))
         found = self._made.get(key)
         if found is None:
@@ -133,7 +138,7 @@ class Terms:
         return term
 
     def replaced(self, term: TypedTerm, values: Mapping[TypedTerm, TypedTerm]) -> TypedTerm | None:
-        """Return a term with the subterms in `values` replaced by others; None where that is not well typed."""
+        """Substitute terms for the subterms in `values`; return the new term, or None where that is not well typed."""
         found = values.get(term)
         if found is not None or term.step is None:
             return found or term
@@ -146,7 +151,7 @@ class Terms:
         return self.make(term.step, operands)
 
     def renamed(self, *terms: TypedTerm) -> tuple[TypedTerm, ...]:
-        """Return terms with their variables numbered, for each type, in the order in which they occur."""
+        """Rename the variables of terms: number them, for each type, in the order in which they occur."""
         counts: dict[Type, int] = {}
         values: dict[TypedTerm, TypedTerm] = {}
         for term in terms:

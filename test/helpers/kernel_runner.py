@@ -1,0 +1,143 @@
+"""
+Runs launchers as an emitted program would, under Triton's interpreter, which here checks bounds.
+
+Every load and store has to be within an operand or a result; results start full of NaN, or 77.
+"""
+
+import os
+
+# Kernels, Triton's own among them, are interpreted if this is set when they are defined, so before triton is imported.
+# Ahead-of-time compilation has a process of its own.
+os.environ["TRITON_INTERPRET"] = "1"
+
+import importlib.util
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import BuiltinFunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from operator_cases import CASES, Case
+from quick_interpreter import quicken
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder
+
+from unity_ir.kernels.launchers import Launcher
+
+assert isinstance(tl.sum, InterpretedFunction), "something imported triton before TRITON_INTERPRET was set"
+
+HEADER = "import torch\nimport triton\nimport triton.language as tl\n\n\n"
+
+
+class Memory:
+    """The module `torch` as a launcher sees it; what is allocated, and the operands, are all a kernel may touch."""
+
+    current: "Memory | None" = None
+
+    def __init__(self, operands: Sequence[torch.Tensor]):
+        self.ranges = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in operands]
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(torch, name)
+        if not isinstance(found, BuiltinFunctionType):
+            return found
+
+        def wrapper(*arguments: Any, **options: Any) -> Any:
+            made = found(*arguments, **options)
+            return self.own(made) if isinstance(made, torch.Tensor) else made
+
+        return wrapper
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        wrong = float("nan") if dtype.is_floating_point else 77
+        return self.own(torch.full(tuple(shape), wrong, dtype=dtype, device=device))
+
+    def own(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.ranges.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes))
+        return tensor
+
+    def check(self, pointers: Any, mask: Any) -> None:
+        addresses = np.atleast_1d(pointers.data)[
+            # With conditions on Python's numbers, such as the interpreter's loops have, masks are integers.
+            np.broadcast_to(np.atleast_1d(mask.data).astype(bool), np.shape(pointers.data) or 1)
+        ]
+        width = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
+        inside = np.zeros(addresses.shape, dtype=bool)
+        for low, high in self.ranges:
+            inside |= (addresses >= low) & (addresses + width <= high)
+        assert inside.all(), "out of bounds"
+
+
+def checked(access: Callable[..., Any], mask_at: int) -> Callable[..., Any]:
+    """A method of the interpreter that checks the addresses it is given while a launcher runs."""
+
+    def wrapper(self: Any, pointers: Any, *rest: Any) -> Any:
+        if Memory.current is not None:
+            Memory.current.check(pointers, rest[mask_at])
+        return access(self, pointers, *rest)
+
+    return wrapper
+
+
+quicken()
+InterpreterBuilder.create_masked_load = checked(InterpreterBuilder.create_masked_load, 0)
+InterpreterBuilder.create_masked_store = checked(InterpreterBuilder.create_masked_store, 1)
+
+
+@dataclass
+class Runner:
+    directory: Path
+    count: "itertools.count[int]" = field(default_factory=itertools.count)
+
+    def load(self, *launchers: Launcher) -> ModuleType:
+        """A module with the launchers and all their kernels."""
+        kernels = {k: text for one in launchers for k, text in one.kernels.items()}
+        path = self.directory / f"program{next(self.count)}.py"
+        path.write_text(HEADER + "\n\n".join([*kernels.values(), *(one.source for one in launchers)]))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    def run(self, launcher: Launcher, operands: Sequence[torch.Tensor], *more: object) -> tuple[torch.Tensor, ...]:
+        module = self.load(launcher)
+        module.torch = memory = Memory(operands)
+        Memory.current = memory
+        try:
+            # Numpy warns of what the interpreter computes beside the masks, such as 0 / 0, which is stored nowhere.
+            with np.errstate(all="ignore"):
+                results = getattr(module, launcher.name)(*operands, *more)
+        finally:
+            Memory.current = None
+        return results if isinstance(results, tuple) else () if results is None else (results,)
+
+
+@pytest.fixture(scope="session")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    return Runner(tmp_path_factory.mktemp("programs"))
+
+
+@pytest.fixture(scope="session")
+def drawn() -> Callable[[str, int], list[Case]]:
+    return drawn_cases
+
+
+def drawn_cases(name: str, count: int) -> list[Case]:
+    """Cases of an operator, the same ones every time."""
+    found: list[Case] = []
+
+    @seed(0)
+    @settings(max_examples=count, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(CASES[name])
+    def collect(case: Case) -> None:
+        found.append(case)
+
+    collect()
+    return found

@@ -1,0 +1,253 @@
+"""Attention is found by form, computed without a matrix of scores, and equal to what its line says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from case import Case
+from covered import operand_dtypes
+from kernel_checks import check, random_operands
+
+from unity_ir.kernels.launchers import launcher
+from unity_ir.ops import operator
+from unity_ir.tdl.bind import bind
+from unity_ir.tdl.evaluate import evaluate
+from unity_ir.tdl.parallel import Configuration, piece
+from unity_ir.tdl.parse import parse_line
+from unity_ir.tdl.syntax import Bound
+
+SOFTMAX = (
+    "let u[b, h, i, j] = exp(s[b, h, i, j] - max[m](s[b, h, i, m]));"
+    "  let p[b, h, i, j] = u[b, h, i, j] / sum[n](u[b, h, i, n]);"
+)
+SUM = "out[b, h, i, d] = sum[t](p[b, h, i, t] * v[b, h, t, d])"
+PRODUCT = "sum[e](q[b, h, i, e] * k[b, h, j, e])"
+HEADS = ((2, 3, 70, 20), (2, 3, 75, 20), (2, 3, 75, 24))
+
+FOUND: list[tuple[str, Any, dict[str, Any]]] = [
+    (f"plain(q, k, v)  let s[b, h, i, j] = {PRODUCT}; {SOFTMAX} {SUM}", HEADS, {}),
+    (
+        f"biased(q, k, v, c)  let s[b, h, i, j] = 0.3 * {PRODUCT} + c[h, i, j]; {SOFTMAX} {SUM}",
+        (*HEADS, (3, 70, 75)),
+        {},
+    ),
+    (
+        f"masked(q, k, v, c: bool)  let s[b, h, i, j] = where(c[b, j], {PRODUCT}, -30); {SOFTMAX} {SUM}",
+        (*HEADS, (2, 75)),
+        {},
+    ),
+    (
+        f"sloped(q, k, v)  let s[b, h, i, j] = tanh({PRODUCT}) - 0.1 * (i - j); {SOFTMAX} {SUM}",
+        HEADS,
+        {},
+    ),
+    (
+        "unshifted(q, k, v)  let u[b, h, i, j] = exp(0.2 * sum[e](k[b, h, j, e] * q[b, h, i, e]));"
+        " out[b, h, i, d] = sum[t](v[b, h, t, d] * (u[b, h, i, t] / sum[n](u[b, h, i, n])))",
+        HEADS,
+        {},
+    ),
+    (
+        "one_head(q, k, v)  let s[i, j] = sum[e](q[i, e] * k[j, e]);"
+        " out[i, d] = sum[t](exp(s[i, t]) / sum[n](exp(s[i, n])) * v[t, d])",
+        ((33, 8), (40, 8), (40, 17)),
+        {},
+    ),
+]
+# Dropout between softmax and values, drawn at the position in the whole matrix of weights, and its backward.
+DROPPED = "where(lt(philox(7, position(b, h, i, t)), 0.3), 0, p[b, h, i, t] / 0.7)"
+FOUND += [
+    (
+        f"dropped(q, k, v)  let s[b, h, i, j] = 0.3 * {PRODUCT}; {SOFTMAX}"
+        f" out[b, h, i, d] = sum[t]({DROPPED} * v[b, h, t, d])",
+        HEADS,
+        {},
+    ),
+    (
+        f"scaled(q, k, v, c)  let s[b, h, i, j] = 0.3 * {PRODUCT}; {SOFTMAX}"
+        " out[b, h, i, d] = sum[t](c[i, t] * p[b, h, i, t] * v[b, h, t, d])",
+        (*HEADS, (70, 75)),
+        {},
+    ),
+]
+OTHERS: list[tuple[str, Any]] = [
+    (
+        "squared(q, k, v)  let u[i, j] = exp(sum[e](q[i, e] * k[j, e])); let p[i, j] = u[i, j] / sum[n](u[i, n]);"
+        " out[i, d] = sum[t](p[i, t] * p[i, t] * v[t, d])",
+        ((20, 8), (20, 8), (20, 9)),
+    ),
+    # The sum is over the other dim, of something else, or its maximum is another row's.
+    (
+        "turned(q, k, v)  let u[i, j] = exp(sum[e](q[i, e] * k[j, e]));"
+        " out[i, d] = sum[t](u[i, t] / sum[n](u[n, t]) * v[t, d])",
+        ((20, 8), (20, 8), (20, 9)),
+    ),
+    (
+        "mixed(q, k, v)  let s[i, j] = sum[e](q[i, e] * k[j, e]);"
+        " out[i, d] = sum[t](exp(s[i, t]) / sum[n](exp(2 * s[i, n])) * v[t, d])",
+        ((20, 8), (21, 8), (21, 9)),
+    ),
+    (
+        "shifted(q, k, v)  let s[i, j] = sum[e](q[i, e] * k[j, e]);"
+        " out[i, d] = sum[t](exp(s[i, t] - max[m](s[m, t])) / sum[n](exp(s[i, n] - max[m](s[m, n]))) * v[t, d])",
+        ((20, 8), (21, 8), (21, 9)),
+    ),
+    (
+        "rows(q, k, v)  let s[i, j] = sum[e](q[i, e] * k[j, e]);"
+        " out[i, d] = sum[t](exp(s[i, t]) / sum[n](exp(s[i, n])) * v[t, i, d])",
+        ((20, 8), (21, 8), (21, 20, 9)),
+    ),
+]
+_SAVED = "let p[i, j] = exp(0.1 * sum[e](q[i, e] * k[j, e]) - l[i]);"
+FACTORS: list[tuple[str, Any, list[str]]] = [
+    # What is subtracted need not be the logarithm of a row's sum.
+    (
+        f"shift(q, k, v, l)  {_SAVED} out[i, d] = sum[t](p[i, t] * v[t, d])",
+        ((40, 3), (45, 3), (45, 9), (40,)),
+        ["rows"],
+    ),
+    (
+        f"gated(q, k, v, l, y, c)  {_SAVED}"
+        " out[t, d] = sum[i](p[i, t] * (c[i, t] + t - i) * sum[x](y[i, x] * v[t, x]) * v[i, d])",
+        ((40, 3), (40, 3), (40, 9), (40,), (40, 9), (40, 40)),
+        ["columns"],
+    ),
+    (
+        f"by_feature(q, k, v, l, y, c)  {_SAVED}"
+        " out[t, d] = sum[i](p[i, t] * c[d] * sum[x](y[i, x] * v[t, x]) * v[i, d])",
+        ((40, 3), (40, 3), (40, 9), (40,), (40, 9), (9,)),
+        ["matmul", "matmul", "2"],
+    ),
+]
+
+
+def kinds(bound: Bound, dtype: str = "f32", starts: tuple[str, ...] = ()) -> list[str]:
+    made = launcher(bound, operand_dtypes(bound, dtype), offsets=starts)
+    return [c.kernel.split("_")[-2] for c in made.compiled]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize(("line", "shapes", "attributes"), FOUND)
+def test_forms(line: str, shapes: Any, attributes: dict[str, Any], dtype: str, runner: Any) -> None:
+    bound = bind(parse_line(line), shapes, attributes)
+    assert kinds(bound, dtype) == ["forward"]
+    check(bound, random_operands(bound, Case(shapes, {}, 2)), "triton", runner, dtype)
+
+
+@pytest.mark.parametrize(("line", "shapes"), OTHERS)
+def test_what_is_no_attention(line: str, shapes: Any, runner: Any) -> None:
+    bound = bind(parse_line(line), shapes, {})
+    assert "forward" not in kinds(bound)
+    check(bound, random_operands(bound, Case(shapes, {}, 2)), "triton", runner)
+
+
+@pytest.mark.parametrize(("line", "shapes", "expected"), FACTORS)
+def test_factors_beside_the_weights(line: str, shapes: Any, expected: list[str], runner: Any) -> None:
+    bound = bind(parse_line(line), shapes, {})
+    assert kinds(bound) == expected
+    check(bound, random_operands(bound, Case(shapes, {}, 2)), "triton", runner)
+
+
+def test_scores_of_minus_infinity_in_whole_tiles(runner: Any) -> None:
+    """Rows of which the first tiles are masked by an infinite bias."""
+    line, shapes, _ = FOUND[1]
+    bound = bind(parse_line(line), shapes, {})
+    operands = random_operands(bound, Case(shapes, {}, 2))
+    operands[3] = np.where(np.arange(70)[:, None] > np.arange(75), -np.inf, operands[3])
+    assert kinds(bound) == ["forward"]
+    check(bound, operands, "triton", runner)
+
+
+DROP = {"drop": 0.4, "seed": 2**33 + 5}
+GRADIENTS = {
+    "attention_dropout_saved_grad": ["means", "rows", "columns"],
+    "attention_grad": ["forward", "means", "rows", "columns"],
+    "attention_saved_grad": ["means", "rows", "columns"],
+}
+LARGER: list[tuple[str, tuple[int, ...], dict[str, Any], str]] = [
+    # Batch, heads, those of keys, rows, columns, features and those of values.
+    ("attention", (1, 2, 2, 150, 150, 24, 17), {"causal": 1}, "f32"),
+    ("attention", (1, 4, 2, 128, 140, 64, 64), {"causal": 1}, "bf16"),
+    ("attention", (2, 1, 1, 50, 33, 80, 100), {}, "bf16"),
+    ("attention_saving", (1, 4, 2, 70, 70, 24, 17), {"causal": 1}, "f32"),
+    ("attention_grad", (1, 2, 2, 100, 100, 24, 17), {"causal": 1}, "f32"),
+    ("attention_grad", (1, 4, 2, 64, 70, 80, 64), {"causal": 1}, "bf16"),
+    ("attention_grad", (2, 1, 1, 50, 33, 24, 20), {}, "f32"),
+    ("attention_saved_grad", (1, 4, 2, 50, 70, 24, 17), {}, "f32"),
+    ("attention_saved_grad", (1, 2, 2, 100, 100, 20, 20), {"causal": 1}, "f32"),
+    ("attention_dropout", (2, 4, 2, 70, 50, 24, 17), {**DROP, "causal": 1}, "f32"),
+    ("attention_dropout_saving", (2, 4, 2, 70, 50, 24, 17), DROP, "bf16"),
+    ("attention_dropout_saved_grad", (2, 4, 2, 50, 70, 24, 17), {**DROP, "causal": 1}, "f32"),
+]
+
+
+def case(name: str, sizes: tuple[int, ...], attributes: dict[str, Any]) -> tuple[Bound, list[Any]]:
+    b, h, g, i, j, e, d = sizes
+    shapes = {"q": (b, h, i, e), "k": (b, g, j, e), "v": (b, g, j, d), "y": (b, h, i, d), "a": (b, h, i, d)}
+    shapes["logsum"] = (b, h, i)
+    one = operator(name)
+    used = tuple(shapes[p.name] for p in one.line.parameters)
+    bound = one.bind(used, one.attributes({"scale": e**-0.5, **attributes})).bound
+    operands = random_operands(bound, Case(used, {}))
+    if "logsum" in [p.name for p in bound.operands]:
+        forward = operator(name.replace("saved_grad", "saving"))
+        values = dict(zip([p.name for p in bound.operands], operands, strict=True))
+        whole = forward.bind(
+            tuple(shapes[n] for n in "qkv"), forward.attributes({"scale": e**-0.5, **attributes})
+        ).bound
+        operands[-2:] = map(np.ascontiguousarray, evaluate(whole, [values[n] for n in "qkv"]))
+    return bound, operands
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "sizes", "attributes", "dtype"), LARGER)
+def test_several_tiles(name: str, sizes: tuple[int, ...], attributes: dict[str, Any], dtype: str, runner: Any) -> None:
+    bound, operands = case(name, sizes, attributes)
+    assert kinds(bound, dtype) == GRADIENTS.get(name, ["forward"])
+    check(bound, operands, "triton", runner, dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes"),
+    [
+        ("attention", {}),
+        ("attention_saved_grad", {}),
+        ("attention_dropout", DROP),
+        ("attention_dropout_saved_grad", DROP),
+    ],
+)
+def test_a_piece_of_a_sequence_is_masked_where_it_lies(name: str, attributes: dict[str, Any], runner: Any) -> None:
+    """Causal attention whose rows are divided: positions count from where the piece starts, those of dropout, too."""
+    bound, operands = case(name, (1, 2, 2, 96, 96, 16, 16), {"causal": 1, **attributes})
+    expected = evaluate(bound, operands)
+    part = piece(bound, Configuration({"i": 3}))
+    made = launcher(part, ("f32",) * len(operands), offsets=("i",))
+    assert any("forward" in c.kernel or "rows" in c.kernel for c in made.compiled)
+    by_rows = {"q", "y", "a", "logsum"}
+    total = [np.zeros_like(e) for e in expected]
+    for start in range(0, 96, 32):
+        pieces = [
+            torch.from_numpy(o[:, :, start : start + 32] if p.name in by_rows else o).float().contiguous()
+            for p, o in zip(bound.operands, operands, strict=True)
+        ]
+        for whole, got, result in zip(total, runner.run(made, pieces, start), bound.results, strict=True):
+            own = whole[:, :, start : start + 32] if result.name in ("out", "dq") else whole
+            own += got.double().numpy()
+    for whole, want in zip(total, expected, strict=True):
+        np.testing.assert_allclose(whole, want, rtol=1e-4, atol=1e-4)
+
+
+def test_scores_are_never_whole() -> None:
+    """No buffer has both a dim of the queries' positions and one of the keys'."""
+    names = [("attention", {}), ("attention_saving", {}), ("attention_grad", {}), ("attention_saved_grad", {})]
+    names += [("attention_dropout", DROP), ("attention_dropout_saving", DROP), ("attention_dropout_saved_grad", DROP)]
+    for name, attributes in names:
+        bound, _ = case(name, (1, 2, 2, 37, 53, 16, 16), attributes)
+        source = launcher(bound, ("bf16",) * len(bound.operands)).source
+        made = [line for line in source.splitlines() if "torch.empty" in line]
+        assert made
+        assert not any("37" in line and "53" in line for line in made), source

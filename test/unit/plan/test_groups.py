@@ -1,0 +1,373 @@
+"""Operators that are one kernel compute what they compute one by one, no later, and with no more memory than that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from math import prod
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from graphs import boxes, random_graph
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from models import data, machine, weight
+from operator_cases import DTYPES
+
+from unity_ir.kernels.launchers import launcher
+from unity_ir.machine import Machine, load
+from unity_ir.models import build
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.elements import in_type
+from unity_ir.pcg.fuse_collectives import fuse_collectives
+from unity_ir.pcg.graph import Graph, Node, Optimizer, apply, leaf, parallel
+from unity_ir.pcg.sharding import piece_index
+from unity_ir.pcg.types import tensor_type
+from unity_ir.plan.groups import MOST_OPERATORS, with_fusions
+from unity_ir.plan.local_operator import LocalOperator, local_operator
+from unity_ir.plan.program import Compute, Fused, HaloExchange, Leaf, Program, ReshardMove, lower
+from unity_ir.plan.saved_softmax import with_savings
+from unity_ir.plan.schedule import Schedule, Wait, crosses, piece_bytes, schedule
+from unity_ir.search import run
+from unity_ir.tdl.evaluate import evaluate
+
+Arrays = dict[int, Any]
+
+
+def in_triton(operator: LocalOperator) -> str:
+    return "triton"
+
+
+def lowered(graph: Graph, on: Machine) -> Program:
+    return with_savings(lower(fuse_collectives(differentiate(graph, Optimizer(), on.mesh)), on))
+
+
+def groups(program: Program) -> list[Fused]:
+    """The groups of a program, of those with equal lines one."""
+    found: dict[object, Fused] = {}
+    for i in with_fusions(program, in_triton).body:
+        if isinstance(i, Fused):
+            operator = local_operator(program, i)
+            found.setdefault(launcher(operator.line, operator.dtypes, "triton", operator.divided).name, i)
+    return list(found.values())
+
+
+def values(program: Program, seed: int = 0) -> Arrays:
+    """What every register holds in all, in float64, from random leaves: operators compute on whole tensors."""
+    rng, found = np.random.default_rng(seed), Arrays()
+    for instruction in program.body:
+        match instruction:
+            case Leaf(op, result, _, value):
+                tensor = program.tensors[result]
+                integer = tensor.dtype in ("i64", "i32")
+                made = rng.integers(0, 2, tensor.shape) if integer else rng.standard_normal(tensor.shape)
+                found[result] = np.full(tensor.shape, value) if op == "constant" else np.asarray(made)
+            case Compute(_, operands, results):
+                line = program.analysis(instruction).bound
+                found |= zip(results, evaluate(line, [found[r] for r in operands]), strict=True)
+            case ReshardMove(operand, result) | HaloExchange(operand, result):
+                found[result] = found[operand]
+            case _:
+                pass
+    return found
+
+
+TOLERANCES = {"f32": 2e-5, "bf16": 1.6e-2}
+
+
+def compare(program: Program, group: Fused, known: Mapping[int, Any], runner: Any, device: int = 0) -> None:
+    """One kernel on a device's pieces of what is known, and the members on the whole of it."""
+    mesh = program.mesh
+
+    def part(register: int, whole: Any) -> Any:
+        tensor = program.tensors[register]
+        for dim in range(len(tensor.shape)):
+            index, count = piece_index(tensor.layout, mesh, device, dim)
+            whole = np.split(whole, count, dim)[index]
+        return whole
+
+    dtype = program.tensors[group.results[0]].dtype
+    rounded = {
+        r: torch.from_numpy(np.asarray(known[r])).to(DTYPES[program.tensors[r].dtype]).contiguous()
+        for r in group.operands
+    }
+    found: Arrays = {r: t.double().numpy() if t.is_floating_point() else t.numpy() for r, t in rounded.items()}
+    for member in group.members:
+        line = program.analysis(member).bound
+        found |= zip(member.results, evaluate(line, [found[r] for r in member.operands]), strict=True)
+    operator = local_operator(program, group)
+    made = launcher(operator.line, operator.dtypes, "triton", operator.divided)
+    assert len(made.compiled) == len(made.work)
+    starts: list[int] = []
+    for variable in operator.divided:
+        index = 0
+        for size, what, at in zip(mesh.sizes, group.assignment, mesh.coordinates(device), strict=True):
+            index = index * size + at if what == variable else index
+        starts.append(index * operator.line.extents[variable])
+    operands = [
+        torch.from_numpy(np.ascontiguousarray(part(r, t.float().numpy() if t.is_floating_point() else t.numpy()))).to(
+            t.dtype
+        )
+        for r, t in rounded.items()
+    ]
+    for register, one in zip(group.results, runner.run(made, operands, *starts), strict=True):
+        assert one.dtype == DTYPES[dtype]
+        expected = part(register, found[register])
+        scale = max(1.0, float(np.abs(expected).max(initial=0)))
+        tolerance = TOLERANCES[dtype]
+        np.testing.assert_allclose(one.double().numpy(), expected, rtol=tolerance, atol=tolerance * scale)
+
+
+@pytest.mark.slow
+def test_random_groups(runner: Any) -> None:
+    seen = set[str]()
+
+    @settings(max_examples=25, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.integers(0, 10**6), st.integers(3, 12))
+    def property(seed: int, size: int) -> None:
+        program = lowered(random_graph(Random(seed), size, dims=(2, 3, 6), dtype="f32"), load("box:1"))
+        known = values(program, seed)
+        for group in groups(program):
+            compare(program, group, known, runner)
+            seen.add(group.operator)
+
+    property()
+    assert len(seen) > 10
+
+
+def divided() -> Graph:
+    """Rows and columns of a product, its bias, dropout in heads and in all, and a residual, each over two devices."""
+
+    def piece(name: str, *sizes: int, op: str = "weight", degrees: tuple[int, ...]) -> Node:
+        copy = 4 // prod(degrees)
+        return leaf(op, tensor_type(sizes, "f32", degrees, copy=copy), name=name)
+
+    x = piece("x", 4, 6, 16, op="input", degrees=(2, 1, 1))
+    y = piece("y", 4, 6, 8, op="input", degrees=(2, 1, 2))
+    z = piece("z", 4, 4, 6, 2, op="input", degrees=(2, 2, 1, 1))
+    b = piece("b", 8, degrees=(2,)).result
+    products = [
+        apply("add", [apply("matmul", [x.result, piece(name, 16, 8, degrees=(1, 2)).result]).result, b]).result
+        for name in ("v", "w")
+    ]
+    h = apply("add", [y.result, apply("dropout", [products[0]], {"p": 0.4, "seed": 7}).result]).result
+    rows = apply("mse", [apply("gelu", [apply("dropout", [h], {"p": 0.2, "seed": 8}).result]).result, y.result]).result
+    heads = apply("split_heads", [apply("dropout", [products[1]], {"p": 0.3, "seed": 9}).result], {"heads": 4}).result
+    return Graph("divided", (x, y, z), (rows, apply("mse", [heads, z.result]).result))
+
+
+def test_pieces_draw_what_the_whole_draws_there(runner: Any) -> None:
+    program = with_savings(lower(divided(), boxes(2, 2)))
+    known = values(program)
+    found = [g for g in groups(program) if any(isinstance(a, str) for a in g.assignment)]
+    assert {g.operator for g in found} == {
+        "matmul + add + dropout + add + dropout + gelu",
+        "matmul + add + dropout + split_heads",
+    }
+    assert all(len(set(g.assignment)) == 2 for g in found)
+    for group in found:
+        for device in range(4):
+            compare(program, group, known, runner, device)
+
+
+def dropped() -> Graph:
+    """A product, its bias, dropout of it in heads and in all, a residual, and a normalised sum."""
+    x, y = data("x", 8, 12, 16), data("y", 8, 12, 16)
+    h = apply("add", [apply("matmul", [x.result, weight("w", 16, 16)]).result, weight("b", 16)]).result
+    h = apply("dropout", [h], {"p": 0.4, "seed": 7}).result
+    h = apply("add", [x.result, h]).result
+    h = apply("layer_norm", [h, weight("scale", 16), weight("shift", 16)]).result
+    h = apply("dropout", [apply("silu", [h]).result], {"p": 0.2, "seed": 9}).result
+    heads = apply("split_heads", [apply("matmul", [h, weight("v", 16, 16)]).result], {"heads": 4}).result
+    heads = apply("dropout", [heads], {"p": 0.3, "seed": 8}).result
+    merged = apply("merge_heads", [heads]).result
+    return Graph("dropped", (x, y), (apply("mse", [merged, y.result]).result,))
+
+
+SMALL: Mapping[str, Callable[[], Graph]] = {
+    "dropped": dropped,
+    "bert": lambda: build("bert_large", batch=4, sequence=12, layers=1, hidden=32, heads=2, vocabulary=40),
+    "gpt2": lambda: build("gpt2", batch=4, sequence=12, layers=1, hidden=32, heads=2, vocabulary=40),
+    "llama": lambda: build(
+        "llama3_8b", batch=4, sequence=12, layers=1, hidden=32, heads=4, kv_heads=2, intermediate=48, vocabulary=40
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("name", SMALL)
+def test_groups_of_models(name: str, dtype: str, runner: Any) -> None:
+    program = lowered(in_type(SMALL[name](), dtype), load("box:1"))
+    known = values(program)
+    found = groups(program)
+    assert len(found) > 3
+    for group in found:
+        compare(program, group, known, runner)
+
+
+# --- the step
+
+
+PLANS = [("bert", "ideal:2x2", "data-parallel"), ("gpt2", "box:4", "fsdp"), ("llama", "box:4", "tofu")] + [
+    (name, "ideal:2x2", "joint") for name in SMALL
+]
+
+
+@cache
+def planned(name: str, where: str, strategy: str) -> tuple[Program, Program]:
+    """A program as it is, and with groups."""
+    on = machine(where)
+    program = lowered(run(SMALL[name](), on, strategy).graph, on)
+    after = with_fusions(program, in_triton)
+    assert sum(isinstance(i, Fused) for i in after.body) > 3
+    return program, after
+
+
+def made(program: Program, found: Schedule) -> list[tuple[Any, int]]:
+    """What is done, and how many operators before it, of groups each."""
+    count, out = 0, list[tuple[Any, int]]()
+    for line in found.lines:
+        out.append((line.action, count))
+        if isinstance(line.action, Compute):
+            count += len(line.action.members) if isinstance(line.action, Fused) else 1
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "where", "strategy"), PLANS)
+def test_collectives_start_and_are_waited_for_where_they_were(name: str, where: str, strategy: str) -> None:
+    """Those that move what an operator makes, right after it; what is moved, not before it was, but for weights."""
+    before, after = planned(name, where, strategy)
+    weights = {i.result for i in before.body if isinstance(i, Leaf)}
+    for i in before.body:
+        if isinstance(i, ReshardMove) and i.operand in weights:
+            weights.add(i.result)
+    places: list[tuple[dict[int, int], dict[int, int]]] = []
+    for program in (before, after):
+        starts, waits = dict[int, int](), dict[int, int]()
+        operators = {r for i in program.body if isinstance(i, Compute) for r in i.results}
+        for action, count in made(program, schedule(program, 0)):
+            if isinstance(action, ReshardMove) and crosses(action) and action.operand in operators:
+                starts[action.result] = count
+            if isinstance(action, Wait) and not weights & {*action.registers}:
+                waits |= dict.fromkeys(action.registers, count)
+        places.append((starts, waits))
+    assert places[0][0] == places[1][0]
+    readers = {r for i in before.body if isinstance(i, Compute) for r in i.operands}
+    assert readers
+    assert all(places[1][1][r] >= place for r, place in places[0][1].items() if r in readers)
+
+
+def peak(program: Program) -> int:
+    """The bytes that lines hold at most, of what is neither an input nor a weight."""
+    alive, most = set[int](), 0
+    kept = {i.result for i in program.body if isinstance(i, Leaf) and i.op != "constant"}
+    for line in schedule(program, 0).lines:
+        match line.action:
+            case Compute(_, _, results):
+                alive |= {*results}
+            case Leaf(_, result) | ReshardMove(_, result) | HaloExchange(_, result):
+                alive |= {result} - kept
+            case _:
+                pass
+        most = max(most, sum(piece_bytes(program, r) for r in alive))
+        alive -= {*line.dies}
+    return most
+
+
+@pytest.mark.parametrize(("name", "where", "strategy"), PLANS)
+def test_no_more_is_held(name: str, where: str, strategy: str) -> None:
+    before, after = planned(name, where, strategy)
+    assert peak(after) <= peak(before)
+
+
+@pytest.mark.parametrize(("name", "where", "strategy"), PLANS)
+def test_every_operator_is_in_one_place(name: str, where: str, strategy: str) -> None:
+    """In the order it was, with all that others read, and nothing that nobody does."""
+    before, after = planned(name, where, strategy)
+    spelled = [m for i in after.body if isinstance(i, Compute) for m in (i.members if isinstance(i, Fused) else (i,))]
+    assert spelled == [i for i in before.body if isinstance(i, Compute)]
+    made_there = {r for i in before.body if isinstance(i, Compute) for r in i.results}
+    there, read = set[int](), {*after.outputs}
+    for i in after.body:
+        match i:
+            case Compute(_, operands, results):
+                assert there >= {*operands}
+                read |= {*operands}
+                there |= {*results}
+            case Leaf(_, result):
+                there.add(result)
+            case ReshardMove(operand, result) | HaloExchange(operand, result):
+                assert operand in there
+                read.add(operand)
+                there.add(result)
+            case _:
+                assert {i.weight, i.grad} <= there
+                read.add(i.grad)
+    unread = made_there & (there - read)
+    assert unread <= {r for i in before.body if isinstance(i, Compute) for r in i.results[-2:]}
+    fusions = [i for i in after.body if isinstance(i, Fused)]
+    assert all({*i.results} - {*i.members[-1].results} <= read and len(i.members) <= MOST_OPERATORS for i in fusions)
+    # Once more, there is nothing left to do, nor to undo.
+    assert with_fusions(before, lambda operator: "torch") == before
+
+
+def together(graph: Graph, choice: Callable[[LocalOperator], str] = in_triton, on: Machine | None = None) -> set[str]:
+    """The names of a forward's groups."""
+    program = lower(graph, on or load("box:1"))
+    return {i.operator for i in with_fusions(program, choice).body if isinstance(i, Fused)}
+
+
+def test_what_is_read_at_many_places_is_computed_once() -> None:
+    """A vector is added once, not for every row that it scales, nor what is multiplied for every column."""
+
+    def scaled(*shape: int) -> Graph:
+        x, y = data("x", 8, 16), data("y", *shape)
+        h = apply("mul", [x.result, apply("add", [y.result, weight("w", *shape)]).result]).result
+        return Graph("scaled", (x, y), (apply("sigmoid", [h]).result,))
+
+    assert together(scaled(16)) == {"mul + sigmoid"}
+    assert together(scaled(8, 1)) == {"mul + sigmoid"}
+    assert together(scaled(8, 16)) == {"add + mul + sigmoid"}
+    x = data("x", 8, 16)
+    product = apply("matmul", [apply("relu", [x.result]).result, weight("w", 16, 16)]).result
+    assert together(Graph("product", (x,), (product,))) == set()
+    total = apply("reduce_sum", [apply("matmul", [x.result, weight("w", 16, 16)]).result], {"dim": 1}).result
+    assert together(Graph("rows of a product", (x,), (total,))) == set()
+
+
+def test_what_is_held_beside_what_is_kept_has_to_fit() -> None:
+    """Of a chain behind a value that nobody else reads, either that value or what the chain keeps is held in a line."""
+
+    def chain(kept: bool) -> Graph:
+        x = data("x", 64, 64)
+        h = apply("relu", [apply("matmul", [x.result, weight("w", 64, 64)]).result]).result
+        out = apply("tanh", [h]).result
+        return Graph("chain", (x,), (out, h) if kept else (out,))
+
+    def products_in_torch(operator: LocalOperator) -> str:
+        return "torch" if operator.line.operator == "matmul" else "triton"
+
+    assert together(chain(False), products_in_torch) == {"relu + tanh"}
+    assert together(chain(True), products_in_torch) == set()
+    # A product holds its operands anyway.
+    assert together(chain(True)) == {"matmul + relu + tanh"}
+
+
+def test_a_collective_does_not_wait_for_what_it_does_not_move() -> None:
+    """A value that is gathered for others is gathered before what else is made of it."""
+
+    def gathered(moved: str) -> Graph:
+        x = leaf("input", tensor_type((8, 16), "f32", (2, 1)), name="x")
+        h = apply("exp", [x.result]).result
+        t = apply("tanh", [h]).result
+        whole = parallel("combine", h if moved == "early" else t, dim=0, by=2).result
+        last = apply("mul", [t, h]).result
+        return Graph("gathered", (x,), (last, apply("sigmoid", [whole]).result))
+
+    assert together(gathered("early"), on=boxes(2)) == {"tanh + mul"}
+    assert together(gathered("last"), on=boxes(2)) == {"exp + tanh"}

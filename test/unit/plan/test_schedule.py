@@ -1,0 +1,222 @@
+"""When a program does what: what is read is there, collectives run beside operators, and no rank waits for ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+import pytest
+from graphs import boxes, random_graph
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pinned import pinned
+
+from unity_ir.errors import UnityError
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.fuse_collectives import fuse_collectives
+from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
+from unity_ir.pcg.types import tensor_type
+from unity_ir.plan.deadlock import CollectiveCall, Place, calls, check_order
+from unity_ir.plan.program import Compute, HaloExchange, Leaf, Program, ReshardMove, UpdateWeight, lower
+from unity_ir.plan.schedule import Bucket, Schedule, Wait, crosses, piece_bytes, schedule
+from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
+from unity_ir.search.baselines.random_plan import sample
+
+
+def random_program(seed: int, with_pins: bool) -> Program:
+    graph = random_graph(Random(seed), Random(seed).randint(1, 8), dims=(2, 4, 6, 12))
+    plan, machine = pinned(graph, seed) if with_pins else (sample(graph, boxes(2, 2), seed), boxes(2, 2))
+    return lower(fuse_collectives(differentiate(plan, Optimizer(), machine.mesh)), machine)
+
+
+def layers(count: int, width: int = 64) -> Program:
+    """A data-parallel stack on two devices."""
+    x, y = (leaf("input", tensor_type((8, width), "f32"), name=n) for n in "xy")
+    h = x.result
+    for i in range(count):
+        h = apply("matmul", [h, leaf("weight", tensor_type((width, width), "f32"), name=f"w{i}").result]).result
+    graph = Graph("f", (x, y), (apply("mse", [h, y.result]).result,))
+    machine = boxes(2)
+    return lower(fuse_collectives(differentiate(data_parallel(graph, machine), Optimizer(), machine.mesh)), machine)
+
+
+@pytest.mark.slow
+@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0, 64, 2**20]))
+@settings(max_examples=80)
+def test_what_is_read_is_there_and_nothing_stays(seed: int, with_pins: bool, bucket: int):
+    program = random_program(seed, with_pins)
+    found = schedule(program, bucket)
+    there: set[int] = set()
+    pending: set[int] = set()
+    for line in found.lines:
+        match line.action:
+            case Leaf(_, result):
+                there.add(result)
+            case Compute(_, operands, results):
+                assert {found.held(r) for r in operands} <= there - pending
+                there.update(results)
+            case Bucket(moves):
+                assert {found.held(m.operand) for m in moves} <= there - pending
+                assert sum(piece_bytes(program, m.operand) for m in moves[:-1]) < bucket
+                there.update(m.result for m in moves)
+                pending.update(m.result for m in moves)
+            case Wait(registers):
+                assert set(registers) <= pending
+                pending.difference_update(registers)
+            case ReshardMove(operand, result) | HaloExchange(operand, result) as move:
+                assert found.held(operand) in there - pending
+                there.add(result)
+                if crosses(move):
+                    pending.add(result)
+        assert set(line.dies) <= there
+        there.difference_update(line.dies)
+    returned = {found.held(i.grad) for i in program.body if isinstance(i, UpdateWeight)} | {program.outputs[0]}
+    assert not pending
+    assert returned <= there
+    held_by_caller = {i.result for i in program.body if isinstance(i, Leaf) and i.op != "constant"}
+    assert there <= returned | held_by_caller
+    computes = [i for i in program.body if isinstance(i, Compute)]
+    assert [line.action for line in found.lines if isinstance(line.action, Compute)] == computes
+
+
+def test_gradients_are_summed_while_the_backward_goes_on():
+    found = schedule(layers(6), bucket=0)
+    kinds = ["wait" if isinstance(a, Wait) else "move" if crosses_(a) else "-" for a in actions(found)]
+    first, last = kinds.index("move"), len(kinds) - kinds[::-1].index("-")
+    assert kinds[first:last].count("move") == 5
+    assert "wait" not in kinds[:last]
+
+
+def test_small_gradients_share_a_call_until_it_is_full():
+    program = layers(7)
+    found = schedule(program, bucket=3 * 64 * 64 * 4)
+    assert [len(a.moves) for a in actions(found) if isinstance(a, Bucket)] == [3, 3]
+    assert sum(crosses_(a) for a in actions(found)) == 1
+    assert not any(isinstance(a, Bucket) for a in actions(schedule(program, bucket=64 * 64 * 4)))
+
+
+def held_until_the_end(program: Program, found: Schedule) -> list[list[int]]:
+    """
+    For each line after its waits: what each collective of gradients under way holds that is not an all-reduce, oldest
+    first, of those which nothing but the end reads.
+    """
+    wanted = {found.held(i.grad) for i in program.body if isinstance(i, UpdateWeight)}
+    late: dict[int, int] = {}
+    out: list[list[int]] = []
+    for line in found.lines:
+        match line.action:
+            case Wait(registers):
+                late.pop(registers[0], None)
+                if out:
+                    out.pop()
+            case Bucket(moves) if moves[0].kind != "all_reduce" and moves[0].result in wanted:
+                late[moves[0].result] = sum(piece_bytes(program, m.operand) for m in moves)
+            case ReshardMove(operand, result, kind) if (
+                kind != "all_reduce" and crosses_(line.action) and result in wanted
+            ):
+                late[result] = piece_bytes(program, operand)
+            case HaloExchange(operand, result) if result in wanted:
+                late[result] = piece_bytes(program, operand)
+            case _:
+                pass
+        out.append(list(late.values()))
+    return out
+
+
+@pytest.mark.slow
+@given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0, 64, 2**20]), st.sampled_from([0, 64, 256, 2**20]))
+@settings(max_examples=60)
+def test_collectives_under_way_hold_so_much(seed: int, with_pins: bool, bucket: int, under_way: int):
+    program = random_program(seed, with_pins)
+    bound, free = (schedule(program, bucket, limit) for limit in (under_way, 2**60))
+    for held in held_until_the_end(program, bound):
+        assert len(held) < 2 or sum(held) <= under_way
+    # All that changes is what is waited for when.
+    assert [a for a in actions(bound) if not isinstance(a, Wait)] == [
+        a for a in actions(free) if not isinstance(a, Wait)
+    ]
+    assert calls(program, bound) == calls(program, free)
+
+
+def test_only_what_is_too_much_is_waited_for():
+    """A divided stack on two devices, of which every gradient is scattered: 16 KiB each."""
+    machine = boxes(2)
+    x, y = (leaf("input", tensor_type((8, 64), "f32"), name=n) for n in "xy")
+    h = x.result
+    for i in range(9):
+        h = apply("matmul", [h, leaf("weight", tensor_type((64, 64), "f32"), name=f"w{i}").result]).result
+    plan = fsdp(Graph("f", (x, y), (apply("mse", [h, y.result]).result,)), machine)
+    program = lower(fuse_collectives(differentiate(plan, Optimizer(), machine.mesh)), machine)
+    counts = [len(held) for held in held_until_the_end(program, schedule(program, 0, 4 * 2**14))]
+    assert max(counts) == 4
+    # At the fifth the oldest three are waited for, together.
+    assert [b for a, b in pairwise(counts) if b < a] == [2, 2, 0]
+    # The newest goes on however little may.
+    assert max(len(held) for held in held_until_the_end(program, schedule(program, 0, 0))) == 1
+    # The ninth is waited for with the others.
+    assert max(len(held) for held in held_until_the_end(program, schedule(program, 0))) == 8
+
+
+def actions(found: Schedule) -> list[object]:
+    return [line.action for line in found.lines]
+
+
+def crosses_(action: object) -> bool:
+    return isinstance(action, ReshardMove | HaloExchange) and crosses(action)
+
+
+# --- the order on every rank
+
+
+def ordered(seed: int) -> dict[Place, list[CollectiveCall]]:
+    program = random_program(seed, True)
+    return calls(program, schedule(program))
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=40)
+def test_no_rank_waits_for_ever(seed: int):
+    check_order("f", ordered(seed))
+
+
+def shared(found: dict[Place, list[CollectiveCall]]) -> list[tuple[Place, int]]:
+    """Calls that several ranks make."""
+    return [(place, i) for place, mine in found.items() for i, call in enumerate(mine) if len(call.group) > 1]
+
+
+@pytest.mark.parametrize("change", ["dropped", "twice", "swapped", "other bytes", "other kind", "other axes"])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_rank_that_differs_is_found(change: str, seed: int):
+    found = ordered(seed)
+    for place, i in shared(found):
+        mine = list(found[place])
+        if change == "dropped":
+            del mine[i]
+        elif change == "twice":
+            mine.insert(i, mine[i])
+        elif change == "swapped":
+            j = next((j for j, c in enumerate(mine) if j > i and len(c.group) > 1 and c != mine[i]), None)
+            if j is None:
+                continue
+            mine[i], mine[j] = mine[j], mine[i]
+        else:
+            other = {"other bytes": {"bytes": mine[i].bytes + 1}, "other kind": {"kind": "gather"}}
+            if mine[i].kind == "gather" and change == "other kind":
+                continue
+            mine[i] = replace(mine[i], **other.get(change, {"axes": (9,)}))
+        with pytest.raises(UnityError, match=r"^spmd.program @f: \w+ of .*same calls in the same order$"):
+            check_order("f", {**found, place: mine})
+
+
+def test_groups_that_cross_are_found():
+    """Each group's members agree, and yet each waits for the other."""
+    one, other = (CollectiveCall(((0,), (1,)), (axis,), "all_reduce", 4, "add") for axis in (0, 1))
+    with pytest.raises(UnityError, match=r"ranks at \[0\] wait for those at \[1\], which does all_reduce of add along"):
+        check_order("f", {(0,): [one, other], (1,): [other, one]})
+
+
+def test_calls_that_only_move_something_else_are_told_apart():
+    one, other = (CollectiveCall(((0,), (1,)), (0,), "all_reduce", 4, "add", result) for result in (1, 2))
+    with pytest.raises(UnityError, match=r"ranks at \[0\] wait for those at \[1\]"):
+        check_order("f", {(0,): [one, other], (1,): [other, one]})

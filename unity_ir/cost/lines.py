@@ -1,0 +1,154 @@
+"""
+Price the lines of a step's plan: kernels, alone or in groups, moves, and the optimizer's updates.
+
+A group of operators (`plan.groups`) is one kernel: one launch, each operand read once, each result written once. A
+bucket is one collective over the bytes of all its members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, lru_cache
+from math import prod
+
+from unity_ir.cost.plan import update_bytes, update_kernel
+from unity_ir.cost.time import Kernel, seconds
+from unity_ir.cost.work import computes_in, kernel_operator, kind_of_operator
+from unity_ir.forms.kinds import KINDS
+from unity_ir.machine.device import Device
+from unity_ir.ops import operator, savings
+from unity_ir.ops.operator import Attributes
+from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.reshard import Move
+from unity_ir.pcg.sharding import Assignment, Mesh, pins
+from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.plan.program import (
+    Compute,
+    Fused,
+    HaloExchange,
+    Program,
+    Register,
+    ReshardMove,
+    Tensor,
+    global_line,
+    piece_of_line,
+)
+from unity_ir.plan.schedule import piece_bytes
+from unity_ir.tdl.counts import flops
+
+
+def kernel_seconds(program: Program, compute: Compute, device: Device) -> float:
+    """
+    Return the seconds of an operator's kernel on a device, or of a group's.
+
+    Where the device's profile has the heaviest member of a group, the group takes that one's measured seconds, and the
+    time of the bytes it moves beyond that member's. Variants of an operator that save values for the backward, or read
+    them there, take the measured seconds of the operator itself.
+    """
+    kernel = kernel_of_line(program, compute)
+    if device.profile is None:
+        return seconds(kernel, device)
+    if not isinstance(compute, Fused):
+        plain = kernel_of_line(program, _unsaved(compute))
+        return seconds(plain if _is_measured(plain, device) else kernel, device)
+    members = [kernel_of_line(program, member) for member in compute.members]
+    heaviest = max(members, key=lambda member: (-KINDS.index(member.kind), member.flops, member.bytes))
+    if not _is_measured(heaviest, device):
+        return seconds(kernel, device)
+    more = max(kernel.bytes - heaviest.bytes, 0)
+    return seconds(heaviest, device) + more / (device.memory_bandwidth * device.efficiency)
+
+
+def kernel_of_line(program: Program, compute: Compute) -> Kernel:
+    """Return the kernel of an operator or group on one rank's pieces; a value read twice counts once in its bytes."""
+    registers = list(dict.fromkeys((*compute.operands, *compute.results)))
+    if not isinstance(compute, Fused):
+        at = {r: n for n, r in enumerate(registers)}
+        tensors = tuple(program.tensors[r] for r in registers)
+        operands = tuple(at[r] for r in compute.operands)
+        return _kernel(compute.operator, tensors, operands, compute.attributes, compute.assignment, program.mesh)
+    members = [kernel_of_line(program, member) for member in compute.members]
+    heaviest = max(members, key=lambda member: member.flops)
+    return Kernel(
+        compute.operator,
+        heaviest.sizes,
+        min((member.kind for member in members), key=KINDS.index),
+        sum(member.flops for member in members),
+        sum(piece_bytes(program, r) for r in registers),
+        heaviest.dtype,
+    )
+
+
+@lru_cache(maxsize=65536)
+def _kernel(
+    name: str,
+    tensors: tuple[Tensor, ...],
+    operands: tuple[int, ...],
+    attributes: Attributes,
+    assignment: Assignment,
+    mesh: Mesh,
+) -> Kernel:
+    """Return the kernel of an operator that reads and writes `tensors`; `operands` are their numbers."""
+    read = [tensors[n] for n in operands]
+    dtypes = tuple(t.dtype for t in read)
+    analysis = global_line(name, read, attributes)
+    local = piece_of_line(analysis, assignment, mesh)
+    return Kernel(
+        kernel_operator(name, attributes, dtypes),
+        (*(size for t in read for size in t.local(mesh)), *local.extents.values()),
+        kind_of_operator(name, tuple(t.shape for t in read), attributes, dtypes),
+        flops(local, analysis.bound.extents),
+        sum(t.bytes(mesh) for t in tensors),
+        computes_in(dtypes),
+    )
+
+
+def _is_measured(kernel: Kernel, device: Device) -> bool:
+    return device.profile is not None and kernel.sizes in device.profile.kernels.get(kernel.operator, {})
+
+
+@cache
+def _plain() -> dict[str, str]:
+    """Return the operator of each variant that saves values, or reads saved ones."""
+    return {variant: of for s in savings() for variant, of in ((s.saving, s.forward), (s.saved, s.backward))}
+
+
+def _unsaved(compute: Compute) -> Compute:
+    """Return an operator without the values it saves or reads as saved."""
+    plain = _plain().get(compute.operator)
+    if plain is None:
+        return compute
+    reads = {s.saved: s for s in savings()}.get(compute.operator)
+    # A backward that reads saved values takes them last: after the gradients and the operands of its forward.
+    count = len(compute.operands)
+    if reads is not None:
+        count = len(operator(plain).line.parameters)
+    return replace(compute, operator=plain, operands=compute.operands[:count], results=compute.results)
+
+
+def move_of(program: Program, moved: ReshardMove | HaloExchange) -> Move:
+    """Return a move of a program as the machine prices it."""
+    held = program.tensors[moved.operand]
+    local = held.local(program.mesh)
+    elements = prod(local)
+    group = prod(program.mesh.sizes[axis] for axis in moved.axes)
+    others = tuple((axis, at) for axis, at in pins(held.layout) if axis not in moved.axes)
+    if isinstance(moved, HaloExchange):
+        border = elements // local[moved.dim] * (moved.low + moved.high)
+        return Move(moved.kind, moved.axes, moved.dim, moved.dim, group, elements, border, others)
+    return Move(moved.kind, moved.axes, moved.source, moved.target, group, elements, 0, others)
+
+
+def bucket_move(program: Program, moves: Sequence[ReshardMove]) -> Move:
+    """Return the one collective that does several moves of one kind and group."""
+    found = [move_of(program, move) for move in moves]
+    return replace(found[0], elements=sum(move.elements for move in found))
+
+
+def update_seconds(program: Program, weight: Register, optimizer: Optimizer, device: Device) -> float:
+    """Return the seconds of the optimizer's update of one weight's piece."""
+    dtype = program.tensors[weight].dtype
+    size = piece_bytes(program, weight)
+    kernel = update_kernel(size // ELEMENT_BYTES[dtype], update_bytes(size, optimizer), dtype, optimizer)
+    return seconds(kernel, device)

@@ -1,0 +1,369 @@
+"""Generate the Python function that computes a bound line, and the kernels it launches, by the line's form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from hashlib import sha256
+from typing import Any
+
+from unity_ir.errors import UnityError
+from unity_ir.forms.addresses import Names, needs_int64, operand_shapes
+from unity_ir.forms.attention import Attention
+from unity_ir.forms.classify import Pointwise, classify, is_opaque, is_product, without_activation
+from unity_ir.forms.compose import AND
+from unity_ir.forms.contraction import Contraction, product_factors
+from unity_ir.forms.convolution import Convolution
+from unity_ir.forms.grouped import Grouped, routed
+from unity_ir.forms.implicit_gemm import implicit_gemm
+from unity_ir.forms.rewrite import simplified, without_ones
+from unity_ir.forms.scatter import Scatter
+from unity_ir.forms.window_writes import WindowWrites, is_covered
+from unity_ir.forms.windows import masked
+from unity_ir.kernels.pytorch.code import torch_body
+from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
+from unity_ir.kernels.triton.attention import Scope, attention_launches
+from unity_ir.kernels.triton.convolution import convolution_launch
+from unity_ir.kernels.triton.expression import KERNEL_FUNCTIONS, tdl_lines, tdl_text
+from unity_ir.kernels.triton.grouped import grouped_launch
+from unity_ir.kernels.triton.launch import POINTERS, Buffer, Compiled, KernelLaunch, Launcher, Stage
+from unity_ir.kernels.triton.matmul import matmul_launch
+from unity_ir.kernels.triton.optimizer import optimizer_launcher
+from unity_ir.kernels.triton.pointwise import are_together, pointwise_launch, reads_nothing_of
+from unity_ir.kernels.triton.reduction import reduction_launches
+from unity_ir.kernels.triton.results import Results
+from unity_ir.kernels.triton.scatter import scatter_launches
+from unity_ir.kernels.triton.tiling import have_rows_in_common
+from unity_ir.kernels.triton.window_writes import window_write_launch
+from unity_ir.tdl.divisibility import Analysis
+from unity_ir.tdl.syntax import (
+    NOT_FLOATING,
+    Access,
+    Bound,
+    Call,
+    Cases,
+    Const,
+    Expr,
+    Reduce,
+    Result,
+    Window,
+    accesses,
+    children,
+)
+
+__all__ = ["Compiled", "Launcher", "launcher", "optimizer_launcher"]
+
+
+def launcher(
+    bound: Bound, operand_dtypes: Sequence[str], impl: str = "triton", offsets: Sequence[str] = ()
+) -> Launcher:
+    """
+    Return the Python function that computes a TDL line on one rank's pieces, whose extents `bound` has, and its
+    kernels.
+
+    `operand_dtypes` has `f32`, `f16`, `bf16`, `i64`, `i32` or `bool` for each operand; results have the type of the
+    first floating point operand, unless the line gives another. `impl` is `triton` or `torch`; a line for which there
+    is no Triton kernel is written in PyTorch in any case. `offsets` are index variables that are used as values and
+    whose piece may not start at 0: after the operands, the function takes the global index at which each starts. Raises
+    `UnityError` for an element type, an implementation or a function that is not covered.
+    """
+    return _launcher(_Written(repr(bound), bound), tuple(operand_dtypes), impl, tuple(offsets))
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A bound line, equal to those that are written alike: 0.0 and -0.0 are equal numbers, but other texts."""
+
+    text: str
+    bound: Bound = field(compare=False)
+
+
+@lru_cache(maxsize=4096)
+def _launcher(written: _Written, operand_dtypes: tuple[str, ...], impl: str, offsets: tuple[str, ...]) -> Launcher:
+    # Fusing asks for the launchers that the program then has, and most programs have those of others.
+    bound = written.bound
+    for dtype in (*operand_dtypes, *(r.dtype for r in bound.results if r.dtype)):
+        if dtype not in POINTERS:
+            raise UnityError(f"pcg.{bound.operator}: no kernel takes {dtype}; use {', '.join(POINTERS)}")
+    if impl not in ("torch", "triton"):
+        raise UnityError(f"pcg.{bound.operator}: implementation {impl!r} is not known; use triton or torch")
+    if impl == "torch" or any(is_opaque(r.expr) for r in bound.results):
+        return _torch(bound, operand_dtypes, offsets)
+    function = _Function(bound, operand_dtypes, offsets)
+    line = simplified(bound, function.starts)
+    match classify(line, function.starts):
+        case Convolution() as form:
+            made = _convolution(function, line, form)
+        case Attention() as form:
+            made = _attention(function, line, form)
+        case Grouped() as form:
+            made = _grouped(function, line, form)
+        case _:
+            made = None
+    if made is None and not is_covered(bound):
+        return _torch(bound, operand_dtypes, offsets)
+    return made or _stages(_Function(bound, operand_dtypes, offsets), line)
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def _name(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> str:
+    """
+    Return an identifier that only equal lines have: operator, shapes, activation, and the element types unless all are
+    f32.
+
+    A digest of the line is added if attributes may have changed it without changing a shape.
+    """
+    shapes = operand_shapes(bound)
+    # `pow` of two scalars is not `pow_scalar` of one.
+    parts = [f"{_words(bound)}_of" if bound.operator.endswith("_scalar") else _words(bound)]
+    parts += ["x".join(map(str, shapes[p.name])) or "scalar" for p in bound.operands if p.name in shapes]
+    first = bound.results[0].expr
+    form = without_activation(first)
+    if form != first and isinstance(first, Call):
+        parts.append(first.function)
+    if AND in bound.operator or not _reads_as_product(form) or len(bound.results) > 1 or offsets or bound.has_windows:
+        parts += _digest(bound)
+    parts += _elements(bound, dtypes)
+    if offsets:
+        parts += ["from", *offsets]
+    return Names().new("_".join(parts))
+
+
+def _elements(bound: Bound, dtypes: Sequence[str]) -> list[str]:
+    """Return the element types a name mentions: all if floats differ, one if it is not f32, and the results' own."""
+    own = [r.dtype for r in bound.results if r.dtype]
+    floats = dict.fromkeys(d for p, d in zip(bound.operands, dtypes, strict=True) if p.floating)
+    if len(floats) > 1:
+        return [*dtypes, *own]
+    if own:
+        return [*dict.fromkeys((*dtypes, *own))]
+    return [d for d in floats if d != "f32"]
+
+
+def _reads_as_product(expr: Expr) -> bool:
+    """Return whether operator and shapes determine the expression: a sum of a product of two reads."""
+    factors = product_factors(expr) if isinstance(expr, Reduce) else None
+    return factors is not None and all(isinstance(f, Access) for f in factors)
+
+
+def _digest(bound: Bound) -> list[str]:
+    """Return the digest in a name; none for a line that its operator and shapes determine."""
+    # The attributes of an operator that only moves elements say where to.
+    if (
+        not bound.has_windows
+        and AND not in bound.operator
+        and len(bound.results) == 1
+        and not Analysis(bound).moves_data_only
+        and not _holds_sizes(bound.results[0].expr)
+    ):
+        (result,) = bound.results
+        read = [a.indices for a in accesses(result.expr)]
+        if result.indices in read and all(i == result.indices[len(result.indices) - len(i) :] for i in read):
+            return []
+    # A window's text does not say where the whole tensor ends.
+    ends = [(i.low, i.size, i.whole) for i in _windows(bound)]
+    return [_digest_of(f"{tdl_text(bound)}{ends or ''}")]
+
+
+def _windows(bound: Bound) -> list[Window]:
+    indices = (i for r in bound.results for i in (*r.indices, *(i for a in accesses(r.expr) for i in a.indices)))
+    return [i for i in indices if isinstance(i, Window)]
+
+
+def _holds_sizes(expr: Expr) -> bool:
+    """Return whether an expression's constants, positions or reductions may depend on shapes or attributes."""
+    if isinstance(expr, Const):
+        return expr.value != 0
+    return not isinstance(expr, Access) and (isinstance(expr, Reduce | Cases) or any(map(_holds_sizes, children(expr))))
+
+
+# --- functions -------------------------------------------------------------------------------------------------------
+
+
+class _Function:
+    """
+    Builder of a line's function: its parameters, and the stages of the kernels it launches.
+
+    `starts` has the parameter that holds the global start of each variable in `offsets`.
+    """
+
+    def __init__(self, bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]):
+        self.bound = bound
+        self.dtypes = dtypes
+        self.names = Names()
+        self.operands = [self.names.new(p.name) for p in bound.operands]
+        self.starts = {n: self.names.new(f"{n}_start") for n in offsets}
+        self.name = _name(bound, dtypes, offsets)
+        given = list(zip(bound.operands, self.operands, dtypes, strict=True))
+        self.like = next((o for p, o, _ in given if p.floating), self.operands[0])
+        """The operand from which results take their device, and their element type unless the line gives another."""
+        self.dtype = next((d for p, _, d in given if p.floating), "f32")
+        self.buffers = {p.name: Buffer(o, d, TORCH_DTYPES[d]) for p, o, d in given}
+
+    def output(self, result: Result) -> Buffer:
+        """Return a new buffer for a result."""
+        dtype = result.dtype or self.dtype
+        into = TORCH_DTYPES[dtype] if result.dtype else f"{self.like}.dtype"
+        return Buffer(self.names.new(result.name), dtype, into)
+
+    def stage(self, line: Bound, result: Result, output: Buffer, **more: Any) -> Stage:
+        """Return the stage that computes a result of a line, by a kernel named after the function."""
+        base = Stage(result, line.extents, self.buffers, output, self.like, f"{self.name}_kernel", None)
+        return replace(base, wide=needs_int64(line), starts=self.starts, names=self.names, **more)
+
+    def text(self, body: Sequence[str]) -> str:
+        """Return the function with that body, and its line of TDL as docstring."""
+        said = tdl_lines(self.bound)
+        doc = [f'"""{said[0]}"""'] if len(said) == 1 else ['"""', *said, '"""']
+        head = f"def {self.name}({', '.join([*self.operands, *self.starts.values()])}):"
+        return "\n".join([head, *(f"    {line}" for line in [*doc, *body])]) + "\n"
+
+    def launcher(self, launches: Sequence[KernelLaunch], outputs: Sequence[Buffer]) -> Launcher:
+        """Return the launcher that does these launches, in order, and returns the `outputs` they fill."""
+        kernels: dict[str, str] = {}
+        body: list[str] = []
+        for each in launches:
+            assert kernels.setdefault(each.kernel, each.text) == each.text, f"two kernels are called {each.kernel}"
+            body += [*([each.allocation] if each.allocation else []), *each.before, *each.call, *each.after]
+        body.append(f"return {', '.join(b.name for b in outputs)}")
+        source = "".join(dict.fromkeys(each.head for each in launches)) + self.text(body)
+        compiled = tuple(each.compiled for each in launches)
+        return Launcher(self.name, source, kernels, compiled, tuple(each.work for each in launches))
+
+
+def _torch(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> Launcher:
+    """
+    Return the launcher in plain PyTorch. With operands of 16 bits, everything but matrix products is computed in
+    float32, as in Triton's kernels.
+    """
+    function = _Function(bound, dtypes, offsets)
+    operands = function.operands
+    function.name = f"{function.name}_torch"
+    products = all(is_product(r, bound.extents) or routed(r.expr, bound.extents) is not None for r in bound.results)
+    half = any(d in ("f16", "bf16") for d in dtypes) and not Analysis(bound).moves_data_only and not products
+    if half:
+        # The conversions are part of the text, so the name must differ from that of the same line in float32.
+        kinds = ["half" if d in ("f16", "bf16") else d for d in dtypes]
+        function.name = "_".join([function.name, *(kinds[:1] if len(set(kinds)) == 1 else kinds)])
+    inputs = [f"{o}.float()" if half and d in ("f16", "bf16") else o for o, d in zip(operands, dtypes, strict=True)]
+    lines, texts = torch_body(bound, inputs, function.starts, function.names)
+    if half:
+        like = function.like
+        texts = [t if r.dtype else f"({t}).to({like}.dtype)" for t, r in zip(texts, bound.results, strict=True)]
+    return Launcher(function.name, function.text([*lines, f"return {', '.join(texts)}"]), {}, ())
+
+
+# --- kernels of whole lines ------------------------------------------------------------------------------------------
+
+
+def _convolution(function: _Function, line: Bound, form: Convolution) -> Launcher | None:
+    """Return the launcher of a convolution; None if element types differ, or its kernel cannot take the strides."""
+    (result,) = line.results
+    numbers = implicit_gemm(form, result.indices, line.extents)
+    dtypes = {*function.dtypes}
+    if numbers is None or len(dtypes) != 1 or dtypes & {*NOT_FLOATING}:
+        return None
+    output = function.output(result)
+    return function.launcher([convolution_launch(function.stage(line, result, output), numbers)], [output])
+
+
+def _attention(function: _Function, line: Bound, form: Attention) -> Launcher | None:
+    """Return the launcher of attention or its gradient; None for 64-bit addresses, or sizes its kernels cannot take."""
+    if needs_int64(line):
+        return None
+    outputs = [function.output(r) for r in line.results]
+    place = Scope(line, function.buffers, outputs, function.like, function.name, function.names, function.starts)
+    launches = attention_launches(form, place)
+    return None if launches is None else function.launcher(launches, outputs)
+
+
+def _grouped(function: _Function, line: Bound, form: Grouped) -> Launcher | None:
+    """Return the launcher of products of rows with weights that integers pick; None for several element types."""
+    (result,) = line.results
+    read = {function.buffers[a.tensor].dtype for a in (form.of.x, form.of.w)}
+    if result.dtype or read != {function.dtype}:
+        return None
+    output = function.output(result)
+    return function.launcher([grouped_launch(function.stage(line, result, output), form)], [output])
+
+
+# --- kernels of single results ---------------------------------------------------------------------------------------
+
+
+def _stages(function: _Function, line: Bound) -> Launcher:
+    """Return the launcher of a line that is cut into stages, each computed by the generator of its form."""
+    bound, dtypes = function.bound, function.dtypes
+    line = replace(line, results=tuple(replace(r, expr=masked(r.expr, line.extents)) for r in line.results))
+    line = without_ones(simplified(line, function.starts))
+    _check_functions(bound.operator, (r.expr for r in line.results))
+    results = Results(line, function.buffers, function.names, function.starts)
+    for result in line.results:
+        results.add(result, function.output(result))
+    one = len(results.parts) == 1
+    plain = one and not any(d in NOT_FLOATING for d in dtypes) and not bound.has_windows
+    family = _family(bound, dtypes) if plain else None
+    stages: list[list[Stage]] = []
+    for number, (result, output) in enumerate(results.parts):
+        kernel = f"{function.name}_kernel" if one else f"{function.name}_{number}_kernel"
+        read = {a.tensor: results.buffers[a.tensor] for a in accesses(result.expr)}
+        more = {"kernel": kernel, "buffers": read, "family": family, "operator": _words(bound)}
+        stage = function.stage(line, result, output, **more)
+        if stages and all(_share_a_kernel(each, stage) for each in stages[-1]):
+            stages[-1].append(stage)
+        else:
+            stages.append([stage])
+    return function.launcher([launch for stage, *more in stages for launch in _launches(stage, more)], results.finals)
+
+
+def _check_functions(operator: str, exprs: Iterable[Expr]) -> None:
+    for expr in exprs:
+        if isinstance(expr, Call) and expr.function not in KERNEL_FUNCTIONS:
+            raise UnityError(f"pcg.{operator}: no kernel has {expr.function}; add it to kernels/triton/expression.py")
+        _check_functions(operator, children(expr))
+
+
+def _family(bound: Bound, dtypes: Sequence[str]) -> str:
+    """Return the kernel name shared by lines that differ in shapes only."""
+    digest: list[str] = []
+    if AND in bound.operator:
+        # The names of fused operators do not say which reads the result of which.
+        digest = [_digest_of(tdl_text(replace(bound, extents={})))]
+    elif _holds_sizes(bound.results[0].expr):
+        digest = [_digest_of(tdl_text(bound))]
+    return f"{'_'.join([_words(bound), *digest, *_elements(bound, dtypes)])}_kernel"
+
+
+def _words(bound: Bound) -> str:
+    return bound.operator.replace(AND, "_")
+
+
+def _digest_of(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:6]
+
+
+def _launches(stage: Stage, more: Sequence[Stage]) -> list[KernelLaunch]:
+    """Return the launches of a stage, and of `more` that share its kernel, by the generator of their form."""
+    match stage.form:
+        case WindowWrites():
+            return [window_write_launch(stage)]
+        case Pointwise() if all(isinstance(each.form, Pointwise) for each in more):
+            return [pointwise_launch(stage, more)]
+        case Contraction() if (product := stage.product) is not None:
+            return [matmul_launch(stage, product, more)]
+        case Scatter() as places:
+            return scatter_launches(stage, places)
+        case _:
+            return reduction_launches(stage, more)
+
+
+def _share_a_kernel(one: Stage, other: Stage) -> bool:
+    """Return whether one kernel can compute both: of the same product, or at the same positions."""
+    if not reads_nothing_of(other, one) or any(isinstance(s.form, WindowWrites | Scatter) for s in (one, other)):
+        return False
+    a, b = one.product, other.product
+    if a is not None or b is not None:
+        return a is not None and b is not None and (a.product, a.names) == (b.product, b.names)
+    return are_together(one, other) or have_rows_in_common(one, other)

@@ -1,0 +1,135 @@
+"""Write functions of elements in PyTorch, random numbers, and the opaque functions that TDL has no expression for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from unity_ir.kernels.pytorch.tensor_text import TensorText
+from unity_ir.kernels.pytorch.writer import TorchWriter
+from unity_ir.kernels.text import ATOM, PRODUCT, SUM, Text, binary
+from unity_ir.tdl.syntax import Access, Var
+
+FUNCTIONS: Mapping[str, str] = {
+    "relu": "torch.relu",
+    "gelu": "torch.nn.functional.gelu",
+    "exp": "torch.exp",
+    "log": "torch.log",
+    "erf": "torch.erf",
+    "sqrt": "torch.sqrt",
+    "rsqrt": "torch.rsqrt",
+    "tanh": "torch.tanh",
+    "sigmoid": "torch.sigmoid",
+    "sin": "torch.sin",
+    "cos": "torch.cos",
+    "abs": "torch.abs",
+    "floor": "torch.floor",
+}
+BINARY: Mapping[str, str] = {"maximum": "torch.maximum", "minimum": "torch.minimum", "pow": "torch.pow"}
+_OPAQUE: Mapping[str, tuple[str, str, str]] = {
+    # Not torch.topk, which may take any of several equal elements.
+    "topk_values": ("sort(dim={dim}, descending=True, stable=True)", "values", "float"),
+    "topk_indices": ("sort(dim={dim}, descending=True, stable=True)", "indices", "int"),
+}
+"""For each opaque function: the method that computes it along a dim, the field of its result, that field's kind."""
+
+
+def joined(writer: TorchWriter, op: str, left: TensorText, right: TensorText) -> TensorText:
+    """Return code for `left op right`, an arithmetic operator, with both operands broadcast to the dims of either."""
+    values = [left, right]
+    if op in "+-":
+        # PyTorch adds no booleans.
+        values = [writer.floating(v) if v.kind == "bool" else v for v in values]
+    kind = "float" if op == "/" or "float" in (v.kind for v in values) else values[0].kind
+    if kind == "float" and not any(v.kind == "float" and not v.number for v in values):
+        # Python numbers do not tell in which type of float to compute.
+        values = [v if v.number else writer.floating(v) for v in values]
+    order = writer.union(values)
+    left, right = values
+    text = binary(op, writer.ordered(left, order), writer.ordered(right, order))
+    return TensorText(text, order, left.number and right.number, "int" if kind == "bool" and left != right else kind)
+
+
+def compared(writer: TorchWriter, op: str, left: TensorText, right: TensorText, level: int = SUM) -> TensorText:
+    """Return code for `left op right`, of booleans; operands that bind less tightly than `level` get parentheses."""
+    order = writer.union([left, right])
+    a, b = writer.ordered(left, order), writer.ordered(right, order)
+    return TensorText(Text(f"{a.at(level)} {op} {b.at(level)}", 0), order, kind="bool")
+
+
+def of_two(writer: TorchWriter, function: str, left: TensorText, right: TensorText) -> TensorText:
+    """
+    Return code for a call of a PyTorch function, such as `torch.maximum`, of two floating point tensors or numbers.
+    """
+    values = [v if v.number else writer.floating(v) for v in (left, right)]
+    if function != "torch.pow":
+        # Those take no numbers.
+        values = [
+            TensorText(Text(f"torch.tensor({v.text.text}, dtype={writer.dtype}, device={writer.device})"), ())
+            if v.number
+            else v
+            for v in values
+        ]
+    order = writer.union(values)
+    return TensorText(Text(f"{function}({', '.join(writer.ordered(v, order).text for v in values)})"), order)
+
+
+def chosen(writer: TorchWriter, condition: TensorText, yes: TensorText, no: TensorText) -> TensorText:
+    """Return code for `torch.where(condition, yes, no)`."""
+    kind = "float" if "float" in (yes.kind, no.kind) else "int"
+    if kind == "float":
+        if yes.number and no.number:
+            text = f"torch.tensor({yes.text.text}, dtype={writer.dtype}, device={writer.device})"
+            yes = TensorText(Text(text), ())
+        yes, no = (v if v.number else writer.floating(v) for v in (yes, no))
+    order = writer.union([condition, yes, no])
+    texts = ", ".join(writer.ordered(v, order).text for v in (condition, yes, no))
+    return TensorText(Text(f"torch.where({texts})"), order, kind=kind)
+
+
+def uniform(writer: TorchWriter, seed: int, position: TensorText) -> TensorText:
+    """
+    Return code for the random numbers in [0, 1) that `tdl.functions.philox` draws at positions, after its statements.
+
+    The 64-bit products overflow, which keeps their low bits. Raises `UnityError` where statements are not allowed.
+    """
+    if writer.sharing is None:
+        raise writer.fail("no PyTorch expression of one line draws random numbers; leave dropout out")
+    names, lines = writer.sharing.names, writer.sharing.lines
+    at = position.text.text
+    if position.number:
+        at = f"torch.tensor({at}, device={writer.device})"
+    c, k = ([names.new(f"{word}{i}") for i in range(n)] for word, n in (("counter", 4), ("key", 2)))
+    a, b, count = (names.new(n) for n in ("a", "b", "count"))
+    low, high = "0xFFFFFFFF", ">> 32 & 0xFFFFFFFF"
+    lines += [
+        f"{c[0]} = {at}",
+        f"{c[1]}, {c[2]}, {c[3]} = {c[0]} {high}, torch.zeros_like({c[0]}), torch.zeros_like({c[0]})",
+        f"{c[0]}, {k[0]}, {k[1]} = {c[0]} & {low}, {seed & 0xFFFFFFFF}, {seed >> 32 & 0xFFFFFFFF}",
+        f"for {count} in range(10):",
+        f"    {a}, {b} = {c[0]} * 0xD2511F53, {c[2]} * 0xCD9E8D57",
+        f"    {c[0]}, {c[1]} = ({b} {high}) ^ {c[1]} ^ {k[0]}, {b} & {low}",
+        f"    {c[2]}, {c[3]} = ({a} {high}) ^ {c[3]} ^ {k[1]}, {a} & {low}",
+        f"    {k[0]}, {k[1]} = {k[0]} + 0x9E3779B9 & {low}, {k[1]} + 0xBB67AE85 & {low}",
+    ]
+    return TensorText(Text(f"({c[0]} >> 8).to({writer.dtype}) * 2.0**-24", PRODUCT), position.dims)
+
+
+def opaque(writer: TorchWriter, function: str, made: str, taken: str, value: TensorText) -> TensorText:
+    """
+    Return code for an opaque function along the dim of variable `taken`, which becomes a dim of variable `made`.
+
+    Raises `UnityError` for a function that `_OPAQUE` does not have.
+    """
+    if function not in _OPAQUE:
+        raise writer.fail(f"no PyTorch text for opaque {function}; add it to kernels/pytorch/functions.py")
+    dim = value.dims.index(taken)
+    sort, part, kind = _OPAQUE[function]
+    form = Access(value.text.text, (Var(str(dim)), Var(sort)))
+    known = None if writer.sharing is None else writer.sharing.known.get(form)
+    if known is None:
+        known = TensorText(Text(writer.named("ordered", f"{value.text.at(ATOM)}.{sort.format(dim=dim)}")), ()), ()
+        if writer.sharing is not None:
+            writer.sharing.known[form] = known
+    dims = tuple(made if n == taken else n for n in value.dims)
+    writer.strided = True
+    return TensorText(Text(f"{known[0].text.text}.{part}.narrow({dim}, 0, {writer.extents[made]})"), dims, kind=kind)

@@ -1,0 +1,119 @@
+"""Write the epilogue of a matrix product's kernel: the functions of the product that it computes and stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unity_ir.forms.addresses import Address, Names, address
+from unity_ir.forms.contraction import Contraction, strides
+from unity_ir.kernels.triton.expression import Axis, KernelWriter
+from unity_ir.kernels.triton.launch import Argument, Buffer, Stage, mentions
+from unity_ir.tdl.functions import FUNCTIONS
+from unity_ir.tdl.syntax import Access, Binary, Call, Expr, Name, children
+
+
+class Epilogue(KernelWriter):
+    """
+    Writer of the statements after the loop of a matrix product's kernel: one store for each of `stages`.
+
+    They read and store elements at rows `m`, columns `n` and batch element `b` of the tile. Strides are parameters, so
+    that one text serves all shapes (`serves_all_shapes`), unless an address has several strides along m, n or b, or
+    positions are used as values.
+    """
+
+    def __init__(self, of: Contraction, stages: Sequence[Stage], names: Names):
+        stage = stages[0]
+        self.of = of
+        self.stages = stages
+        buffers: dict[str, Buffer] = {}
+        places: list[Address] = []
+        for each in stages:
+            read = _accesses(each.expr, of.product)
+            buffers |= {a.tensor: each.buffers[a.tensor] for a in read}
+            places += [address(i, stage.extents) for i in (each.result.indices, *(a.indices for a in read))]
+        pointers = {t: names.new(f"{t}_ptr") for t in buffers}
+        outputs = {_out(k): names.new("out_ptr") for k in range(len(stages))}
+        buffers |= {_out(k): each.output for k, each in enumerate(stages)}
+        self.pointer_arguments = {(pointers | outputs)[t]: buffer.argument for t, buffer in buffers.items()}
+        """Pointers of epilogue inputs and outputs."""
+        self.integer_arguments: dict[str, Argument] = {}
+        """Strides, and the global indices at which pieces start."""
+        starts = {n: names.new(f"{n}_start") for n in stage.starts if any(mentions(each.expr, n) for each in stages)}
+        self.integer_arguments |= {name: Argument(stage.starts[n], "i32") for n, name in starts.items()}
+        super().__init__(stage.extents, pointers | outputs, frozenset(), names, starts, stage.wide)
+        self.serves_all_shapes = not any(_uses_positions(each.expr) for each in stages) and all(
+            not where.offset and strides(of.names, stage.extents, where, "bmn") is not None for where in places
+        )
+        batch = {"b": Axis("b", of.names["b"])} if of.sizes["b"] > 1 else {}
+        self.tile = {
+            **batch,
+            "m": Axis("m[:, None]", of.names["m"], "m_inside"),
+            "n": Axis("n[None, :]", of.names["n"], "n_inside"),
+        }
+        self.axes = list(self.tile.values())
+        self.let(of.product, "product")
+        self.share(each.expr for each in stages)
+        for k, each in enumerate(stages):
+            self.store(_out(k), address(each.result.indices, stage.extents), self.number(each.expr).text)
+
+    @property
+    def flops(self) -> int:
+        """Floating point operations per element of the result, those of the matrix product not counted."""
+        seen: set[Expr] = {self.of.product}
+
+        def count(expr: Expr) -> int:
+            if expr in seen:
+                return 0
+            seen.add(expr)
+            own = FUNCTIONS[expr.function].flops if isinstance(expr, Call) else int(isinstance(expr, Binary))
+            return own + sum(map(count, children(expr)))
+
+        return sum(count(each.expr) for each in self.stages)
+
+    def pointer(self, tensor: str, where: Address) -> tuple[str, str]:
+        """
+        Return the pointer expression of a tensor's elements at an address, and their mask, as `KernelWriter.pointer`
+        does.
+
+        If the text serves all shapes, strides are parameters.
+        """
+        if not self.serves_all_shapes:
+            return super().pointer(tensor, where)
+        found = strides(self.of.names, self.extents, where, "bmn")
+        assert found is not None
+        terms, masks = [self.pointers[tensor]], list[str]()
+        for dim, axis in self.tile.items():
+            if found[dim]:
+                terms.append(f"{axis.index} * {self.stride(tensor, dim, found[dim])}")
+                masks += [axis.mask] if axis.mask is not None else []
+        return " + ".join(terms), " & ".join(masks)
+
+    def stride(self, tensor: str, dim: str, value: int) -> str:
+        """
+        Return the kernel parameter that holds the stride `value` of a tensor along `dim`, adding the parameter if it is
+        new.
+        """
+        key = ("stride", tensor, dim, value)
+        name = self.known(key)
+        if name is None:
+            name = self.names.new(f"{self.pointers[tensor].replace('_ptr', '')}_{dim}")
+            self.let(key, name)
+            self.integer_arguments[name] = Argument.integer(value)
+        return name
+
+
+def _out(number: int) -> str:
+    """Return the writer's key for the pointer to a result; no tensor of TDL has such a name."""
+    return f"result {number}"
+
+
+def _accesses(expr: Expr, product: Expr) -> list[Access]:
+    """Return the accesses of an expression outside of the product."""
+    if expr == product:
+        return []
+    own = [expr] if isinstance(expr, Access) else []
+    return own + [a for child in children(expr) for a in _accesses(child, product)]
+
+
+def _uses_positions(expr: Expr) -> bool:
+    return isinstance(expr, Name) or any(map(_uses_positions, children(expr)))

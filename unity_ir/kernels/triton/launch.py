@@ -1,0 +1,341 @@
+"""Define the parts of a launcher: stages (one result each), the kernel of a stage, and the launch of that kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from textwrap import wrap
+from types import MappingProxyType
+
+from unity_ir.errors import UnityError
+from unity_ir.forms.addresses import Names
+from unity_ir.forms.classify import Form, form_of
+from unity_ir.forms.contraction import Contraction
+from unity_ir.kernels.triton.expression import KernelWriter
+from unity_ir.tdl.syntax import NOT_FLOATING, Bound, Expr, Name, Result, accesses, children
+
+Scalar = int | float | str
+
+POINTERS: Mapping[str, str] = MappingProxyType(
+    {"f32": "*fp32", "f16": "*fp16", "bf16": "*bf16", "i64": "*i64", "i32": "*i32", "bool": "*i1"}
+)
+"""Triton's name of a pointer to each element type that kernels take."""
+
+
+def pointer(dtype: str) -> str:
+    """
+    Return Triton's type of a pointer to `dtype`: given `f32`, `*fp32`. Raises `UnityError` for types no kernel takes.
+    """
+    if dtype not in POINTERS:
+        raise UnityError(f"lowering: no kernel takes {dtype}; use {', '.join(POINTERS)}")
+    return POINTERS[dtype]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """
+    One specialisation of a kernel, as Triton compiles it for a launch, just in time or ahead of time.
+
+    `signature` has a type per parameter, in order: `*fp32`, `i32`, `fp32`, `constexpr`; `i32:16` is an integer that 16
+    divides. Pointers are taken to be aligned to 16 bytes, as torch allocates them. `constants` has the values of the
+    constexpr parameters.
+    """
+
+    kernel: str
+    signature: Mapping[str, str]
+    constants: Mapping[str, Scalar]
+    num_warps: int
+    num_stages: int
+    expects: tuple[str, ...] = ()
+    """
+    Instructions that its machine code must contain, as `unity-aot` checks: `mma` for those of the matrix units,
+    `pipelined` for asynchronous copies to shared memory.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchWork:
+    """How much work one launch has: its number of programs, and of passes over the input; decides what is fused."""
+
+    kind: str
+    """One of `elements` (pointwise), `rows` (reductions) and `product` (matrix products); empty for other kernels."""
+    programs: int
+    """Number of programs in the grid."""
+    passes: int
+    """Number of times that a program reads its input."""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """
+    A Python function of the emitted program that computes one operator on one rank's pieces, and the kernels it
+    launches.
+
+    `name` is made of the operator and the local shapes; launchers of one name have one text, and so have `kernels`.
+    """
+
+    name: str
+    source: str
+    """
+    `def name(x, w): ...`, which takes contiguous tensors and returns one contiguous tensor, or a tuple of them; before
+    it the dicts of launch options that it shares with other launchers.
+    """
+    kernels: Mapping[str, str]
+    """Text of every kernel it launches, by name; each may be defined anywhere before the launcher runs."""
+    compiled: tuple[Compiled, ...]
+    """The specialisation of each launch, for ahead-of-time compilation."""
+    work: tuple[LaunchWork, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of a kernel launch: its expression in the launcher, and its type as in `Compiled.signature`."""
+
+    text: str
+    type: str
+
+    @staticmethod
+    def integer(value: int) -> Argument:
+        """
+        Return the argument for a size or stride `value`, with the type for which Triton specialises it: `i32:16`,
+        `i32`, ..
+        """
+        if value == 1:
+            return Argument("1", "constexpr")
+        width = "i32" if value < 2**31 else "i64"
+        return Argument(str(value), f"{width}:16" if value % 16 == 0 else width)
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """One launch of one kernel by a launcher: the kernel's name and text, its grid, arguments and options."""
+
+    kernel: str
+    text: str
+    grid: tuple[int, ...]
+    arguments: Mapping[str, Argument]
+    constants: Mapping[str, Scalar]
+    num_warps: int
+    num_stages: int | None = None
+    """Pipeline stages of the kernel's loop; None if it has no loop to pipeline."""
+    allocation: str | None = None
+    """The line of the launcher that allocates the buffer this launch fills; None if an earlier line did."""
+    before: tuple[str, ...] = ()
+    """Lines of the launcher, before the launch, that make other tensors the kernel takes."""
+    expects: tuple[str, ...] = ()
+    """As `Compiled.expects`."""
+    kind: str = ""
+    passes: int = 1
+    """As `LaunchWork.kind` and `LaunchWork.passes`."""
+    options_name: str = ""
+    """Name of the dict of the program that holds `options`, if launches of several shapes share it; else empty."""
+    after: tuple[str, ...] = ()
+    """Lines of the launcher, after the launch, that finish the result."""
+
+    @property
+    def options(self) -> Mapping[str, Scalar]:
+        """The keyword arguments of the launch: constexpr values, warps and pipeline stages."""
+        stages = {} if self.num_stages is None else {"num_stages": self.num_stages}
+        return {**self.constants, "num_warps": self.num_warps, **stages}
+
+    @property
+    def head(self) -> str:
+        """The line of code before the launcher that defines the launch's options as a dict; empty if there is none."""
+        return f"{self.options_name} = {dict(self.options)}\n\n\n" if self.options_name else ""
+
+    @property
+    def call(self) -> tuple[str, ...]:
+        """The launcher's lines of code that launch the kernel."""
+        options = [f"**{self.options_name}"] if self.options_name else [f"{n}={v!r}" for n, v in self.options.items()]
+        arguments = [*(a.text for a in self.arguments.values()), *options]
+        line = f"{self.kernel}[{self.grid}]({', '.join(arguments)})"
+        if len(line) <= 116:
+            return (line,)
+        inside = ", ".join(arguments)
+        if len(inside) <= 112:
+            return (f"{self.kernel}[{self.grid}](", f"    {inside}", ")")
+        count = len(self.arguments)
+        halves = [", ".join(part) for part in (arguments[:count], arguments[count:])]
+        return (f"{self.kernel}[{self.grid}](", *(f"    {half}," for half in halves), ")")
+
+    @property
+    def work(self) -> LaunchWork:
+        """The launch's number of programs and passes, by which fusions are judged."""
+        return LaunchWork(self.kind, prod(self.grid), self.passes)
+
+    @property
+    def compiled(self) -> Compiled:
+        """The specialisation of the kernel that Triton compiles for this launch."""
+        signature = {n: a.type for n, a in self.arguments.items()} | dict.fromkeys(self.constants, "constexpr")
+        ones = {n: 1 for n, a in self.arguments.items() if a.type == "constexpr"}
+        constants = {**ones, **self.constants}
+        return Compiled(self.kernel, signature, constants, self.num_warps, self.num_stages or 3, self.expects)
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """
+    A tensor in a launcher: its identifier, its element type, and that type as Python code (`torch.float32` or
+    `x.dtype`).
+    """
+
+    name: str
+    dtype: str
+    torch_dtype: str
+
+    @property
+    def argument(self) -> Argument:
+        """The tensor as a kernel's pointer argument."""
+        return Argument(self.name, pointer(self.dtype))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One result to be computed by one kernel: its expression, the buffers it reads, and the buffer it fills."""
+
+    result: Result
+    extents: Mapping[str, int]
+    buffers: Mapping[str, Buffer]
+    """The buffer of every tensor that the result's expression reads, by the tensor's name in the line."""
+    output: Buffer
+    device: str
+    """The launcher's variable of the tensor on whose device the result is allocated."""
+    kernel: str
+    """Name of the kernel if its text depends on the shapes."""
+    family: str | None
+    """Name of the kernel if its text serves all shapes; None if the kernel is to be named `kernel` in any case."""
+    wide: bool = False
+    """Whether addresses need 64-bit integers."""
+    starts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """
+    The launcher's parameter with the global index at which the piece starts, for each index variable that is used as a
+    value; variables that are not in it start at 0.
+    """
+    names: Names = field(default_factory=Names)
+    """Identifiers of the launcher."""
+    operator: str = "matmul"
+    """The operator's name as part of an identifier."""
+
+    @cached_property
+    def form(self) -> Form:
+        """The kind of computation that the result's expression is, such as a matrix product (`forms.classify`)."""
+        return form_of(self.result, self.extents)
+
+    @property
+    def product(self) -> Contraction | None:
+        """
+        The matrix product that the result is a function of; None if there is none, or operands differ in element type.
+        """
+        dtypes = {b.dtype for b in self.buffers.values()}
+        one = len(dtypes) == 1 and not dtypes & {*NOT_FLOATING}
+        return self.form if isinstance(self.form, Contraction) and one else None
+
+    @property
+    def expr(self) -> Expr:
+        """The result's expression."""
+        return self.result.expr
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the result's piece on this rank."""
+        return Bound("", (), (), self.extents, {}).result_shape(self.result)
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the tensors that the expression reads, each once, in reading order."""
+        return tuple(dict.fromkeys(a.tensor for a in accesses(self.expr)))
+
+    @property
+    def allocation(self) -> str:
+        """The launcher's line of code that allocates the result."""
+        out = self.output
+        return f"{out.name} = torch.empty({self.shape}, dtype={out.torch_dtype}, device={self.device}.device)"
+
+
+class KernelBuilder:
+    """
+    Builder of the kernel of a stage: first parameters, then the body (by `writer`), and finally its launch.
+
+    `extents` are those of the stage unless given; the kernel stores the results of `more` stages, too.
+    """
+
+    OUT = "result of the stage"
+    """The writer's key for the result's pointer; no tensor of TDL has such a name."""
+
+    def __init__(self, stage: Stage, extents: Mapping[str, int] | None = None, more: Sequence[Stage] = ()):
+        self.stage = stage
+        self.more = tuple(more)
+        self.names = Names()
+        stages = (stage, *self.more)
+        buffers = {t: each.buffers[t] for each in stages for t in each.tensors}
+        used = {n for n in stage.starts if any(mentions(each.expr, n) for each in stages)}
+        outputs = {self.out(k): each.output for k, each in enumerate(stages)}
+        pointers = {t: self.names.new(f"{t}_ptr") for t in buffers}
+        pointers |= {k: self.names.new("out_ptr") for k in outputs}
+        starts = {n: self.names.new(f"{n}_start") for n in stage.starts if n in used}
+        self.arguments: dict[str, Argument] = {
+            **{pointers[t]: buffer.argument for t, buffer in (buffers | outputs).items()},
+            **{starts[n]: Argument(stage.starts[n], "i32") for n in starts},
+        }
+        self.constants: dict[str, Scalar] = {}
+        integers = frozenset(t for t, buffer in buffers.items() if buffer.dtype in NOT_FLOATING)
+        self.writer = KernelWriter(extents or stage.extents, pointers, integers, self.names, starts, stage.wide)
+
+    def out(self, number: int) -> str:
+        """
+        Return the key by which `writer` knows the result pointer of stage `number`: 0 is `stage`, 1 and up are `more`.
+        """
+        return f"{self.OUT} {number}" if number else self.OUT
+
+    def constant(self, wish: str, value: int) -> str:
+        """Add a constexpr parameter with this value, named like `wish`; return its name."""
+        name = self.names.new(wish)
+        self.constants[name] = value
+        return name
+
+    def argument(self, wish: str, value: int) -> str:
+        """Add an integer parameter with this value, named like `wish`; return its name."""
+        name = self.names.new(wish)
+        self.arguments[name] = Argument.integer(value)
+        return name
+
+    def program(self, axis: int) -> str:
+        """Return code for the number of the program along an axis of the launch grid."""
+        return f"tl.program_id({axis})" + (".to(tl.int64)" if self.stage.wide else "")
+
+    def launch(
+        self, name: str, grid: tuple[int, ...], num_warps: int, helpers: str = "", kind: str = "", passes: int = 1
+    ) -> KernelLaunch:
+        """
+        Finish the kernel and return its launch.
+
+        `helpers` is the text of functions that the kernel calls; `kind` and `passes` are as in `LaunchWork`.
+        """
+        head = signature(name, self.arguments, self.constants)
+        text = "\n".join([f"{helpers}@triton.jit", head, *self.writer.lines]) + "\n"
+        allocation = self.stage.allocation
+        before = tuple(each.allocation for each in self.more)
+        last = (allocation, before, (), kind, passes)
+        return KernelLaunch(name, text, grid, self.arguments, self.constants, num_warps, None, *last)
+
+
+def signature(name: str, arguments: Iterable[str], constants: Iterable[str]) -> str:
+    """Return the `def` line of a kernel; if it is too long, arguments and constexprs in lines of their own."""
+    constexprs = [f"{c}: tl.constexpr" for c in constants]
+    line = f"def {name}({', '.join([*arguments, *constexprs])}):"
+    if len(line) <= 120:
+        return line
+    rows = [row for part in (arguments, constexprs) for row in wrap(f"{', '.join(part)},", 116, break_on_hyphens=False)]
+    return "\n    ".join([f"def {name}(", *rows]) + "\n):"
+
+
+def mentions(expr: Expr, variable: str) -> bool:
+    """Return whether an expression uses an index variable as a value, not only to index tensors."""
+    return expr == Name(variable) or any(mentions(c, variable) for c in children(expr))
+
+
+def warps(elements: int) -> int:
+    """Return the number of warps for a tile of this many elements: 16 elements per thread, between 1 and 16 warps."""
+    return max(1, min(16, elements // 512))

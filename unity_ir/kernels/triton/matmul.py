@@ -1,0 +1,186 @@
+"""Generate matrix products: one tiled kernel for all contractions of two operands, any strides, with an epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+
+from unity_ir.forms.addresses import Names, power_of_two
+from unity_ir.forms.contraction import Contraction
+from unity_ir.kernels.triton.epilogue import Epilogue
+from unity_ir.kernels.triton.launch import Argument, KernelLaunch, Stage
+from unity_ir.tdl.functions import FUSED
+from unity_ir.tdl.syntax import Call
+
+_TEXT = '''\
+# Precision of float32 products: "tf32" is several times faster on tensor cores and keeps 10 bits of fractions.
+INPUT_PRECISION = tl.constexpr("ieee")
+# The interpreter multiplies the bit patterns of bfloat16.
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def tile(
+    x_ptr, w_ptr, M, N, K, x_m, x_k, w_k, w_n,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+):
+    """This program's tile of sum[k](x[m, k] * w[k, n]), with the stride of every dim; its rows and columns, masked."""
+    program = tl.program_id(0)
+    columns = tl.cdiv(N, BLOCK_N)
+    m = program // columns * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = program % columns * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    m_inside = (m < M)[:, None]
+    n_inside = (n < N)[None, :]
+    if WIDE:
+        m = m.to(tl.int64)
+        n = n.to(tl.int64)
+        k = k.to(tl.int64)
+    x_ptr += m[:, None] * x_m + k[None, :] * x_k
+    w_ptr += k[:, None] * w_k + n[None, :] * w_n
+    product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        k_inside = k < K - start
+        x = tl.load(x_ptr, mask=m_inside & k_inside[None, :], other=0.0)
+        w = tl.load(w_ptr, mask=k_inside[:, None] & n_inside, other=0.0)
+        if INTERPRETED:
+            x = x.to(tl.float32)
+            w = w.to(tl.float32)
+        product = tl.dot(x, w, product, input_precision=INPUT_PRECISION)
+        x_ptr += BLOCK_K * x_k
+        w_ptr += BLOCK_K * w_k
+    return product, m, n, m_inside, n_inside
+
+
+@triton.jit
+def {name}(
+    {pointers},
+    {integers},
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+):
+    """{result}[m, n] = sum[k](x[m, k] * w[k, n]), with the stride of every dim{more}."""
+{offsets}\
+    product, m, n, m_inside, n_inside = tile(x_ptr, w_ptr, M, N, K, x_m, x_k, w_k, w_n, BLOCK_M, BLOCK_N, BLOCK_K, WIDE)
+{epilogue}
+'''
+
+_BATCH_OFFSETS = """\
+    b = tl.program_id(1)
+    if WIDE:
+        b = b.to(tl.int64)
+    x_ptr += b * x_b
+    w_ptr += b * w_b
+"""
+LIGHT = 16
+"""Most operations of an epilogue per element with which large tiles fit registers; more keep intermediate values."""
+_TAKEN = (
+    *("b", "m", "n", "m_inside", "n_inside", "product", "tile", "x", "w"),
+    *("x_ptr", "w_ptr", "M", "N", "K", "BLOCK_M", "BLOCK_N", "BLOCK_K", "WIDE", "INPUT_PRECISION", "INTERPRETED"),
+    *("x_b", "x_m", "x_k", "w_b", "w_k", "w_n"),
+)
+"""Identifiers that the text uses itself."""
+
+
+def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> KernelLaunch:
+    """
+    Return the launch of the matrix product kernel for a stage that is a function of the contraction `of`.
+
+    The kernel also computes `more` stages, which are functions of the same product.
+    """
+    x, w = stage.buffers[of.x], stage.buffers[of.w]
+    sizes = of.sizes
+    # Copies to shared memory are asynchronous if they are of 16 bytes, or of one float32.
+    strides = [*of.x_strides.values(), *of.w_strides.values()]
+    half = x.dtype != "f32" and all(s % 8 == 0 or s == 1 for s in strides)
+    epilogue = Epilogue(of, (stage, *more), Names(_TAKEN))
+    exact = x.dtype == "f32"
+    wanted = expects(sizes, (of.x_strides, of.w_strides), x.dtype)
+    block_m, block_n, block_k, warps, stages = blocks(sizes, half, exact, epilogue.flops > LIGHT)
+    if "pipelined" not in wanted:
+        # Elements on their way to shared memory then go through registers.
+        block_k = min(block_k, 32)
+    batched = sizes["b"] > 1
+    integers = {
+        "M": sizes["m"],
+        "N": sizes["n"],
+        "K": sizes["k"],
+        **{f"x_{d}": of.x_strides[d] for d in "mk"},
+        **{f"w_{d}": of.w_strides[d] for d in "kn"},
+    }
+    if batched:
+        integers |= {"x_b": of.x_strides["b"], "w_b": of.w_strides["b"]}
+    pointers = {"x_ptr": x.argument, "w_ptr": w.argument, **epilogue.pointer_arguments}
+    numbers = {name: Argument.integer(value) for name, value in integers.items()} | epilogue.integer_arguments
+    form = _form(stage, of) if epilogue.serves_all_shapes and not more else None
+    fields = {
+        "pointers": ", ".join(pointers),
+        "integers": ", ".join(numbers),
+        "result": "out" if form == "" else "product",
+        "more": "" if form == "" else ", and what is made of it",
+        "offsets": _BATCH_OFFSETS if batched else "",
+        "epilogue": "\n".join(epilogue.lines),
+    }
+    if form is None:
+        name = f"{stage.operator}_{sha256(_TEXT.format(name='', **fields).encode()).hexdigest()[:6]}_kernel"
+    else:
+        name = f"{'batched_' * batched}matmul{form}_kernel"
+    tiles = -(-sizes["m"] // block_m) * -(-sizes["n"] // block_n)
+    return KernelLaunch(
+        name,
+        _TEXT.format(name=name, **fields),
+        (tiles, sizes["b"]) if batched else (tiles,),
+        pointers | numbers,
+        {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "WIDE": stage.wide},
+        warps,
+        stages,
+        stage.allocation,
+        tuple(each.allocation for each in more),
+        wanted,
+        "product",
+        options_name=f"TILE_{block_m}_{block_n}_{block_k}{'' if warps == 8 else f'_{warps}'}{'_WIDE' * stage.wide}",
+    )
+
+
+def _form(stage: Stage, of: Contraction) -> str | None:
+    """Return the stage's function of the product as a suffix of names: "" or an activation's; None if it is another."""
+    if stage.expr == of.product:
+        return ""
+    match stage.expr:
+        case Call(activation, (argument,)) if argument == of.product and activation in FUSED:
+            return f"_{activation}"
+        case _:
+            return None
+
+
+def expects(sizes: Mapping[str, int], strides: Iterable[Mapping[str, int]], dtype: str) -> tuple[str, ...]:
+    """
+    Return the instructions the compiler is expected to use (see `Compiled.expects`) for a product of these `sizes`.
+
+    Matrix units multiply 16-bit types only, as float32 is exact. Copies to shared memory are asynchronous if they are
+    of one float32, or if all masks and strides are multiples of 16 elements.
+    """
+    if dtype == "f32":
+        return ("pipelined",)
+    dims = [(d, s) for own in strides for d, s in own.items() if d != "b" or s]
+    wide = all((sizes[d] if s == 1 else s) % 16 == 0 for d, s in dims)
+    return ("mma", "pipelined") if wide else ("mma",)
+
+
+def blocks(sizes: Mapping[str, int], half: bool, exact: bool, heavy: bool = False) -> tuple[int, int, int, int, int]:
+    """
+    Return the tile's m, n and k, the warps and the pipeline stages for a product of these `sizes` (by "m", "n", "k").
+
+    Tiles are larger for `half`, aligned operands of 16 bits, and less wide where the epilogue is `heavy`. Products that
+    are `exact`, of float32, have more warps and smaller n and k, since threads keep whole rows of both factors.
+
+    Large tiles read the operands the fewest times, and the interpreter's time is per tile. They are checked to fit
+    registers and shared memory on sm_80, sm_90 and gfx942 (test/unit/lowering/test_aot.py).
+    """
+    m, n, k = (sizes[d] for d in "mnk")
+    block_m = min(128 if half else 64, max(16, power_of_two(m)))
+    # A row of few threads would hold too much of a wide tile.
+    narrow = block_m <= 32 or exact or heavy
+    block_n = min(64 if narrow else 128, max(16, power_of_two(n)))
+    block_k = 16 if exact else min(64 if half else 32, max(16, power_of_two(k)))
+    warps = 4 if block_m * block_n < (1024 if exact else 4096) else 8
+    return block_m, block_n, block_k, warps, 3

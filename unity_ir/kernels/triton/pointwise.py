@@ -1,0 +1,135 @@
+"""Generate kernels without reductions: each program computes a block of consecutive result elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from unity_ir.forms.addresses import Address, address, flat_address, power_of_two, runs
+from unity_ir.forms.rewrite import reductions
+from unity_ir.kernels.triton.expression import Axis
+from unity_ir.kernels.triton.launch import KernelBuilder, KernelLaunch, Stage, warps
+from unity_ir.tdl.syntax import NOT_FLOATING, Cases, Expr, Name, Segments, accesses, children, index_names
+
+BLOCK = 8192
+"""Elements per program: the interpreter's time is per tile, whatever its size, and 16 warps hold such a tile."""
+
+SMALLEST_BLOCK = 128
+"""Fewest elements per program where the block is divided by the number of branches, each with loads of its own."""
+
+
+def pointwise_launch(stage: Stage, more: Sequence[Stage] = ()) -> KernelLaunch:
+    """
+    Return the launch of one kernel for a stage without reductions, and for `more` stages over the same variables.
+
+    The expression may have any function of elements, broadcasts, permutations, composite dims, segments
+    (concatenation), and indices used as values. What the stages share is read once (see `are_together`).
+    """
+    whole = _whole_segments(stage)
+    extents = {**stage.extents, **whole}
+    names = tuple(n for i in stage.result.indices for n in (whole if isinstance(i, Segments) else index_names(i)))
+    size = prod(extents[n] for n in names)
+    # Every branch has addresses and loads of its own.
+    branches = len(stage.expr.branches) if isinstance(stage.expr, Cases) else 1
+    block = min(power_of_two(size), max(BLOCK // power_of_two(branches), SMALLEST_BLOCK))
+    kernel = KernelBuilder(stage, extents, more)
+    writer = kernel.writer
+    flat = stage.family is not None and not stage.wide and all(_is_flat(each, names) for each in (stage, *more))
+    bound = kernel.argument("size", size) if flat else str(size)
+    width = kernel.constant("BLOCK", block)
+    mask = None
+    if size > 1:
+        index = kernel.names.new("index")
+        writer.emit(f"{index} = {kernel.program(0)} * {width} + tl.arange(0, {width})")
+        if flat or size % block:
+            mask = kernel.names.new("mask")
+            writer.emit(f"{mask} = {index} < {bound}")
+        writer.axes = [Axis(index, names, mask)]
+    out = Address({}) if size == 1 else flat_address(names, extents)
+    writer.share([stage.expr, *(each.expr for each in more)])
+    for number, each in enumerate((stage, *more)):
+        value = _cases(kernel, whole) if whole else _plain(kernel, each)
+        if each.output.dtype == "bool":
+            # Booleans are stored as bytes that must be 0 or 1.
+            value = f"({value}) != 0"
+        where = out if whole or size == 1 else address(each.result.indices, extents)
+        writer.store(kernel.out(number), where, value)
+    name = stage.family if flat and stage.family is not None else stage.kernel
+    return kernel.launch(name, (-(-size // block),), warps(block), kind="elements")
+
+
+def _plain(kernel: KernelBuilder, stage: Stage) -> str:
+    writer, expr = kernel.writer, stage.expr
+    return (writer.value(expr) if stage.output.dtype in NOT_FLOATING else writer.number(expr)).text
+
+
+def are_together(one: Stage, other: Stage) -> bool:
+    """Return whether one pointwise kernel can compute both stages, neither of which may read the other's result."""
+    plain = not any(isinstance(each.expr, Cases) or reductions(each.expr) for each in (one, other))
+    variables = _variables(one)
+    return plain and variables is not None and variables == _variables(other)
+
+
+def reads_nothing_of(one: Stage, other: Stage) -> bool:
+    """Return whether stage `one` does not read the result of `other`."""
+    return other.output.name not in {b.name for b in one.buffers.values()}
+
+
+def _variables(stage: Stage) -> frozenset[str] | None:
+    """Return the variables of a result with an extent above 1; None if it has segments."""
+    if any(isinstance(i, Segments) for i in stage.result.indices):
+        return None
+    return frozenset(n for i in stage.result.indices for n in index_names(i) if stage.extents[n] > 1)
+
+
+def _cases(kernel: KernelBuilder, whole: dict[str, int]) -> str:
+    """Return the expression that selects a branch's value by the position along the dim of segments."""
+    (variable,) = whole
+    writer = kernel.writer
+    expr = kernel.stage.expr
+    assert isinstance(expr, Cases)
+    start = 0
+    value = ""
+    values: list[tuple[str, int]] = []
+    for name, branch in expr.branches:
+        end = start + kernel.stage.extents[name]
+        position = writer.position(variable)
+        if position is not None:
+            low = [f"({position} >= {start})"] if start else []
+            high = [f"({position} < {end})"] if end < whole[variable] else []
+            writer.branch_mask = " & ".join(low + high) or None
+        writer.shifts = {name: (variable, start)}
+        values.append((writer.value(branch).text, end))
+        start = end
+    writer.branch_mask, writer.shifts = None, {}
+    value = values[-1][0]
+    for text, end in reversed(values[:-1]):
+        value = f"tl.where({writer.position(variable)} < {end}, {text}, {value})"
+    return value
+
+
+def _whole_segments(stage: Stage) -> dict[str, int]:
+    """Return a new variable for the result's dim of segments, with its extent; nothing if it has none."""
+    for index in stage.result.indices:
+        if isinstance(index, Segments):
+            name = index.names[0].rstrip("0123456789")
+            while name in stage.extents:
+                name += "_"
+            return {name: sum(stage.extents[n] for n in index.names)}
+    return {}
+
+
+def _is_flat(stage: Stage, names: tuple[str, ...]) -> bool:
+    """Return whether all operands are read at the result's own position, so that the text serves all sizes."""
+    if _uses_positions(stage.expr):
+        return False
+    for indices in (stage.result.indices, *(a.indices for a in accesses(stage.expr))):
+        where = address(indices, stage.extents)
+        found = runs(names, stage.extents, where)
+        if len(found) != 1 or found[0].inner != 1 or not found[0].outermost or where.offset:
+            return False
+    return True
+
+
+def _uses_positions(expr: Expr) -> bool:
+    return isinstance(expr, Cases | Name) or any(map(_uses_positions, children(expr)))

@@ -1,0 +1,300 @@
+"""
+Generate kernels with reductions: a program computes a tile of rows by columns (`tiling`).
+
+No atomics, so that results do not depend on timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+from unity_ir.forms.addresses import address
+from unity_ir.forms.rewrite import reductions, rename
+from unity_ir.kernels.text import SUM, UNARY, Text
+from unity_ir.kernels.triton.expression import Axis
+from unity_ir.kernels.triton.launch import Buffer, KernelBuilder, KernelLaunch, Stage
+from unity_ir.kernels.triton.tiling import (
+    Tiling,
+    names_of,
+    parts_of,
+    passes,
+    sizes_of,
+    tiling_of,
+    variables,
+    warps_of,
+)
+from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.gather import gather
+from unity_ir.tdl.syntax import (
+    Access,
+    Expr,
+    Reduce,
+    Result,
+    Var,
+    index_names,
+)
+
+_NEUTRAL: Mapping[str, str] = {"sum": "0.0", "prod": "1.0", "max": '-float("inf")', "min": 'float("inf")'}
+_MERGE: Mapping[str, str] = {
+    "sum": "{0} + {1}",
+    "prod": "{0} * {1}",
+    "max": "tl.maximum({0}, {1})",
+    "min": "tl.minimum({0}, {1})",
+}
+_MULTIPLY = "@triton.jit\ndef multiply(a, b):\n    return a * b\n\n\n"
+
+
+def reduction_launches(stage: Stage, more: Sequence[Stage] = ()) -> list[KernelLaunch]:
+    """
+    Return the launches for a stage with reductions, and for `more` stages over the same rows.
+
+    No reduction of a stage may depend on a variable of an outer one. There is one launch, or two where long reductions
+    are split over programs: the first computes partial results, the second their sum.
+    """
+    stages = (stage, *more)
+    parts = parts_of(stages)
+    if parts == 1:
+        return [_kernel(stages, 1)]
+    part = "part"
+    while part in stage.extents:
+        part += "_"
+    extents = {**stage.extents, part: parts}
+    first: list[Stage] = []
+    second: list[Stage] = []
+    for each in stages:
+        assert isinstance(each.expr, Reduce)
+        names = tuple(n for i in each.result.indices for n in index_names(i))
+        buffer = Buffer(each.names.new(f"{each.output.name}_parts"), "f32", "torch.float32")
+        kernel = f"{each.kernel.removesuffix('_kernel')}_parts_kernel"
+        partial = Result(buffer.name, (Var(part), *(Var(n) for n in names)), each.expr)
+        read = Access(buffer.name, partial.indices)
+        total = Result(each.result.name, each.result.indices, Reduce(each.expr.reducer, (Var(part),), read))
+        first.append(replace(each, result=partial, output=buffer, extents=extents, kernel=kernel))
+        second.append(replace(each, result=total, extents=extents, buffers={buffer.name: buffer}))
+    # Only the first kernel is split: there are few partial results.
+    return [_kernel(first, parts), _kernel(second, 1)]
+
+
+def _kernel(stages: Sequence[Stage], parts: int) -> KernelLaunch:
+    """
+    Return the launch of the kernel of some stages.
+
+    With several `parts`, the first dim of every result is the part of the reductions that a program computes.
+    """
+    rows, columns = variables(stages)
+    if parts > 1:
+        columns = ()
+    tiling = tiling_of([each.expr for each in stages], stages[0].extents, rows, columns)
+    stages = _unified(stages, rows, columns)
+    body = _Body(stages, rows, tiling, parts)
+    body.writer.share([each.expr for each in stages])
+    nodes = list(dict.fromkeys(node for each in stages for node in reductions(each.expr)))
+    for together in passes(nodes):
+        body.reduce(together)
+    over = [columns if set(columns) & set(names_of(each)) else () for each in stages]
+    for each in dict.fromkeys(over):
+        body.store([number for number, own in enumerate(over) if own == each], each)
+    grid = (*((-(-body.row_count // tiling.rows),) if body.row_count > 1 else ()), *((parts,) if parts > 1 else ()))
+    helpers = _MULTIPLY if any(n.reducer == "prod" for n in nodes) else ""
+    threads = warps_of(tiling, len(stages), body.loops)
+    return body.kernel.launch(stages[0].kernel, grid or (1,), threads, helpers, "rows", max(body.loops, 1))
+
+
+class _Body:
+    """Builder of a reduction kernel's statements."""
+
+    def __init__(self, stages: Sequence[Stage], rows: tuple[str, ...], tiling: Tiling, parts: int):
+        self.stages = stages
+        stage = self.stage = stages[0]
+        self.loops = 0
+        self.kernel = KernelBuilder(stage, None, stages[1:])
+        self.writer = self.kernel.writer
+        self.tiling = tiling
+        self.parts = parts
+        self.row_count = prod(stage.extents[n] for n in rows)
+        self.two_dimensional = self.row_count > 1
+        self.rows = "1"
+        if self.two_dimensional:
+            self.rows = self.kernel.constant("ROWS", tiling.rows)
+            row = self.kernel.names.new("row")
+            self.writer.emit(f"{row} = ({self.kernel.program(0)} * {self.rows} + tl.arange(0, {self.rows}))[:, None]")
+            mask = None
+            if self.row_count % tiling.rows:
+                mask = self.kernel.names.new("row_mask")
+                self.writer.emit(f"{mask} = {row} < {self.row_count}")
+            self.writer.axes = [Axis(row, rows, mask)]
+        self.widths: dict[tuple[int, ...], str] = {}
+        self.tiles: dict[tuple[int, ...], Axis] = {}
+        if parts > 1:
+            self.part = self.kernel.names.new("part")
+            self.writer.emit(f"{self.part} = {self.kernel.program(int(self.two_dimensional))}")
+
+    # -- columns
+
+    def width(self, sizes: tuple[int, ...]) -> str:
+        """Return the constexpr parameter that holds the number of columns of a tile."""
+        if sizes not in self.widths:
+            self.widths[sizes] = self.kernel.constant("COLUMNS", self.tiling.columns[sizes])
+        return self.widths[sizes]
+
+    def columns(self, names: tuple[str, ...], sizes: tuple[int, ...], start: str | None) -> Axis:
+        """Write the positions of one tile of columns, from `start` or 0; return their axis."""
+        width = self.width(sizes)
+        index = self.kernel.names.new("column")
+        count = prod(sizes)
+        positions = f"tl.arange(0, {width})" + (".to(tl.int64)" if self.stage.wide else "")
+        positions += "[None, :]" if self.two_dimensional else ""
+        self.writer.emit(f"{index} = {start} + {positions}" if start else f"{index} = {positions}")
+        mask = None
+        if self.parts > 1 or count % self.tiling.columns[sizes]:
+            mask = self.kernel.names.new("column_mask")
+            self.writer.emit(f"{mask} = {index} < {count}")
+        return Axis(index, names, mask)
+
+    def single(self, names: tuple[str, ...], sizes: tuple[int, ...]) -> Axis | None:
+        """Return the axis of the columns if one tile holds them all, else None; variables of equal sizes share it."""
+        if self.parts > 1 or prod(sizes) > self.tiling.columns[sizes]:
+            return None
+        if sizes not in self.tiles:
+            self.tiles[sizes] = self.columns(names, sizes, None)
+        return replace(self.tiles[sizes], variables=names)
+
+    def loop(self, sizes: tuple[int, ...]) -> tuple[str, str]:
+        """Return the variable and the head line of a loop over tiles of columns."""
+        start = self.kernel.names.new("start")
+        self.loops += 1
+        count, width = prod(sizes), self.width(sizes)
+        if self.parts == 1:
+            return start, f"for {start} in range(0, {count}, {width}):"
+        span = -(-count // (self.parts * self.tiling.columns[sizes])) * self.tiling.columns[sizes]
+        end = self.kernel.names.new("end")
+        # AMD's compiler unrolls a loop of known length completely, which spills.
+        self.writer.emit(f"{end} = tl.minimum(({self.part} + 1) * {span}, {count})")
+        return start, f"for {start} in range({self.part} * {span}, {end}, {width}):"
+
+    # -- statements
+
+    def reduce(self, nodes: Sequence[Reduce]) -> None:
+        """Write reductions over the same columns, whose inner reductions are already written."""
+        writer = self.writer
+        names = nodes[0].names
+        sizes = sizes_of(nodes[0], self.stage.extents)
+        wishes = [f"{node.reducer}_{'_'.join(names)}" for node in nodes]
+        axis = self.single(names, sizes)
+        if axis is not None:
+            for node, wish in zip(nodes, wishes, strict=True):
+                writer.axes.append(axis)
+                tile = self.masked(node, axis)
+                writer.axes.pop()
+                writer.define(node, wish, self.reduced(node.reducer, tile.text))
+            return
+        shape = f"({self.rows}, {self.width(sizes)})" if self.two_dimensional else f"({self.width(sizes)},)"
+        totals = [self.kernel.names.new(f"{node.reducer}s") for node in nodes]
+        for node, total in zip(nodes, totals, strict=True):
+            writer.emit(f"{total} = tl.full({shape}, {_NEUTRAL[node.reducer]}, tl.float32)")
+        start, head = self.loop(sizes)
+        with writer.block(head):
+            axis = self.columns(names, sizes, start)
+            writer.axes.append(axis)
+            for node, total in zip(nodes, totals, strict=True):
+                writer.emit(f"{total} = {_MERGE[node.reducer].format(total, self.masked(node, axis).at(UNARY))}")
+        for node, wish, total in zip(nodes, wishes, totals, strict=True):
+            writer.define(node, wish, self.reduced(node.reducer, total))
+
+    def masked(self, node: Reduce, axis: Axis) -> Text:
+        """Return a reduction's body over the whole tile, with the neutral element where there are no elements."""
+        body = self.writer.number(node.body)
+        if axis.mask is not None:
+            return Text(f"tl.where({axis.mask}, {body.text}, {_NEUTRAL[node.reducer]})")
+        if _spans(node.body, node.names, self.stage.extents):
+            return body
+        return Text(f"{body.at(SUM)} + tl.zeros_like({axis.index}).to(tl.float32)", SUM)
+
+    def reduced(self, reducer: str, tile: str) -> str:
+        """Return the expression that reduces a tile's columns."""
+        along = "1, keep_dims=True" if self.two_dimensional else "0"
+        if reducer == "prod":
+            along = "1, multiply, keep_dims=True" if self.two_dimensional else "0, multiply"
+            return f"tl.reduce({tile}, {along})"
+        return f"tl.{reducer}({tile}, {along})"
+
+    def store(self, numbers: Sequence[int], columns: tuple[str, ...]) -> None:
+        """Write the stores of the results of these stages, which have the same columns, or none."""
+        sizes = tuple(self.stage.extents[n] for n in columns)
+        if prod(sizes) == 1:
+            self.store_elements(numbers)
+            return
+        axis = self.single(columns, sizes)
+        if axis is not None:
+            self.writer.axes.append(axis)
+            self.store_elements(numbers)
+            self.writer.axes.pop()
+            return
+        start, head = self.loop(sizes)
+        with self.writer.block(head):
+            self.writer.axes.append(self.columns(columns, sizes, start))
+            self.store_elements(numbers)
+
+    def store_elements(self, numbers: Sequence[int]) -> None:
+        """Write the stores of one tile of these stages' results."""
+        for number in numbers:
+            result = self.stages[number].result
+            indices = result.indices
+            if self.parts > 1:
+                # The part is no axis of the tile, so its offset is added to the pointer.
+                stride = self.row_count
+                pointer = self.writer.pointers[self.kernel.out(number)]
+                self.writer.emit(f"{pointer} += {self.part} * {stride}" if stride > 1 else f"{pointer} += {self.part}")
+                indices = indices[1:]
+            value = self.writer.value(result.expr).text
+            if self.stages[number].output.dtype == "bool":
+                # Booleans are stored as bytes that must be 0 or 1.
+                value = f"({value}) != 0"
+            self.writer.store(self.kernel.out(number), address(indices, self.stage.extents), value)
+
+
+def _spans(expr: Expr, names: tuple[str, ...], extents: Mapping[str, int]) -> bool:
+    """Return whether an expression depends on these variables, so that its tile has all columns and not just one."""
+    return any(extents[n] > 1 and n in free_variables(expr) for n in names)
+
+
+def _unified(stages: Sequence[Stage], rows: tuple[str, ...], columns: tuple[str, ...]) -> list[Stage]:
+    """
+    Return the stages with reductions over equal sizes renamed to the same variables, so that they share loads.
+
+    Given `exp(x[b, c] - max[j](x[b, j]))` with columns c, returns `exp(x[b, c] - max[c](x[b, c]))`.
+    """
+    extents, starts = dict(stages[0].extents), dict(stages[0].starts)
+
+    def kind(names: tuple[str, ...]) -> tuple[tuple[int, str | None], ...]:
+        return tuple((extents[n], starts.get(n)) for n in names)
+
+    # A reduction that reads a picked element has no tile to share: it gets variables of its own.
+    common: dict[tuple[frozenset[str] | None, object], tuple[str, ...]]
+    common = {(None, kind(columns)): columns} if columns else {}
+    taken = {*rows, *columns}
+    picked = set[str]()
+
+    def bind(node: Reduce, names: Mapping[str, str]) -> Mapping[str, str]:
+        around = None if gather(node) is None else frozenset(picked.intersection(names.values()))
+        key = around, kind(node.names)
+        new = common.get(key)
+        if new is None:
+            fresh: list[str] = []
+            for name in node.names:
+                own = name
+                while own in taken or (own in extents and own != name):
+                    own += "_"
+                taken.add(own)
+                extents[own] = extents[name]
+                if name in starts:
+                    starts[own] = starts[name]
+                fresh.append(own)
+            new = common[key] = tuple(fresh)
+        picked.update(new if around is not None else ())
+        return dict(zip(node.names, new, strict=True))
+
+    results = [replace(each.result, expr=rename(each.expr, {}, bind)) for each in stages]
+    return [replace(each, result=r, extents=extents, starts=starts) for each, r in zip(stages, results, strict=True)]

@@ -1,0 +1,270 @@
+"""
+Generate kernels of sums that add every element to the one place that an integer operand picks, such as the gradient of
+an embedding table.
+
+Lines before the launch sort the positions by their places; a program then sums the consecutive positions of a place.
+No atomics, so that results do not depend on timing.
+
+One place may have most of the positions (a table of two rows, a frequent token, padding). So many positions are cut
+into chunks of their sorted order, and a first kernel sums every chunk that lies within one place. The second kernel
+sums those, and the positions in the chunks at both ends of a place: about the square root of the number of positions,
+however they are distributed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isqrt, prod
+
+from unity_ir.forms.addresses import address, power_of_two
+from unity_ir.forms.scatter import Scatter
+from unity_ir.kernels.text import SUM
+from unity_ir.kernels.triton.expression import Axis
+from unity_ir.kernels.triton.launch import Argument, Buffer, KernelBuilder, KernelLaunch, Stage, warps
+from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.syntax import Access, Result, Var, WrittenIndex, index_names
+
+COLUMNS = 256
+"""Most elements of a place per program, so that few places still make many programs."""
+
+TILE = 1024
+"""
+Elements that a program reads at a time, of several positions where a place has fewer elements. More would not spill,
+but leave threads idle where places have few positions, as in large tables.
+"""
+
+SHORT = 512
+"""Most positions that one program sums for a place; more are summed in chunks first."""
+
+FEWEST = 4
+"""Fewest chunks that are worth a launch of their own."""
+
+
+def scatter_launches(stage: Stage, of: Scatter) -> list[KernelLaunch]:
+    """
+    Return the launches for a sum that adds elements to the places that integers pick; the first has lines that sort
+    them.
+    """
+    made = Sorted.of(stage)
+    before = made.lines(stage, of.pick.variable, of.pick.at)
+    count = prod(stage.extents[n] for n in of.positions)
+    chunks = None if of.pick.variable in free_variables(of.pick.body) else _Chunks.of(stage, of, count)
+    first = [] if chunks is None else [_chunks(stage, of, made, chunks)]
+    launches = [*first, _places(stage, of, made, chunks)]
+    # The positions are sorted before the first launch, whichever that is.
+    return [replace(launches[0], before=before), *launches[1:]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """
+    Launcher variables of two int64 tensors that sort the elements of an integer array, each of which picks a place.
+
+    `order` has the positions in the array, sorted by the place picked. `begins` has the index in `order` at which each
+    place begins, and one entry more for the end of the last place.
+    """
+
+    order: str
+    begins: str
+
+    @staticmethod
+    def of(stage: Stage) -> Sorted:
+        """Return two new variables of the launcher, named after the stage's result."""
+        return Sorted(*(stage.names.new(f"{stage.output.name}_{of}") for of in ("order", "begins")))
+
+    def lines(self, stage: Stage, place: str, at: Access) -> tuple[str, ...]:
+        """
+        Return the launcher's lines of code that compute `order` and `begins`.
+
+        `at` reads the integers, which are values of the index variable `place`; if the launcher has a piece of its
+        values, only the places of the piece are in `begins`.
+        """
+        ids = stage.buffers[at.tensor].name
+        start, count = stage.starts.get(place), stage.extents[place]
+        limits = f"{count + 1}" if start is None else f"{start}, {start} + {count + 1}"
+        return (
+            f"{self.order} = torch.argsort({ids}.flatten(), stable=True)",
+            f"{self.begins} = torch.arange({limits}, dtype={ids}.dtype, device={ids}.device)",
+            f"{self.begins} = torch.searchsorted({ids}.flatten()[{self.order}], {self.begins})",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """
+    The chunks that sorted positions are cut into, and the `buffer` of the sums of chunks that lie within one place.
+    """
+
+    buffer: Buffer
+    size: int
+    """Positions per chunk: a power of two near the square root of all, which makes the longest loop shortest."""
+    count: int
+    """Number of whole chunks; the positions after the last are summed with their places."""
+
+    @staticmethod
+    def of(stage: Stage, of: Scatter, positions: int) -> _Chunks | None:
+        """Return the chunks for a number of positions; None if they are few enough for one program."""
+        size = max(power_of_two(isqrt(positions)), _tile(stage, of.pick.variable)[0])
+        if positions <= SHORT or positions < FEWEST * size:
+            return None
+        buffer = Buffer(stage.names.new(f"{stage.output.name}_chunks"), "f32", "torch.float32")
+        return _Chunks(buffer, size, positions // size)
+
+
+def _columns(stage: Stage, row: str) -> tuple[str, ...]:
+    """Return the variables of a result other than `row`."""
+    return tuple(n for i in stage.result.indices for n in index_names(i) if n != row)
+
+
+def _tile(stage: Stage, row: str) -> tuple[int, int]:
+    """Return how many positions, and how many elements of each, a program reads at a time."""
+    width = min(power_of_two(prod(stage.extents[n] for n in _columns(stage, row))), COLUMNS)
+    return TILE // width, width
+
+
+class _Body:
+    """
+    Builder of a kernel whose programs sum positions: the tile, and the statements that both kernels share.
+
+    `variable` is the result's row, which a program computes; `tensors` are further pointer parameters, by their names.
+    """
+
+    def __init__(self, stage: Stage, of: Scatter, variable: str, tensors: Mapping[str, Argument]):
+        self.of = of
+        self.variable = variable
+        self.columns = _columns(stage, variable)
+        self.size = prod(stage.extents[n] for n in self.columns)
+        self.height, self.width = _tile(stage, variable)
+        self.kernel = KernelBuilder(replace(stage, result=replace(stage.result, expr=of.pick.body)))
+        self.pointers = {wish: self.kernel.names.new(f"{wish}_ptr") for wish in tensors}
+        given = {self.pointers[wish]: argument for wish, argument in tensors.items()}
+        self.kernel.arguments = {**given, **self.kernel.arguments}
+
+    def new(self, wish: str) -> str:
+        """Return a new identifier of the kernel, like `wish`."""
+        return self.kernel.names.new(wish)
+
+    def begin(self, wish: str) -> str:
+        """Write the statements that find a program's row and columns of the result; return the row's name."""
+        writer, row = self.kernel.writer, self.new(wish)
+        writer.emit(f"{row} = {self.kernel.program(0)}")
+        writer.axes = [Axis(row, (self.variable,))]
+        self.rows = self.kernel.constant("ROWS", self.height)
+        self.tile, along = f"({self.rows},)", ""
+        self.mask, self.column = None, ""
+        if self.size > 1:
+            columns = self.kernel.constant("COLUMNS", self.width)
+            self.tile, along = f"({self.rows}, {columns})", "[:, None]"
+            self.column = self.new("column")
+            writer.emit(f"{self.column} = ({self.kernel.program(1)} * {columns} + tl.arange(0, {columns}))[None, :]")
+            if self.size % self.width:
+                self.mask = self.new("column_mask")
+                writer.emit(f"{self.mask} = {self.column} < {self.size}")
+            writer.axes.append(Axis(self.column, self.columns, self.mask))
+        self.each = self.new("each")
+        writer.emit(f"{self.each} = tl.arange(0, {self.rows}){along}")
+        return row
+
+    def total(self) -> str:
+        """Write the statement that makes a tile of zeros to sum in; return its name."""
+        total = self.new("total")
+        self.kernel.writer.emit(f"{total} = tl.zeros({self.tile}, tl.float32)")
+        return total
+
+    def add(self, total: str, number: str, mask: str | None) -> None:
+        """Write the statements that add the elements at indices `number` of the sorted order to `total`."""
+        writer, position = self.kernel.writer, self.new("position")
+        only = f", mask={mask}, other=0" if mask else ""
+        writer.emit(f"{position} = tl.load({self.pointers['order']} + {number}{only})")
+        writer.axes.append(Axis(position, self.of.positions, mask))
+        value = writer.number(self.of.pick.body)
+        # Loads are masked, but functions of them need not be 0.
+        text = f"tl.where({mask}, {value.text}, 0.0)" if mask else value.at(SUM)
+        writer.emit(f"{total} += {text}")
+
+    def end(self, total: str, indices: tuple[WrittenIndex, ...], name: str, rows: int) -> KernelLaunch:
+        """Write the store of a tile's sum; return the launch of the kernel `name` over a number of rows."""
+        where = address(indices, self.kernel.writer.extents)
+        summed = f"tl.sum({total}, 0, keep_dims=True)" if self.size > 1 else f"tl.sum({total}, 0)"
+        self.kernel.writer.store(KernelBuilder.OUT, where, summed)
+        return self.kernel.launch(name, (rows, -(-self.size // self.width)), warps(self.height * self.width))
+
+
+def _chunks(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks) -> KernelLaunch:
+    """Return the launch that sums every chunk that lies within one place."""
+    chunk = "chunk"
+    while chunk in stage.extents:
+        chunk += "_"
+    indices = (Var(chunk), *map(Var, _columns(stage, of.pick.variable)))
+    stage = replace(
+        stage,
+        result=Result(chunks.buffer.name, indices, stage.expr),
+        output=chunks.buffer,
+        extents={**stage.extents, chunk: chunks.count},
+        kernel=f"{stage.kernel.removesuffix('_kernel')}_chunks_kernel",
+    )
+    tensors = {"ids": stage.buffers[of.pick.at.tensor].argument, "order": Argument(made.order, "*i64")}
+    body = _Body(stage, of, chunk, tensors)
+    writer = body.kernel.writer
+    row = body.begin("chunk")
+    begin, first, last, end = (body.new(n) for n in ("begin", "first", "last", "end"))
+    size = body.kernel.constant("CHUNK", chunks.size)
+    writer.emit(f"{begin} = {row} * {size}")
+    for place, at in ((first, begin), (last, f"{begin} + {size} - 1")):
+        writer.emit(f"{place} = tl.load({body.pointers['ids']} + tl.load({body.pointers['order']} + {at}))")
+    writer.emit(f"{end} = tl.where({first} == {last}, {begin} + {size}, {begin})")
+    total, start, number = body.total(), body.new("start"), body.new("number")
+    # A chunk is a multiple of a tile.
+    with writer.block(f"for {start} in range({begin}, {end}, {body.rows}):"):
+        writer.emit(f"{number} = {start} + {body.each}")
+        body.add(total, number, None)
+    return body.end(total, indices, stage.kernel, chunks.count)
+
+
+def _places(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks | None) -> KernelLaunch:
+    """Return the launch that sums the positions of every place, reading the sums of whole chunks if there are any."""
+    tensors = {"order": Argument(made.order, "*i64"), "begins": Argument(made.begins, "*i64")}
+    if chunks is not None:
+        tensors["chunks"] = chunks.buffer.argument
+    body = _Body(stage, of, of.pick.variable, tensors)
+    writer = body.kernel.writer
+    row = body.begin("row")
+    # Coordinates that the loop needs as well are computed before it.
+    writer.pointer(KernelBuilder.OUT, address(stage.result.indices, stage.extents))
+    begin, end = body.new("begin"), body.new("end")
+    writer.emit(f"{begin} = tl.load({body.pointers['begins']} + {row})")
+    writer.emit(f"{end} = tl.load({body.pointers['begins']} + {row} + 1)")
+    total, stop, before, skipped = body.total(), end, "", ""
+    if chunks is not None:
+        first, last, before, after = (body.new(n) for n in ("first", "last", "before", "after"))
+        size = body.kernel.constant("CHUNK", chunks.size)
+        writer.emit(f"{first} = ({begin} + {size} - 1) // {size}")
+        writer.emit(f"{last} = tl.maximum({end} // {size}, {first})")
+        _add_chunks(body, total, first, last)
+        # The positions before the first whole chunk and after the last are one loop, which skips the chunks.
+        skipped, stop = body.new("skipped"), body.new("stop")
+        writer.emit(f"{before} = tl.minimum({first} * {size}, {end})")
+        writer.emit(f"{after} = tl.maximum({last} * {size}, {before})")
+        writer.emit(f"{skipped} = tl.minimum({after}, {end}) - {before}")
+        writer.emit(f"{stop} = {end} - {skipped}")
+    start, number, mask = (body.new(n) for n in ("start", "number", "number_mask"))
+    with writer.block(f"for {start} in range({begin}, {stop}, {body.rows}):"):
+        writer.emit(f"{number} = {start} + {body.each}")
+        writer.emit(f"{mask} = {number} < {stop}")
+        if skipped:
+            writer.emit(f"{number} += tl.where({number} < {before}, 0, {skipped})")
+        body.add(total, number, mask)
+    return body.end(total, stage.result.indices, stage.kernel, stage.extents[of.pick.variable])
+
+
+def _add_chunks(body: _Body, total: str, first: str, last: str) -> None:
+    """Write the loop that adds the sums of the chunks `first` to `last` (exclusive) to `total`."""
+    writer = body.kernel.writer
+    start, number, mask = (body.new(n) for n in ("start", "chunk", "chunk_mask"))
+    with writer.block(f"for {start} in range({first}, {last}, {body.rows}):"):
+        writer.emit(f"{number} = {start} + {body.each}")
+        writer.emit(f"{mask} = {number} < {last}")
+        masks = " & ".join(filter(None, [mask, body.mask]))
+        at = f"{number} * {body.size} + {body.column}" if body.size > 1 else number
+        writer.emit(f"{total} += tl.load({body.pointers['chunks']} + {at}, mask={masks}, other=0.0)")

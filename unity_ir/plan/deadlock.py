@@ -1,0 +1,137 @@
+"""
+Check that the ranks of a program do not deadlock: all ranks of a group make the same calls in the same order.
+
+What ranks do differs only along mesh axes on which some tensor is pinned, so one rank for each place along those axes
+is checked for all others there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from unity_ir.errors import UnityError
+from unity_ir.pcg.sharding import pins
+from unity_ir.plan.program import Compute, Fused, HaloExchange, Leaf, Program, Register, ReshardMove
+from unity_ir.plan.schedule import Bucket, Schedule, crosses, piece_bytes
+
+Place = tuple[int, ...]
+"""Coordinates along the mesh axes on which some tensor is pinned."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCall:
+    """
+    A collective as one rank calls it: the ranks of its group (by place), the mesh axes, the kind, and this rank's
+    bytes.
+    """
+
+    group: tuple[Place, ...]
+    axes: tuple[int, ...]
+    kind: str
+    bytes: int
+    of: str
+    """The operator whose result it moves, for messages."""
+    result: Register = -1
+    """The (first) register it makes, so that calls which move different tensors are different."""
+
+
+def calls(program: Program, schedule: Schedule) -> dict[Place, list[CollectiveCall]]:
+    """
+    Return, for the ranks at each place (coordinates on mesh axes with pinned tensors), the collectives they call, in
+    order.
+    """
+    sizes = program.mesh.sizes
+    layouts = [t.layout for t in program.tensors.values()]
+    apart = tuple(sorted({axis for layout in layouts for axis, _ in pins(layout)}))
+    places = list(product(*(range(sizes[axis]) for axis in apart)))
+    names = makers(program)
+    groups: dict[tuple[Place, tuple[int, ...]], tuple[Place, ...]] = {}
+    found: dict[Place, list[CollectiveCall]] = {place: [] for place in places}
+    for line in schedule.lines:
+        action = line.action
+        moves = action.moves if isinstance(action, Bucket) else (action,)
+        first = moves[0]
+        if not isinstance(first, ReshardMove | HaloExchange) or not crosses(first):
+            continue
+        pinned = dict(there(program, first))
+        size = sum(piece_bytes(program, m.operand) for m in moves if isinstance(m, ReshardMove | HaloExchange))
+        for place in places:
+            if all(c == pinned.get(axis, c) for axis, c in zip(apart, place, strict=True)):
+                key = place, first.axes
+                if key not in groups:
+                    groups[key] = tuple(p for p in places if _apart_only(p, place, apart, first.axes))
+                call = CollectiveCall(groups[key], first.axes, first.kind, size, names[first.operand], first.result)
+                found[place].append(call)
+    return found
+
+
+def _apart_only(a: Place, b: Place, apart: Sequence[int], axes: Sequence[int]) -> bool:
+    """Return whether two places differ along `axes` only."""
+    return all(x == y or axis in axes for x, y, axis in zip(a, b, apart, strict=True))
+
+
+def check_order(name: str, found: dict[Place, list[CollectiveCall]]) -> None:
+    """
+    Simulate the collective calls of all ranks: a call ends once all ranks of its group make the same one.
+
+    Raises `UnityError`, naming the operator, if some call never ends (a deadlock). `name` is the program's.
+    """
+    at = dict.fromkeys(found, 0)
+    current = {place: mine[0] for place, mine in found.items() if mine}
+    while current:
+        ended: set[Place] = set()
+        for place, call in current.items():
+            if place not in ended and all(current.get(other) == call for other in call.group):
+                ended.update(call.group)
+        if not ended:
+            place, call = next(iter(current.items()))
+            other = next(o for o in call.group if current.get(o) != call)
+            theirs = current.get(other)
+            does = f"does {_words(theirs)}" if theirs else "has done all of its own"
+            raise UnityError(
+                f"spmd.program @{name}: {_words(call)}: ranks at {list(place)} wait for those at {list(other)}, which "
+                f"{does}; all ranks of a group must make the same calls in the same order"
+            )
+        for place in ended:
+            at[place] += 1
+            if at[place] < len(found[place]):
+                current[place] = found[place][at[place]]
+            else:
+                del current[place]
+
+
+def _words(call: CollectiveCall) -> str:
+    return f"{call.kind} of {call.of} along {list(call.axes)}, {call.bytes:,} bytes"
+
+
+def there(program: Program, move: ReshardMove | HaloExchange) -> tuple[tuple[int, int], ...]:
+    """
+    Return where a move is done: pairs of a mesh axis and the coordinate of the ranks that do it; () if all ranks do.
+
+    They are where the operand is pinned, axes that the move goes along left out; for a retype, where the result is
+    pinned.
+    """
+    if isinstance(move, HaloExchange):
+        return pins(program.tensors[move.operand].layout)
+    layout = program.tensors[move.result if move.kind == "retype" else move.operand].layout
+    return tuple(pin for pin in pins(layout) if move.kind == "retype" or pin[0] not in move.axes)
+
+
+def makers(program: Program) -> dict[Register, str]:
+    """Return a name for every register, for traces: the operator or leaf that made the value, before any moves."""
+    out: dict[Register, str] = {}
+    for instruction in program.body:
+        match instruction:
+            case Leaf(op, result, name):
+                out[result] = name or op
+            case Fused(members=members):
+                out.update((r, m.operator) for m in members for r in m.results)
+            case Compute(name, _, results):
+                out.update(dict.fromkeys(results, name))
+            case ReshardMove(operand, result) | HaloExchange(operand, result):
+                out[result] = out[operand]
+            case _:
+                pass
+    return out

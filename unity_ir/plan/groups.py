@@ -1,0 +1,353 @@
+"""
+Fuse consecutive operators into one kernel: products with the pointwise operators after them, chains of pointwise
+operators, and row reductions with the pointwise operators before and after them.
+
+    t = matmul(x, w);  s = add(t, b);  y = gelu(s)  ->  s, y = matmul + add + gelu(x, w, b)      # the backward reads s
+
+Results that no other operator reads are never stored. The members of a group are consecutive in the program, and each
+reads the result of one before it. A group becomes one line of TDL (`forms.compose`), and is fused if the kernel
+generators make of it no more launches than of its last member, at least half as many programs as of any member, and
+one pass over the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from unity_ir.errors import UnityError
+from unity_ir.forms.compose import AND, Part, composed
+from unity_ir.kernels.launchers import launcher
+from unity_ir.kernels.triton.launch import LaunchWork
+from unity_ir.pcg.sharding import COPY, pins
+from unity_ir.plan.local_operator import LocalOperator, local_operator
+from unity_ir.plan.program import (
+    Compute,
+    Fused,
+    HaloExchange,
+    Instruction,
+    Leaf,
+    Program,
+    Register,
+    ReshardMove,
+    Tensor,
+    UpdateWeight,
+)
+from unity_ir.plan.schedule import crosses, piece_bytes
+from unity_ir.tdl.syntax import NOT_FLOATING
+
+MOST_OPERATORS = 8
+"""Most operators in a group; more make an unreadable comment."""
+MOST_TENSORS: Mapping[str, int] = MappingProxyType({"elements": 10, "rows": 10, "product": 7})
+"""Most operands and results of a group, by its kernel's kind; a tile of each must fit registers."""
+
+KINDS = ("elements", "rows", "product")
+"""Kinds of kernels that can be fused (`LaunchWork.kind`); a group's kernel has the last kind among its members."""
+
+Choice = Callable[[LocalOperator], str]
+"""Returns the implementation of an operator: `triton` or `torch`."""
+
+
+MOST_REMEMBERED = 2**16
+"""Most operators and groups in a `GroupMemo`, of about 1 kB each."""
+
+Launches = tuple[LaunchWork, ...]
+"""The launches of one operator or group."""
+
+
+@dataclass
+class GroupMemo:
+    """Remembers the launches and lines of groups of operators between programs that have the same `choice`."""
+
+    launches: dict[object, Launches | None] = field(default_factory=dict[object, Launches | None])
+    """Launches of every operator and group, by `_key`; None if Triton does not compute it, or not in one kernel."""
+    lines: dict[object, Part | None] = field(default_factory=dict[object, Part | None])
+    """The one line of every group, over numbers in place of registers; None if it has none."""
+
+    def shrink(self) -> None:
+        """Forget everything once there is too much."""
+        if len(self.launches) + len(self.lines) > MOST_REMEMBERED:
+            self.launches.clear()
+            self.lines.clear()
+
+
+def with_fusions(program: Program, choice: Choice, memo: GroupMemo | None = None) -> Program:
+    """
+    Return the program with one `Fused` instruction for every group of operators that one Triton kernel computes.
+
+    `memo` remembers groups between programs; all its calls must have the same `choice`.
+    """
+    memo = GroupMemo() if memo is None else memo
+    memo.shrink()
+    return _Fuser(program, choice, memo).program_of_groups()
+
+
+@dataclass
+class _Fuser:
+    program: Program
+    choice: Choice
+    memo: GroupMemo
+
+    def __post_init__(self) -> None:
+        body = self.program.body
+        self.readers: dict[Register, list[int]] = {}
+        self.maker: dict[Register, int] = {}
+        for place, instruction in enumerate(body):
+            for register in _reads(instruction):
+                self.readers.setdefault(register, []).append(place)
+            self.maker.update(dict.fromkeys(_makes(instruction), place))
+        for register in self.program.outputs:
+            self.readers.setdefault(register, []).append(len(body))
+        self.alive = self._alive()
+
+    def _alive(self) -> list[int]:
+        """Return the bytes live before every instruction, without inputs and weights."""
+        change = [0] * (len(self.program.body) + 2)
+        for register, place in self.maker.items():
+            if not isinstance(self.program.body[place], Leaf):
+                size = piece_bytes(self.program, register)
+                change[place + 1] += size
+                change[max(self.readers.get(register, [place])) + 1] -= size
+        alive, total = list[int](), 0
+        for each in change:
+            total += each
+            alive.append(total)
+        return alive
+
+    # -- groups
+
+    def program_of_groups(self) -> Program:
+        body = self.program.body
+        self.most = max(
+            (
+                self.alive[p] + sum(piece_bytes(self.program, r) for r in i.results)
+                for p, i in enumerate(body)
+                if isinstance(i, Compute)
+            ),
+            default=0,
+        )
+        group: list[int] = []
+        out: list[Instruction] = []
+        for place, instruction in enumerate(body):
+            if isinstance(instruction, Compute):
+                if not group or not self._is_one([*group, place]):
+                    out += self._written(group, place)
+                    group = []
+                group.append(place)
+            elif not group:
+                out.append(instruction)
+        out += self._written(group, len(body))
+        return replace(self.program, body=tuple(out))
+
+    def _written(self, group: Sequence[int], end: int) -> list[Instruction]:
+        """Return the instructions from a group up to `end`; those between members that read its results follow it."""
+        if not group:
+            return []
+        body = self.program.body
+        before: list[Instruction] = []
+        after: list[Instruction] = []
+        made = {r for p in group for r in _makes(body[p])}
+        for instruction in body[group[0] : group[-1]]:
+            if isinstance(instruction, Compute):
+                continue
+            if made.isdisjoint(_reads(instruction)):
+                before.append(instruction)
+            else:
+                after.append(instruction)
+                made.update(_makes(instruction))
+        return [*before, self._one(group), *after, *body[group[-1] + 1 : end]]
+
+    def _one(self, group: Sequence[int]) -> Compute:
+        members = [m for p in group if isinstance(m := self.program.body[p], Compute)]
+        if len(members) == 1:
+            return members[0]
+        line = self._line(members)
+        assert line is not None
+        return self._instruction(members, line)
+
+    def _instruction(self, members: Sequence[Compute], line: Part) -> Fused:
+        assignment = tuple(
+            next((name for name, axes in line.axes.items() if axis in axes), COPY)
+            for axis in range(len(self.program.mesh.sizes))
+        )
+        name = AND.join(m.operator for m in members)
+        return Fused(name, line.operands, line.results, (), assignment, tuple(members), line.line)
+
+    # -- what may be one
+
+    def _is_one(self, group: Sequence[int]) -> bool:
+        members = [m for p in group if isinstance(m := self.program.body[p], Compute)]
+        *before, last = members
+        made = {r for m in before for r in m.results}
+        if made.isdisjoint(last.operands) or len(members) > MOST_OPERATORS:
+            return False
+        return (
+            self._is_there(group, members)
+            and self._fits(group, members)
+            and all(self._launches(m) is not None for m in members)
+            and self._is_kernel(members)
+        )
+
+    def _is_there(self, group: Sequence[int], members: Sequence[Compute]) -> bool:
+        """
+        Return whether the same ranks do all members, and their fusion waits for no collective that the first member did
+        not wait for, and delays none.
+        """
+        tensors, body = self.program.tensors, self.program.body
+        if len({pins(tensors[r].layout) for m in members for r in m.results}) > 1:
+            return False
+        made = {r for m in members for r in m.results}
+        first = {self._source(r)[0] for r in members[0].operands}
+        for register in (r for m in members[1:] for r in m.operands if r not in made):
+            source, crossed = self._source(register)
+            place = self.maker[source]
+            if place >= group[0] and not isinstance(body[place], Leaf):
+                return False
+            if crossed and source not in first and not isinstance(body[place], Leaf):
+                return False
+        others = (p for m in members[:-1] for r in m.results for p in self._read_by_others(r, group))
+        return not any(isinstance(body[p], ReshardMove | HaloExchange) for p in others)
+
+    def _source(self, register: Register) -> tuple[Register, bool]:
+        """Return the register from which moves make this one, and whether one of these moves crosses links."""
+        crossed = False
+        move = self.program.body[self.maker[register]]
+        while isinstance(move, ReshardMove | HaloExchange):
+            crossed, register = crossed or crosses(move), move.operand
+            move = self.program.body[self.maker[register]]
+        return register, crossed
+
+    def _read_by_others(self, register: Register, group: Iterable[int]) -> list[int]:
+        """Return the places in the body that read a register outside of a group."""
+        inside = {*group}
+        return [p for p in self.readers.get(register, []) if p < len(self.program.body) and p not in inside]
+
+    def _kept(self, members: Sequence[Compute]) -> list[Register]:
+        """Return the results of a group that others read, and those of its last member."""
+        places = {self.maker[r] for m in members for r in m.results}
+        early = [r for m in members[:-1] for r in m.results if not places.issuperset(self.readers.get(r, []))]
+        return [*early, *members[-1].results]
+
+    def _fits(self, group: Sequence[int], members: Sequence[Compute]) -> bool:
+        """Return whether the group keeps live memory at or below the program's peak."""
+        made = {r for m in members for r in m.results}
+        # Registers that moves between the members make; only the last of several moves' results is live here.
+        moved = {r for m in members for r in m.operands if r not in made and self.maker[r] > group[0]}
+        size = sum(piece_bytes(self.program, r) for r in (*self._kept(members), *moved))
+        return self.alive[group[0]] + size <= self.most
+
+    # -- lines and kernels
+
+    def _key(self, members: Sequence[Compute]) -> object:
+        """Return a key that is equal for groups of the same operators on the same shapes, connected in the same way."""
+        numbers: dict[Register, int] = {}
+        tensors: list[Tensor] = []
+        for register in (r for m in members for r in (*m.operands, *m.results)):
+            if register not in numbers:
+                numbers[register] = len(numbers)
+                tensors.append(self.program.tensors[register])
+        wired = tuple(
+            (
+                m.operator,
+                m.attributes,
+                m.assignment,
+                *(tuple(map(numbers.__getitem__, r)) for r in (m.operands, m.results)),
+            )
+            for m in members
+        )
+        return self.program.mesh.sizes, wired, tuple(tensors), tuple(numbers[r] for r in self._kept(members))
+
+    def _line(self, members: Sequence[Compute]) -> Part | None:
+        key = self._key(members)
+        numbers = list(dict.fromkeys(r for m in members for r in (*m.operands, *m.results)))
+        lines = self.memo.lines
+        if key not in lines:
+            found = composed([self._part(m) for m in members], self._kept(members))
+            at = {r: n for n, r in enumerate(numbers)}
+            lines[key] = found and replace(
+                found, operands=tuple(at[r] for r in found.operands), results=tuple(at[r] for r in found.results)
+            )
+        line = lines[key]
+        return line and replace(
+            line, operands=tuple(numbers[n] for n in line.operands), results=tuple(numbers[n] for n in line.results)
+        )
+
+    def _part(self, member: Compute) -> Part:
+        axes: dict[str, tuple[int, ...]] = {}
+        for axis, what in enumerate(member.assignment):
+            if isinstance(what, str):
+                axes[what] = (*axes.get(what, ()), axis)
+        return Part(self.program.local_line(member), member.operands, member.results, axes)
+
+    def _launches(self, member: Compute) -> Launches | None:
+        """Return the launches of one operator in Triton; None for PyTorch's, and for several element types."""
+        key, made = self._key([member]), self.memo.launches
+        if key not in made:
+            made[key] = self._of_operator(member)
+        return made[key]
+
+    def _of_operator(self, member: Compute) -> Launches | None:
+        operator = local_operator(self.program, member)
+        floats = {d for d in operator.dtypes if d not in NOT_FLOATING}
+        if len(floats) != 1 or any(self.program.tensors[r].dtype not in floats for r in member.results):
+            return None
+        if operator.line.has_windows or self.choice(operator) != "triton":
+            return None
+        try:
+            made = launcher(operator.line, operator.dtypes, "triton", operator.divided)
+        except UnityError:
+            return None  # such as f64, which no kernel takes
+        return made.work if made.work and all(each.kind in KINDS for each in made.work) else None
+
+    def _is_kernel(self, members: Sequence[Compute]) -> bool:
+        key, made = ("kernel", self._key(members)), self.memo.launches
+        if key not in made:
+            made[key] = self._of_group(members)
+        return made[key] is not None
+
+    def _of_group(self, members: Sequence[Compute]) -> Launches | None:
+        """Return a group's launches; None unless one kernel, as parallel as its members, does it in one pass."""
+        line = self._line(members)
+        if line is None:
+            return None
+        if len({self.program.tensors[r].dtype for m in members for r in m.results}) > 1:
+            return None
+        operator = local_operator(self.program, self._instruction(members, line))
+        try:
+            made = launcher(operator.line, operator.dtypes, "triton", operator.divided)
+        except UnityError:
+            return None
+        *before, last = [one for m in members if (one := self._launches(m)) is not None]
+        if len(made.work) > len(last) or any(len(each) > 1 for each in before):
+            return None
+        alone = [launch for each in (*before, last) for launch in each]
+        kind = max((each.kind for each in alone), key=KINDS.index)
+        if any(each.passes > 1 for each in made.work) or made.work[0].kind != kind:
+            return None
+        if len(line.operands) + len(line.results) > MOST_TENSORS[kind]:
+            return None
+        # With fewer programs, a part of the GPU would be idle.
+        return made.work if made.work[0].programs * 2 >= max(each.programs for each in alone) else None
+
+
+def _reads(instruction: Instruction) -> tuple[Register, ...]:
+    match instruction:
+        case Compute(_, operands):
+            return operands
+        case ReshardMove(operand) | HaloExchange(operand):
+            return (operand,)
+        case UpdateWeight(weight, grad):
+            return weight, grad
+        case Leaf():
+            return ()
+
+
+def _makes(instruction: Instruction) -> tuple[Register, ...]:
+    match instruction:
+        case Compute(_, _, results):
+            return results
+        case Leaf(_, result) | ReshardMove(_, result) | HaloExchange(_, result):
+            return (result,)
+        case UpdateWeight():
+            return ()

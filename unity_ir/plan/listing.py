@@ -1,0 +1,86 @@
+"""List the lines of a step's plan as text, for `--print-plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from unity_ir.plan.deadlock import makers
+from unity_ir.plan.plan import Plan
+from unity_ir.plan.program import Compute, Leaf, Register, UpdateWeight
+from unity_ir.plan.schedule import Action, Bucket, Wait, crosses
+
+
+def listing(plan: Plan) -> str:
+    """
+    Return a line of text per line of the plan, in order: what it does, what it reads and makes, and what it frees.
+
+        start   all_gather along 0 of w         %4 -> %9: [64, 32] f32, repeat
+        wait                                    %9
+        kernel  matmul + relu by triton         %1, %9 -> %12: [64, 32] f32, dim 0; frees %1, %9
+
+    `kernel` is an operator or a group of them, `local` a move on the device itself, `start` a collective, of which
+    several may share a call. Leaves are listed where they are first read.
+    """
+    program = plan.program
+    kernels = sum(isinstance(line.action, Compute) for line in plan.schedule.lines)
+    calls = sum(_what(line.action) == "start" for line in plan.schedule.lines)
+    updates = [i for i in program.body if isinstance(i, UpdateWeight)]
+    counts = [_count(kernels, "kernel"), _count(calls, "collective"), _count(len(updates), "update")]
+    out = [f"@{_printable(program.name)} on {_count(program.mesh.devices, 'device')}: {', '.join(counts)}"]
+    names = makers(program)
+    for line in plan.schedule.lines:
+        reads, makes = plan.schedule.reads_and_makes(line.action)
+        text = f"{_registers(reads)}{' -> ' * bool(reads and makes)}{_registers(makes)}"
+        types = dict.fromkeys(str(program.tensors[r]) for r in makes)
+        text += f": {'; '.join(types)}" if makes else ""
+        frees = f"; frees {_registers(line.dies)}" if line.dies else ""
+        out.append(f"  {_what(line.action):7} {_of(plan, line.action, names):40} {text}{frees}".rstrip())
+    optimizer = program.optimizer.name if program.optimizer is not None else ""
+    out += [
+        f"  {'update':7} {f'{names[u.weight]} by {optimizer}':40} {_registers((u.weight, u.grad))}" for u in updates
+    ]
+    return "\n".join(out) + "\n"
+
+
+def _count(number: int, of: str) -> str:
+    return f"{number} {of}{'s' * (number != 1)}"
+
+
+def _what(action: Action) -> str:
+    match action:
+        case Leaf():
+            return "leaf"
+        case Compute():
+            return "kernel"
+        case Wait():
+            return "wait"
+        case Bucket():
+            return "start"
+        case _:
+            return "start" if crosses(action) else "local"
+
+
+def _of(plan: Plan, action: Action, names: dict[Register, str]) -> str:
+    match action:
+        case Leaf(op, _, name):
+            return f"{op} {_printable(name)}".rstrip()
+        case Compute(operator):
+            return f"{operator} by {plan.implementations[action]}"
+        case Wait():
+            return ""
+        case Bucket(moves):
+            return f"{moves[0].kind} along {_axes(moves[0].axes)} of {len(moves)} values"
+        case _:
+            return f"{action.kind} along {_axes(action.axes)} of {_printable(names[action.operand])}"
+
+
+def _registers(registers: Iterable[Register]) -> str:
+    return ", ".join(f"%{r}" for r in registers)
+
+
+def _axes(axes: Iterable[int]) -> str:
+    return ", ".join(map(str, axes))
+
+
+def _printable(name: str) -> str:
+    return name if name.isprintable() else ascii(name)

@@ -1,0 +1,50 @@
+"""Plan the moves of a value between two layouts on a machine: the planner of `pcg.coarse`, memoised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.coarse import RunMemo, plan_coarsely
+from unity_ir.pcg.graph import Value
+from unity_ir.pcg.reshard import Move
+from unity_ir.pcg.sharding import Layout
+
+
+def plan_moves(value: Value, source: Layout, target: Layout, machine: Machine) -> tuple[Move, ...]:
+    """
+    Return the cheapest moves that bring a value from one layout to another on a machine (planned by `pcg.coarse`).
+    """
+    if source == target:
+        return ()
+    return _plan_cached(value.type.shape, value.type.dtype, source, target, ByIdentity(machine))
+
+
+@lru_cache(maxsize=65536)
+def _plan_cached(
+    shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, machine: ByIdentity
+) -> tuple[Move, ...]:
+    of = machine.machine
+    memo = _memo(machine, dtype)
+    return plan_coarsely(source, target, shape, of.mesh, of.axis_levels, lambda m: of.move_time(m, dtype), memo)
+
+
+@lru_cache(maxsize=256)
+def _memo(machine: ByIdentity, dtype: str) -> RunMemo:
+    """Return the memo of plans for one machine and element type, which lives as long as this cache keeps it."""
+    del machine, dtype
+    return {}
+
+
+@dataclass(frozen=True, eq=False)
+class ByIdentity:
+    """A machine as a cache key: machines hold mappings, so they are compared by identity."""
+
+    machine: Machine
+
+    def __hash__(self) -> int:
+        return id(self.machine)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ByIdentity) and other.machine is self.machine

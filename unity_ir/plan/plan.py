@@ -1,0 +1,128 @@
+"""
+Plan a rank's training step: every decision that costs time or memory, as data.
+
+The plan of a step has the groups of operators that are one kernel, the implementation of each, and the lines of the
+step in order: when each collective is started and waited for, which of them share a call, and when each tensor is
+freed. `simulate.replay` says how long it takes, `lowering.emit` prints it as a program; neither decides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from unity_ir.errors import UnityError
+from unity_ir.forms.classify import is_convolution
+from unity_ir.forms.contraction import contraction
+from unity_ir.machine.model import Machine
+from unity_ir.machine.tuned import IMPLEMENTATIONS, Table
+from unity_ir.pcg.differentiate import training_step
+from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.plan.deadlock import calls, check_order
+from unity_ir.plan.groups import GroupMemo, with_fusions
+from unity_ir.plan.local_operator import LocalOperator, local_operator
+from unity_ir.plan.program import Compute, Program, lower
+from unity_ir.plan.saved_softmax import with_savings
+from unity_ir.plan.schedule import BUCKET_BYTES, Schedule, schedule
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """
+    What a user may say about the plan of a step. Raises `UnityError` for values that are not known.
+
+    `matmul`, `convolution` and `kernels` are `triton` or `torch`: the implementation of matrix products, of
+    convolutions, and of all other operators. With `kernels` in torch everything is, so that the program runs at full
+    speed on CPUs and does not need Triton.
+    """
+
+    matmul: str = "triton"
+    kernels: str = "triton"
+    convolution: str = "torch"
+    tuned: Table | None = None
+    """Measured implementations: operators that it has get the faster one, whatever the other options say."""
+    fuse: bool = True
+    """Whether operators that one Triton kernel can compute are one group."""
+    bucket: int = BUCKET_BYTES
+    """Gradient syncs and weight gathers of fewer bytes share calls; 0: none do."""
+    memo: GroupMemo = field(default_factory=GroupMemo, compare=False, repr=False)
+    """Groups tried in earlier programs with these options."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("matmul", self.matmul), ("kernels", self.kernels), ("convolution", self.convolution)):
+            if value not in IMPLEMENTATIONS:
+                raise UnityError(f"triton: {name} is {value!r}; it must be {' or '.join(IMPLEMENTATIONS)}")
+        if self.bucket < 0:
+            raise UnityError(f"triton: bucket is {self.bucket}; it must be 0 or more bytes")
+        if self.kernels == "torch" and self.tuned is not None:
+            raise UnityError("triton: with kernels in torch there is nothing to choose; leave out tune or kernels")
+
+    def implementation(self, operator: LocalOperator) -> str:
+        """Return the implementation of an operator, `triton` or `torch`: the tuned table first, then the options."""
+        if operator.fused:
+            return "triton"
+        if self.kernels == "torch":
+            return "torch"
+        measured = None if self.tuned is None else self.tuned.choice(operator.key)
+        if measured is not None:
+            return measured
+        line = operator.line
+        if all(is_convolution(r, line.extents) for r in line.results):
+            return self.convolution
+        product = all(contraction(r, line.extents) is not None for r in line.results)
+        return self.matmul if product else self.kernels
+
+
+DEFAULT = PlanOptions()
+"""The options of a plan of which nothing is said: one object, so that all such plans share a memo."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of one rank's step; every rank has the same one."""
+
+    program: Program
+    """The instructions, with groups of operators as one (`Fused`), and backwards that read what forwards saved."""
+    schedule: Schedule
+    """The lines of the step in the order of issue, with waits, shared calls, and the tensors that die in each."""
+    options: PlanOptions
+
+    @cached_property
+    def implementations(self) -> Mapping[Compute, str]:
+        """Per operator or group of the program: `triton` or `torch`."""
+        found: dict[Compute, str] = {}
+        for instruction in self.program.body:
+            if isinstance(instruction, Compute) and instruction not in found:
+                found[instruction] = self.options.implementation(local_operator(self.program, instruction))
+        return found
+
+
+def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
+    """
+    Return the plan of a rank's step.
+
+    Raises `UnityError` for operators that no kernel covers, and if ranks would wait for each other for ever.
+    """
+    options = options or DEFAULT
+    if options.kernels == "triton":
+        program = with_savings(program)
+        if options.fuse:
+            program = with_fusions(program, options.implementation, options.memo)
+    lines = schedule(program, options.bucket)
+    check_order(program.name, calls(program, lines))
+    return Plan(program, lines, options)
+
+
+def plan_graph(
+    graph: Graph, machine: Machine, optimizer: Optimizer | None = None, options: PlanOptions | None = None
+) -> Plan:
+    """
+    Return the plan of a placed graph's training step on a machine, as `-t triton` emits it.
+
+    A forward is differentiated first, with the optimizer that it names, or else `optimizer` (by default SGD); of a part
+    of a model, the gradients of the outputs are inputs. Raises `UnityError` where the graph does not fit the machine.
+    """
+    if not graph.updates:
+        graph = training_step(graph, graph.optimizer or optimizer or Optimizer(), machine.mesh)
+    return plan_step(lower(graph, machine), options)

@@ -1,0 +1,343 @@
+"""
+Lower a placed graph to one rank's program: instructions on local tensors, with explicit collectives.
+
+Every rank runs the same instructions on its own pieces (SPMD). `dialects.spmd` is the program's text, and
+`lowering.emit.printer` prints it as Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import prod
+
+from unity_ir.errors import UnityError
+from unity_ir.machine.model import Machine
+from unity_ir.ops import operator as find_operator
+from unity_ir.ops.operator import Attributes
+from unity_ir.pcg.anchors import Anchors
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
+from unity_ir.pcg.reshard import Move
+from unity_ir.pcg.sharding import Assignment, Layout, Mesh, place, role_name
+from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.plan.moves import plan_moves
+from unity_ir.tdl.divisibility import Analysis, Halos
+from unity_ir.tdl.parallel import Configuration, piece
+from unity_ir.tdl.syntax import Bound
+
+Register = int
+"""Number of a local tensor in a program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """
+    The type of a register: global shape, element type, and the role of each mesh axis.
+
+    `halo` has, for each dim, the number of neighbours' elements (before, after) that a piece holds besides its shard;
+    `halo_sum` the number of those of which it holds addends.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+    halo: Halos = ()
+    halo_sum: Halos = ()
+
+    def __str__(self) -> str:
+        """Return global shape, element type and the role of each mesh axis: `[64, 32] f32, dim 0, repeat`."""
+        roles = ", ".join(map(role_name, self.layout)) or "one device"
+        return f"{list(self.shape)} {self.dtype}, {roles}"
+
+    @property
+    def borders(self) -> Halos:
+        """
+        Number of elements (before, after) of each dim that a piece has besides its shard: of `halo` or of `halo_sum`.
+        """
+        return self.halo or self.halo_sum or ((0, 0),) * len(self.shape)
+
+    def local(self, mesh: Mesh) -> tuple[int, ...]:
+        """Return the shape of one rank's piece, including its halo."""
+        return _local(self, mesh.sizes)
+
+    def bytes(self, mesh: Mesh) -> int:
+        """Return the bytes of a rank's piece, with its halo."""
+        return prod(_local(self, mesh.sizes)) * ELEMENT_BYTES[self.dtype]
+
+
+@lru_cache(maxsize=65536)
+def _local(tensor: Tensor, mesh: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(
+        size // prod(s for s, r in zip(mesh, tensor.layout, strict=True) if r == dim) + low + high
+        for dim, (size, (low, high)) in enumerate(zip(tensor.shape, tensor.borders, strict=True))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """An `input` or `weight` (with a name) or a `constant` (with a value), as `op` says, in its resting layout."""
+
+    op: str
+    result: Register
+    name: str = ""
+    value: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """An operator on a rank's pieces; `assignment` has each mesh axis's role, such as the index variable it shards."""
+
+    operator: str
+    operands: tuple[Register, ...]
+    results: tuple[Register, ...]
+    attributes: Attributes
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Fused(Compute):
+    """
+    Consecutive operators (`members`) computed as one kernel, of the TDL line `line`, bound to local shapes.
+
+    `operator` is made of the members' names; `assignment` has the variable of `line` that each mesh axis shards.
+    """
+
+    members: tuple[Compute, ...] = ()
+    line: Bound | None = field(default=None, compare=False, hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ReshardMove:
+    """One move of a reshard, a collective or a local step: mesh axes `axes` go from role `source` to role `target`."""
+
+    operand: Register
+    result: Register
+    kind: str
+    axes: tuple[int, ...]
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class HaloExchange:
+    """
+    An exchange of border elements between neighbours along a dim, which the mesh axes `axes` shard.
+
+    Kind `halo` fetches the `low` elements before and `high` after each piece; `halo_reduce` adds the elements that
+    pieces hold beyond their shard to the neighbours' shards.
+    """
+
+    operand: Register
+    result: Register
+    kind: str
+    axes: tuple[int, ...]
+    dim: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateWeight:
+    """The optimizer's step on a weight, given its gradient; both are in the weight's resting layout."""
+
+    weight: Register
+    grad: Register
+
+
+Instruction = Leaf | Compute | ReshardMove | HaloExchange | UpdateWeight
+
+
+@dataclass(frozen=True)
+class Program:
+    """
+    A rank's program: instructions in order (`body`), and the type of every register (`tensors`).
+
+    `outputs` are the results of the graph's function, the loss first; `optimizer` is None for a forward alone.
+    """
+
+    name: str
+    mesh: Mesh
+    tensors: Mapping[Register, Tensor]
+    body: tuple[Instruction, ...]
+    outputs: tuple[Register, ...]
+    optimizer: Optimizer | None
+
+    @property
+    def returned(self) -> tuple[Register, ...]:
+        """The registers that a step returns beside gradients: the loss alone, or all outputs of a part of a model."""
+        is_whole = bool(self.outputs) and not self.tensors[self.outputs[0]].shape
+        return self.outputs[:1] if is_whole else self.outputs
+
+    def leaves(self, op: str) -> list[Leaf]:
+        """Return the leaves whose kind `op` is: `input`, `weight` or `constant`."""
+        return [i for i in self.body if isinstance(i, Leaf) and i.op == op]
+
+    def analysis(self, instruction: Compute) -> Analysis:
+        """
+        Return the analysis (which variables can be sharded, and how) of an operator's TDL line at the global shapes.
+        """
+        return global_line(
+            instruction.operator, [self.tensors[r] for r in instruction.operands], instruction.attributes
+        )
+
+    def local_line(self, instruction: Compute) -> Bound:
+        """Return an operator's TDL line, bound to the shapes of one rank's pieces."""
+        if isinstance(instruction, Fused):
+            assert instruction.line is not None
+            return instruction.line
+        return piece_of_line(self.analysis(instruction), instruction.assignment, self.mesh)
+
+
+def global_line(operator: str, operands: Sequence[Tensor], attributes: Attributes) -> Analysis:
+    """Return the analysis of an operator's line, bound to the global shapes of its operands."""
+    shapes, dtypes = tuple(t.shape for t in operands), tuple(t.dtype for t in operands)
+    return find_operator(operator).bind(shapes, attributes, dtypes)
+
+
+def piece_of_line(analysis: Analysis, assignment: Assignment, mesh: Mesh) -> Bound:
+    """Return the line of one rank's piece of an operator whose mesh axes have these roles."""
+    degrees: dict[str, int] = {}
+    for what, size in zip(assignment, mesh.sizes, strict=True):
+        if isinstance(what, str):
+            degrees[what] = degrees.get(what, 1) * size
+    return piece(analysis.bound, Configuration(degrees))
+
+
+def lower(graph: Graph, machine: Machine) -> Program:
+    """
+    Lower a placed training step, or a forward, to one rank's program on a machine.
+
+    Raises `UnityError` if the graph's views do not fit the machine.
+    """
+    return _Lowering(graph, machine).program()
+
+
+class _Lowering:
+    def __init__(self, graph: Graph, machine: Machine):
+        self.graph = graph
+        self.machine = machine
+        self.placement = place(graph, machine.mesh)
+        self.anchors = Anchors(graph)
+        self.registers: dict[tuple[Value, Layout, Halos, Halos], Register] = {}
+        self.tensors: dict[Register, Tensor] = {}
+        self.body: list[Instruction] = []
+
+    def program(self) -> Program:
+        for node in self.graph.nodes():
+            if node.is_leaf:
+                self._leaf(node)
+            elif node.is_compute:
+                self._compute(node)
+            elif node.op != "halo" and self.anchors.materialised(node.result):
+                self._at(node.operands[0], self.placement.layouts[node.result], node.result)
+        updates: list[Instruction] = []
+        for update in self.graph.updates:
+            layout = self.placement.layouts[update.weight]
+            updates.append(UpdateWeight(self._at(update.weight, layout), self._at(update.grad, layout)))
+        outputs = tuple(self._at(v, self.placement.layouts[v]) for v in self.graph.outputs)
+        return Program(
+            self.graph.name,
+            self.placement.mesh,
+            self.tensors,
+            (*self.body, *updates),
+            outputs,
+            self.graph.optimizer,
+        )
+
+    def _register(self, value: Value, layout: Layout) -> Register:
+        register = len(self.tensors)
+        type = value.type
+        self.tensors[register] = Tensor(type.shape, type.dtype, layout, type.halo, type.halo_sum)
+        self.registers.setdefault((value, layout, type.halo, type.halo_sum), register)
+        return register
+
+    def _leaf(self, node: Node) -> None:
+        attributes = dict(node.attributes)
+        result = self._register(node.result, self.placement.layouts[node.result])
+        name, value = attributes.get("name", ""), attributes.get("value", 0.0)
+        assert isinstance(value, float | int)
+        self.body.append(Leaf(node.op, result, str(name), float(value)))
+
+    def _compute(self, node: Node) -> None:
+        operands = tuple(self._at(v, self.placement.needs(node, i)) for i, v in enumerate(node.operands))
+        results = tuple(self._register(v, self.placement.layouts[v]) for v in node.results)
+        attributes = tuple((k, v) for k, v in node.attributes)
+        self.body.append(Compute(node.op, operands, results, attributes, self.placement.assignments[node]))
+
+    def _at(self, value: Value, layout: Layout, name: Value | None = None) -> Register:
+        """
+        Return the register that holds a value in a layout; append the moves that make one if there is none yet.
+
+        Given `name`, the result of a parallel operator on the value, the register has that one's type, and is found
+        under it from then on.
+        """
+        type = (name or value).type
+        while value.node.op == "halo":
+            # Values are resharded before their halo is fetched.
+            (value,) = value.node.operands
+        anchor = self.anchors.of(value)
+        found = self.registers.get((anchor, layout, type.halo, type.halo_sum))
+        if found is None and type.halo:
+            found = self._at(value, layout)
+            borders = ((0, 0),) * len(type.shape)
+            for dim, border in enumerate(type.halo):
+                if any(border):
+                    borders = (*borders[:dim], border, *borders[dim + 1 :])
+                    found = self._exchange("halo", found, dim, replace(self.tensors[found], halo=borders))
+        elif found is None:
+            at = self.placement.layouts[anchor]
+            found = self.registers[(anchor, at, anchor.type.halo, anchor.type.halo_sum)]
+            borders = anchor.type.halo_sum
+            for dim, border in enumerate(borders):
+                if any(border) and (not type.halo_sum or not any(type.halo_sum[dim])):
+                    borders = (*borders[:dim], (0, 0), *borders[dim + 1 :])
+                    left = borders if any(map(any, borders)) else ()
+                    found = self._exchange("halo_reduce", found, dim, replace(self.tensors[found], halo_sum=left))
+            self.registers.setdefault((anchor, at, type.halo, type.halo_sum), found)
+            for move in plan_moves(anchor, at, layout, self.machine):
+                at = move.after(at, self.machine.mesh)
+                found = self._move(anchor, found, move, at)
+        self.registers[(anchor, layout, type.halo, type.halo_sum)] = found
+        if name is not None:
+            self.registers.setdefault((name, layout, type.halo, type.halo_sum), found)
+        return found
+
+    def _exchange(self, kind: str, operand: Register, dim: int, after: Tensor) -> Register:
+        low, high = (self.tensors[operand] if kind == "halo_reduce" else after).borders[dim]
+        axes = tuple(i for i, role in enumerate(after.layout) if role == dim)
+        register = len(self.tensors)
+        self.tensors[register] = after
+        self.body.append(HaloExchange(operand, register, kind, axes, dim, low, high))
+        return register
+
+    def _move(self, anchor: Value, operand: Register, move: Move, layout: Layout) -> Register:
+        register = len(self.tensors)
+        self.tensors[register] = Tensor(anchor.type.shape, anchor.type.dtype, layout)
+        self.body.append(ReshardMove(operand, register, move.kind, move.axes, move.source, move.target))
+        return register
+
+
+def check_step(program: Program, reference: Graph) -> None:
+    """
+    Check that a program is a whole training step of the serial forward `reference`. Raises `UnityError` if it is not.
+    """
+    if program.optimizer is None or not any(isinstance(i, UpdateWeight) for i in program.body):
+        raise UnityError(f"func.func @{program.name}: has no backward yet; run pcg-differentiate before lowering it")
+    where = f"spmd.program @{program.name}"
+    if reference.updates or any(node.is_parallel for node in reference.nodes()):
+        raise UnityError(f"{where}: @{reference.name} is not its serial forward; leave it as lower-pcg-to-spmd made it")
+    for op, nodes in (("input", reference.inputs), ("weight", reference.weights())):
+        found = sorted(
+            (i.name, program.tensors[i.result].shape, program.tensors[i.result].dtype) for i in program.leaves(op)
+        )
+        if found != sorted((n.name, n.types[0].shape, n.types[0].dtype) for n in nodes):
+            raise UnityError(f"{where}: its {op}s are not those of @{reference.name}")
+    updated = [i.weight for i in program.body if isinstance(i, UpdateWeight)]
+    for leaf in program.leaves("weight"):
+        if leaf.result not in updated:
+            raise UnityError(f"{where}: weight {leaf.name!a} has no spmd.update; it must reach the loss")
+    if len(updated) != len(program.leaves("weight")):
+        raise UnityError(f"{where}: it must have one spmd.update of every weight, and none of other values")
+    if not program.outputs or program.tensors[program.outputs[0]].shape:
+        raise UnityError(f"{where}: what it returns first must be a scalar loss")

@@ -1,0 +1,100 @@
+"""
+Have backwards read results that their forwards compute anyway, where both are in one program.
+
+    out = attention(q, k, v) .. dq, dk, dv = attention_grad(y, q, k, v)
+    ->  out, sums = attention_saving(q, k, v) .. dq, dk, dv = attention_saved_grad(y, q, k, v, out, sums)
+
+`ops.operator.Saving` names these operators. Both must be divided in the same way, so that nothing moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from unity_ir.ops import operator, savings
+from unity_ir.ops.operator import Attributes, Saving
+from unity_ir.pcg.sharding import operand_layout, result_layout
+from unity_ir.plan.program import Compute, Instruction, Program, Tensor
+
+
+def with_savings(program: Program) -> Program:
+    """
+    Return the program in which forwards return what their backwards would compute again, and backwards read it.
+
+    It is done for operators that have a `Saving` and where both are sharded alike, such as attention and its gradient.
+    """
+    body: list[Instruction] = list(program.body)
+    tensors = dict(program.tensors)
+    known = {saving.backward: saving for saving in savings()}
+    for place, instruction in enumerate(body):
+        if not isinstance(instruction, Compute) or instruction.operator not in known:
+            continue
+        saving = known[instruction.operator]
+        at = _forward(body[:place], instruction, saving)
+        if at is None:
+            continue
+        forward = body[at]
+        assert isinstance(forward, Compute)
+        made = _saved(replace(program, tensors=tensors), forward, saving)
+        if made is None:
+            continue
+        results = [*forward.results]
+        if forward.operator == saving.forward:
+            for tensor in made:
+                results.append(len(tensors))
+                tensors[len(tensors)] = tensor
+            attributes = _attributes(saving.saving, forward.attributes)
+            body[at] = replace(forward, operator=saving.saving, results=tuple(results), attributes=attributes)
+        operands = (*instruction.operands, *results)
+        attributes = _attributes(saving.saved, instruction.attributes)
+        body[place] = replace(instruction, operator=saving.saved, operands=operands, attributes=attributes)
+    return replace(program, body=tuple(body), tensors=tensors)
+
+
+def _forward(before: list[Instruction], backward: Compute, saving: Saving) -> int | None:
+    """Return the last index in `before` of the backward's forward, on the same operands, divided in the same way."""
+    for place in reversed(range(len(before))):
+        found = before[place]
+        if (
+            isinstance(found, Compute)
+            and found.operator in (saving.forward, saving.saving)
+            and found.operands == backward.operands[1:]
+            and found.assignment == backward.assignment
+            and _attributes(saving.saved, found.attributes) == _attributes(saving.saved, backward.attributes)
+        ):
+            return place
+    return None
+
+
+def _saved(program: Program, forward: Compute, saving: Saving) -> list[Tensor] | None:
+    """Return the tensors a forward saves for its backward; None if the backward needs them in other layouts."""
+    attributes = _attributes(saving.saving, forward.attributes)
+    operands = [program.tensors[r] for r in forward.operands]
+    analysis = operator(saving.saving).bind(
+        tuple(t.shape for t in operands), attributes, tuple(t.dtype for t in operands)
+    )
+    results = analysis.bound.results
+    # A mesh axis that divides the forward's result alone would make the saved tensors addends of a sum.
+    if any(
+        isinstance(what, str) and what not in analysis.result_dims[number]
+        for what in forward.assignment
+        for number in range(len(results))
+    ):
+        return None
+    made: list[Tensor] = []
+    for number, result in enumerate(results[1:], 1):
+        layout = result_layout(analysis, number, forward.assignment)
+        made.append(Tensor(analysis.bound.result_shape(result), result.dtype or operands[0].dtype, layout))
+    whole = [program.tensors[forward.results[0]], *made]
+    shapes = (whole[0].shape, *(t.shape for t in operands), *(t.shape for t in whole))
+    backward = operator(saving.saved).bind(shapes, _attributes(saving.saved, forward.attributes))
+    first = 1 + len(operands)
+    wanted = [operand_layout(backward, first + i, forward.assignment) for i in range(len(whole))]
+    return made if wanted == [t.layout for t in whole] else None
+
+
+def _attributes(name: str, given: Attributes) -> Attributes:
+    """Return an operator's attributes: those of `given` that it has, and defaults for the others."""
+    own = operator(name)
+    known = {a.name for a in own.line.attributes}
+    return own.attributes({k: v for k, v in given if k in known})

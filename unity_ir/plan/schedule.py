@@ -1,0 +1,380 @@
+"""
+Schedule a rank's program: start moves early, wait for them late, bucket small gradient syncs, free dead tensors.
+
+Operators stay in the program's order. A collective starts right after the operator that makes its operand; a weight's
+starts one operator ahead of its first reader, so that gathered weights do not pile up. In a chain of moves, those
+after the first collective start one operator ahead of the first reader or, for a gradient, `LAG` operators after the
+move before. Gradients are waited for at the end of the step, or earlier if the collectives under way hold too many
+bytes. All ranks do the same lines in the same order; `plan.deadlock` checks that for every group.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from unity_ir.pcg.collectives import AMONG_ALL, BETWEEN_DEVICES, COLLECTIVES
+from unity_ir.pcg.sharding import is_pinned, pins
+from unity_ir.plan.program import (
+    Compute,
+    HaloExchange,
+    Instruction,
+    Leaf,
+    Program,
+    Register,
+    ReshardMove,
+    UpdateWeight,
+)
+
+BUCKET_BYTES = 2**20
+"""Bytes of gradient syncs or weight gathers after which a bucket is full; larger ones are not bucketed."""
+
+BUCKET_MEMBERS = 16
+"""Most collectives in a bucket; a line of more is unreadable."""
+
+SYNCS = tuple(kind for kind in AMONG_ALL if COLLECTIVES[kind].reduces)
+"""Kinds of collectives that can be the last of a gradient's sync."""
+
+LAG = 8
+"""Operators between a gradient's first collective and the move that waits for it, so that it has time to end."""
+
+UNDER_WAY = 64 * 2**20
+"""
+Most bytes of operands that gradient collectives hold until the end of the step; above it the oldest are waited for.
+With so much under way, links stay busy meanwhile.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Moves of one kind, process group and element type that one call does."""
+
+    moves: tuple[ReshardMove, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait for the collective that makes these registers: one, or all of a bucket."""
+
+    registers: tuple[Register, ...]
+
+
+Action = Leaf | Compute | ReshardMove | HaloExchange | Bucket | Wait
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledLine:
+    """
+    One line of a schedule: an instruction, bucket or wait, and the registers that it is the last to read (`dies`).
+    """
+
+    action: Action
+    dies: tuple[Register, ...] = ()
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """
+    The lines of a step, in order. `same` maps registers that are made without any work to those they are equal to.
+    """
+
+    lines: tuple[ScheduledLine, ...]
+    same: Mapping[Register, Register]
+
+    def held(self, register: Register) -> Register:
+        """
+        Return the register that holds this one's value at run time: another one, if the move between them does nothing.
+        """
+        return self.same.get(register, register)
+
+    def reads_and_makes(self, action: Action) -> tuple[tuple[Register, ...], tuple[Register, ...]]:
+        """Return the registers that a line reads, and those that it makes."""
+        match action:
+            case Leaf(_, result):
+                return (), (result,)
+            case Compute(_, operands, results):
+                return tuple(map(self.held, operands)), results
+            case Bucket(moves):
+                return tuple(self.held(m.operand) for m in moves), tuple(m.result for m in moves)
+            case Wait(registers):
+                return registers, ()
+            case ReshardMove(operand, result) | HaloExchange(operand, result):
+                return (self.held(operand),), (result,)
+
+
+def crosses(instruction: Instruction) -> bool:
+    """Return whether an instruction starts communication between ranks, whose result must be waited for."""
+    return isinstance(instruction, HaloExchange) or (
+        isinstance(instruction, ReshardMove) and instruction.kind in BETWEEN_DEVICES
+    )
+
+
+def piece_bytes(program: Program, register: Register) -> int:
+    """Return the bytes of one rank's piece of a register."""
+    return program.tensors[register].bytes(program.mesh)
+
+
+def schedule(program: Program, bucket: int = BUCKET_BYTES, under_way: int = UNDER_WAY) -> Schedule:
+    """
+    Return the order in which a rank runs the forward and backward: collectives started early, and waited for late.
+
+    `bucket` is the most bytes of a bucket (0: no buckets), `under_way` the most bytes of collectives in flight; see
+    `BUCKET_BYTES` and `UNDER_WAY`.
+    """
+    return _Scheduler(program, bucket, under_way).schedule()
+
+
+Move = ReshardMove | HaloExchange
+
+
+class _Scheduler:
+    def __init__(self, program: Program, bucket: int, under_way: int):
+        self.program = program
+        self.bucket = bucket
+        self.under_way = under_way
+        self.same: dict[Register, Register] = {}
+        self.computes: list[Compute] = []
+        self.moves: list[Move] = []
+        self.leaves: dict[Register, Leaf] = {}
+        self.maker: dict[Register, int] = {}
+        """Index in `computes` of the operator that makes a register."""
+        self.move_of: dict[Register, Move] = {}
+        self.place: dict[Register, int] = {}
+        """Index in the program of the move that makes a register."""
+        for place, instruction in enumerate(program.body):
+            match instruction:
+                case Leaf():
+                    self.leaves[instruction.result] = instruction
+                case Compute():
+                    self.maker.update(dict.fromkeys(instruction.results, len(self.computes)))
+                    self.computes.append(instruction)
+                case ReshardMove(operand, result, "retype", _, _, target) if not is_pinned(target):
+                    self.same[result] = self._held(operand)
+                case ReshardMove() | HaloExchange():
+                    self.moves.append(instruction)
+                    self.move_of[instruction.result] = instruction
+                    self.place[instruction.result] = place
+                case UpdateWeight():
+                    pass
+        self.end = len(self.computes)
+        self.wanted = [self._held(i.grad) for i in program.body if isinstance(i, UpdateWeight)]
+        self.returned = tuple(map(self._held, program.returned))
+        self.first = self._first_readers()
+        self.moved = {self._held(m.operand) for m in self.moves if m.result in self.first}
+        self.lines: list[Action] = []
+        self.made: set[Register] = set()
+        self.pending: dict[Register, tuple[Register, ...]] = {}
+        self.late: dict[Register, int] = {}
+        """Bytes held by each collective under way whose result only the end of the step reads, oldest first."""
+
+    def _held(self, register: Register) -> Register:
+        return self.same.get(register, register)
+
+    def _first_readers(self) -> dict[Register, int]:
+        """Return the first operator that reads a register, or what moves make of it; the end for returned registers."""
+        first = dict.fromkeys([*self.wanted, *self.returned], self.end)
+        for p, compute in reversed(list(enumerate(self.computes))):
+            first.update(dict.fromkeys(map(self._held, compute.operands), p))
+        for move in reversed(self.moves):
+            if move.result in first:
+                operand = self._held(move.operand)
+                first[operand] = min(first.get(operand, self.end), first[move.result])
+        return first
+
+    # -- when moves start
+
+    def _slots(self) -> dict[int, list[Move]]:
+        """Return the moves to start before each operator, by its index; others start where their result is needed."""
+        slots: dict[Register, int] = {}
+        after_crossing: set[Register] = set()
+        for move in self.moves:
+            operand, reader = self._held(move.operand), self.first.get(move.result)
+            if reader is None:
+                continue  # nobody reads it
+            before = self.move_of.get(operand)
+            late = operand in after_crossing or (before is not None and crosses(before))
+            if late:
+                after_crossing.add(move.result)
+            ahead = max(reader - 1, 0)
+            if not crosses(move):
+                # An early slice lets its operand be freed; other local steps only take memory.
+                if isinstance(move, ReshardMove) and move.kind == "slice" and not late and self._made_at(operand) > 0:
+                    slots[move.result] = self._made_at(operand)
+            elif late:
+                last = max(slots.get(r, 0) for r in self._moves_before(move))
+                slots[move.result] = min(last + LAG, self.end) if reader == self.end else max(last, ahead)
+            else:
+                ready = self._made_at(operand)
+                slots[move.result] = ready if ready > 0 else ahead
+        out: dict[int, list[Move]] = {}
+        for move in self.moves:
+            if move.result in slots:
+                out.setdefault(slots[move.result], []).append(move)
+        for moves in out.values():
+            # The result that is read first is moved first, as moves over the same links queue.
+            moves.sort(key=lambda m: (self.first[m.result], self.place[m.result]))
+        return out
+
+    def _moves_before(self, move: Move) -> Iterable[Register]:
+        operand = self._held(move.operand)
+        while operand in self.move_of:
+            yield operand
+            operand = self._held(self.move_of[operand].operand)
+
+    def _made_at(self, register: Register) -> int:
+        """Return the earliest operator before which a register can exist; 0 if it is made of leaves by moves alone."""
+        while register in self.move_of:
+            register = self._held(self.move_of[register].operand)
+        return self.maker[register] + 1 if register in self.maker else 0
+
+    def _is_small_gather(self, move: Move) -> bool:
+        """Return whether a move gathers a small weight of which every rank has a piece."""
+        if not isinstance(move, ReshardMove) or move.kind != "all_gather":
+            return False
+        leaf = self.leaves.get(self._held(move.operand))
+        pinned = pins(self.program.tensors[move.result].layout)
+        return leaf is not None and leaf.op == "weight" and not pinned and self._bytes(move) < self.bucket
+
+    def _gathers(self, slots: Mapping[int, list[Move]]) -> dict[Register, list[ReshardMove]]:
+        """Return the bucket of every gather of a small weight: it and those needed next, up to a full bucket."""
+        out: dict[Register, list[ReshardMove]] = {}
+        room: dict[object, list[ReshardMove]] = {}
+        for _, moves in sorted(slots.items()):
+            for move in moves:
+                if isinstance(move, ReshardMove) and self._is_small_gather(move):
+                    key = self._alike(move)
+                    if self._is_full(room.get(key, ())):
+                        del room[key]
+                    found = out[move.result] = room.setdefault(key, [])
+                    found.append(move)
+        return out
+
+    def _alike(self, move: ReshardMove) -> object:
+        """Return a key that is equal for moves that may be done by one call."""
+        return move.kind, move.axes, self.program.tensors[move.result].dtype
+
+    def _is_full(self, moves: Sequence[ReshardMove]) -> bool:
+        return sum(map(self._bytes, moves)) >= self.bucket or len(moves) == BUCKET_MEMBERS
+
+    def _is_small_sync(self, move: Move) -> bool:
+        """Return whether a move is a small sync of a gradient that only the update reads."""
+        if not isinstance(move, ReshardMove) or move.kind not in SYNCS or self.first[move.result] < self.end:
+            return False
+        operand = self._held(move.operand)
+        is_last = move.result in self.wanted and move.result not in self.returned
+        followed = move.result in self.moved
+        alone = operand in self.move_of and crosses(self.move_of[operand])
+        pinned = pins(self.program.tensors[move.result].layout)
+        return is_last and not followed and not alone and not pinned and self._bytes(move) < self.bucket
+
+    def _bytes(self, move: Move) -> int:
+        """Return the bytes of a move's operand or result, whichever is larger."""
+        return max(piece_bytes(self.program, r) for r in (move.operand, move.result))
+
+    # -- lines
+
+    def schedule(self) -> Schedule:
+        slots = self._slots()
+        full: dict[object, list[ReshardMove]] = {}
+        starting = (m for moves in slots.values() for m in moves)
+        syncs = [m for m in starting if isinstance(m, ReshardMove) and self._is_small_sync(m)]
+        sharing = {m.result for m in syncs}
+        # A bucket that gets no more members starts, full or not.
+        to_come = Counter(map(self._alike, syncs))
+        gathers = self._gathers(slots)
+        for leaf in self.leaves.values():
+            if leaf.op == "input":
+                self._make(leaf.result)
+        for p in range(self.end + 1):
+            for move in slots.get(p, ()):
+                if move.result in gathers:
+                    self._start_bucket(gathers[move.result])
+                elif move.result not in sharing:
+                    self._make(move.result)
+                else:
+                    assert isinstance(move, ReshardMove)
+                    key = self._alike(move)
+                    found = full.setdefault(key, [])
+                    found.append(move)
+                    to_come[key] -= 1
+                    if self._is_full(found) or not to_come[key]:
+                        self._start_bucket(found)
+            if p < self.end:
+                compute = self.computes[p]
+                for operand in compute.operands:
+                    self._need(operand)
+                self.lines.append(compute)
+                self.made.update(compute.results)
+        for register in (*self.returned, *self.wanted):
+            self._make(register)
+        for register in (*self.returned, *self.wanted):
+            self._need(register)
+        return Schedule(tuple(self._with_deaths()), self.same)
+
+    def _make(self, register: Register) -> None:
+        """Append the line that makes a register, unless it is made already."""
+        register = self._held(register)
+        if register in self.made:
+            return
+        self.made.add(register)
+        if register in self.leaves:
+            self.lines.append(self.leaves[register])
+            return
+        move = self.move_of[register]
+        self._need(move.operand)
+        self.lines.append(move)
+        if crosses(move):
+            self.pending[register] = (register,)
+            self._bound((move,))
+
+    def _need(self, register: Register) -> None:
+        """Append the lines after which a register can be read: those that make it, and wait for it."""
+        register = self._held(register)
+        self._make(register)
+        if register in self.pending:
+            together = self.pending[register]
+            for each in together:
+                del self.pending[each]
+            self.late.pop(together[0], None)
+            self.lines.append(Wait(together))
+
+    def _start_bucket(self, moves: list[ReshardMove]) -> None:
+        """Append the line that does several moves as one, and empty the list."""
+        if len(moves) == 1:
+            self._make(moves[0].result)
+        elif moves:
+            for move in moves:
+                self._need(move.operand)
+            together = tuple(m.result for m in moves)
+            self.lines.append(Bucket(tuple(moves)))
+            self.made.update(together)
+            self.pending.update(dict.fromkeys(together, together))
+            self._bound(moves)
+        moves.clear()
+
+    def _bound(self, started: Sequence[Move]) -> None:
+        """
+        Count a collective of gradients just started; if all under way hold too much, wait for the oldest until half.
+        """
+        first = started[0]
+        if first.result not in self.wanted or first.kind == "all_reduce":
+            return  # an all-reduce holds nothing but its result
+        self.late[first.result] = sum(piece_bytes(self.program, m.operand) for m in started)
+        if sum(self.late.values()) > self.under_way:
+            while len(self.late) > 1 and sum(self.late.values()) > self.under_way // 2:
+                self._need(next(iter(self.late)))
+
+    def _with_deaths(self) -> list[ScheduledLine]:
+        """Return the lines, each with the registers that it reads for the last time."""
+        alive = {*self.returned, *self.wanted}
+        # The caller holds these.
+        kept = {r for r, leaf in self.leaves.items() if leaf.op != "constant"}
+        out: list[ScheduledLine] = []
+        unfreed = Schedule((), self.same)
+        for action in reversed(self.lines):
+            reads, makes = unfreed.reads_and_makes(action)
+            dies = tuple(r for r in dict.fromkeys((*reads, *makes)) if r not in alive and r not in kept)
+            alive.update(reads)
+            out.append(ScheduledLine(action, dies))
+        return out[::-1]
