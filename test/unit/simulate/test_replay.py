@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from graphs import boxes
@@ -12,7 +13,7 @@ from unity_ir import models
 from unity_ir.forms.compose import AND
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.machine import load
-from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf
+from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf, parallel
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.listing import listing
@@ -123,14 +124,12 @@ def test_the_listing_has_a_line_per_line_of_the_plan():
 def test_parts_without_a_loss_make_all_their_outputs(count: int):
     """A part of a model returns any number of values; each is made, and moved to where it is wanted."""
     x = leaf("input", tensor_type((8, 4), "f32"), name="x")
-    activations = [apply(name, [x.result]).result for name in ("relu", "tanh", "exp")[:count]]
-    results = tuple(
-        apply("combine", [apply("partition", [a], dim=0, degree=2).result], dim=0, degree=2) for a in activations
-    )
-    graph = Graph("f", (x,), tuple(r.result for r in results))
-    chosen = run(graph, boxes(2), "joint").graph
-    plan = plan_graph(chosen, boxes(2))
-    made = {r for line in plan.schedule.lines for r in plan.schedule.reads_and_makes(line.action)[1]}
-    assert len(plan.program.outputs) == count
-    assert {plan.schedule.held(r) for r in plan.program.outputs} <= made
-    simulated(chosen, boxes(2))
+    results = tuple(apply(name, [x.result]).result for name in ("relu", "tanh", "exp")[:count])
+    graph = run(Graph("f", (x,), results), boxes(2), "joint").graph
+    gathered = tuple(parallel("combine", r, dim=0, by=2).result for r in graph.outputs)
+    for outputs in (graph.outputs, gathered):
+        plan = plan_graph(replace(graph, outputs=outputs), boxes(2))
+        made = {r for line in plan.schedule.lines for r in plan.schedule.reads_and_makes(line.action)[1]}
+        assert len(plan.program.outputs) == count
+        assert {plan.schedule.held(r) for r in plan.program.outputs} <= made
+        simulated(replace(graph, outputs=outputs), boxes(2))
