@@ -22,12 +22,21 @@ from unity_ir.pcg.types import ELEMENT_BYTES
 HOLDS = ("weights", "gradients", "optimizer state", "activations")
 
 
-def leaf_tensors(leaf: Node, updated: bool, optimizer: Optimizer) -> int:
+def leaf_bytes(leaf: Node, updated: bool, optimizer: Optimizer) -> int:
     """
-    Return how many tensors of its size a leaf takes in memory: itself and, if it is a weight that is `updated`, its
-    gradient and the optimizer's states.
+    Return the bytes that a leaf takes in memory for each of its elements.
+
+    That is itself, its master if it has one and, if it is a weight that is `updated`, its gradient and the optimizer's
+    states, which have the master's element type.
     """
-    return 2 + optimizer.states if leaf.op == "weight" and updated else 1
+    tensors = 2 + optimizer.states if leaf.op == "weight" and updated else 1
+    return tensors * ELEMENT_BYTES[leaf.master] + cast_bytes(leaf)
+
+
+def cast_bytes(leaf: Node) -> int:
+    """Return the bytes per element of a weight's cast to the type it is computed with; 0 if it is stored in it."""
+    (type,) = leaf.types
+    return 0 if leaf.master == type.dtype else ELEMENT_BYTES[type.dtype]
 
 
 def makes_tensor(moves: Iterable[Move]) -> bool:
@@ -49,20 +58,18 @@ def held(
     that are updated; `reshards` are the resharded copies held: value, target layout and moves.
     """
 
-    def piece(value: Value) -> int:
-        return prod(value.type.piece_shape) * ELEMENT_BYTES[value.type.dtype]
-
     updated = set(weights)
     found = _Parts(mesh)
     for value, layout in values:
-        size = piece(value)
+        elements = prod(value.type.piece_shape)
         if value.node.op != "weight":
-            found.add("activations", size, layout)
+            found.add("activations", elements * ELEMENT_BYTES[value.type.dtype], layout)
             continue
-        found.add("weights", size, layout)
+        size = elements * ELEMENT_BYTES[value.node.master]
+        found.add("weights", size + elements * cast_bytes(value.node), layout)
         if value.node in updated:
             found.add("gradients", size, layout)
-            found.add("optimizer state", (leaf_tensors(value.node, True, optimizer) - 2) * size, layout)
+            found.add("optimizer state", optimizer.states * size, layout)
     for value, target, moves in reshards:
         if makes_tensor(moves):
             found.add("activations", layout_bytes(value, target, mesh), target)

@@ -16,7 +16,7 @@ from unity_ir.cost.halos import halo_moves
 from unity_ir.cost.keeps import Keeps
 from unity_ir.cost.memory import held
 from unity_ir.cost.time import Kernel, seconds
-from unity_ir.cost.work import Work, work_of
+from unity_ir.cost.work import Work, kernel_operator, work_of
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.collectives import HALO_EXCHANGES
@@ -43,6 +43,12 @@ class Reshard:
     users: tuple[Node, ...]
     forward: tuple[Move, ...]
     backward: tuple[Move, ...]
+
+    @property
+    def moves(self) -> tuple[tuple[Move, str], ...]:
+        """Every move, forward and backward, with the element type moved."""
+        type = self.value.type
+        return (*((m, type.dtype) for m in self.forward), *((m, type.grad_dtype) for m in self.backward))
 
 
 @dataclass(frozen=True)
@@ -73,8 +79,7 @@ class PlanCost:
     @cached_property
     def moves(self) -> tuple[tuple[Move, str], ...]:
         """Every move of an iteration, with the element type moved."""
-        every = (*self.reshards, *self.weight_reshards)
-        return tuple((m, r.value.type.dtype) for r in every for m in (*r.forward, *r.backward))
+        return tuple(move for r in (*self.reshards, *self.weight_reshards) for move in r.moves)
 
     @cached_property
     def compute_time(self) -> float:
@@ -128,7 +133,7 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
         source = placement.layouts[value]
         forward = plan_moves(value, source, target, machine)
         has_gradient = value.node in with_gradient and not with_gradient.isdisjoint(at)
-        backward = plan_moves(value, dual(target), dual(source), machine) if has_gradient else ()
+        backward = plan_moves(value, dual(target), dual(source), machine, gradient=True) if has_gradient else ()
         out.append(Reshard(value, source, target, tuple(dict.fromkeys(at)), forward, backward))
     return out
 
@@ -256,7 +261,7 @@ def _weight_gradients(graph: Graph, weights: Iterable[Node], placement: Placemen
         return out
     for node in weights:
         layout = placement.layouts[node.result]
-        moves = plan_moves(node.result, dual(layout), layout, machine)
+        moves = plan_moves(node.result, dual(layout), layout, machine, gradient=True)
         out.append(Reshard(node.result, dual(layout), layout, (), (), moves))
     return out
 
@@ -270,11 +275,19 @@ def update_bytes(piece_bytes: int, optimizer: Optimizer) -> int:
 
 
 def update_time(weight: Node, optimizer: Optimizer, machine: Machine) -> float:
-    """Return the seconds that the optimizer's update of one weight takes on each device."""
+    """
+    Return the seconds that the optimizer's update of one weight takes on each device, and those of casting its piece to
+    the type that is computed with, where it is stored in another.
+    """
     (type,) = weight.types
-    elements = prod(type.piece_shape)
-    moved = update_bytes(elements * ELEMENT_BYTES[type.dtype], optimizer)
-    return seconds(update_kernel(elements, moved, type.dtype, optimizer), machine.device)
+    elements, master = prod(type.piece_shape), weight.master
+    moved = update_bytes(elements * ELEMENT_BYTES[master], optimizer)
+    update = seconds(update_kernel(elements, moved, master, optimizer), machine.device)
+    if master == type.dtype:
+        return update
+    moved = elements * (ELEMENT_BYTES[master] + ELEMENT_BYTES[type.dtype])
+    name = kernel_operator("cast", (("to", type.dtype),), (master,))
+    return update + seconds(Kernel(name, (elements,) * 2, "elementwise", elements, moved, master), machine.device)
 
 
 def update_kernel(elements: int, moved: int, dtype: str, optimizer: Optimizer) -> Kernel:

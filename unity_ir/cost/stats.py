@@ -136,8 +136,8 @@ def _add_reshard(table: Table, plan: PlanCost, reshard: Reshard) -> None:
     if not moving:
         return
 
-    def time(moves: tuple[Move, ...]) -> str:
-        seconds = sum(plan.machine.move_time(m, reshard.value.type.dtype) for m in moves)
+    def time(moves: tuple[Move, ...], dtype: str) -> str:
+        seconds = sum(plan.machine.move_time(m, dtype) for m in moves)
         return seconds_text(seconds) if seconds else ""
 
     elements = sum(m.traffic(plan.machine.mesh) for m in moving)
@@ -145,8 +145,8 @@ def _add_reshard(table: Table, plan: PlanCost, reshard: Reshard) -> None:
         f"  {_kinds(reshard.forward)} / {_kinds(reshard.backward)}",
         "",
         f"{_roles(reshard.source)} to {_roles(reshard.target)}",
-        time(reshard.forward),
-        time(reshard.backward),
+        time(reshard.forward, reshard.value.type.dtype),
+        time(reshard.backward, reshard.value.type.grad_dtype),
         f"{elements:,}",
     )
 

@@ -220,6 +220,8 @@ def _operation(node: Node, operands: Sequence[SSAValue]) -> Operation:
         return COMPUTE_OPS[node.op].make(operands, attributes, view)
     value = node.attribute("name" if node.op == "weight" else "value")
     own: dict[str, Attribute] = {} if view is None else {"view": view}
+    if "master" in attributes:
+        own["master"] = StringAttr(node.master)
     leaf = (
         WeightOp.create(properties={"name": StringAttr(value), **own}, result_types=[pcg_tensor(node.types[0])])
         if node.op == "weight"

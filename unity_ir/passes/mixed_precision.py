@@ -12,15 +12,17 @@ from unity_ir.pcg.mixed_precision import mixed_precision
 @dataclass(frozen=True)
 class MixedPrecision(GraphPass):
     """
-    Cast f32 inputs and weights where they are read; what makes the function's results stays in f32.
+    Compute in a shorter type, with weights that have a master in f32; what makes the function's results stays in f32.
 
-    rewrite: loss(matmul(x, w))  ->  loss(cast(matmul(cast(x), cast(w))))
+    rewrite: loss(matmul(x, weight : f32))  ->  loss(cast(matmul(cast(x), weight master f32 : bf16, grad = f32)))
     """
 
     name = "pcg-mixed-precision"
 
     type: str = "bf16"
+    reduce: str = "f32"
+    """The element type in which gradients of weights are summed, f32 or `type`."""
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         """Return the forward graph computed in the lower precision, with weights kept in f32."""
-        return mixed_precision(graph, self.type)
+        return mixed_precision(graph, self.type, self.reduce)

@@ -16,7 +16,7 @@ from unity_ir.errors import UnityError
 from unity_ir.ops import operators
 from unity_ir.ops.operator import Application, Operator
 from unity_ir.pcg.anchors import Anchors
-from unity_ir.pcg.graph import Graph, Node, Optimizer, Update, Value, leaf, parallel, rebuild, topological
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Update, Value, apply, leaf, parallel, rebuild, topological
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.recompute import Recomputation
 from unity_ir.pcg.sharding import (
@@ -64,6 +64,7 @@ def operand_gradients(
     """
     Build the gradient of each operand of `node`, of the operand's dual type; None for operands without a gradient.
 
+    The gradient that a compute node makes has the operand's own element type (`TensorType.grad_dtype` may be another).
     `grads` are the gradients of the node's floating point results, in order. `view` is the machine view of the gradient
     of a parallel operator's operand. `again` replaces values of the forward that the backward reads by recomputed ones.
     Raises `UnityError` if the operator has no gradient.
@@ -85,7 +86,8 @@ def operand_gradients(
     for operand, value in zip(node.operands, found, strict=True):
         assert value is None or isinstance(value, Value)
         value = value if operand.type.is_floating else None
-        if value is not None and value.type != operand.type.dual:
+        wanted = operand.type.dual.parts, operand.dtype
+        if value is not None and (value.type.parts, value.dtype) != wanted:
             raise AssertionError(f"{node.op}: gradient is {value.type}, the dual of its operand {operand.type.dual}")
         out.append(value)
     return tuple(out)
@@ -154,14 +156,16 @@ def training_step(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
     def gradients(node: Node, of_results: Sequence[Value]) -> tuple[Value | None, ...]:
         if node.is_parallel or placement is None:
             view = gradient_view(node.operands[0]) if node.is_parallel else None
-            return operand_gradients(node, of_results, view, again)
+            found = operand_gradients(node, of_results, view, again)
+            return tuple(g and in_dtype(g, v.type.grad_dtype) for g, v in zip(found, node.operands, strict=True))
         found = operand_gradients(node, of_results, again=again)
         known = {again.read(v): placement.needs(node, i) for i, v in enumerate(node.operands)}
         known |= {again.read(v): placement.layouts[v] for v in node.results}
         floating = [v for v in node.results if v.type.is_floating]
         known |= {g: dual(placement.layouts[v]) for g, v in zip(of_results, floating, strict=True)}
         return tuple(
-            g and _spread_alike(g, known, dual(placement.needs(node, i)), placement) for i, g in enumerate(found)
+            g and in_dtype(_spread_alike(g, known, dual(placement.needs(node, i)), placement), v.type.grad_dtype)
+            for i, (g, v) in enumerate(zip(found, node.operands, strict=True))
         )
 
     for node in reversed(order):
@@ -178,9 +182,16 @@ def training_step(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
     # The last operators' weights first: their gradients are computed, sent, and let go of what they read, before the
     # backward goes on; and nothing is computed again before the backward has come there.
     updates = tuple(
-        Update(n.result, _as_weight(n.result, total(n.result), placement)) for n in order[::-1] if n.op == "weight"
+        Update(n.result, in_dtype(_as_weight(n.result, total(n.result), placement), n.master))
+        for n in order[::-1]
+        if n.op == "weight"
     )
     return replace(graph, updates=updates, optimizer=optimizer)
+
+
+def in_dtype(grad: Value, dtype: str) -> Value:
+    """Return a gradient cast to an element type, or itself if it has it. A cast is linear: partial sums may be cast."""
+    return grad if grad.dtype == dtype else apply("cast", (grad,), {"to": dtype}).result
 
 
 def _spread_alike(grad: Value, known: Mapping[Value, Layout], layout: Layout, placement: Placement) -> Value:

@@ -13,7 +13,8 @@ FLOATS = ("f32", "bf16", "f16")
 
 def in_type(graph: Graph, dtype: str) -> Graph:
     """
-    Convert a graph to the floating point type `dtype`: its floating point inputs, weights, constants and casts.
+    Convert a graph to the floating point type `dtype`: its floating point inputs, weights, constants and casts. Weights
+    have no masters then.
 
     Raises `UnityError` for an unknown type.
     """
@@ -24,8 +25,9 @@ def in_type(graph: Graph, dtype: str) -> Graph:
         if node.is_leaf:
             (type,) = node.types
             if type.is_floating:
-                type = replace(type, dtype=dtype)
-            return leaf(node.op, type, node.view, **dict(node.attributes)).results
+                type = replace(type, dtype=dtype, grad="")
+            own = {name: value for name, value in node.attributes if name != "master"}
+            return leaf(node.op, type, node.view, **own).results
         if node.op == "cast" and node.attribute("to") in FLOATS:
             return apply(node.op, operands, {"to": dtype}, node.view).results
         return rebuild(node, operands, node.view).results

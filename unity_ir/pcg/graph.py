@@ -18,7 +18,7 @@ from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes, Operator, Tensor
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.pcg.types import TensorType, divided_type
+from unity_ir.pcg.types import ELEMENT_BYTES, TensorType, divided_type
 from unity_ir.pcg.view import View
 from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.parallel import Configuration, infer_configuration, result_degrees
@@ -72,6 +72,11 @@ class Node:
     def name(self) -> str:
         """The full name of an input or weight."""
         return str(dict(self.attributes)["name"])
+
+    @property
+    def master(self) -> str:
+        """The element type in which a leaf is stored and updated: of a weight in mixed precision, f32 (its master)."""
+        return str(dict(self.attributes).get("master", self.types[0].dtype))
 
     @property
     def operator(self) -> Operator:
@@ -165,8 +170,12 @@ def leaf(op: str, type: TensorType, view: View | None = None, **attributes: Attr
     Make an `input` or `weight`, with the attribute `name`, or a `constant`, with the attribute `value`; return its
     node.
 
-    Raises `UnityError` for a leaf that lacks its name or value.
+    A weight of `type` bf16 with the attribute `master`, say `"f32"`, is stored and updated in f32, and read as bf16.
+    Raises `UnityError` for a leaf that lacks its name or value, and for a master that is no longer than the type.
     """
+    if (master := attributes.get("master")) is not None:
+        if op != "weight" or not type.is_floating or ELEMENT_BYTES.get(str(master), 0) <= ELEMENT_BYTES[type.dtype]:
+            raise UnityError(f"pcg.{op}: {type.dtype} is not computed from a master in {master}; give a weight's, longer")
     if op == "constant":
         value = attributes.get("value")
         if isinstance(value, bool) or not isinstance(value, int | float):

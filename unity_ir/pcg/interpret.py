@@ -18,7 +18,7 @@ from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.types import Piece, TensorType
 from unity_ir.tdl.divisibility import Analysis
-from unity_ir.tdl.elements import NUMPY
+from unity_ir.tdl.elements import NUMPY, converted
 from unity_ir.tdl.evaluate import evaluate
 from unity_ir.tdl.functions import Array
 from unity_ir.tdl.parallel import Carriers, Configuration, piece
@@ -76,7 +76,7 @@ def _leaf(node: Node, inputs: Mapping[str, Array], weights: Mapping[str, Array])
     array = np.asarray(source[node.name])
     if array.shape != type.shape:
         raise UnityError(f"pcg.{node.op}: the array for {node.name} is {list(array.shape)}, not {list(type.shape)}")
-    return array
+    return array if node.master == type.dtype else converted(array, type.dtype)
 
 
 def split(array: Array, type: TensorType) -> Pieces:

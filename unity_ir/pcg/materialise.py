@@ -100,8 +100,16 @@ def materialise(
 
 def stored_leaf(value: Value, layout: Layout, mesh: Mesh) -> Value:
     """Return the leaf of a parallel graph that stores a serial leaf in `layout`."""
-    type = layout_type(value.type.shape, value.type.dtype, layout, mesh)
+    type = layout_type(value.type, layout, mesh)
     return retyped(value.node, type, layout_view(layout, len(value.type.shape), mesh))
+
+
+def stored_piece(node: Node, type: TensorType) -> Node:
+    """
+    Return a nameless weight of another type that is stored as the leaf `node` is, such as to price a piece of it.
+    """
+    master = {} if node.master == node.types[0].dtype else {"master": node.master}
+    return leaf("weight", type, name="piece", **master)
 
 
 def retyped(node: Node, type: TensorType, view: View | None) -> Value:
@@ -128,7 +136,7 @@ def reshard(value: Value, source: Layout, target: Layout, mesh: Mesh) -> Value:
     """
     if source == target:
         return value
-    end = layout_type(value.type.shape, value.type.dtype, target, mesh)
+    end = layout_type(value.type, target, mesh)
     # The same pieces on other devices: a replication by 1 that says where.
     steps = type_steps(value.type, end) or [("replicate", {"by": 1})]
     view = layout_view(target, len(value.type.shape), mesh)

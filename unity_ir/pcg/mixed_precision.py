@@ -1,4 +1,4 @@
-"""Training in two types: weights, gradients and the optimizer's state in f32, what is computed in a shorter one."""
+"""Mixed precision: weights, their gradients and the optimizer's state in f32, what is computed in a shorter type."""
 
 from __future__ import annotations
 
@@ -7,25 +7,32 @@ from dataclasses import replace
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, rebuild, rewrite
+from unity_ir.pcg.types import tensor_type
 
 SHORT = ("bf16", "f16")
 
 
-def mixed_precision(graph: Graph, dtype: str) -> Graph:
+def mixed_precision(graph: Graph, dtype: str, reduce: str = "f32") -> Graph:
     """
-    Insert casts into a forward graph so that it computes in `dtype` (bf16 or f16), as PyTorch's autocast does.
+    Make a forward graph compute in `dtype` (bf16 or f16), with weights, their gradients and the optimizer's state in
+    f32, as FSDP's `MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce)` does.
 
-    Inputs and weights stay f32, and are cast where they are read. Operators whose results are outputs (the loss)
-    compute in f32, as do operators that read only integers and constants. Kernels add up in f32. Raises `UnityError`
-    for another `dtype`, for a whole training step, and where no input or weight is f32.
+    A weight becomes one of `dtype` with a master in f32: its cast rests with its pieces, so that `dtype` is what moves.
+    Its gradient is summed over operators and devices in `reduce`, f32 or `dtype`. Inputs stay f32 and are cast where
+    they are read. Operators whose results are outputs (the loss) compute in f32, as do operators that read only
+    integers and constants; a weight that these read stays f32. Kernels add up in f32. Raises `UnityError` for another
+    `dtype` or `reduce`, for a whole training step, and where no input or weight is f32.
     """
     if dtype not in SHORT:
         raise UnityError(f"mixed precision: {dtype!a} is no type to compute in; use {' or '.join(SHORT)}")
+    if reduce not in (dtype, "f32"):
+        raise UnityError(f"mixed precision: gradients cannot be reduced in {reduce!a}; use f32 or {dtype}")
     if graph.updates:
         raise UnityError("mixed precision: the function is a whole training step; do it before pcg-differentiate")
     last = {v.node for v in graph.outputs}
     if not any(_is_long(v) for n in graph.nodes() if n.is_leaf for v in n.results):
         raise UnityError("mixed precision: no input or weight is f32; there is nothing to cast")
+    read_long = {v for n in last for v in (*n.operands, *n.results)}
     short: dict[Value, Value] = {}
     long: set[Value] = set()
     """Constants, and what is made of integers and of these alone, such as positions, which are too long for `dtype`."""
@@ -54,6 +61,10 @@ def mixed_precision(graph: Graph, dtype: str) -> Graph:
         if value not in short and value.node.op == "constant":
             type = replace(value.type, dtype=dtype)
             short[value] = leaf("constant", type, value.node.view, **dict(value.node.attributes)).result
+        elif value not in short and value.node.op == "weight" and value not in read_long:
+            type = tensor_type(value.shape, dtype, value.degrees, value.type.sum, value.type.copy, grad=reduce)
+            own = {**dict(value.node.attributes), "master": value.dtype}
+            short[value] = leaf("weight", type, value.node.view, **own).result
         elif value not in short:
             short[value] = cast(value, dtype)
         return short[value]

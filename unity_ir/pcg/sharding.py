@@ -148,13 +148,14 @@ def dual(layout: Layout) -> Layout:
     return tuple(SUM if r == COPY else COPY if r == SUM else r for r in layout)
 
 
-def layout_type(shape: tuple[int, ...], dtype: str, layout: Layout, mesh: Mesh) -> TensorType:
-    """Return the parallel type of a value of global shape `shape` in this layout."""
+def layout_type(type: TensorType, layout: Layout, mesh: Mesh) -> TensorType:
+    """Return the parallel type of a value in this layout; of `type`, the shape and element types count."""
 
     def degree(role: int) -> int:
         return prod(s for s, r in zip(mesh.sizes, layout, strict=True) if r == role)
 
-    return tensor_type(shape, dtype, tuple(map(degree, range(len(shape)))), degree(SUM), degree(COPY))
+    degrees = tuple(map(degree, range(len(type.shape))))
+    return tensor_type(type.shape, type.dtype, degrees, degree(SUM), degree(COPY), grad=type.grad)
 
 
 def piece_index(layout: Layout, mesh: Mesh, device: int, dim: int) -> tuple[int, int]:

@@ -5,6 +5,9 @@ A type says what a value is (global sizes, element type) and into what pieces it
 that are addends of the value (`sum`), pieces that are identical (`copy`). Unity's (size, degree) plus replica
 dimension, with the latter split in two, because a single one makes `relu` of partial sums well typed and wrong.
 
+A value's gradient may have another element type (`grad`): a weight that is computed with in bf16 has its gradient cast
+to f32 where an operator makes it, and summed over devices in f32.
+
 Pieces may reach beyond their part of a dim, as windows read it: the elements of their halo are copies of what their
 neighbours hold (`halo`), or, in a gradient, addends of it (`halo_sum`); outside of the value they are 0.
 """
@@ -45,7 +48,8 @@ class Piece:
 class TensorType:
     """
     The parallel type of a value: `!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`; with halos `[64, 3, 224:2 halo(3,
-    2), 224]` or `halo_sum(3, 2)`. Its fields are as in `tdl.parallel.Degrees`.
+    2), 224]` or `halo_sum(3, 2)`, and `bf16, grad = f32` where the gradient has another element type. Its fields are as
+    in `tdl.parallel.Degrees`.
 
     Make one with `tensor_type`, which checks and interns it.
     """
@@ -59,6 +63,13 @@ class TensorType:
     """Per dim, elements before and after a piece that copy its neighbours'; () where there are none."""
     halo_sum: Halos = ()
     """Per dim, elements before and after a piece that are addends of its neighbours'; () where there are none."""
+    grad: str = ""
+    """The element type of the gradient where it is another than the value's; else empty."""
+
+    @property
+    def grad_dtype(self) -> str:
+        """The element type in which the value's gradient is moved, summed and kept."""
+        return self.grad or self.dtype
 
     @cached_property
     def pieces(self) -> int:
@@ -111,25 +122,25 @@ class TensorType:
     @property
     def serial(self) -> TensorType:
         """The type of the same value in one piece."""
-        return tensor_type(self.shape, self.dtype)
+        return tensor_type(self.shape, self.dtype, grad=self.grad)
 
     @property
     def dual(self) -> TensorType:
         """The type of the value's gradient: `sum` and `copy` change places (DESIGN: "Duality"), in halos, too."""
-        return tensor_type(self.shape, self.dtype, self.degrees, self.copy, self.sum, self.halo_sum, self.halo)
+        return tensor_type(self.shape, self.grad_dtype, self.degrees, self.copy, self.sum, self.halo_sum, self.halo)
 
     def with_degree(self, dim: int, degree: int) -> TensorType:
         """Return the type with `dim` sharded into `degree` pieces instead."""
         degrees = (*self.degrees[:dim], degree, *self.degrees[dim + 1 :])
-        return tensor_type(self.shape, self.dtype, degrees, self.sum, self.copy)
+        return tensor_type(self.shape, self.dtype, degrees, self.sum, self.copy, grad=self.grad)
 
     def with_sum(self, degree: int) -> TensorType:
         """Return the type with `degree` partial sums instead."""
-        return tensor_type(self.shape, self.dtype, self.degrees, degree, self.copy)
+        return tensor_type(self.shape, self.dtype, self.degrees, degree, self.copy, grad=self.grad)
 
     def with_copy(self, degree: int) -> TensorType:
         """Return the type with `degree` copies instead."""
-        return tensor_type(self.shape, self.dtype, self.degrees, self.sum, degree)
+        return tensor_type(self.shape, self.dtype, self.degrees, self.sum, degree, grad=self.grad)
 
     def with_halo(self, dim: int, low: int, high: int, kind: str = "halo") -> TensorType:
         """
@@ -138,7 +149,7 @@ class TensorType:
         `kind` is `halo` (equal to the neighbouring pieces' elements) or `halo_sum` (to be added to them).
         """
         borders = (*self.borders[:dim], (low, high), *self.borders[dim + 1 :])
-        return divided_type(self.shape, self.dtype, replace(self.parts, **{kind: borders}))
+        return divided_type(self.shape, self.dtype, replace(self.parts, **{kind: borders}), self.grad)
 
     def all_pieces(self) -> list[Piece]:
         """
@@ -158,7 +169,8 @@ class TensorType:
             for s, d, b in zip(self.shape, self.degrees, self.borders, strict=True)
         )
         extra = "".join(f", {k} = {v}" for k, v in (("sum", self.sum), ("copy", self.copy)) if v > 1)
-        return f"!pcg.tensor<[{dims}], {self.dtype}{extra}>"
+        grad = f", grad = {self.grad}" if self.grad else ""
+        return f"!pcg.tensor<[{dims}], {self.dtype}{grad}{extra}>"
 
 
 _interned: dict[TensorType, TensorType] = {}
@@ -173,16 +185,20 @@ def tensor_type(
     copy: int = 1,
     halo: Halos = (),
     halo_sum: Halos = (),
+    grad: str = "",
 ) -> TensorType:
     """
     Return the parallel type of global shape `shape`, element type `dtype`, and these degrees (1 per dim if left out).
 
-    Raises `UnityError` for an unknown element type, sizes below 1 or too large to address, degrees that do not divide.
+    `grad` is the element type of the gradient, by default that of the value. Raises `UnityError` for an unknown element
+    type, sizes below 1 or too large to address, degrees that do not divide.
     Arguments must be hashable (tuples, not lists): equal types are one object.
     """
     degrees = tuple(degrees) if degrees is not None else (1,) * len(shape)
     if dtype not in ELEMENT_BYTES:
         raise UnityError(f"pcg.tensor: unknown element type {dtype}; known are {', '.join(ELEMENT_BYTES)}")
+    if grad and (grad not in ELEMENT_BYTES or dtype in NOT_FLOATING or grad in NOT_FLOATING):
+        raise UnityError(f"pcg.tensor: {dtype} values have no gradient in {grad}; both must be floating point")
     if len(shape) != len(degrees):
         raise UnityError(f"pcg.tensor: {len(shape)} sizes but {len(degrees)} degrees")
     for size, degree in zip(shape, degrees, strict=True):
@@ -210,13 +226,13 @@ def tensor_type(
             raise UnityError("pcg.tensor: a dim of degree 1 has no halo")
     if dtype in NOT_FLOATING and halo_sum:
         raise UnityError(f"pcg.tensor: {dtype} values cannot have addends in a halo")
-    made = TensorType(tuple(shape), degrees, dtype, sum, copy, halo, halo_sum)
+    made = TensorType(tuple(shape), degrees, dtype, sum, copy, halo, halo_sum, "" if grad == dtype else grad)
     return _interned.setdefault(made, made)
 
 
-def divided_type(shape: tuple[int, ...], dtype: str, degrees: Degrees) -> TensorType:
+def divided_type(shape: tuple[int, ...], dtype: str, degrees: Degrees, grad: str = "") -> TensorType:
     """
-    Return the parallel type of a value of global shape `shape` that is divided as `degrees` says. Raises `UnityError`
-    as `tensor_type` does.
+    Return the parallel type of a value of global shape `shape` that is divided as `degrees` says; `grad` is as in
+    `tensor_type`. Raises `UnityError` as that does.
     """
-    return tensor_type(shape, dtype, degrees.dims, degrees.sum, degrees.copy, degrees.halo, degrees.halo_sum)
+    return tensor_type(shape, dtype, degrees.dims, degrees.sum, degrees.copy, degrees.halo, degrees.halo_sum, grad)

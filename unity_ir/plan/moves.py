@@ -12,13 +12,20 @@ from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import Layout
 
 
-def plan_moves(value: Value, source: Layout, target: Layout, machine: Machine) -> tuple[Move, ...]:
+def plan_moves(
+    value: Value, source: Layout, target: Layout, machine: Machine, gradient: bool = False
+) -> tuple[Move, ...]:
     """
     Return the cheapest moves that bring a value from one layout to another on a machine (planned by `pcg.coarse`).
+
+    With `gradient`, those of its gradient, whose element type is `grad_dtype`, between layouts of the gradient.
     """
     if source == target:
         return ()
-    return _plan_cached(value.type.shape, value.type.dtype, source, target, ByIdentity(machine))
+    type = value.type
+    return _plan_cached(
+        type.shape, type.grad_dtype if gradient else type.dtype, source, target, ByIdentity(machine)
+    )
 
 
 @lru_cache(maxsize=65536)

@@ -19,7 +19,7 @@ from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import Assignment, Layout, Mesh, place, role_name
+from unity_ir.pcg.sharding import Assignment, Layout, Mesh, assignment_for, place, role_name
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.moves import plan_moves
 from unity_ir.tdl.divisibility import Analysis, Halos
@@ -220,6 +220,8 @@ class _Lowering:
         self.placement = place(graph, machine.mesh)
         self.anchors = Anchors(graph)
         self.registers: dict[tuple[Value, Layout, Halos, Halos], Register] = {}
+        self.masters: dict[Value, Register] = {}
+        """The register of each weight as it is stored, where it is computed with in another element type."""
         self.tensors: dict[Register, Tensor] = {}
         self.body: list[Instruction] = []
 
@@ -234,7 +236,9 @@ class _Lowering:
         updates: list[Instruction] = []
         for update in self.graph.updates:
             layout = self.placement.layouts[update.weight]
-            updates.append(UpdateWeight(self._at(update.weight, layout), self._at(update.grad, layout)))
+            master = self.masters.get(update.weight)
+            weight = self._at(update.weight, layout) if master is None else master
+            updates.append(UpdateWeight(weight, self._at(update.grad, layout)))
         outputs = tuple(self._at(v, self.placement.layouts[v]) for v in self.graph.outputs)
         return Program(
             self.graph.name,
@@ -254,10 +258,20 @@ class _Lowering:
 
     def _leaf(self, node: Node) -> None:
         attributes = dict(node.attributes)
-        result = self._register(node.result, self.placement.layouts[node.result])
+        result, layout = node.result, self.placement.layouts[node.result]
         name, value = attributes.get("name", ""), attributes.get("value", 0.0)
         assert isinstance(value, float | int)
-        self.body.append(Leaf(node.op, result, str(name), float(value)))
+        if node.master == result.dtype:
+            self.body.append(Leaf(node.op, self._register(result, layout), str(name), float(value)))
+            return
+        # The cast rests with the weight's pieces, so that what moves is what is computed with.
+        master = self.masters[result] = len(self.tensors)
+        self.tensors[master] = Tensor(result.shape, node.master, layout)
+        self.body.append(Leaf(node.op, master, str(name)))
+        to = (("to", result.dtype),)
+        assignment = assignment_for(global_line("cast", [self.tensors[master]], to), [layout], layout)
+        assert assignment is not None
+        self.body.append(Compute("cast", (master,), (self._register(result, layout),), to, assignment))
 
     def _compute(self, node: Node) -> None:
         operands = tuple(self._at(v, self.placement.needs(node, i)) for i, v in enumerate(node.operands))
@@ -331,7 +345,7 @@ def check_step(program: Program, reference: Graph) -> None:
         found = sorted(
             (i.name, program.tensors[i.result].shape, program.tensors[i.result].dtype) for i in program.leaves(op)
         )
-        if found != sorted((n.name, n.types[0].shape, n.types[0].dtype) for n in nodes):
+        if found != sorted((n.name, n.types[0].shape, n.master) for n in nodes):
             raise UnityError(f"{where}: its {op}s are not those of @{reference.name}")
     updated = [i.weight for i in program.body if isinstance(i, UpdateWeight)]
     for leaf in program.leaves("weight"):

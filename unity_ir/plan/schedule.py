@@ -5,7 +5,8 @@ Operators stay in the program's order. A collective starts right after the opera
 starts one operator ahead of its first reader, so that gathered weights do not pile up. In a chain of moves, those
 after the first collective start one operator ahead of the first reader or, for a gradient, `LAG` operators after the
 move before. Gradients are waited for at the end of the step, or earlier if the collectives under way hold too many
-bytes. All ranks do the same lines in the same order; `plan.deadlock` checks that for every group.
+bytes. The cast of a stored weight to the type it is computed with is made where the weight is first needed, as if it
+were a move. All ranks do the same lines in the same order; `plan.deadlock` checks that for every group.
 """
 
 from __future__ import annotations
@@ -128,6 +129,15 @@ def schedule(program: Program, bucket: int = BUCKET_BYTES, under_way: int = UNDE
 Move = ReshardMove | HaloExchange
 
 
+@dataclass(frozen=True, slots=True)
+class _Cast:
+    """The cast of a stored weight: a step on the way from a leaf to its readers, as a local move is."""
+
+    compute: Compute
+    operand: Register
+    result: Register
+
+
 class _Scheduler:
     def __init__(self, program: Program, bucket: int, under_way: int):
         self.program = program
@@ -135,17 +145,22 @@ class _Scheduler:
         self.under_way = under_way
         self.same: dict[Register, Register] = {}
         self.computes: list[Compute] = []
-        self.moves: list[Move] = []
+        self.moves: list[Move | _Cast] = []
         self.leaves: dict[Register, Leaf] = {}
         self.maker: dict[Register, int] = {}
         """Index in `computes` of the operator that makes a register."""
-        self.move_of: dict[Register, Move] = {}
+        self.move_of: dict[Register, Move | _Cast] = {}
         self.place: dict[Register, int] = {}
         """Index in the program of the move that makes a register."""
         for place, instruction in enumerate(program.body):
             match instruction:
                 case Leaf():
                     self.leaves[instruction.result] = instruction
+                case Compute("cast", (operand,), (result,)) if operand in self.leaves:
+                    cast = _Cast(instruction, operand, result)
+                    self.moves.append(cast)
+                    self.move_of[result] = cast
+                    self.place[result] = place
                 case Compute():
                     self.maker.update(dict.fromkeys(instruction.results, len(self.computes)))
                     self.computes.append(instruction)
@@ -193,10 +208,12 @@ class _Scheduler:
             if reader is None:
                 continue  # nobody reads it
             before = self.move_of.get(operand)
-            late = operand in after_crossing or (before is not None and crosses(before))
+            late = operand in after_crossing or _crosses(before)
             if late:
                 after_crossing.add(move.result)
             ahead = max(reader - 1, 0)
+            if isinstance(move, _Cast):
+                continue
             if not crosses(move):
                 # An early slice lets its operand be freed; other local steps only take memory.
                 if isinstance(move, ReshardMove) and move.kind == "slice" and not late and self._made_at(operand) > 0:
@@ -232,7 +249,9 @@ class _Scheduler:
         """Return whether a move gathers a small weight of which every rank has a piece."""
         if not isinstance(move, ReshardMove) or move.kind != "all_gather":
             return False
-        leaf = self.leaves.get(self._held(move.operand))
+        source = self._held(move.operand)
+        before = self.move_of.get(source)
+        leaf = self.leaves.get(before.operand if isinstance(before, _Cast) else source)
         pinned = pins(self.program.tensors[move.result].layout)
         return leaf is not None and leaf.op == "weight" and not pinned and self._bytes(move) < self.bucket
 
@@ -264,7 +283,7 @@ class _Scheduler:
         operand = self._held(move.operand)
         is_last = move.result in self.wanted and move.result not in self.returned
         followed = move.result in self.moved
-        alone = operand in self.move_of and crosses(self.move_of[operand])
+        alone = _crosses(self.move_of.get(operand))
         pinned = pins(self.program.tensors[move.result].layout)
         return is_last and not followed and not alone and not pinned and self._bytes(move) < self.bucket
 
@@ -323,6 +342,9 @@ class _Scheduler:
             return
         move = self.move_of[register]
         self._need(move.operand)
+        if isinstance(move, _Cast):
+            self.lines.append(move.compute)
+            return
         self.lines.append(move)
         if crosses(move):
             self.pending[register] = (register,)
@@ -378,3 +400,7 @@ class _Scheduler:
             alive.update(reads)
             out.append(ScheduledLine(action, dies))
         return out[::-1]
+
+
+def _crosses(move: Move | _Cast | None) -> bool:
+    return move is not None and not isinstance(move, _Cast) and crosses(move)

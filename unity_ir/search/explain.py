@@ -167,10 +167,10 @@ def _reshards(plan: PlanCost, node: Node) -> list[str]:
     lines: list[str] = []
     results: set[Value] = set(node.results)
     for reshard in plan.reshards:
-        moving = [m for m in (*reshard.forward, *reshard.backward) if m.kind not in FREE]
+        moving = [(m, dtype) for m, dtype in reshard.moves if m.kind not in FREE]
         if moving and (node in reshard.users or reshard.value in results):
             side = "to it" if node in reshard.users else "from it"
-            time = sum(plan.machine.move_time(m, reshard.value.type.dtype) for m in moving)
+            time = sum(plan.machine.move_time(m, dtype) for m, dtype in moving)
             lines.append(f"{side}: {reshard_words(reshard)}, {seconds_text(time)}")
     return lines
 

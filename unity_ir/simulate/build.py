@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from unity_ir.cost.keeps import Keeps
+from unity_ir.cost.memory import cast_bytes
 from unity_ir.cost.plan import PlanCost, update_time
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, topological
@@ -206,7 +207,7 @@ class _Builder:
             if value in self.keeps.values:
                 self._hold(value, None, done)
             if value.type.is_floating:
-                self._hold(("gradient", value), self._bytes(value, layouts[value]), done)
+                self._hold(("gradient", value), self._gradient_bytes(value, layouts[value]), done)
         for hop, read in zip(self.hops.reading.get(node, []), self.keeps.operands(node), strict=False):
             if read:
                 self._read(hop, done)
@@ -238,11 +239,11 @@ class _Builder:
             hop.levels_at_target,
         )
         done = self._add(moving, kind, value)
-        self._hold(("gradient copy", hop.number), self._bytes(value, hop.reshard.target), done)
+        self._hold(("gradient copy", hop.number), self._gradient_bytes(value, hop.reshard.target), done)
         if hop.parent is not None:
             self._read_gradient(hop.parent, done)
         else:
-            self._hold(("gradient", value), self._bytes(value, hop.reshard.source), done)
+            self._hold(("gradient", value), self._gradient_bytes(value, hop.reshard.source), done)
 
     def _sync(self, i: int) -> None:
         """Issue the reshard of a weight's gradient to the layout in which the weight rests."""
@@ -251,9 +252,9 @@ class _Builder:
         starting = self.hops.starting.get(value, ())
         sources = [n for hop in starting for n in hop.awaited_at_source(self.back)]
         levels = next((hop.levels_at_source for hop in starting if hop.levels_at_source), ())
-        steps = self.streams.steps(found.backward, found.source, value.type.dtype)
+        steps = self.streams.steps(found.backward, found.source, value.type.grad_dtype)
         done = self._add(chain(self.streams, steps, 2 * self.back + i, sources, self.overlap, levels), SYNC, value)
-        self._hold(("gradient", value), self._bytes(value, found.target), done)
+        self._hold(("gradient", value), self._gradient_bytes(value, found.target), done)
 
     def _weight_gradients(self) -> None:
         """Issue the gradients' reshards of a graph that has its backward and updates."""
@@ -276,7 +277,7 @@ class _Builder:
                 compute = self.streams.compute(k)
                 every = tuple(range(compute, compute + self.streams.width))
                 found.append((self.optimizer.name, (ticks(seconds), every, (compute,), (), ())))
-            self._hold(("gradient", value), self._bytes(value, layout), self._add(found, UPDATE, value))
+            self._hold(("gradient", value), self._gradient_bytes(value, layout), self._add(found, UPDATE, value))
 
     # -- tasks and buffers
 
@@ -323,7 +324,10 @@ class _Builder:
         self._hold(("gradient", hop.root) if at is None else ("gradient copy", at.number), None, tasks)
 
     def _bytes(self, value: Value, layout: Layout) -> int:
-        return _piece_bytes(value, layout, self.plan.placement.mesh.sizes)
+        return _piece_elements(value, layout, self.plan.placement.mesh.sizes) * ELEMENT_BYTES[value.type.dtype]
+
+    def _gradient_bytes(self, value: Value, layout: Layout) -> int:
+        return _piece_elements(value, layout, self.plan.placement.mesh.sizes) * ELEMENT_BYTES[value.type.grad_dtype]
 
     def _arrays(self) -> TaskGraph:
         layouts = self.plan.placement.layouts
@@ -331,9 +335,10 @@ class _Builder:
         always = [0] * self.streams.classes
         for value, layout in layouts.items():
             if value.node.is_leaf:
-                tensors = 1 + (self.optimizer.states if value in updated else 0)
+                master = ELEMENT_BYTES[value.node.master]
+                each = cast_bytes(value.node) + master * (1 + (self.optimizer.states if value in updated else 0))
                 for k in self.streams.where(layout):
-                    always[k] += tensors * self._bytes(value, layout)
+                    always[k] += each * _piece_elements(value, layout, self.plan.placement.mesh.sizes)
         kept = [(size, self.uses[b]) for b, size in self.sizes.items() if self.uses.get(b)]
         return TaskGraph(
             self.streams,
@@ -353,6 +358,6 @@ def source_name(value: Value) -> str:
     return node.name if node.op in ("input", "weight") else node.op
 
 
-def _piece_bytes(value: Value, layout: Layout, sizes: Sequence[int]) -> int:
-    """Return the bytes of a value's shard on each device."""
-    return value.type.elements // shards(layout, sizes) * ELEMENT_BYTES[value.type.dtype]
+def _piece_elements(value: Value, layout: Layout, sizes: Sequence[int]) -> int:
+    """Return the elements of a value's shard on each device."""
+    return value.type.elements // shards(layout, sizes)

@@ -9,7 +9,7 @@ from unity_ir.cost.halos import halo_moves
 from unity_ir.cost.plan import update_time
 from unity_ir.cost.work import work
 from unity_ir.pcg.graph import Node, Optimizer, Value, leaf
-from unity_ir.pcg.materialise import degrees
+from unity_ir.pcg.materialise import degrees, stored_piece
 from unity_ir.pcg.sharding import Assignment, Layout, dual, layout_type, operand_layout, result_layout
 from unity_ir.pcg.types import TensorType
 from unity_ir.plan.moves import plan_moves
@@ -97,33 +97,37 @@ class Costs:
             self.streams.where(assignment),
         )
 
-    def steps(self, type: TensorType, source: Layout, target: Layout) -> tuple[Step, ...]:
+    def steps(self, type: TensorType, source: Layout, target: Layout, gradient: bool = False) -> tuple[Step, ...]:
         """
-        Return the moves that bring a value of a serial type from one layout to another, with their ticks and streams;
-        moves that only rename roles are left out.
+        Return the moves that bring a value of a serial type, or its gradient, from one layout to another, with their
+        ticks and streams; moves that only rename roles are left out.
         """
-        key = (type.shape, type.dtype, source, target)
+        dtype = type.grad_dtype if gradient else type.dtype
+        key = (type.shape, dtype, source, target)
         found = self._steps.get(key)
         if found is None:
             value = leaf("input", type, name="x").result
-            moves = plan_moves(value, source, target, self.streams.machine)
-            found = self._steps[key] = self.streams.steps(moves, source, type.dtype)
+            moves = plan_moves(value, source, target, self.streams.machine, gradient)
+            found = self._steps[key] = self.streams.steps(moves, source, dtype)
         return found
 
-    def send(self, type: TensorType, source: Layout, target: Layout, number: int, overlap: bool) -> tuple[Task, ...]:
+    def send(
+        self, type: TensorType, ends: tuple[Layout, Layout], number: int, overlap: bool, gradient: bool = False
+    ) -> tuple[Task, ...]:
         """
-        Return the tasks of the reshard number `number`, of a value of a serial type from one layout to another.
+        Return the tasks of the reshard number `number`, of a value of a serial type, or of its gradient, from one
+        layout to another (`ends`).
 
         Without `overlap`, they occupy compute streams, too.
         """
-        steps = self.steps(type, source, target)
+        steps = self.steps(type, *ends, gradient)
         return tuple(task for _, task in chain(self.streams, steps, number, (), overlap))
 
     def update(self, value: Value, layout: Layout) -> int:
         """Return the ticks of the optimizer's update of a weight that is stored in a layout."""
-        key = (value.type.shape, value.type.dtype, layout)
+        key = (value.type.shape, value.type.dtype, value.node.master, layout)
         if key not in self._updates:
             machine = self.streams.machine
-            piece = leaf("weight", layout_type(value.type.shape, value.type.dtype, layout, machine.mesh), name="piece")
+            piece = stored_piece(value.node, layout_type(value.type, layout, machine.mesh))
             self._updates[key] = ticks(update_time(piece, self.optimizer, machine))
         return self._updates[key]

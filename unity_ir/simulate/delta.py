@@ -222,7 +222,7 @@ class Simulation:
         found = self._sends.get(key)
         if found is None:
             number, ends = self.number(v, target) + back, (dual(target), dual(source)) if back else (source, target)
-            found = self._sends[key] = self.costs.send(self.types[v], *ends, number, self.overlap)
+            found = self._sends[key] = self.costs.send(self.types[v], ends, number, self.overlap, back)
         return found
 
     # -- building

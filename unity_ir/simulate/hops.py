@@ -132,12 +132,12 @@ def hops(graph: Graph, plan: PlanCost, streams: Streams, with_gradient: set[Node
             at = min(following[reshard.users[0]], len(order) - 1)
             exchanges.setdefault(at, []).append(reshard)
             continue
-        dtype = reshard.value.type.dtype
+        type = reshard.value.type
         hop = Hop(
             reshard,
             len(found),
-            streams.steps(reshard.forward, reshard.source, dtype),
-            streams.steps(reshard.backward, dual(reshard.target), dtype),
+            streams.steps(reshard.forward, reshard.source, type.dtype),
+            streams.steps(reshard.backward, dual(reshard.target), type.grad_dtype),
         )
         found.append(hop)
         for user in reshard.users:

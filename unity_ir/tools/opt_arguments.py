@@ -36,7 +36,8 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
         parser.add_argument(
             "--mixed-precision",
             metavar="TYPE",
-            help="before the search: compute in bf16 (or f16); weights, their gradients and the optimizer stay in f32",
+            help="before the search: compute in bf16 (or f16); weights, their gradients and the optimizer stay in f32. "
+            "Gradients are summed in f32, or as --mixed-precision=bf16,reduce=bf16 says",
         ),
         parser.add_argument(
             "--search",
@@ -190,6 +191,23 @@ def _option(key: str, kind: type, value: str) -> str | int | float | bool:
         return kind(value)
     except ValueError as error:
         raise UnityError(f"unity-opt: --search: {key} is {value!a}; it must be a number") from error
+
+
+def mixed_precision_options(text: str) -> dict[str, str]:
+    """
+    Parse the value of `--mixed-precision` into options of pcg-mixed-precision: given `bf16,reduce=f32`, returns
+    `{"type": "bf16", "reduce": "f32"}`. Raises `UnityError` for other options.
+    """
+    dtype, *settings = text.split(",")
+    found = {"type": dtype}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if key != "reduce" or not equals:
+            raise UnityError(f"unity-opt: --mixed-precision: {setting!a} is no option of it; it has reduce")
+        if key in found:
+            raise UnityError(f"unity-opt: --mixed-precision: {key} is given twice; leave one out")
+        found[key] = value
+    return found
 
 
 def seconds(text: str) -> float:

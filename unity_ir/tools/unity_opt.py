@@ -41,6 +41,7 @@ from unity_ir.tools.opt_arguments import (
     check_arguments,
     check_repeated,
     expanded,
+    mixed_precision_options,
     search_options,
     seconds,
     usage_error,
@@ -214,7 +215,7 @@ class UnityOpt(xDSLOptMain):
             self.pipeline = PassPipeline((first, *self.pipeline.passes), self.pipeline.callback)
         if self.args.mixed_precision is not None:
             mixed: Any = self.available_passes["pcg-mixed-precision"]()
-            first = mixed(type=self.args.mixed_precision)
+            first = mixed(**mixed_precision_options(self.args.mixed_precision))
             self.pipeline = PassPipeline((first, *self.pipeline.passes), self.pipeline.callback)
 
     @property

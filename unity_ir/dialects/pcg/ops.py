@@ -183,11 +183,17 @@ def checked_leaf(op: str, type: TensorType, view: View | None, **attributes: str
 
 @irdl_op_definition
 class WeightOp(LeafOp):
-    """`%w = pcg.weight "fc1.weight" : !pcg.tensor<...>`: a parameter by its full name."""
+    """
+    `%w = pcg.weight "fc1.weight" : !pcg.tensor<...>`: a parameter by its full name.
+
+    `pcg.weight "fc1.weight" master f32 : !pcg.tensor<[8, 8], bf16, grad = f32>` is stored and updated in f32, and read
+    as bf16: its cast rests with its pieces.
+    """
 
     name = "pcg.weight"
 
     weight_name = prop_def(NAME_CONSTRAINT, prop_name="name")
+    master = opt_prop_def(StringAttr)
 
     @property
     def text(self) -> str:
@@ -199,18 +205,24 @@ class WeightOp(LeafOp):
         Return the weight as a node of the core's graph. Raises `UnityError` where its name, type or view is invalid.
         """
         check_name(self.name, self.text)
-        return checked_leaf("weight", core_type(self.result), self.core_view, name=self.text)
+        master = {} if self.master is None else {"master": self.master.data}
+        return checked_leaf("weight", core_type(self.result), self.core_view, name=self.text, **master)
 
     @classmethod
     def parse(cls, parser: Parser) -> LeafOp:
         """Parse what follows `pcg.weight`: the name, attributes, view and type. Raises `ParseError`."""
         position = parser.pos
-        return cls.parse_rest(parser, {"name": parse_name(parser)}, position)
+        own: dict[str, Attribute] = {"name": parse_name(parser)}
+        if parser.parse_optional_keyword("master") is not None:
+            own["master"] = StringAttr(parser.parse_identifier())
+        return cls.parse_rest(parser, own, position)
 
     def print(self, printer: Printer) -> None:
         """Print what follows `pcg.weight`, as `parse` reads it."""
         printer.print_string(" ")
         printer.print_string_literal(self.text)
+        if self.master is not None:
+            printer.print_string(f" master {self.master.data}")
         self.print_rest(printer)
 
     def verify_(self) -> None:
@@ -233,7 +245,8 @@ def check_weights(ops: Iterable[WeightOp]) -> None:
     seen: dict[str, WeightOp] = {}
     for op in ops:
         other = seen.setdefault(op.text, op)
-        for what, one, two in (("types", other.result.type, op.result.type), ("views", other.view, op.view)):
+        alike = ("types", other.result.type, op.result.type), ("views", other.view, op.view)
+        for what, one, two in (*alike, ("masters", other.master, op.master)):
             if one != two:
                 raise UnityError(
                     f"pcg.weight: {op.text!a} has two {what}, {one or 'none'} and {two or 'none'}; rename one"
@@ -310,12 +323,17 @@ class UpdateOp(PcgOp):
             self.check()
 
     def check(self) -> None:
-        """Check the operands: a weight, and a gradient of its sizes and element type. Raises `UnityError` otherwise."""
+        """
+        Check the operands: a weight, and a gradient of its sizes and of the element type it is stored in. Raises
+        `UnityError` otherwise.
+        """
         weight, grad = core_type(self.weight), core_type(self.grad)
         if not isinstance(self.weight.owner, WeightOp):
             raise UnityError("pcg.update: its first operand is no pcg.weight; only weights are updated")
-        if (weight.shape, weight.dtype) != (grad.shape, grad.dtype):
-            raise UnityError(f"pcg.update: the gradient {grad} does not have the sizes and element type of {weight}")
+        stored = weight.dtype if self.weight.owner.master is None else self.weight.owner.master.data
+        if (weight.shape, stored) != (grad.shape, grad.dtype):
+            of = "" if stored == weight.dtype else f", stored in {stored}"
+            raise UnityError(f"pcg.update: the gradient {grad} does not have the sizes and element type of {weight}{of}")
         _ = self.core_optimizer
 
     @classmethod

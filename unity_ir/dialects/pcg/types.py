@@ -46,21 +46,22 @@ class PcgTensorType(Data[TensorType], TypeAttribute):
             dims = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, dim)
             parser.parse_punctuation(",")
             dtype = parser.parse_identifier()
-            for kind in degrees:
-                # `, copy` may follow without `, sum`, and a comma is not given back.
-                if parser.parse_optional_punctuation(",") is None:
-                    break
-                if kind == "sum" and parser.parse_optional_keyword("copy") is not None:
-                    kind = "copy"
-                else:
-                    parser.parse_keyword(kind)
+            grad = ""
+            left = ["grad", *degrees]
+            # Each may be left out, in this order; a comma is not given back.
+            while left and parser.parse_optional_punctuation(",") is not None:
+                found = next((k for k in left[:-1] if parser.parse_optional_keyword(k) is not None), None)
+                if found is None:
+                    parser.parse_keyword(found := left[-1])
+                del left[: left.index(found) + 1]
                 parser.parse_punctuation("=")
-                degrees[kind] = integer()
-                if kind == "copy":
-                    break
+                if found == "grad":
+                    grad = parser.parse_identifier()
+                else:
+                    degrees[found] = integer()
         try:
             halos = {kind: tuple(found) for kind, found in borders.items()}
-            return tensor_type(tuple(s for s, _ in dims), dtype, tuple(d for _, d in dims), **degrees, **halos)
+            return tensor_type(tuple(s for s, _ in dims), dtype, tuple(d for _, d in dims), grad=grad, **degrees, **halos)
         except UnityError as error:
             parser.raise_error(str(error), start)
 

@@ -74,15 +74,16 @@ class _MoveCosts:
         if key not in self._seen:
             if len(self._seen) == limits().axis_prices:
                 raise _TooMany
-            seconds = self._one_way(value, source, target)
+            seconds = self._one_way(value, source, target, gradient=False)
             if training:
-                seconds += self._one_way(value, dual(target), dual(source))
+                seconds += self._one_way(value, dual(target), dual(source), gradient=True)
             self._seen[key] = seconds
         return self._seen[key]
 
-    def _one_way(self, value: Value, source: Layout, target: Layout) -> float:
+    def _one_way(self, value: Value, source: Layout, target: Layout, gradient: bool) -> float:
         machine = self.solver.spaces.machine
-        return sum(machine.move_time(m, value.type.dtype) for m in plan_moves(value, source, target, machine))
+        dtype = value.type.grad_dtype if gradient else value.type.dtype
+        return sum(machine.move_time(m, dtype) for m in plan_moves(value, source, target, machine, gradient))
 
     def between(self, value: Value, made: Iterable[Layout], needs: Sequence[Layout], training: bool) -> Floats:
         """Return seconds [made, needed] between layouts."""

@@ -39,6 +39,8 @@ class OrderedSpace:
     def __init__(self, on_axes: LayoutSpace, groups: Sequence[AxisGroup]):
         self.space = on_axes
         self.groups = groups
+        self.gradient = self if on_axes.gradient is on_axes else OrderedSpace(on_axes.gradient, groups)
+        """The same layouts, with the seconds of moving the value's gradient."""
         self.floats = 0 if on_axes.rank else NOWHERE
         """The role whose axes have no place in the order; NOWHERE if there is none."""
         self._codes, self._of = np.unique(
@@ -239,18 +241,18 @@ class _AxisOrders:
             if id(self.solver.space(value)) not in self.spaces:
                 on_axes = self.on_axes.of_value(value)
                 self.spaces[id(self.solver.space(value))] = OrderedSpace(on_axes, self.solver.spaces.groups)
-        wanted: dict[int, list[Ints]] = {}
+        wanted: dict[OrderedSpace, list[Ints]] = {}
         for edge, (made, needs) in zip(self.counted.edges, self.ends, strict=True):
             way, _ = _whole(edge)
-            of = wanted.setdefault(id(self.solver.space(made[1])), [])
-            of.append(self._port(made, way.training, None)[1])
+            space = self.spaces[id(self.solver.space(made[1]))]
+            wanted.setdefault(space, []).append(self._port(made, way.training, None)[1])
             if way.training:
-                of.append(self._port(needs, way.training, edge.needs)[2])
-        sources = {of: np.unique(np.concatenate(some)) for of, some in wanted.items()}
-        if any(self.spaces[of].steps(some) > limits().order_sums for of, some in sources.items()):
+                wanted.setdefault(space.gradient, []).append(self._port(needs, way.training, edge.needs)[2])
+        sources = {space: np.unique(np.concatenate(some)) for space, some in wanted.items()}
+        if any(space.steps(some) > limits().order_sums for space, some in sources.items()):
             return None
-        for of, some in sources.items():
-            self.spaces[of].fill(some)
+        for space, some in sources.items():
+            space.fill(some)
         of = [self._spelled(n)[0] for n in range(len(self.counts))]
         seconds = [s[rows] for s, rows in zip(self.counted.seconds, of, strict=True)]
         edges = [self._add_edge(*each) for each in zip(self.counted.edges, self.ends, strict=True)]
@@ -300,7 +302,7 @@ class _AxisOrders:
         if key not in self._betweens:
             seconds = space.least(from_there, to_there)
             if way.training:
-                seconds = seconds + space.least(from_back, to_back).T
+                seconds = seconds + space.gradient.least(from_back, to_back).T
             nowhere = len(needs.layouts) - seconds.shape[1]
             seconds = np.hstack([np.zeros((len(seconds), nowhere)), part * seconds])
             self._betweens[key] = DenseCost(made, needs, seconds)

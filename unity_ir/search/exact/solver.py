@@ -24,11 +24,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from unity_ir.budget import OutOfBudget, spend
-from unity_ir.cost.memory import leaf_tensors
+from unity_ir.cost.memory import leaf_bytes
 from unity_ir.cost.plan import update_time
 from unity_ir.cost.work import repeats
 from unity_ir.pcg.differentiate import trained
-from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, leaf
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
+from unity_ir.pcg.materialise import stored_piece
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search.exact.elimination import Factor, Memo, every, minimise_within
 from unity_ir.search.exact.factor_graph import (
@@ -286,7 +287,7 @@ class Solver:
         `kept` whether the backward reads the resharded leaf.
         """
         training = user and value.node in with_gradient
-        key = (value.type, value.node.op, training, kept)
+        key = (value.type, value.node.op, value.node.master, training, kept)
         if key not in self._leaves:
             rest, space = self.rest(value.node, with_gradient), self.space(value)
             rests = np.flatnonzero(np.isfinite(rest))
@@ -316,7 +317,7 @@ class Solver:
         """
         (type,) = node.types
         updated = node.op == "weight" and node in with_gradient
-        key = (type, node.op, updated)
+        key = (type, node.op, node.master, updated)
         if key not in self._rests:
             self._rests[key] = self.price.of(*self.resting(node, updated))
         return self._rests[key]
@@ -331,12 +332,12 @@ class Solver:
         (type,) = node.types
         barred = space.degrees[:, space.rank] * space.degrees[:, space.rank + 1] > 1
         seconds = np.where(barred, np.inf, 0.0)
-        bytes = np.where(barred, np.inf, leaf_tensors(node, updated, self.optimizer) * space.bytes)
+        bytes = np.where(barred, np.inf, leaf_bytes(node, updated, self.optimizer) * space.elements)
         if not updated:
             return seconds, bytes
         for i in np.flatnonzero(~barred):
             degrees = tuple(int(d) for d in space.degrees[i, : space.rank])
-            piece = leaf("weight", tensor_type(space.shape, type.dtype, degrees), name="piece")
+            piece = stored_piece(node, tensor_type(space.shape, type.dtype, degrees))
             seconds[i] = update_time(piece, self.optimizer, self.spaces.machine)
         return seconds, bytes
 

@@ -135,7 +135,7 @@ class TwoWayCost:
     def _home(self) -> Singles:
         """Seconds of the gradient's reshards [from where needed, to where made]."""
         made, needs = self._ends
-        return self.space.least(needs.backs, made.backs)
+        return self.space.gradient.least(needs.backs, made.backs)
 
     def there(self, of_made: Floats) -> Floats:
         """

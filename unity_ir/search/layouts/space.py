@@ -55,9 +55,16 @@ class LayoutSpace:
         shape: tuple[int, ...],
         dtype: str,
         merged: tuple[int, ...] | None = None,
+        gradient: LayoutSpace | None = None,
     ):
-        """Merge dims with equal numbers in `merged`; moving between merged dims is free."""
+        """
+        Merge dims with equal numbers in `merged`; moving between merged dims is free.
+
+        `gradient` is the space of the same layouts at the gradient's element type, if that is another one.
+        """
         self.machine = machine
+        self.gradient = gradient or self
+        """The same layouts, with the seconds of moving the value's gradient."""
         self.groups = groups
         self.merged = tuple(range(len(shape))) if merged is None else merged
         self.rank = max(self.merged, default=-1) + 1
@@ -133,12 +140,13 @@ class LayoutSpace:
         there, back = self._there, self._back
         seconds = _columns(self._cheapest, there[sources], there[targets])
         if training:
-            home = np.take(self._home, back[targets], axis=1) if len(sources) > len(self._home) else None
+            all_home = self.gradient._home
+            home = np.take(all_home, back[targets], axis=1) if len(sources) > len(all_home) else None
             rows = max(1, limits().cached_distances // max(1, len(targets)))
             for start in range(0, len(sources), rows):
                 at = slice(start, start + rows)
                 some = back[sources[at]]
-                seconds[at] += np.take(self._home[some], back[targets], axis=1) if home is None else home[some]
+                seconds[at] += np.take(all_home[some], back[targets], axis=1) if home is None else home[some]
         # Going by another name counts as a free move: pairs of layouts that stand for the same.
         order = np.argsort(there[targets], kind="stable")
         ends = np.searchsorted(there[targets][order], [there[sources], there[sources] + 1])
@@ -161,7 +169,7 @@ class LayoutSpace:
             return self.reshard(sources, np.arange(len(self)), training)
         seconds = np.take(self._from(some), self._there, axis=1)[at]
         if training:
-            seconds += np.take(self._from(own, home=True), self._back, axis=1)[back]
+            seconds += np.take(self.gradient._from(own, home=True), self._back, axis=1)[back]
         seconds += FREE_MOVE * (
             (self._there == self._there[sources][:, None]) & (np.arange(len(self)) != sources[:, None])
         )
@@ -187,7 +195,8 @@ class LayoutSpace:
         at, back = int(self._there[layout]), self._back
         seconds = np.take((self._cheapest if there else self._home)[at], self._there)
         if training:
-            seconds += np.take((self._home if there else self._cheapest)[back[layout]], back)
+            gradient = self.gradient
+            seconds += np.take((gradient._home if there else gradient._cheapest)[back[layout]], back)
         ends, order = self._alike
         before = seconds[layout]
         seconds[order[ends[at] : ends[at + 1]]] += FREE_MOVE
@@ -373,7 +382,7 @@ def merged_dims(rank: int, merge: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Spaces:
-    """The layout spaces of one machine, one per shape and element type, memoised."""
+    """The layout spaces of one machine, one per shape and element types of value and gradient, memoised."""
 
     machine: Machine
     cuts: tuple[int, ...] | None = None
@@ -405,15 +414,16 @@ class Spaces:
     def _made(self) -> dict[Any, LayoutSpace]:
         return {}
 
-    def of(self, shape: tuple[int, ...], dtype: str, merge: int | None = None) -> LayoutSpace:
+    def of(self, shape: tuple[int, ...], dtype: str, merge: int | None = None, grad: str = "") -> LayoutSpace:
         """
         Return the layouts of values of this shape and element type, memoised; `merge` replaces this object's
-        coarseness.
+        coarseness. `grad` is the element type of their gradients, if that is another one.
         """
         merged = merged_dims(len(shape), self.merge if merge is None else merge)
-        key = (shape, dtype, merged)
+        key = (shape, dtype, merged, grad)
         if key not in self._made:
-            self._made[key] = LayoutSpace(self.machine, self.groups, shape, dtype, merged)
+            gradient = self.of(shape, grad, merge) if grad else None
+            self._made[key] = LayoutSpace(self.machine, self.groups, shape, dtype, merged, gradient)
         return self._made[key]
 
     def of_value(self, value: Value) -> LayoutSpace:
@@ -424,4 +434,4 @@ class Spaces:
         needed sharded, so the bound loses hardly anything.
         """
         weight = self.merge > 0 and value.node.op == "weight"
-        return self.of(value.type.shape, value.type.dtype, 2 if weight else None)
+        return self.of(value.type.shape, value.type.dtype, 2 if weight else None, value.type.grad)

@@ -17,7 +17,7 @@ from math import ceil, inf
 
 from rich.filesize import decimal
 
-from unity_ir.cost.memory import held, leaf_tensors
+from unity_ir.cost.memory import held, leaf_bytes
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.device import Device
@@ -432,7 +432,7 @@ def _states(graph: Graph, solver: Solver) -> float:
     """Return the bytes per device of weights, gradients and optimizer state, if all were sharded evenly."""
     with_gradient = trained(graph)
     held = sum(
-        leaf_tensors(n, n in with_gradient, solver.optimizer) * n.types[0].bytes
+        leaf_bytes(n, n in with_gradient, solver.optimizer) * n.types[0].elements
         for n in graph.nodes()
         if n.op == "weight"
     )

@@ -195,11 +195,11 @@ class StepBuilder:
                 elements = value.type.elements // shards(earlier, self.done)
                 for column, rest in enumerate(rests):
                     source, target = (rest, role) if reads else (role, rest)
-                    moved = received(source, target, elements, size)
+                    table[row, column] += received(source, target, elements, size) * _item(value)
                     if gradient:
                         (back,), (to,) = dual((target,)), dual((source,))
-                        moved += received(back, to, elements, size)
-                    table[row, column] += moved * _item(value)
+                        item = ELEMENT_BYTES[value.type.grad_dtype]
+                        table[row, column] += received(back, to, elements, size) * item
         return table
 
 

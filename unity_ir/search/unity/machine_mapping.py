@@ -312,7 +312,7 @@ class _Mapping:
                 # One value that is needed in one layout twice is brought there once.
                 brought = dict.fromkeys((v, target.needs[operand][j]) for v, operand in wires)
                 out[i, j] = sum(
-                    self.mapper.prices.move(v.shape, v.dtype, made[v.index], need, self._has_gradient(v, edge.target))
+                    self.mapper.prices.move(v.type, made[v.index], need, self._has_gradient(v, edge.target))
                     for v, need in brought
                 )
         return out

@@ -12,11 +12,11 @@ from unity_ir.cost.plan import update_time
 from unity_ir.cost.work import repeats, work
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.collectives import COLLECTIVES
-from unity_ir.pcg.graph import Node, Optimizer, Value, leaf
-from unity_ir.pcg.materialise import degrees, resting
+from unity_ir.pcg.graph import Node, Optimizer, Value
+from unity_ir.pcg.materialise import degrees, resting, stored_piece
 from unity_ir.pcg.reshard import Move, move_kind, plan
 from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, dual, is_pinned, is_shard, operand_layout, shards
-from unity_ir.pcg.types import ELEMENT_BYTES, tensor_type
+from unity_ir.pcg.types import ELEMENT_BYTES, TensorType, tensor_type
 from unity_ir.search.layouts.limits import limits
 
 FREE = 1e-12
@@ -39,19 +39,19 @@ class ViewCosts:
         """
         return next(n for most, n in limits().planned_axes if len(self.machine.mesh.sizes) <= most)
 
-    def move(self, shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, gradient: bool) -> float:
+    def move(self, type: TensorType, source: Layout, target: Layout, gradient: bool) -> float:
         """
-        Return the seconds of moving a value of this shape from layout `source` to `target`.
+        Return the seconds of moving a value of this type's shape from layout `source` to `target`.
 
         With `gradient`, adds those of moving its gradient back.
         """
         if source == target:
             return 0.0
-        key = (shape, dtype, source, target, gradient)
+        key = (type.shape, type.dtype, type.grad_dtype, source, target, gradient)
         if key not in self._moves:
-            seconds = self._one_way(shape, dtype, source, target)
+            seconds = self._one_way(type.shape, type.dtype, source, target)
             if gradient:
-                seconds += self._one_way(shape, dtype, dual(target), dual(source))
+                seconds += self._one_way(type.shape, type.grad_dtype, dual(target), dual(source))
             self._moves[key] = seconds
         return self._moves[key]
 
@@ -118,13 +118,13 @@ class ViewCosts:
 
     def _leaf(self, value: Value, need: Layout, gradient: bool) -> float:
         rest = resting(need)
-        seconds = self.move(value.shape, value.dtype, rest, need, gradient)
+        seconds = self.move(value.type, rest, need, gradient)
         if gradient and value.node.op == "weight":
             sizes = self.machine.mesh.sizes
             pieces = tuple(
                 prod(s for s, r in zip(sizes, rest, strict=True) if r == dim) for dim in range(len(value.shape))
             )
-            piece = leaf("weight", tensor_type(value.shape, value.dtype, pieces), name="piece")
+            piece = stored_piece(value.node, tensor_type(value.shape, value.dtype, pieces))
             seconds += update_time(piece, self.optimizer, self.machine)
         return seconds
 
