@@ -258,7 +258,7 @@ class Brute:
             if COPY not in layout and SUM not in layout:
                 out[i] = 0.0
                 if value.node.op == "weight" and value.node in self.trained:
-                    type = layout_type(value.shape, value.dtype, layout, self.mesh)
+                    type = layout_type(value.type, layout, self.mesh)
                     out[i] = update_time(leaf("weight", type, name="piece"), self.optimizer, self.machine)
         return out
 

@@ -86,8 +86,9 @@ def operand_gradients(
     for operand, value in zip(node.operands, found, strict=True):
         assert value is None or isinstance(value, Value)
         value = value if operand.type.is_floating else None
-        wanted = operand.type.dual.parts, operand.dtype
-        if value is not None and (value.type.parts, value.dtype) != wanted:
+        if value is not None and again is not None:
+            value = again.in_backward(value)
+        if value is not None and (value.type.parts, value.dtype) != (operand.type.dual.parts, operand.dtype):
             raise AssertionError(f"{node.op}: gradient is {value.type}, the dual of its operand {operand.type.dual}")
         out.append(value)
     return tuple(out)

@@ -22,7 +22,7 @@ from unity_ir.pcg.types import ELEMENT_BYTES, TensorType, divided_type
 from unity_ir.pcg.view import View
 from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.parallel import Configuration, infer_configuration, result_degrees
-from unity_ir.tdl.syntax import AttrValue, Bound
+from unity_ir.tdl.syntax import NOT_FLOATING, AttrValue, Bound
 
 LEAVES = ("input", "weight", "constant")
 """Operators without operands: the arguments of a step, its parameters, and a number as a tensor."""
@@ -174,8 +174,9 @@ def leaf(op: str, type: TensorType, view: View | None = None, **attributes: Attr
     Raises `UnityError` for a leaf that lacks its name or value, and for a master that is no longer than the type.
     """
     if (master := attributes.get("master")) is not None:
-        if op != "weight" or not type.is_floating or ELEMENT_BYTES.get(str(master), 0) <= ELEMENT_BYTES[type.dtype]:
-            raise UnityError(f"pcg.{op}: {type.dtype} is not computed from a master in {master}; give a weight's, longer")
+        longer = master not in NOT_FLOATING and ELEMENT_BYTES.get(str(master), 0) > ELEMENT_BYTES[type.dtype]
+        if op != "weight" or not type.is_floating or not longer:
+            raise UnityError(f"pcg.{op}: {type.dtype} has no master in {master}; a weight's is of a longer float type")
     if op == "constant":
         value = attributes.get("value")
         if isinstance(value, bool) or not isinstance(value, int | float):

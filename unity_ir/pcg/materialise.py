@@ -108,8 +108,8 @@ def stored_piece(node: Node, type: TensorType) -> Node:
     """
     Return a nameless weight of another type that is stored as the leaf `node` is, such as to price a piece of it.
     """
-    master = {} if node.master == node.types[0].dtype else {"master": node.master}
-    return leaf("weight", type, name="piece", **master)
+    own = dict(node.attributes)
+    return leaf("weight", type, None, **{**own, "name": "piece"})
 
 
 def retyped(node: Node, type: TensorType, view: View | None) -> Value:

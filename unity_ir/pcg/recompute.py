@@ -36,7 +36,27 @@ class Recomputation:
     def __init__(self, graph: Graph, placement: Placement | None):
         self.placement = placement
         self.not_kept = not_kept(graph)
+        self._forward = set(graph.nodes()) if self.not_kept else set[Node]()
         self._made: dict[Value, Value] = {}
+
+    def in_backward(self, gradient: Value) -> Value:
+        """
+        Return a gradient that reads nothing of the forward that is not kept.
+
+        An operator's gradient may build a node that the forward has, too, such as the product below an activation: equal
+        nodes are one.
+        """
+        if not self.not_kept:
+            return gradient
+        if gradient not in self._made:
+            node = gradient.node
+            if node in self._forward:
+                return self.read(gradient)
+            operands = [self.in_backward(v) for v in node.operands]
+            same = tuple(operands) == node.operands
+            self._made[gradient] = gradient if same else rebuild(node, operands, node.view).results[gradient.index]
+            self._made.setdefault(self._made[gradient], self._made[gradient])
+        return self._made[gradient]
 
     def read(self, value: Value) -> Value:
         """

@@ -264,6 +264,7 @@ class _Fuser:
         lines = self.memo.lines
         if key not in lines:
             found = composed([self._part(m) for m in members], self._kept(members))
+            found = found and self._with_types(found)
             at = {r: n for n, r in enumerate(numbers)}
             lines[key] = found and replace(
                 found, operands=tuple(at[r] for r in found.operands), results=tuple(at[r] for r in found.results)
@@ -273,6 +274,17 @@ class _Fuser:
             line, operands=tuple(numbers[n] for n in line.operands), results=tuple(numbers[n] for n in line.results)
         )
 
+    def _with_types(self, line: Part) -> Part:
+        """Return a group's line with the element type of each result that has another than the first float operand."""
+        tensors = self.program.tensors
+        floats = (tensors[r].dtype for r, p in zip(line.operands, line.line.operands, strict=True) if p.floating)
+        usual = next(floats, "f32")
+        types = (tensors[r].dtype for r in line.results)
+        results = tuple(
+            replace(r, dtype=None if t == usual else t) for r, t in zip(line.line.results, types, strict=True)
+        )
+        return replace(line, line=replace(line.line, results=results))
+
     def _part(self, member: Compute) -> Part:
         axes: dict[str, tuple[int, ...]] = {}
         for axis, what in enumerate(member.assignment):
@@ -281,7 +293,7 @@ class _Fuser:
         return Part(self.program.local_line(member), member.operands, member.results, axes)
 
     def _launches(self, member: Compute) -> Launches | None:
-        """Return the launches of one operator in Triton; None for PyTorch's, and for several element types."""
+        """Return the launches of one operator in Triton; None for PyTorch's, and for results that are no floats."""
         key, made = self._key([member]), self.memo.launches
         if key not in made:
             made[key] = self._of_operator(member)
@@ -290,7 +302,7 @@ class _Fuser:
     def _of_operator(self, member: Compute) -> Launches | None:
         operator = local_operator(self.program, member)
         floats = {d for d in operator.dtypes if d not in NOT_FLOATING}
-        if len(floats) != 1 or any(self.program.tensors[r].dtype not in floats for r in member.results):
+        if len(floats) != 1 or any(self.program.tensors[r].dtype in NOT_FLOATING for r in member.results):
             return None
         if operator.line.has_windows or self.choice(operator) != "triton":
             return None
@@ -310,8 +322,6 @@ class _Fuser:
         """Return a group's launches; None unless one kernel, as parallel as its members, does it in one pass."""
         line = self._line(members)
         if line is None:
-            return None
-        if len({self.program.tensors[r].dtype for m in members for r in m.results}) > 1:
             return None
         operator = local_operator(self.program, self._instruction(members, line))
         try:

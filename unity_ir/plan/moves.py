@@ -23,9 +23,7 @@ def plan_moves(
     if source == target:
         return ()
     type = value.type
-    return _plan_cached(
-        type.shape, type.grad_dtype if gradient else type.dtype, source, target, ByIdentity(machine)
-    )
+    return _plan_cached(type.shape, type.grad_dtype if gradient else type.dtype, source, target, ByIdentity(machine))
 
 
 @lru_cache(maxsize=65536)

@@ -226,7 +226,7 @@ class _Scheduler:
                 slots[move.result] = ready if ready > 0 else ahead
         out: dict[int, list[Move]] = {}
         for move in self.moves:
-            if move.result in slots:
+            if move.result in slots and not isinstance(move, _Cast):
                 out.setdefault(slots[move.result], []).append(move)
         for moves in out.values():
             # The result that is read first is moved first, as moves over the same links queue.

@@ -17,6 +17,7 @@ from unity_ir.cost.plan import cost
 from unity_ir.pcg.graph import Graph, Optimizer, leaf
 from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.sharding import REPEAT, Layout, Mesh, layout_type, pinned_at, pins
+from unity_ir.pcg.types import tensor_type
 
 OPTIMIZERS = (Optimizer(), Optimizer("adam"))
 
@@ -31,7 +32,11 @@ def test_what_counts_is_what_the_fullest_device_holds(seed: int, sizes: tuple[in
 
     layouts = [layout() for _ in range(random.randint(1, 6))]
     nodes = [
-        leaf(random.choice(["weight", "input"]), layout_type((24 * (i + 1), 5), "f32", where, mesh), name=f"x{i}")
+        leaf(
+            random.choice(["weight", "input"]),
+            layout_type(tensor_type((24 * (i + 1), 5), "f32"), where, mesh),
+            name=f"x{i}",
+        )
         for i, where in enumerate(layouts)
     ]
     devices: list[int] = []

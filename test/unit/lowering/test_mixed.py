@@ -8,7 +8,7 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.types import tensor_type
-from unity_ir.plan.plan import plan_step
+from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import lower
 from unity_ir.search.baselines.data_parallel import data_parallel
 
@@ -22,7 +22,7 @@ def test_one_shape_in_two_element_types_are_two_functions():
     graph = Graph("f", (x, y), (apply("mse", [out, y.result]).result,))
     machine = load("box:2")
     program = lower(differentiate(data_parallel(graph, machine), Optimizer(), machine.mesh), machine)
-    text = emit(plan_step(program), graph).text
+    text = emit(plan_step(program, PlanOptions(fuse=False)), graph).text
     assert "def matmul_4x8_8x8(" in text
     assert "def matmul_4x8_8x8_bf16(" in text
     # What is checked against PyTorch is as rough as the roughest of it.

@@ -56,10 +56,10 @@ def test_view_of_a_layout_puts_pieces_where_devices_hold_them(sizes: tuple[int, 
     mesh = Mesh(sizes)
     positions = np.arange(int(np.prod(shape))).reshape(shape)
     for layout in layouts(shape, mesh):
-        type = layout_type(shape, "f32", layout, mesh)
+        type = layout_type(tensor_type(shape, "f32"), layout, mesh)
         node = leaf("weight", type, layout_view(layout, len(shape), mesh), name="w")
         assert place(Graph("f", (), (node.result,)), mesh).layouts[node.result] == layout
-        assert layout_type(shape, "f32", dual(layout), mesh) is type.dual
+        assert layout_type(tensor_type(shape, "f32"), dual(layout), mesh) is type.dual
         held = scatter(positions, layout, mesh) if SUM not in layout else []
         for device, array in enumerate(held):
             for dim, size in enumerate(array.shape):

@@ -16,6 +16,7 @@ from unity_ir.machine import Machine
 from unity_ir.pcg.collectives import FROM_ONE, PLANNED
 from unity_ir.pcg.reshard import Move, move_kind, moves, plan
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, Mesh, dual, layout_type, pinned_at, pins
+from unity_ir.pcg.types import tensor_type
 from unity_ir.search.layouts.space import Spaces
 
 MESHES = [(2,), (3,), (2, 2), (2, 3), (3, 2), (2, 2, 2), (2, 2, 3)]
@@ -42,7 +43,7 @@ def between(a: Layout, b: Layout, shape: tuple[int, ...], mesh: Mesh) -> Move | 
     if len({a[i] for i in axes}) != 1 or len({b[i] for i in axes}) != 1:
         return None
     source, target = a[axes[0]], b[axes[0]]
-    elements = prod(layout_type(shape, "f32", a, mesh).piece_shape)
+    elements = prod(layout_type(tensor_type(shape, "f32"), a, mesh).piece_shape)
     return Move(move_kind(source, target), axes, source, target, prod(mesh.sizes[i] for i in axes), elements)
 
 

@@ -136,7 +136,7 @@ class Everything:
             if made is not None:
                 total += self.reshard(value, made, at, back)
             elif value.node.op == "weight" and trained:
-                type = layout_type(value.shape, value.type.dtype, at, self.mesh)
+                type = layout_type(value.type, at, self.mesh)
                 total += update_time(leaf("weight", type, name="piece"), SGD, self.machine)
             best = min(best, total)
         return best
@@ -217,7 +217,7 @@ def test_any_choice_costs_the_sum_of_its_terms(machine: Machine, seed: int):
                 back = trained and any(by & problem.trained for by in needs.values())
                 total += problem.reshard(value, made, where, back)
             if node.op == "weight" and trained:
-                type = layout_type(value.shape, value.type.dtype, where, machine.mesh)
+                type = layout_type(value.type, where, machine.mesh)
                 total += update_time(leaf("weight", type, name="piece"), SGD, machine)
     plan = realise(graph, ExactPlan(0.0, rows, at), solver)
     assert cost(plan, machine, SGD).time == pytest.approx(total, abs=1e-10)

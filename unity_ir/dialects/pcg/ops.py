@@ -333,7 +333,9 @@ class UpdateOp(PcgOp):
         stored = weight.dtype if self.weight.owner.master is None else self.weight.owner.master.data
         if (weight.shape, stored) != (grad.shape, grad.dtype):
             of = "" if stored == weight.dtype else f", stored in {stored}"
-            raise UnityError(f"pcg.update: the gradient {grad} does not have the sizes and element type of {weight}{of}")
+            raise UnityError(
+                f"pcg.update: the gradient {grad} does not have the sizes and element type of {weight}{of}"
+            )
         _ = self.core_optimizer
 
     @classmethod

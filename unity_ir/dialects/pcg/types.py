@@ -60,8 +60,8 @@ class PcgTensorType(Data[TensorType], TypeAttribute):
                 else:
                     degrees[found] = integer()
         try:
-            halos = {kind: tuple(found) for kind, found in borders.items()}
-            return tensor_type(tuple(s for s, _ in dims), dtype, tuple(d for _, d in dims), grad=grad, **degrees, **halos)
+            more = {**degrees, **{kind: tuple(found) for kind, found in borders.items()}}
+            return tensor_type(tuple(s for s, _ in dims), dtype, tuple(d for _, d in dims), **more, grad=grad)
         except UnityError as error:
             parser.raise_error(str(error), start)
 
