@@ -74,8 +74,8 @@ def step_part(name: str, out: Path, steps: int, smoke: bool) -> None:
     from unity_ir.pcg.elements import in_type
     from unity_ir.pcg.fuse_collectives import fuse_collectives
     from unity_ir.pcg.graph import Optimizer
+    from unity_ir.plan.lower import lower
     from unity_ir.plan.plan import PlanOptions, plan_step
-    from unity_ir.plan.program import lower
     from unity_ir.search import run
 
     model, keys, tiny = MODELS[name]

@@ -16,8 +16,8 @@ from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, parallel, rebuild, rewrite
+from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import lower
 from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.replay import replay
 from unity_ir.simulate.tasks import UPDATE

@@ -17,8 +17,8 @@ from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Optimizer
+from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import lower
 from unity_ir.search import run
 
 SETTINGS = [Optimizer("sgd", 0.1), Optimizer("adam", 1e-3), Optimizer("adamw", 1e-3), Optimizer("adamw", 1e-5)]

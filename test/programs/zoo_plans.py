@@ -16,8 +16,9 @@ from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, parallel, rebuild,
 from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.sharding import REPEAT, Assignment, Mesh
+from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import Program, lower
+from unity_ir.plan.program import Program
 from unity_ir.search import run
 
 _DECODER = {"batch": 8, "sequence": 4, "hidden": 16, "layers": 1, "vocabulary": 16}

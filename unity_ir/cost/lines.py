@@ -7,10 +7,8 @@ bucket is one collective over the bytes of all its members.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from math import prod
 
 from unity_ir.cost.plan import update_bytes, update_kernel
 from unity_ir.cost.time import Kernel, seconds
@@ -20,16 +18,13 @@ from unity_ir.machine.device import Device
 from unity_ir.ops import operator, savings
 from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.graph import Optimizer
-from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import Assignment, Mesh, pins
+from unity_ir.pcg.sharding import Assignment, Mesh
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.program import (
     Compute,
     Fused,
-    HaloExchange,
     Program,
     Register,
-    ReshardMove,
     Tensor,
     global_line,
     piece_of_line,
@@ -125,25 +120,6 @@ def _unsaved(compute: Compute) -> Compute:
     if reads is not None:
         count = len(operator(plain).line.parameters)
     return replace(compute, operator=plain, operands=compute.operands[:count], results=compute.results)
-
-
-def move_of(program: Program, moved: ReshardMove | HaloExchange) -> Move:
-    """Return a move of a program as the machine prices it."""
-    held = program.tensors[moved.operand]
-    local = held.local(program.mesh)
-    elements = prod(local)
-    group = prod(program.mesh.sizes[axis] for axis in moved.axes)
-    others = tuple((axis, at) for axis, at in pins(held.layout) if axis not in moved.axes)
-    if isinstance(moved, HaloExchange):
-        border = elements // local[moved.dim] * (moved.low + moved.high)
-        return Move(moved.kind, moved.axes, moved.dim, moved.dim, group, elements, border, others)
-    return Move(moved.kind, moved.axes, moved.source, moved.target, group, elements, 0, others)
-
-
-def bucket_move(program: Program, moves: Sequence[ReshardMove]) -> Move:
-    """Return the one collective that does several moves of one kind and group."""
-    found = [move_of(program, move) for move in moves]
-    return replace(found[0], elements=sum(move.elements for move in found))
 
 
 def update_seconds(program: Program, weight: Register, optimizer: Optimizer, device: Device) -> float:

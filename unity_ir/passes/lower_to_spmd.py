@@ -15,7 +15,7 @@ from unity_ir.dialects.machine import module_machine
 from unity_ir.machine import load
 from unity_ir.pcg.graph import erase
 from unity_ir.pcg.sharding import devices_of
-from unity_ir.plan.program import lower
+from unity_ir.plan.lower import lower
 
 REFERENCE = "_reference"
 """Added to a program's name: the serial forward it must agree with, kept for `--check`."""

@@ -43,7 +43,7 @@ class Recomputation:
         """
         Return a gradient that reads nothing of the forward that is not kept.
 
-        An operator's gradient may build a node that the forward has, too, such as the product below an activation: equal
+        An operator's gradient may build a node that the forward has, such as the product below an activation: equal
         nodes are one.
         """
         if not self.not_kept:

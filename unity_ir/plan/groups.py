@@ -32,7 +32,8 @@ from unity_ir.plan.program import (
     Register,
     ReshardMove,
     Tensor,
-    UpdateWeight,
+    makes,
+    reads,
 )
 from unity_ir.plan.schedule import crosses, piece_bytes
 from unity_ir.tdl.syntax import NOT_FLOATING
@@ -94,9 +95,9 @@ class _Fuser:
         self.readers: dict[Register, list[int]] = {}
         self.maker: dict[Register, int] = {}
         for place, instruction in enumerate(body):
-            for register in _reads(instruction):
+            for register in reads(instruction):
                 self.readers.setdefault(register, []).append(place)
-            self.maker.update(dict.fromkeys(_makes(instruction), place))
+            self.maker.update(dict.fromkeys(makes(instruction), place))
         for register in self.program.outputs:
             self.readers.setdefault(register, []).append(len(body))
         self.alive = self._alive()
@@ -147,15 +148,15 @@ class _Fuser:
         body = self.program.body
         before: list[Instruction] = []
         after: list[Instruction] = []
-        made = {r for p in group for r in _makes(body[p])}
+        made = {r for p in group for r in makes(body[p])}
         for instruction in body[group[0] : group[-1]]:
             if isinstance(instruction, Compute):
                 continue
-            if made.isdisjoint(_reads(instruction)):
+            if made.isdisjoint(reads(instruction)):
                 before.append(instruction)
             else:
                 after.append(instruction)
-                made.update(_makes(instruction))
+                made.update(makes(instruction))
         return [*before, self._one(group), *after, *body[group[-1] + 1 : end]]
 
     def _one(self, group: Sequence[int]) -> Compute:
@@ -339,25 +340,3 @@ class _Fuser:
             return None
         # With fewer programs, a part of the GPU would be idle.
         return made.work if made.work[0].programs * 2 >= max(each.programs for each in alone) else None
-
-
-def _reads(instruction: Instruction) -> tuple[Register, ...]:
-    match instruction:
-        case Compute(_, operands):
-            return operands
-        case ReshardMove(operand) | HaloExchange(operand):
-            return (operand,)
-        case UpdateWeight(weight, grad):
-            return weight, grad
-        case Leaf():
-            return ()
-
-
-def _makes(instruction: Instruction) -> tuple[Register, ...]:
-    match instruction:
-        case Compute(_, _, results):
-            return results
-        case Leaf(_, result) | ReshardMove(_, result) | HaloExchange(_, result):
-            return (result,)
-        case UpdateWeight():
-            return ()

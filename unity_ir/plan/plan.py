@@ -22,7 +22,8 @@ from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.plan.deadlock import calls, check_order
 from unity_ir.plan.groups import GroupMemo, with_fusions
 from unity_ir.plan.local_operator import LocalOperator, local_operator
-from unity_ir.plan.program import Compute, Program, lower
+from unity_ir.plan.lower import lower
+from unity_ir.plan.program import Compute, Program
 from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.plan.schedule import BUCKET_BYTES, Schedule, schedule
 

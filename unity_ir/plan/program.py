@@ -1,27 +1,23 @@
 """
-Lower a placed graph to one rank's program: instructions on local tensors, with explicit collectives.
+One rank's program: instructions on local tensors, with explicit collectives.
 
-Every rank runs the same instructions on its own pieces (SPMD). `dialects.spmd` is the program's text, and
-`lowering.emit.printer` prints it as Python.
+Every rank runs the same instructions on its own pieces (SPMD). `plan.lower` makes it of a placed graph, `dialects.spmd`
+is its text, and `lowering.emit.printer` prints it as Python.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 
 from unity_ir.errors import UnityError
-from unity_ir.machine.model import Machine
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes
-from unity_ir.pcg.anchors import Anchors
-from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
-from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import Assignment, Layout, Mesh, assignment_for, place, role_name
+from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.sharding import Assignment, Layout, Mesh, role_name
 from unity_ir.pcg.types import ELEMENT_BYTES
-from unity_ir.plan.moves import plan_moves
 from unity_ir.tdl.divisibility import Analysis, Halos
 from unity_ir.tdl.parallel import Configuration, piece
 from unity_ir.tdl.syntax import Bound
@@ -148,6 +144,30 @@ class UpdateWeight:
 Instruction = Leaf | Compute | ReshardMove | HaloExchange | UpdateWeight
 
 
+def reads(instruction: Instruction) -> tuple[Register, ...]:
+    """Return the registers that an instruction reads."""
+    match instruction:
+        case Compute(_, operands):
+            return operands
+        case ReshardMove(operand) | HaloExchange(operand):
+            return (operand,)
+        case UpdateWeight(weight, grad):
+            return weight, grad
+        case Leaf():
+            return ()
+
+
+def makes(instruction: Instruction) -> tuple[Register, ...]:
+    """Return the registers that an instruction makes; none for an update, which is in place."""
+    match instruction:
+        case Compute(_, _, results):
+            return results
+        case Leaf(_, result) | ReshardMove(_, result) | HaloExchange(_, result):
+            return (result,)
+        case UpdateWeight():
+            return ()
+
+
 @dataclass(frozen=True)
 class Program:
     """
@@ -202,134 +222,6 @@ def piece_of_line(analysis: Analysis, assignment: Assignment, mesh: Mesh) -> Bou
         if isinstance(what, str):
             degrees[what] = degrees.get(what, 1) * size
     return piece(analysis.bound, Configuration(degrees))
-
-
-def lower(graph: Graph, machine: Machine) -> Program:
-    """
-    Lower a placed training step, or a forward, to one rank's program on a machine.
-
-    Raises `UnityError` if the graph's views do not fit the machine.
-    """
-    return _Lowering(graph, machine).program()
-
-
-class _Lowering:
-    def __init__(self, graph: Graph, machine: Machine):
-        self.graph = graph
-        self.machine = machine
-        self.placement = place(graph, machine.mesh)
-        self.anchors = Anchors(graph)
-        self.registers: dict[tuple[Value, Layout, Halos, Halos], Register] = {}
-        self.masters: dict[Value, Register] = {}
-        """The register of each weight as it is stored, where it is computed with in another element type."""
-        self.tensors: dict[Register, Tensor] = {}
-        self.body: list[Instruction] = []
-
-    def program(self) -> Program:
-        for node in self.graph.nodes():
-            if node.is_leaf:
-                self._leaf(node)
-            elif node.is_compute:
-                self._compute(node)
-            elif node.op != "halo" and self.anchors.materialised(node.result):
-                self._at(node.operands[0], self.placement.layouts[node.result], node.result)
-        updates: list[Instruction] = []
-        for update in self.graph.updates:
-            layout = self.placement.layouts[update.weight]
-            master = self.masters.get(update.weight)
-            weight = self._at(update.weight, layout) if master is None else master
-            updates.append(UpdateWeight(weight, self._at(update.grad, layout)))
-        outputs = tuple(self._at(v, self.placement.layouts[v]) for v in self.graph.outputs)
-        return Program(
-            self.graph.name,
-            self.placement.mesh,
-            self.tensors,
-            (*self.body, *updates),
-            outputs,
-            self.graph.optimizer,
-        )
-
-    def _register(self, value: Value, layout: Layout) -> Register:
-        register = len(self.tensors)
-        type = value.type
-        self.tensors[register] = Tensor(type.shape, type.dtype, layout, type.halo, type.halo_sum)
-        self.registers.setdefault((value, layout, type.halo, type.halo_sum), register)
-        return register
-
-    def _leaf(self, node: Node) -> None:
-        attributes = dict(node.attributes)
-        result, layout = node.result, self.placement.layouts[node.result]
-        name, value = attributes.get("name", ""), attributes.get("value", 0.0)
-        assert isinstance(value, float | int)
-        if node.master == result.dtype:
-            self.body.append(Leaf(node.op, self._register(result, layout), str(name), float(value)))
-            return
-        # The cast rests with the weight's pieces, so that what moves is what is computed with.
-        master = self.masters[result] = len(self.tensors)
-        self.tensors[master] = Tensor(result.shape, node.master, layout)
-        self.body.append(Leaf(node.op, master, str(name)))
-        to = (("to", result.dtype),)
-        assignment = assignment_for(global_line("cast", [self.tensors[master]], to), [layout], layout)
-        assert assignment is not None
-        self.body.append(Compute("cast", (master,), (self._register(result, layout),), to, assignment))
-
-    def _compute(self, node: Node) -> None:
-        operands = tuple(self._at(v, self.placement.needs(node, i)) for i, v in enumerate(node.operands))
-        results = tuple(self._register(v, self.placement.layouts[v]) for v in node.results)
-        attributes = tuple((k, v) for k, v in node.attributes)
-        self.body.append(Compute(node.op, operands, results, attributes, self.placement.assignments[node]))
-
-    def _at(self, value: Value, layout: Layout, name: Value | None = None) -> Register:
-        """
-        Return the register that holds a value in a layout; append the moves that make one if there is none yet.
-
-        Given `name`, the result of a parallel operator on the value, the register has that one's type, and is found
-        under it from then on.
-        """
-        type = (name or value).type
-        while value.node.op == "halo":
-            # Values are resharded before their halo is fetched.
-            (value,) = value.node.operands
-        anchor = self.anchors.of(value)
-        found = self.registers.get((anchor, layout, type.halo, type.halo_sum))
-        if found is None and type.halo:
-            found = self._at(value, layout)
-            borders = ((0, 0),) * len(type.shape)
-            for dim, border in enumerate(type.halo):
-                if any(border):
-                    borders = (*borders[:dim], border, *borders[dim + 1 :])
-                    found = self._exchange("halo", found, dim, replace(self.tensors[found], halo=borders))
-        elif found is None:
-            at = self.placement.layouts[anchor]
-            found = self.registers[(anchor, at, anchor.type.halo, anchor.type.halo_sum)]
-            borders = anchor.type.halo_sum
-            for dim, border in enumerate(borders):
-                if any(border) and (not type.halo_sum or not any(type.halo_sum[dim])):
-                    borders = (*borders[:dim], (0, 0), *borders[dim + 1 :])
-                    left = borders if any(map(any, borders)) else ()
-                    found = self._exchange("halo_reduce", found, dim, replace(self.tensors[found], halo_sum=left))
-            self.registers.setdefault((anchor, at, type.halo, type.halo_sum), found)
-            for move in plan_moves(anchor, at, layout, self.machine):
-                at = move.after(at, self.machine.mesh)
-                found = self._move(anchor, found, move, at)
-        self.registers[(anchor, layout, type.halo, type.halo_sum)] = found
-        if name is not None:
-            self.registers.setdefault((name, layout, type.halo, type.halo_sum), found)
-        return found
-
-    def _exchange(self, kind: str, operand: Register, dim: int, after: Tensor) -> Register:
-        low, high = (self.tensors[operand] if kind == "halo_reduce" else after).borders[dim]
-        axes = tuple(i for i, role in enumerate(after.layout) if role == dim)
-        register = len(self.tensors)
-        self.tensors[register] = after
-        self.body.append(HaloExchange(operand, register, kind, axes, dim, low, high))
-        return register
-
-    def _move(self, anchor: Value, operand: Register, move: Move, layout: Layout) -> Register:
-        register = len(self.tensors)
-        self.tensors[register] = Tensor(anchor.type.shape, anchor.type.dtype, layout)
-        self.body.append(ReshardMove(operand, register, move.kind, move.axes, move.source, move.target))
-        return register
 
 
 def check_step(program: Program, reference: Graph) -> None:

@@ -14,11 +14,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from unity_ir.cost.lines import bucket_move, kernel_seconds, move_of, update_seconds
+from unity_ir.cost.lines import kernel_seconds, update_seconds
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Optimizer
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import Layout
+from unity_ir.plan.collective_calls import bucket_move, move_of
 from unity_ir.plan.deadlock import makers
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import Compute, HaloExchange, Leaf, Register, ReshardMove, UpdateWeight

@@ -48,8 +48,8 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import lower
 from unity_ir.search.run import run
 from unity_ir.search.strategy import all_strategies
 from unity_ir.tools.command_line import Parser, exit_code

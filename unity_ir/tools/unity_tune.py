@@ -35,7 +35,8 @@ from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.sharding import devices_of
-from unity_ir.plan.program import Program, lower
+from unity_ir.plan.lower import lower
+from unity_ir.plan.program import Program
 from unity_ir.search.run import run
 from unity_ir.tools.command_line import Parser, exit_code
 from unity_ir.tools.graphs import read_graphs

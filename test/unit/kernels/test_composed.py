@@ -14,7 +14,8 @@ from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf, parallel
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.groups import with_fusions
 from unity_ir.plan.local_operator import local_operator
-from unity_ir.plan.program import Compute, Fused, Leaf, Program, UpdateWeight, lower
+from unity_ir.plan.lower import lower
+from unity_ir.plan.program import Compute, Fused, Leaf, Program, UpdateWeight
 
 
 def gradients(program: Program, runner: Any) -> list[torch.Tensor]:

@@ -25,8 +25,9 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer, erase
 from unity_ir.pcg.sharding import is_pinned
+from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import Compute, HaloExchange, Leaf, Program, ReshardMove, UpdateWeight, lower
+from unity_ir.plan.program import Compute, HaloExchange, Leaf, Program, ReshardMove, UpdateWeight
 from unity_ir.plan.schedule import Bucket, Wait, crosses, schedule
 from unity_ir.search import run
 from unity_ir.search.baselines.random_plan import sample

@@ -20,8 +20,9 @@ from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import plan_step
-from unity_ir.plan.program import Compute, Leaf, Program, ReshardMove, lower
+from unity_ir.plan.program import Compute, Leaf, Program, ReshardMove
 from unity_ir.plan.schedule import BUCKET_MEMBERS, Bucket, Schedule, schedule
 from unity_ir.search import run
 

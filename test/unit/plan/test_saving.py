@@ -10,8 +10,9 @@ from models import attention, machine, mlp
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import Compute, Program, lower
+from unity_ir.plan.program import Compute, Program
 from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.search import run
 

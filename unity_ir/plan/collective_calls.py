@@ -1,0 +1,30 @@
+"""Collectives of a program as the moves that a machine prices: one call, or a bucket of calls that are done as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from unity_ir.pcg.reshard import Move
+from unity_ir.pcg.sharding import pins
+from unity_ir.plan.program import HaloExchange, Program, ReshardMove
+
+
+def move_of(program: Program, moved: ReshardMove | HaloExchange) -> Move:
+    """Return a move of a program as the machine prices it."""
+    held = program.tensors[moved.operand]
+    local = held.local(program.mesh)
+    elements = prod(local)
+    group = prod(program.mesh.sizes[axis] for axis in moved.axes)
+    others = tuple((axis, at) for axis, at in pins(held.layout) if axis not in moved.axes)
+    if isinstance(moved, HaloExchange):
+        border = elements // local[moved.dim] * (moved.low + moved.high)
+        return Move(moved.kind, moved.axes, moved.dim, moved.dim, group, elements, border, others)
+    return Move(moved.kind, moved.axes, moved.source, moved.target, group, elements, 0, others)
+
+
+def bucket_move(program: Program, moves: Sequence[ReshardMove]) -> Move:
+    """Return the one collective that does several moves of one kind and group."""
+    found = [move_of(program, move) for move in moves]
+    return replace(found[0], elements=sum(move.elements for move in found))

@@ -1,0 +1,210 @@
+"""
+Lower a placed graph to one rank's program: instructions on local tensors, with explicit collectives.
+
+Every rank runs the same instructions on its own pieces (SPMD). Moves of one kind in a row become one collective.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.anchors import Anchors
+from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.reshard import Move
+from unity_ir.pcg.sharding import Layout, assignment_for, pins, place
+from unity_ir.plan.collective_calls import move_of
+from unity_ir.plan.moves import plan_moves
+from unity_ir.plan.program import (
+    Compute,
+    HaloExchange,
+    Instruction,
+    Leaf,
+    Program,
+    Register,
+    ReshardMove,
+    Tensor,
+    UpdateWeight,
+    global_line,
+    reads,
+)
+from unity_ir.tdl.divisibility import Halos
+
+JOINED = ("all_gather", "reduce_scatter", "all_reduce")
+"""Kinds of collectives of which one over all axes does what two in a row do."""
+
+SLOWER_CALL = 1.05
+"""
+Times the seconds of two collectives in a row that one in their place may take. No price has what a second call costs:
+its launch, and a compute stream that waits for the first.
+"""
+
+
+def lower(graph: Graph, machine: Machine) -> Program:
+    """
+    Lower a placed training step, or a forward, to one rank's program on a machine.
+
+    Raises `UnityError` if the graph's views do not fit the machine.
+    """
+    return with_single_calls(_Lowering(graph, machine).program(), machine)
+
+
+class _Lowering:
+    def __init__(self, graph: Graph, machine: Machine):
+        self.graph = graph
+        self.machine = machine
+        self.placement = place(graph, machine.mesh)
+        self.anchors = Anchors(graph)
+        self.registers: dict[tuple[Value, Layout, Halos, Halos], Register] = {}
+        self.masters: dict[Value, Register] = {}
+        """The register of each weight as it is stored, where it is computed with in another element type."""
+        self.tensors: dict[Register, Tensor] = {}
+        self.body: list[Instruction] = []
+
+    def program(self) -> Program:
+        for node in self.graph.nodes():
+            if node.is_leaf:
+                self._leaf(node)
+            elif node.is_compute:
+                self._compute(node)
+            elif node.op != "halo" and self.anchors.materialised(node.result):
+                self._at(node.operands[0], self.placement.layouts[node.result], node.result)
+        updates: list[Instruction] = []
+        for update in self.graph.updates:
+            layout = self.placement.layouts[update.weight]
+            master = self.masters.get(update.weight)
+            weight = self._at(update.weight, layout) if master is None else master
+            updates.append(UpdateWeight(weight, self._at(update.grad, layout)))
+        outputs = tuple(self._at(v, self.placement.layouts[v]) for v in self.graph.outputs)
+        return Program(
+            self.graph.name,
+            self.placement.mesh,
+            self.tensors,
+            (*self.body, *updates),
+            outputs,
+            self.graph.optimizer,
+        )
+
+    def _register(self, value: Value, layout: Layout) -> Register:
+        register = len(self.tensors)
+        type = value.type
+        self.tensors[register] = Tensor(type.shape, type.dtype, layout, type.halo, type.halo_sum)
+        self.registers.setdefault((value, layout, type.halo, type.halo_sum), register)
+        return register
+
+    def _leaf(self, node: Node) -> None:
+        attributes = dict(node.attributes)
+        result, layout = node.result, self.placement.layouts[node.result]
+        name, value = attributes.get("name", ""), attributes.get("value", 0.0)
+        assert isinstance(value, float | int)
+        if node.master == result.dtype:
+            self.body.append(Leaf(node.op, self._register(result, layout), str(name), float(value)))
+            return
+        # The cast rests with the weight's pieces, so that what moves is what is computed with.
+        master = self.masters[result] = len(self.tensors)
+        self.tensors[master] = Tensor(result.shape, node.master, layout)
+        self.body.append(Leaf(node.op, master, str(name)))
+        to = (("to", result.dtype),)
+        assignment = assignment_for(global_line("cast", [self.tensors[master]], to), [layout], layout)
+        assert assignment is not None
+        self.body.append(Compute("cast", (master,), (self._register(result, layout),), to, assignment))
+
+    def _compute(self, node: Node) -> None:
+        operands = tuple(self._at(v, self.placement.needs(node, i)) for i, v in enumerate(node.operands))
+        results = tuple(self._register(v, self.placement.layouts[v]) for v in node.results)
+        attributes = tuple((k, v) for k, v in node.attributes)
+        self.body.append(Compute(node.op, operands, results, attributes, self.placement.assignments[node]))
+
+    def _at(self, value: Value, layout: Layout, name: Value | None = None) -> Register:
+        """
+        Return the register that holds a value in a layout; append the moves that make one if there is none yet.
+
+        Given `name`, the result of a parallel operator on the value, the register has that one's type, and is found
+        under it from then on.
+        """
+        type = (name or value).type
+        while value.node.op == "halo":
+            # Values are resharded before their halo is fetched.
+            (value,) = value.node.operands
+        anchor = self.anchors.of(value)
+        found = self.registers.get((anchor, layout, type.halo, type.halo_sum))
+        if found is None and type.halo:
+            found = self._at(value, layout)
+            borders = ((0, 0),) * len(type.shape)
+            for dim, border in enumerate(type.halo):
+                if any(border):
+                    borders = (*borders[:dim], border, *borders[dim + 1 :])
+                    found = self._exchange("halo", found, dim, replace(self.tensors[found], halo=borders))
+        elif found is None:
+            at = self.placement.layouts[anchor]
+            found = self.registers[(anchor, at, anchor.type.halo, anchor.type.halo_sum)]
+            borders = anchor.type.halo_sum
+            for dim, border in enumerate(borders):
+                if any(border) and (not type.halo_sum or not any(type.halo_sum[dim])):
+                    borders = (*borders[:dim], (0, 0), *borders[dim + 1 :])
+                    left = borders if any(map(any, borders)) else ()
+                    found = self._exchange("halo_reduce", found, dim, replace(self.tensors[found], halo_sum=left))
+            self.registers.setdefault((anchor, at, type.halo, type.halo_sum), found)
+            for move in plan_moves(anchor, at, layout, self.machine):
+                at = move.after(at, self.machine.mesh)
+                found = self._move(anchor, found, move, at)
+        self.registers[(anchor, layout, type.halo, type.halo_sum)] = found
+        if name is not None:
+            self.registers.setdefault((name, layout, type.halo, type.halo_sum), found)
+        return found
+
+    def _exchange(self, kind: str, operand: Register, dim: int, after: Tensor) -> Register:
+        low, high = (self.tensors[operand] if kind == "halo_reduce" else after).borders[dim]
+        axes = tuple(i for i, role in enumerate(after.layout) if role == dim)
+        register = len(self.tensors)
+        self.tensors[register] = after
+        self.body.append(HaloExchange(operand, register, kind, axes, dim, low, high))
+        return register
+
+    def _move(self, anchor: Value, operand: Register, move: Move, layout: Layout) -> Register:
+        register = len(self.tensors)
+        self.tensors[register] = Tensor(anchor.type.shape, anchor.type.dtype, layout)
+        self.body.append(ReshardMove(operand, register, move.kind, move.axes, move.source, move.target))
+        return register
+
+
+def with_single_calls(program: Program, machine: Machine) -> Program:
+    """
+    Return the program with one collective in place of two in a row that make the same change of role, where nothing
+    else reads what is between them and one takes hardly longer (`SLOWER_CALL`).
+
+    rewrite: all_gather(all_gather(x, axes (2,)), axes (0, 1)) -> all_gather(x, axes (0, 1, 2))
+    """
+    users = Counter(r for instruction in program.body for r in reads(instruction))
+    users.update(program.outputs)
+    made: dict[Register, ReshardMove] = {}
+    gone: set[Register] = set()
+    for instruction in program.body:
+        if not isinstance(instruction, ReshardMove):
+            continue
+        made[instruction.result] = instruction
+        before = made.get(instruction.operand)
+        if before is None or users[before.result] > 1:
+            continue
+        both = _joined(program, before, instruction)
+        if both is not None and _seconds(program, both, machine) <= SLOWER_CALL * (
+            _seconds(program, before, machine) + _seconds(program, instruction, machine)
+        ):
+            made[instruction.result] = both
+            gone.add(before.result)
+    body = (made.get(i.result, i) if isinstance(i, ReshardMove) else i for i in program.body)
+    kept = tuple(i for i in body if not isinstance(i, ReshardMove) or i.result not in gone)
+    return replace(program, body=kept)
+
+
+def _joined(program: Program, first: ReshardMove, then: ReshardMove) -> ReshardMove | None:
+    """Return the collective that does what two in a row do; None where none does."""
+    alike = (first.kind, first.source, first.target) == (then.kind, then.source, then.target)
+    if not alike or first.kind not in JOINED or pins(program.tensors[first.operand].layout):
+        return None
+    return replace(then, operand=first.operand, axes=tuple(sorted((*first.axes, *then.axes))))
+
+
+def _seconds(program: Program, move: ReshardMove, machine: Machine) -> float:
+    return machine.move_time(move_of(program, move), program.tensors[move.operand].dtype)
