@@ -1,17 +1,20 @@
 """
 Schedule a rank's program: start moves early, wait for them late, bucket small gradient syncs, free dead tensors.
 
-Operators stay in the program's order. A collective starts right after the operator that makes its operand; a weight's
-starts one operator ahead of its first reader, so that gathered weights do not pile up. In a chain of moves, those
-after the first collective start one operator ahead of the first reader or, for a gradient, `LAG` operators after the
-move before. Gradients are waited for at the end of the step, or earlier if the collectives under way hold too many
-bytes. The cast of a stored weight to the type it is computed with is made where the weight is first needed, as if it
-were a move. All ranks do the same lines in the same order; `plan.deadlock` checks that for every group.
+Operators stay in the program's order, but for those whose results only updates read: these are delayed to run while
+others wait for a collective (the gradient of a weight beside the sum of the gradient of an activation). A collective
+starts right after the operator that makes its operand; a weight's starts ahead of its first reader, while weights of at
+most `AHEAD_BYTES` are under way or wait to be read. In a chain of moves, those after the first collective start one
+operator ahead of the first reader or, for a gradient, `LAG` operators after the move before. Gradients are waited for
+at the end of the step, or earlier if the collectives under way hold too many bytes. The cast of a stored weight to the
+type it is computed with is made where the weight is first needed, as if it were a move; those left are made where a
+collective is waited for that nothing else can hide. All ranks do the same lines in the same order; `plan.deadlock`
+checks that for every group.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +36,15 @@ BUCKET_BYTES = 2**20
 
 BUCKET_MEMBERS = 16
 """Most collectives in a bucket; a line of more is unreadable."""
+
+AHEAD_BYTES = 256 * 2**20
+"""
+Bytes of gathered weights not yet read up to which the next gather starts (FSDP's prefetch). Half a layer of Llama 3 8B;
+more would make collectives of activations queue behind weights that nobody needs yet.
+"""
+
+NEAR = 8
+"""Operators before one that waits for a collective among which some may be delayed; those before them hide it."""
 
 SYNCS = tuple(kind for kind in AMONG_ALL if COLLECTIVES[kind].reduces)
 """Kinds of collectives that can be the last of a gradient's sync."""
@@ -138,6 +150,30 @@ class _Cast:
     result: Register
 
 
+class _Prefetch:
+    """The gathers of weights that are under way or wait to be read, in the order of their readers."""
+
+    def __init__(self) -> None:
+        self.unread: deque[tuple[int, int]] = deque()
+        """The first reader of each, and its bytes."""
+        self.bytes = 0
+        self.at = 0
+        """The operator before which the last gather starts."""
+
+    def start(self, reader: int, size: int) -> int:
+        """
+        Return the operator before which to start gathering `size` bytes that the operator `reader` is the first to
+        read.
+        """
+        while self.bytes > AHEAD_BYTES and self.unread:
+            self.at = max(self.at, self.unread[0][0])
+            self.bytes -= self.unread.popleft()[1]
+        self.at = max(min(self.at, reader - 1), 0)
+        self.unread.append((reader, size))
+        self.bytes += size
+        return self.at
+
+
 class _Scheduler:
     def __init__(self, program: Program, bucket: int, under_way: int):
         self.program = program
@@ -173,6 +209,7 @@ class _Scheduler:
                 case UpdateWeight():
                     pass
         self.end = len(self.computes)
+        self._delay()
         self.wanted = [self._held(i.grad) for i in program.body if isinstance(i, UpdateWeight)]
         self.returned = tuple(map(self._held, program.returned))
         self.first = self._first_readers()
@@ -197,13 +234,42 @@ class _Scheduler:
                 first[operand] = min(first.get(operand, self.end), first[move.result])
         return first
 
+    # -- the order of operators
+
+    def _source(self, register: Register) -> tuple[Register, bool]:
+        """Return the register from which moves make this one, and whether one of them crosses links."""
+        register, crossed = self._held(register), False
+        while register in self.move_of:
+            move = self.move_of[register]
+            register, crossed = self._held(move.operand), crossed or _crosses(move)
+        return register, crossed
+
+    def _delay(self) -> None:
+        """Move operators whose results only updates read to where the next operator would wait for a collective."""
+        read = {self._source(r)[0] for compute in self.computes for r in compute.operands}
+        read.update(self._source(r)[0] for r in self.program.returned)
+        order: list[Compute] = []
+        for compute in self.computes:
+            sources = {source for source, crossed in map(self._source, compute.operands) if crossed}
+            if sources and any(not sources.isdisjoint(c.results) for c in order[-NEAR:]):
+                near = order[-NEAR:]
+                delayed = [c for c in near if read.isdisjoint(c.results)]
+                order[-NEAR:] = [*(c for c in near if c not in delayed), *delayed]
+            order.append(compute)
+        self.computes = order
+        self.maker = {r: p for p, compute in enumerate(order) for r in compute.results}
+
     # -- when moves start
 
     def _slots(self) -> dict[int, list[Move]]:
         """Return the moves to start before each operator, by its index; others start where their result is needed."""
         slots: dict[Register, int] = {}
         after_crossing: set[Register] = set()
-        for move in self.moves:
+        prefetch = _Prefetch()
+        # Weights first, which are gathered in the order in which they are read.
+        of_weights = {m.result for m in self.moves if self._made_at(m.operand) == 0}
+        order = [m for m in self.moves if m.result not in of_weights]
+        for move in [*sorted(filter(lambda m: m.result in of_weights, self.moves), key=self._reader), *order]:
             operand, reader = self._held(move.operand), self.first.get(move.result)
             if reader is None:
                 continue  # nobody reads it
@@ -223,7 +289,7 @@ class _Scheduler:
                 slots[move.result] = min(last + LAG, self.end) if reader == self.end else max(last, ahead)
             else:
                 ready = self._made_at(operand)
-                slots[move.result] = ready if ready > 0 else ahead
+                slots[move.result] = ready if ready > 0 else prefetch.start(reader, self._bytes(move))
         out: dict[int, list[Move]] = {}
         for move in self.moves:
             if move.result in slots and not isinstance(move, _Cast):
@@ -232,6 +298,9 @@ class _Scheduler:
             # The result that is read first is moved first, as moves over the same links queue.
             moves.sort(key=lambda m: (self.first[m.result], self.place[m.result]))
         return out
+
+    def _reader(self, move: Move | _Cast) -> int:
+        return self.first.get(move.result, self.end)
 
     def _moves_before(self, move: Move) -> Iterable[Register]:
         operand = self._held(move.operand)
@@ -302,6 +371,7 @@ class _Scheduler:
         # A bucket that gets no more members starts, full or not.
         to_come = Counter(map(self._alike, syncs))
         gathers = self._gathers(slots)
+        casts = [m for m in self.moves if isinstance(m, _Cast) and m.result in self.first]
         for leaf in self.leaves.values():
             if leaf.op == "input":
                 self._make(leaf.result)
@@ -321,6 +391,10 @@ class _Scheduler:
                         self._start_bucket(found)
             if p < self.end:
                 compute = self.computes[p]
+                if any(self._held(operand) in self.pending for operand in compute.operands):
+                    for cast in casts:
+                        self._make(cast.result)
+                    casts.clear()
                 for operand in compute.operands:
                     self._need(operand)
                 self.lines.append(compute)
