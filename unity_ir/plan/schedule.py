@@ -7,8 +7,8 @@ starts right after the operator that makes its operand; a weight's starts ahead 
 most `AHEAD_BYTES` are under way or wait to be read. In a chain of moves, those after the first collective start one
 operator ahead of the first reader or, for a gradient, `LAG` operators after the move before. Gradients are waited for
 at the end of the step, or earlier if the collectives under way hold too many bytes. The cast of a stored weight to the
-type it is computed with is made where the weight is first needed, as if it were a move; those left are made where a
-collective is waited for that nothing else can hide. All ranks do the same lines in the same order; `plan.deadlock`
+type it is computed with is made where the weight is first needed, as if it were a move, or before, where a collective
+is waited for. All ranks do the same lines in the same order; `plan.deadlock`
 checks that for every group.
 """
 
@@ -51,6 +51,9 @@ SYNCS = tuple(kind for kind in AMONG_ALL if COLLECTIVES[kind].reduces)
 
 LAG = 8
 """Operators between a gradient's first collective and the move that waits for it, so that it has time to end."""
+
+CAST_BYTES = 4
+"""Bytes of weights cast in the time in which a collective moves one byte: memory's bandwidth by that of links."""
 
 UNDER_WAY = 64 * 2**20
 """
@@ -219,6 +222,10 @@ class _Scheduler:
         self.pending: dict[Register, tuple[Register, ...]] = {}
         self.late: dict[Register, int] = {}
         """Bytes held by each collective under way whose result only the end of the step reads, oldest first."""
+        self.began: dict[Register, int] = {}
+        """The number of operators before each of these started."""
+        self.done = 0
+        """The number of operators scheduled so far."""
 
     def _held(self, register: Register) -> Register:
         return self.same.get(register, register)
@@ -245,19 +252,32 @@ class _Scheduler:
         return register, crossed
 
     def _delay(self) -> None:
-        """Move operators whose results only updates read to where the next operator would wait for a collective."""
+        """
+        Move operators whose results only updates read to where the next operator would wait for a collective.
+
+        One is moved for each wait, the largest of those near: a product takes longer than most collectives, and others
+        are left for the waits that follow.
+        """
         read = {self._source(r)[0] for compute in self.computes for r in compute.operands}
         read.update(self._source(r)[0] for r in self.program.returned)
         order: list[Compute] = []
+        moved: set[Compute] = set()
         for compute in self.computes:
             sources = {source for source, crossed in map(self._source, compute.operands) if crossed}
-            if sources and any(not sources.isdisjoint(c.results) for c in order[-NEAR:]):
-                near = order[-NEAR:]
-                delayed = [c for c in near if read.isdisjoint(c.results)]
-                order[-NEAR:] = [*(c for c in near if c not in delayed), *delayed]
+            near = order[-NEAR:]
+            if any(not sources.isdisjoint(c.results) for c in near):
+                may = [c for c in near if c not in moved and read.isdisjoint(c.results)]
+                if may:
+                    delayed = max(may, key=self._result_bytes)
+                    order.remove(delayed)
+                    order.append(delayed)
+                    moved.add(delayed)
             order.append(compute)
         self.computes = order
         self.maker = {r: p for p, compute in enumerate(order) for r in compute.results}
+
+    def _result_bytes(self, compute: Compute) -> int:
+        return sum(piece_bytes(self.program, r) for r in compute.results)
 
     # -- when moves start
 
@@ -356,7 +376,7 @@ class _Scheduler:
         pinned = pins(self.program.tensors[move.result].layout)
         return is_last and not followed and not alone and not pinned and self._bytes(move) < self.bucket
 
-    def _bytes(self, move: Move) -> int:
+    def _bytes(self, move: Move | _Cast) -> int:
         """Return the bytes of a move's operand or result, whichever is larger."""
         return max(piece_bytes(self.program, r) for r in (move.operand, move.result))
 
@@ -371,7 +391,9 @@ class _Scheduler:
         # A bucket that gets no more members starts, full or not.
         to_come = Counter(map(self._alike, syncs))
         gathers = self._gathers(slots)
-        casts = [m for m in self.moves if isinstance(m, _Cast) and m.result in self.first]
+        casts = deque(
+            sorted((m for m in self.moves if isinstance(m, _Cast) and m.result in self.first), key=self._reader)
+        )
         for leaf in self.leaves.values():
             if leaf.op == "input":
                 self._make(leaf.result)
@@ -391,13 +413,11 @@ class _Scheduler:
                         self._start_bucket(found)
             if p < self.end:
                 compute = self.computes[p]
-                if any(self._held(operand) in self.pending for operand in compute.operands):
-                    for cast in casts:
-                        self._make(cast.result)
-                    casts.clear()
+                self._cast_meanwhile(casts, [o for o in map(self._held, compute.operands) if o in self.pending])
                 for operand in compute.operands:
                     self._need(operand)
                 self.lines.append(compute)
+                self.done += 1
                 self.made.update(compute.results)
         for register in (*self.returned, *self.wanted):
             self._make(register)
@@ -423,6 +443,15 @@ class _Scheduler:
         if crosses(move):
             self.pending[register] = (register,)
             self._bound((move,))
+
+    def _cast_meanwhile(self, casts: deque[_Cast], waited: Iterable[Register]) -> None:
+        """Make casts of stored weights that are still to be made, for about as long as some collectives take."""
+        left = CAST_BYTES * sum(self._bytes(self.move_of[r]) for r in waited)
+        while casts and left > 0:
+            cast = casts.popleft()
+            if cast.result not in self.made:
+                left -= piece_bytes(self.program, cast.operand)
+                self._make(cast.result)
 
     def _need(self, register: Register) -> None:
         """Append the lines after which a register can be read: those that make it, and wait for it."""
@@ -451,15 +480,20 @@ class _Scheduler:
 
     def _bound(self, started: Sequence[Move]) -> None:
         """
-        Count a collective of gradients just started; if all under way hold too much, wait for the oldest until half.
+        Count a collective of gradients just started; if all under way hold too much, wait for the oldest until half,
+        but for those that started fewer than `LAG` operators ago.
         """
         first = started[0]
         if first.result not in self.wanted or first.kind == "all_reduce":
             return  # an all-reduce holds nothing but its result
         self.late[first.result] = sum(piece_bytes(self.program, m.operand) for m in started)
+        self.began[first.result] = self.done
         if sum(self.late.values()) > self.under_way:
             while len(self.late) > 1 and sum(self.late.values()) > self.under_way // 2:
-                self._need(next(iter(self.late)))
+                oldest = next(iter(self.late))
+                if self.done - self.began[oldest] < LAG:
+                    break
+                self._need(oldest)
 
     def _with_deaths(self) -> list[ScheduledLine]:
         """Return the lines, each with the registers that it reads for the last time."""
