@@ -3,12 +3,12 @@ Schedule a rank's program: start moves early, wait for them late, bucket small g
 
 Operators stay in the program's order, but for those whose results only updates read: these are delayed to run while
 others wait for a collective (the gradient of a weight beside the sum of the gradient of an activation). A collective
-starts right after the operator that makes its operand; a weight's starts ahead of its first reader, while weights of at
-most `AHEAD_BYTES` are under way or wait to be read. In a chain of moves, those after the first collective start one
-operator ahead of the first reader or, for a gradient, `LAG` operators after the move before. Gradients are waited for
-at the end of the step, or earlier if the collectives under way hold too many bytes. The cast of a stored weight to the
-type it is computed with is made where the weight is first needed, as if it were a move, or before, where a collective
-is waited for. All ranks do the same lines in the same order; `plan.deadlock`
+starts right after the operator that makes its operand; a weight's starts one operator ahead of its first reader, and a
+gather of it earlier, while weights of at most `AHEAD_BYTES` are under way or wait to be read. In a chain of moves,
+those after the first collective start one operator ahead of the first reader or, for a gradient, `LAG` operators after
+the move before. Gradients are waited for at the end of the step, or earlier if the collectives under way hold too many
+bytes. The cast of a stored weight to the type it is computed with is made where the weight is first needed, as if it
+were a move, or before, where a collective is waited for. All ranks do the same lines in the same order; `plan.deadlock`
 checks that for every group.
 """
 
@@ -42,6 +42,9 @@ AHEAD_BYTES = 256 * 2**20
 Bytes of gathered weights not yet read up to which the next gather starts (FSDP's prefetch). Half a layer of Llama 3 8B;
 more would make collectives of activations queue behind weights that nobody needs yet.
 """
+
+AHEAD = 6
+"""Most gathers of weights, beside small ones in buckets, that are under way or wait to be read; for the same reason."""
 
 NEAR = 8
 """Operators before one that waits for a collective among which some may be delayed; those before them hide it."""
@@ -166,14 +169,15 @@ class _Prefetch:
     def start(self, reader: int, size: int) -> int:
         """
         Return the operator before which to start gathering `size` bytes that the operator `reader` is the first to
-        read.
+        read; 0 bytes for a small weight, which shares a call.
         """
-        while self.bytes > AHEAD_BYTES and self.unread:
+        while self.unread and (self.bytes > AHEAD_BYTES or len(self.unread) >= AHEAD):
             self.at = max(self.at, self.unread[0][0])
             self.bytes -= self.unread.popleft()[1]
         self.at = max(min(self.at, reader - 1), 0)
-        self.unread.append((reader, size))
-        self.bytes += size
+        if size:
+            self.unread.append((reader, size))
+            self.bytes += size
         return self.at
 
 
@@ -286,6 +290,7 @@ class _Scheduler:
         slots: dict[Register, int] = {}
         after_crossing: set[Register] = set()
         prefetch = _Prefetch()
+        chained = {self._held(m.operand) for m in self.moves if _crosses(m)}
         # Weights first, which are gathered in the order in which they are read.
         of_weights = {m.result for m in self.moves if self._made_at(m.operand) == 0}
         order = [m for m in self.moves if m.result not in of_weights]
@@ -309,7 +314,11 @@ class _Scheduler:
                 slots[move.result] = min(last + LAG, self.end) if reader == self.end else max(last, ahead)
             else:
                 ready = self._made_at(operand)
-                slots[move.result] = ready if ready > 0 else prefetch.start(reader, self._bytes(move))
+                if ready == 0 and (move.kind != "all_gather" or move.result in chained):
+                    ready = ahead  # in a chain, the next move waits for it
+                elif ready == 0:
+                    ready = prefetch.start(reader, 0 if self._is_small_gather(move) else self._bytes(move))
+                slots[move.result] = ready
         out: dict[int, list[Move]] = {}
         for move in self.moves:
             if move.result in slots and not isinstance(move, _Cast):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from random import Random
 
 import pytest
@@ -16,12 +16,14 @@ from unity_ir.errors import UnityError
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
+from unity_ir.pcg.sharding import REPEAT
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.deadlock import CollectiveCall, Place, calls, check_order
 from unity_ir.plan.lower import lower
 from unity_ir.plan.program import Compute, HaloExchange, Leaf, Program, ReshardMove, UpdateWeight
-from unity_ir.plan.schedule import Bucket, Schedule, Wait, crosses, piece_bytes, schedule
+from unity_ir.plan.schedule import LAG, Bucket, Schedule, Wait, crosses, piece_bytes, schedule
 from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
+from unity_ir.search.baselines.follow import follow
 from unity_ir.search.baselines.random_plan import sample
 
 
@@ -78,7 +80,46 @@ def test_what_is_read_is_there_and_nothing_stays(seed: int, with_pins: bool, buc
     held_by_caller = {i.result for i in program.body if isinstance(i, Leaf) and i.op != "constant"}
     assert there <= returned | held_by_caller
     computes = [i for i in program.body if isinstance(i, Compute)]
-    assert [line.action for line in found.lines if isinstance(line.action, Compute)] == computes
+    scheduled = [line.action for line in found.lines if isinstance(line.action, Compute)]
+    assert Counter(scheduled) == Counter(computes)
+    # What others read is made in the program's order; what only updates read may be delayed.
+    read = sources_read(program)
+    assert [c for c in scheduled if not read.isdisjoint(c.results)] == [
+        c for c in computes if not read.isdisjoint(c.results)
+    ]
+
+
+def sources_read(program: Program) -> set[int]:
+    """The registers that operators read or the step returns, and those that moves make them of."""
+    moved = {i.result: i.operand for i in program.body if isinstance(i, ReshardMove | HaloExchange)}
+    found = {r for i in program.body if isinstance(i, Compute) for r in i.operands} | {*program.returned}
+    for register in [*found]:
+        while register in moved:
+            register = moved[register]
+            found.add(register)
+    return found
+
+
+def test_a_gradient_of_a_weight_is_computed_while_that_of_an_activation_is_summed():
+    """Rows of a weight on each device: the gradient of what it reads is gathered, that of the weight needs no other."""
+    x, y = (leaf("input", tensor_type((64, 64), "f32"), name=n) for n in "xy")
+    h = x.result
+    for i in range(4):
+        h = apply("matmul", [h, leaf("weight", tensor_type((64, 64), "f32"), name=f"w{i}").result]).result
+        h = apply("relu", [h]).result
+    graph = Graph("f", (x, y), (apply("mse", [h, y.result]).result,))
+    machine = boxes(2)
+    plan = follow(
+        graph,
+        machine.mesh,
+        lambda node, axis, followed: {"matmul": "n"}.get(node.op, REPEAT),
+        lambda value: None,
+    )
+    program = lower(fuse_collectives(differentiate(plan, Optimizer(), machine.mesh)), machine)
+    lines = actions(schedule(program))
+    # A sum of three gradients of activations starts, a product runs, and the sum is waited for.
+    beside = [b for a, b, c in zip(lines, lines[1:], lines[2:], strict=False) if crosses_(a) and isinstance(c, Wait)]
+    assert [b.operator for b in beside if isinstance(b, Compute)] == ["matmul_tn"] * 3
 
 
 def test_gradients_are_summed_while_the_backward_goes_on():
@@ -100,12 +141,15 @@ def test_small_gradients_share_a_call_until_it_is_full():
 def held_until_the_end(program: Program, found: Schedule) -> list[list[int]]:
     """
     For each line after its waits: what each collective of gradients under way holds that is not an all-reduce, oldest
-    first, of those which nothing but the end reads.
+    first, of those which nothing but the end reads, and that started at least `LAG` operators ago.
     """
     wanted = {found.held(i.grad) for i in program.body if isinstance(i, UpdateWeight)}
     late: dict[int, int] = {}
+    began: dict[int, int] = {}
     out: list[list[int]] = []
+    operators = 0
     for line in found.lines:
+        operators += isinstance(line.action, Compute)
         match line.action:
             case Wait(registers):
                 late.pop(registers[0], None)
@@ -121,7 +165,10 @@ def held_until_the_end(program: Program, found: Schedule) -> list[list[int]]:
                 late[result] = piece_bytes(program, operand)
             case _:
                 pass
-        out.append(list(late.values()))
+        for register in late:
+            began.setdefault(register, operators)
+        newest = next(reversed(late), None)
+        out.append([size for r, size in late.items() if operators - began[r] >= LAG or r == newest])
     return out
 
 
@@ -149,14 +196,14 @@ def test_only_what_is_too_much_is_waited_for():
         h = apply("matmul", [h, leaf("weight", tensor_type((64, 64), "f32"), name=f"w{i}").result]).result
     plan = fsdp(Graph("f", (x, y), (apply("mse", [h, y.result]).result,)), machine)
     program = lower(fuse_collectives(differentiate(plan, Optimizer(), machine.mesh)), machine)
-    counts = [len(held) for held in held_until_the_end(program, schedule(program, 0, 4 * 2**14))]
-    assert max(counts) == 4
-    # At the fifth the oldest three are waited for, together.
-    assert [b for a, b in pairwise(counts) if b < a] == [2, 2, 0]
-    # The newest goes on however little may.
-    assert max(len(held) for held in held_until_the_end(program, schedule(program, 0, 0))) == 1
-    # The ninth is waited for with the others.
-    assert max(len(held) for held in held_until_the_end(program, schedule(program, 0))) == 8
+    few, all_ = (schedule(program, 0, limit) for limit in (4 * 2**14, 2**60))
+    waits = [[isinstance(a, Wait) for a in actions(each) if isinstance(a, Wait | Compute)] for each in (few, all_)]
+    # The backward has two operators for a layer, so that four collectives began fewer than `LAG` operators ago: the
+    # fifth makes room by waiting for the first, and each after it for one more. Else all are waited for at the end.
+    last = len(waits[1]) - 1 - waits[1][::-1].index(False)
+    assert sum(waits[1][:last]) == 9
+    assert sum(waits[0]) == sum(waits[1])
+    assert sum(waits[0][: len(waits[0]) - waits[0][::-1].index(False)]) - 9 == 9 - LAG // 2 - 1
 
 
 def actions(found: Schedule) -> list[object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -63,12 +64,14 @@ def merged(rows: Iterable[Row]) -> list[Row]:
 
     rewrite: x = all_reduce(..); x = x.wait()            -> x = all_reduce(..).wait()
              x = slice(y); z = all_gather(x); del x      -> z = all_gather(slice(y))
+             x = x.wait(); y = f(x, a); del x            -> y = f(x.wait(), a); del x
              x = zero_pad(a, ..); y = zero_pad(b, ..)    -> x, y = zero_pad_many((a, b), ..)
              x = x.wait(); y = y.wait()                  -> x, y = wait(x, y)
     """
     out: list[Row] = []
     for row in rows:
         _nest(out, row)
+        _inline(out, row)
         if not (out and (_joins(out[-1], row) or _awaits(out[-1], row))):
             out.append(row)
     return out
@@ -93,6 +96,19 @@ def _nest(rows: list[Row], move: Row) -> None:
     move.code = inner.join(move.around)
     move.moves[:0], move.dies[:0] = last.moves, last.dies
     move.joined = []
+
+
+def _inline(rows: list[Row], call: Row) -> None:
+    """Take the last row, a wait, into the operator's call that alone reads its result."""
+    last = rows[-1] if rows else None
+    if last is None or not last.waits or last.pinned or len(last.targets) > 1 or call.around or call.waits:
+        return
+    (name,) = last.targets
+    found = re.findall(rf"\b{name}\b", call.code)
+    if name in call.dies and len(found) == 1 and not call.pinned and " if " not in call.code:
+        call.code = re.sub(rf"\b{name}\b", f"{name}.wait()", call.code)
+        call.dies[:0] = last.dies
+        rows.pop()
 
 
 def _joins(last: Row, move: Row) -> bool:
