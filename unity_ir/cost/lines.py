@@ -20,12 +20,14 @@ from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.graph import Optimizer
 from unity_ir.pcg.sharding import Assignment, Mesh
 from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import (
     Compute,
     Fused,
     Program,
     Register,
     Tensor,
+    UpdateWeight,
     global_line,
     piece_of_line,
 )
@@ -120,6 +122,17 @@ def _unsaved(compute: Compute) -> Compute:
     if reads is not None:
         count = len(operator(plain).line.parameters)
     return replace(compute, operator=plain, operands=compute.operands[:count], results=compute.results)
+
+
+def step_bytes(plan: Plan) -> int:
+    """Return the bytes that a rank's kernels read and write in one step, the optimizer's updates included."""
+    program = plan.program
+    computes = (i for i in program.body if isinstance(i, Compute))
+    updates = (i.weight for i in program.body if isinstance(i, UpdateWeight))
+    optimizer = program.optimizer or Optimizer()
+    return sum(kernel_of_line(program, c).bytes for c in computes) + sum(
+        update_bytes(piece_bytes(program, weight), optimizer) for weight in updates
+    )
 
 
 def update_seconds(program: Program, weight: Register, optimizer: Optimizer, device: Device) -> float:

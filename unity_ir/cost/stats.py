@@ -22,7 +22,7 @@ WIDTH = 140
 @dataclass(frozen=True, slots=True)
 class Simulated:
     """
-    The times of a simulated iteration in seconds, overlapped and waiting for every move, and its peak memory in bytes.
+    A plan's iteration as emitted: its simulated times in seconds, peak memory in bytes, and counts of what it does.
     """
 
     overlapped: float
@@ -31,6 +31,12 @@ class Simulated:
     """Seconds when every move is waited for at once."""
     peak: int
     """Most bytes that a device holds at once, with overlap."""
+    launches: int
+    """Kernels launched on a device in its forward and backward (`plan.plan.Plan.launches`)."""
+    collectives: int
+    """Collective calls of a device."""
+    bytes: int
+    """Bytes that a device's kernels read and write, the optimizer's updates included."""
 
 
 def report(
@@ -81,6 +87,10 @@ def text(
     console.print(f"  memory         {bytes_text(plan.memory_bytes)} per device: {held}")
     if simulated is not None:
         console.print(f"  peak           {bytes_text(simulated.peak)} per device at once, overlapped")
+        console.print(
+            f"  launches       {simulated.launches} kernels and {simulated.collectives} collectives before the update; "
+            f"kernels and update read and write {bytes_text(simulated.bytes)} per device"
+        )
     over = max(plan.memory_bytes, 0 if simulated is None else simulated.peak) - machine.device.memory
     if over > 0:
         console.print(f"  does not fit   {bytes_text(over)} more per device than {machine.device.name} has")

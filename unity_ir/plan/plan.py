@@ -15,6 +15,7 @@ from functools import cached_property
 from unity_ir.errors import UnityError
 from unity_ir.forms.classify import is_convolution
 from unity_ir.forms.contraction import contraction
+from unity_ir.kernels.launchers import launcher
 from unity_ir.machine.model import Machine
 from unity_ir.machine.tuned import IMPLEMENTATIONS, Table
 from unity_ir.pcg.differentiate import training_step
@@ -23,9 +24,9 @@ from unity_ir.plan.deadlock import calls, check_order
 from unity_ir.plan.groups import GroupMemo, with_fusions
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
-from unity_ir.plan.program import Compute, Program
+from unity_ir.plan.program import Compute, HaloExchange, Program, ReshardMove
 from unity_ir.plan.saved_softmax import with_savings
-from unity_ir.plan.schedule import BUCKET_BYTES, Schedule, schedule
+from unity_ir.plan.schedule import BUCKET_BYTES, Bucket, Schedule, crosses, schedule
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,25 @@ class Plan:
             if isinstance(instruction, Compute) and instruction not in found:
                 found[instruction] = self.options.implementation(local_operator(self.program, instruction))
         return found
+
+    @cached_property
+    def launches(self) -> int:
+        """
+        The kernels launched in a forward and backward: those of each Triton operator, and one for each PyTorch call.
+        """
+        total = 0
+        for instruction in self.program.body:
+            if isinstance(instruction, Compute):
+                operator = local_operator(self.program, instruction)
+                made = launcher(operator.line, operator.dtypes, self.implementations[instruction], operator.divided)
+                total += len(made.work) or 1
+        return total
+
+    @property
+    def collectives(self) -> int:
+        """The number of collective calls in a forward and backward; a bucket is one."""
+        actions = (line.action for line in self.schedule.lines)
+        return sum(isinstance(a, Bucket) or (isinstance(a, ReshardMove | HaloExchange) and crosses(a)) for a in actions)
 
 
 def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:

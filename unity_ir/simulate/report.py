@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from unity_ir.cost.lines import step_bytes
 from unity_ir.cost.stats import Simulated
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer
@@ -22,7 +23,8 @@ def simulated(graph: Graph, machine: Machine, optimizer: Optimizer | None = None
     plan = plan_graph(graph, machine, optimizer)
     overlapped = simulate(replay(plan, machine))
     waiting = simulate(replay(plan, machine, overlap=False))
-    return Simulated(overlapped.seconds, waiting.seconds, peak(overlapped))
+    counts = plan.launches, plan.collectives, step_bytes(plan)
+    return Simulated(overlapped.seconds, waiting.seconds, peak(overlapped), *counts)
 
 
 def peak(timeline: Timeline) -> int:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 from graphs import boxes
+from zoo_plans import SIZES
 
 from unity_ir import models
 from unity_ir.forms.compose import AND
+from unity_ir.kernels.launchers import Launcher, launcher
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.machine import load
 from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf, parallel
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.listing import listing
-from unity_ir.plan.plan import plan_graph
-from unity_ir.plan.program import Fused
+from unity_ir.plan.local_operator import local_operator
+from unity_ir.plan.plan import Plan, plan_graph
+from unity_ir.plan.program import Compute, Fused
 from unity_ir.search.run import run
 from unity_ir.simulate.full import simulate
 from unity_ir.simulate.memory import memory
@@ -34,32 +38,57 @@ MODELS = {
 
 def planned(model: str, strategy: str, dtype: str) -> tuple[Graph, Graph]:
     """A model, and its plan on 8 GPUs."""
-    graph = models.build(model, **MODELS[model])
+    graph = models.build(model, **(MODELS.get(model) or SIZES[model]))
     graph = mixed_precision(graph, "bf16") if dtype == "bf16" else graph
     return graph, run(graph, load("dgx-h100:1"), strategy).graph
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("strategy", ["data-parallel", "fsdp", "expert", "joint"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*MODELS, *(sorted(SIZES.keys() - MODELS) if os.environ.get("ZOO") == "all" else ())])
 def test_tasks_are_the_lines_of_the_program(model: str, strategy: str, dtype: str):
-    """Kernels, starts of collectives and waits of the emitted step are those simulated, one by one and in order."""
+    """
+    Kernels, starts of collectives and waits of the emitted step are those simulated, one by one and in order, and
+    launches are as many as its statistics say.
+    """
     machine = load("dgx-h100:1")
     _, graph = planned(model, strategy, dtype)
     plan = plan_graph(graph, machine, Optimizer("adamw"))
     tasks = replay(plan, machine)
-    # Every device does the same here, so each line is one task.
-    assert tasks.streams.classes == 1
-    text = emit(plan, erase(graph)).text
-    body = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == "forward_backward")
-    launchers = {emitted.name for emitted in ast.parse(text).body if isinstance(emitted, ast.FunctionDef)}
-    done = [each for statement in body.body for each in executed(statement) if each == "wait" or each in launchers]
-    expected = [label for label in tasks.labels if label.kind != UPDATE and label.what not in LOCAL]
+    functions = [n for n in ast.parse(emit(plan, erase(graph)).text).body if isinstance(n, ast.FunctionDef)]
+    launches = {f.name: sum(map(is_launch, ast.walk(f))) for f in functions}
+    (step,) = (f for f in functions if f.name == "forward_backward")
+    done = [each for statement in step.body for each in executed(statement) if each == "wait" or each in launches]
+    # Where devices do different work, a line has a task for each class of them, all with its label.
+    labels = [a for a, b in zip(tasks.labels, [None, *tasks.labels], strict=False) if a is not b]
+    expected = [label for label in labels if label.kind != UPDATE and label.what not in LOCAL]
+    kernels = {made.name for made in map(plan_launcher(plan), computes(plan))}
+    assert sum(launches[name] or 1 for name in done if name in kernels) == plan.launches
+    assert plan.launches == simulated(graph, machine, Optimizer("adamw")).launches
     done = [name for name in done if name.removesuffix("_many") not in (*LOCAL, "constant")]
     assert len(done) == len(expected) > 0
     for name, label in zip(done, expected, strict=True):
         # A launcher is named after its operators, then their shapes.
         assert name.startswith(label.what.replace(AND, "_")), (name, label)
+
+
+def is_launch(node: ast.AST) -> bool:
+    """Whether an expression launches a kernel: `kernel[(grid,)](..)`."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
+
+
+def computes(plan: Plan) -> list[Compute]:
+    return [i for i in plan.program.body if isinstance(i, Compute)]
+
+
+def plan_launcher(plan: Plan) -> Callable[[Compute], Launcher]:
+    """The launcher of an operator of a plan."""
+
+    def of(compute: Compute) -> Launcher:
+        operator = local_operator(plan.program, compute)
+        return launcher(operator.line, operator.dtypes, plan.implementations[compute], operator.divided)
+
+    return of
 
 
 def executed(statement: ast.AST) -> Iterator[str]:

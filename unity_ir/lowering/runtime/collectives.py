@@ -58,7 +58,9 @@ def _joined(parts, dim):
 
 
 def _cut(x, dim, axes):
-    """Return the group's parts of `x` along `dim`, stacked along a new first dim, contiguous."""
+    """Return the group's parts of `x` along `dim`, stacked along a new first dim and contiguous (as along dim 0)."""
+    if dim == 0:
+        return x.contiguous().view(_ways(axes), -1, *x.shape[1:])
     parts = x.chunk(_ways(axes), dim)
     return torch.stack(parts, out=x.new_empty((len(parts), *parts[0].shape)))
 
@@ -132,7 +134,7 @@ def all_to_all(ctx, x, source, target, axes):
     parts = _cut(x, target, axes)
     out = torch.empty_like(parts)
     work = dist.all_to_all_single(out, parts, group=ctx.groups[axes], async_op=True)
-    return Pending(axes, work, lambda: _joined(out.unbind(0), source), out, parts)
+    return Pending(axes, work, lambda: _joined(out.unbind(0), source) if source else out.flatten(0, 1), out, parts)
 
 
 def broadcast(ctx, x, root, shape, dtype, axes):
