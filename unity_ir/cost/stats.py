@@ -37,6 +37,8 @@ class Simulated:
     """Collective calls of a device."""
     bytes: int
     """Bytes that a device's kernels read and write, the optimizer's updates included."""
+    bound: float
+    """Lower bound in seconds on `overlapped` of every placement of the graph (`cost.least.emitted_bound`)."""
 
 
 def report(
@@ -101,7 +103,11 @@ def text(
             said = "with everything on all devices; here branches are on parts, at once"
         else:
             said = f"of this graph: gap {plan.time / bound - 1:.2%}"
-        console.print(f"  bound          {seconds_text(bound)} for any placement {said}", soft_wrap=True)
+        console.print(f"  bound          {seconds_text(bound)} of the time, for any placement {said}", soft_wrap=True)
+    if simulated is not None and simulated.bound:
+        gap = f"gap {simulated.overlapped / simulated.bound - 1:.2%}"
+        least = f"{seconds_text(simulated.bound)} of the simulated time, by arithmetic and update alone: {gap}"
+        console.print(f"  {'' if bound else 'bound':<14} {least}", soft_wrap=True)
     if derivation is not None:
         console.print(f"  derivation     {', '.join(derivation) or 'no rewrite'}")
         ties = equal_but_at_ties(step.partition(" at ")[0] for step in derivation)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from unity_ir.cost.least import emitted_bound
 from unity_ir.cost.lines import step_bytes
 from unity_ir.cost.stats import Simulated
 from unity_ir.machine.model import Machine
@@ -23,7 +24,7 @@ def simulated(graph: Graph, machine: Machine, optimizer: Optimizer | None = None
     plan = plan_graph(graph, machine, optimizer)
     overlapped = simulate(replay(plan, machine))
     waiting = simulate(replay(plan, machine, overlap=False))
-    counts = plan.launches, plan.collectives, step_bytes(plan)
+    counts = plan.launches, plan.collectives, step_bytes(plan), emitted_bound(graph, machine, optimizer)
     return Simulated(overlapped.seconds, waiting.seconds, peak(overlapped), *counts)
 
 
