@@ -81,3 +81,13 @@ def test_an_operator_unlike_all_others_is_tried_in_every_way(operators: int):
     assert found is not None
     assert as_emitted(found[0], machine)[0] < as_emitted(alike, machine)[0]
     assert erase(found[0]).outputs == graph.outputs
+
+
+def test_a_plan_that_is_on_parts_already_is_gone_on_from():
+    """The expert's plan of a recurrent network pins its layers; it was refused as the start of a search for parts."""
+    graph = build("lstm_stack", batch=8, steps=2, hidden=8, features=4, classes=8, layers=2)
+    machine = load("dgx-h100:1")
+    plan = run(graph, machine, "expert").graph
+    assert any(pins(a) for a in place(plan, machine.mesh).assignments.values())
+    found = place_siblings(graph, machine, Optimizer(), plan)
+    assert found is None or as_emitted(found[0], machine)[0] <= as_emitted(plan, machine)[0] * (1 + 1e-9)

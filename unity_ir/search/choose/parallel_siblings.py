@@ -21,7 +21,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
 from unity_ir.pcg.materialise import materialise
-from unity_ir.pcg.sharding import REPEAT, GridRole, is_pinned, pinned_at
+from unity_ir.pcg.sharding import REPEAT, GridRole, pinned_at
 from unity_ir.search.baselines.data_parallel import data_parallel
 from unity_ir.search.baselines.expert import expert
 from unity_ir.search.choose.candidates import PricedGraph, estimated
@@ -29,7 +29,7 @@ from unity_ir.search.flexflow.mcmc import Assignments, Settings, assignments_of,
 from unity_ir.search.layouts.limits import limits
 from unity_ir.simulate.choices import fits, roles
 from unity_ir.simulate.delta import Simulation
-from unity_ir.simulate.streams import TICKS
+from unity_ir.simulate.streams import TICKS, pinned_axes
 
 
 def place_siblings(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> PricedGraph | None:
@@ -48,7 +48,7 @@ def place_siblings(graph: Graph, machine: Machine, optimizer: Optimizer, plan: G
     scored: dict[int, Assignments] = {}
     by_axes: dict[tuple[int, ...], Simulation] = {}
     for assignments in _plans(graph, machine, optimizer, plan, sets):
-        axes = tuple(sorted({i for a in assignments.values() for i, r in enumerate(a) if is_pinned(r)}))
+        axes = pinned_axes(assignments.values())
         made = Simulation(graph, machine, assignments, optimizer, axes=axes, like=by_axes.get(axes))
         by_axes.setdefault(axes, made)
         # Keep one of equally fast plans: they mostly differ in what makes no difference.
@@ -76,7 +76,8 @@ def _one_by_one(
 
     Returns the simulated seconds and the assignments.
     """
-    simulation = Simulation(graph, machine, assignments_of(plan, machine), optimizer)
+    before = assignments_of(plan, machine)
+    simulation = Simulation(graph, machine, before, optimizer, axes=pinned_axes(before.values()))
     best = simulation.makespan
     levels = sorted(set(machine.axis_levels))
     for node in odd:
