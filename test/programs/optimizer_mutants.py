@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Iterator
 
 NOT_ARITHMETIC = {"BLOCK", "num_warps", "num_stages", "other", "mask"}
@@ -32,8 +31,7 @@ def mutants(text: str) -> list[tuple[str, str]]:
         start = min([function.lineno, *(d.lineno for d in function.decorator_list)])
         head, tail = "".join(lines[: start - 1]), "".join(lines[function.end_lineno or 0 :])
         right = ast.unparse(function)
-        for what, wrong in _changed(function):
-            made = ast.unparse(wrong)
+        for what, made in _changed(function):
             if made != right:
                 found.setdefault(head + made + "\n" + tail, f"{function.name}: {what}")
     return [(what, mutant) for mutant, what in found.items()]
@@ -43,23 +41,21 @@ def _is_update(name: str) -> bool:
     return name == "update" or name.removesuffix("_torch").removesuffix("_kernel") in ("sgd", "adam", "adamw")
 
 
-def _changed(function: ast.FunctionDef) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Every wrong copy of a function, each with what is wrong with it."""
-    count = sum(1 for _ in ast.walk(function))
-    for at in range(count):
+def _changed(function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
+    """What is wrong with each wrong form of a function, and its text."""
+    parents = {child: (parent, field) for parent in ast.walk(function) for field, child in _children(parent)}
+    for node in list(ast.walk(function)):
+        if _is_left_out(node, parents):
+            continue
         for kind in range(6):
-            wrong = copy.deepcopy(function)
-            node = list(ast.walk(wrong))[at]
-            parents = {child: (parent, field) for parent in ast.walk(wrong) for field, child in _children(parent)}
-            if _is_left_out(node, parents):
-                continue
-            before = ast.unparse(node) if not isinstance(node, ast.operator | ast.arguments) else ""
             new = _wrong(node, kind)
             if new is None:
                 continue
+            before = ast.unparse(node) if not isinstance(node, ast.operator | ast.arguments) else ""
             parent, field = parents[node]
             _put(parent, field, node, new)
-            yield f"{before} -> {ast.unparse(new)}", wrong
+            yield f"{before} -> {ast.unparse(new)}", ast.unparse(function)
+            _put(parent, field, new, node)
 
 
 def _children(parent: ast.AST) -> Iterator[tuple[str, ast.AST]]:

@@ -6,7 +6,6 @@ A worker imports a program from its file, joins a fresh process group, and calls
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import multiprocessing
 import os
@@ -18,6 +17,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from queue import Empty
 from typing import Any
+
+import loading
 
 PRELOADED = [
     "torch",
@@ -46,11 +47,7 @@ def _worker(jobs: Any, answers: Any) -> None:
     while (job := jobs.get()) is not None:
         path, rank, world, store, function, arguments = job
         try:
-            spec = importlib.util.spec_from_file_location(f"program_{Path(path).stem}", path)
-            assert spec is not None
-            assert spec.loader is not None
-            program = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(program)
+            program = loading.module(path, path.with_suffix(".code").read_bytes())
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
             try:
                 answers.put((rank, "ok", function(program, *arguments)))
@@ -86,12 +83,13 @@ class Ranks:
         self._count += 1
         path = Path(self._folder.name, f"p{self._count}.py")
         path.write_text(text)
+        path.with_suffix(".code").write_bytes(loading.compiled(text, path))
         store = Path(self._folder.name, f"store{self._count}")
         for process in self._processes[self._started : world]:
             process.start()
         self._started = max(self._started, world)
         for rank in range(world):
-            self._jobs[rank].put((str(path), rank, world, str(store), function, arguments))
+            self._jobs[rank].put((path, rank, world, str(store), function, arguments))
         found: dict[int, Any] = {}
         failures: list[str] = []
         for _ in range(world):
@@ -385,13 +383,8 @@ def checked_each(program: Any, texts: list[str]) -> list[list[str]]:
     for number, text in enumerate(texts):
         path = Path(program.__file__).with_name(f"{Path(program.__file__).stem}_{number}.py")
         path.write_text(text)
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        other = importlib.util.module_from_spec(spec)
         try:
-            spec.loader.exec_module(other)
-            found.append(check(other))
+            found.append(check(loading.module(path, loading.compiled(text, path))))
         except Exception as error:
             found.append([f"{type(error).__name__}: {error}"])
         path.unlink()

@@ -28,18 +28,25 @@ def check_attributes(line: Line, attributes: Mapping[str, AttrValue]) -> dict[st
         value = attributes.get(name, attribute.default)
         if value is None:
             raise UnityError(f"pcg.{line.operator}: attribute {name} is missing; add {{{name} = ...}}")
-        fits = {
-            "int": _is_int(value),
-            "ints": isinstance(value, tuple) and all(map(_is_int, value)),
-            "float": isinstance(value, float) or _is_int(value),
-            "name": value in ACTIVATIONS,
-            "dtype": value in DTYPES,
-        }[attribute.kind]
-        if not fits:
+        if not _fits(value, attribute.kind):
             wanted = " or ".join({"name": ACTIVATIONS, "dtype": DTYPES}.get(attribute.kind, (attribute.kind,)))
             raise UnityError(f"pcg.{line.operator}: attribute {name} is {value!r}; it must be {wanted}")
         full[name] = value
     return full
+
+
+def _fits(value: AttrValue, kind: str) -> bool:
+    match kind:
+        case "int":
+            return _is_int(value)
+        case "ints":
+            return isinstance(value, tuple) and all(map(_is_int, value))
+        case "float":
+            return isinstance(value, float) or _is_int(value)
+        case "name":
+            return value in ACTIVATIONS
+        case _:
+            return value in DTYPES
 
 
 def _is_int(value: object) -> bool:
