@@ -4,10 +4,10 @@ Compare predicted with published milliseconds of a training step, of the rows in
     python bench/published.py [--only TEXT] [--json FILE]
 
 A row is predicted as a user would predict it: a model of the zoo, mixed precision, the plan of its published degrees,
-and that plan simulated as emitted; only the limit of the memory is lifted. Nothing is fitted. Activation checkpoints
-cannot be asked for yet: with `recompute = "full"` the kernels of the blocks' forward, and the all-reduces among
-tensor-parallel devices in it, are added once more, with "selective" those kernels without attention and half of the
-products (torchtitan's policy).
+and that plan simulated as emitted, in fused kernels or (`fused = false`) in those that PyTorch has, as the published
+code ran; only the limit of the memory is lifted. Nothing is fitted. Activation checkpoints cannot be asked for yet:
+with `recompute = "full"` the kernels of the blocks' forward, and the all-reduces among tensor-parallel devices in it,
+are added once more, with "selective" those kernels without attention and half of the products (torchtitan's policy).
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ from unity_ir.machine.describe import machine_from
 from unity_ir.models import from_text
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.pcg.mixed_precision import mixed_precision
-from unity_ir.plan.plan import plan_graph
+from unity_ir.plan.plan import Plan, PlanOptions, plan_graph
 from unity_ir.plan.program import Compute, ReshardMove
 from unity_ir.search import run
 from unity_ir.search.baselines.recipe import Degrees
-from unity_ir.simulate.report import as_emitted
+from unity_ir.simulate.full import simulate
+from unity_ir.simulate.replay import replay
 from unity_ir.tools.opt_arguments import mixed_precision_options, search_options
 
 ROWS = Path(__file__).with_name("published")
 RECOMPUTE = ("none", "selective", "full")
+FUSED, UNFUSED = PlanOptions(), PlanOptions(kernels="torch")
 NO_LIMIT = 2**50
 """Bytes of memory of a device whose limit is lifted."""
 
@@ -61,6 +63,8 @@ class Row:
     """As `--mixed-precision` has it; empty for f32."""
     ms: float
     kernels: str
+    fused: bool = True
+    """Whether pointwise operators were fused into other kernels, by a compiler or by hand."""
     recompute: str = "none"
     optimizer: str = "adamw"
     uncertain: str = ""
@@ -124,9 +128,10 @@ def serial(row: Row, layers: int | None = None) -> Graph:
     return mixed_precision(graph, options["type"], options.get("reduce", "f32"))
 
 
-def planned(row: Row, machine: Machine, layers: int | None = None) -> Graph:
-    """Return the plan of a row's degrees."""
-    return run(serial(row, layers), machine, "degrees", optimizer_of(row), degrees_of(row)).graph
+def plan_of(row: Row, machine: Machine, layers: int | None = None) -> Plan:
+    """Return the plan of a row's degrees, as `-t triton` emits it or, unfused, `-t triton{kernels=torch}`."""
+    placed = run(serial(row, layers), machine, "degrees", optimizer_of(row), degrees_of(row)).graph
+    return plan_graph(placed, machine, optimizer_of(row), FUSED if row.fused else UNFUSED)
 
 
 def optimizer_of(row: Row) -> Optimizer:
@@ -142,7 +147,7 @@ def degrees_of(row: Row) -> dict[str, Any]:
 
 def forward_seconds(row: Row, machine: Machine, layers: int) -> dict[str, float]:
     """Return the seconds of the forward of a plan of so many layers: `product`, `attention`, `other` and `move`."""
-    plan = plan_graph(planned(row, machine, layers), machine, optimizer_of(row))
+    plan = plan_of(row, machine, layers)
     program = plan.program
     tensor = set(Degrees(**degrees_of(row)).on(machine).tensor)
     found: dict[str, float] = {"product": 0.0, "attention": 0.0, "other": 0.0, "move": 0.0}
@@ -176,7 +181,7 @@ def predicted(row: Row) -> Predicted:
     if row.recompute not in RECOMPUTE:
         raise ValueError(f"{row.source}: {row.name}: recompute is {row.recompute!r}; it is {', '.join(RECOMPUTE)}")
     machine = machine_of(row.machine)
-    seconds, _ = as_emitted(planned(row, machine), machine, optimizer_of(row))
+    seconds = simulate(replay(plan_of(row, machine), machine)).seconds
     depth = re.search(r",layers=(\d+)", row.model)
     added = recomputed_seconds(row, machine, int(depth[1]) if depth else 32)
     return Predicted(row, (seconds + added) * 1e3, added * 1e3, time.perf_counter() - start)
