@@ -4,10 +4,11 @@ Compare predicted with published milliseconds of a training step, of the rows in
     python bench/published.py [--only TEXT] [--json FILE]
 
 A row is predicted as a user would predict it: a model of the zoo, mixed precision, the plan of its published degrees,
-and that plan simulated as emitted, in fused kernels or (`fused = false`) in those that PyTorch has, as the published
-code ran; only the limit of the memory is lifted. Nothing is fitted. Activation checkpoints cannot be asked for yet:
-with `recompute = "full"` the kernels of the blocks' forward, and the all-reduces among tensor-parallel devices in it,
-are added once more, with "selective" those kernels without attention and half of the products (torchtitan's policy).
+and that plan simulated as emitted. It says which kernels ran: fused, or (`fused = false`) those that PyTorch has;
+attention of a flash kernel, or (`attention = "products"`) of batched products. The limit of the memory is lifted.
+Nothing is fitted. Activation checkpoints cannot be asked for yet: with `recompute = "full"` the kernels of the blocks'
+forward, and the all-reduces among tensor-parallel devices in it, are added once more, with "selective" those kernels
+without attention and half of the products (torchtitan's policy).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from unity_ir.cost.lines import kernel_of_line, kernel_seconds, move_of
 from unity_ir.machine import Machine, load
 from unity_ir.machine.describe import machine_from
 from unity_ir.models import from_text
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, apply, rebuild, rewrite
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.plan.plan import Plan, PlanOptions, plan_graph
 from unity_ir.plan.program import Compute, ReshardMove
@@ -42,6 +43,7 @@ from unity_ir.simulate.replay import replay
 from unity_ir.tools.opt_arguments import mixed_precision_options, search_options
 
 ROWS = Path(__file__).with_name("published")
+ATTENTION = ("flash", "products")
 RECOMPUTE = ("none", "selective", "full")
 FUSED, UNFUSED = PlanOptions(), PlanOptions(kernels="torch")
 NO_LIMIT = 2**50
@@ -65,6 +67,8 @@ class Row:
     kernels: str
     fused: bool = True
     """Whether pointwise operators were fused into other kernels, by a compiler or by hand."""
+    attention: str = "flash"
+    """`flash`, or `products`: two batched products with a softmax kernel between them, which scales and masks, too."""
     recompute: str = "none"
     optimizer: str = "adamw"
     uncertain: str = ""
@@ -122,10 +126,25 @@ def serial(row: Row, layers: int | None = None) -> Graph:
     if layers is not None:
         text = re.sub(r",layers=\d+", "", text) + f",layers={layers}"
     graph = from_text(text)
+    if row.attention == "products":
+        graph = rewrite(graph, of_products)
     if not row.precision:
         return graph
     options = mixed_precision_options(row.precision)
     return mixed_precision(graph, options["type"], options.get("reduce", "f32"))
+
+
+def of_products(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
+    """
+    Replace attention by the operators of code without a flash kernel, as far as their seconds go.
+
+    rewrite: attention(q, k, v) -> batch_matmul(softmax(batch_matmul_nt(q, k)), v)
+    """
+    if node.op != "attention":
+        return rebuild(node, operands, node.view).results
+    q, k, v = operands
+    shares = apply("softmax", apply("batch_matmul_nt", [q, k]).results).result
+    return apply("batch_matmul", [shares, v]).results
 
 
 def plan_of(row: Row, machine: Machine, layers: int | None = None) -> Plan:
@@ -178,8 +197,10 @@ def recomputed_seconds(row: Row, machine: Machine, layers: int) -> float:
 def predicted(row: Row) -> Predicted:
     """Predict a row."""
     start = time.perf_counter()
-    if row.recompute not in RECOMPUTE:
-        raise ValueError(f"{row.source}: {row.name}: recompute is {row.recompute!r}; it is {', '.join(RECOMPUTE)}")
+    for key, known in (("recompute", RECOMPUTE), ("attention", ATTENTION)):
+        if getattr(row, key) not in known:
+            said = ", ".join(known)
+            raise ValueError(f"{row.source}: {row.name}: {key} is {getattr(row, key)!r}; it is one of {said}")
     machine = machine_of(row.machine)
     seconds = simulate(replay(plan_of(row, machine), machine)).seconds
     depth = re.search(r",layers=(\d+)", row.model)
