@@ -239,3 +239,13 @@ def test_weights_of_odd_sizes_take_the_axes_that_divide_them():
     plan = recipe(Graph("odd", (x, y), (loss,)), machine, Degrees(zero=1))
     (weight,) = plan.weights()
     assert place(plan, machine.mesh).layouts[weight.result] == (0, 0, 1)
+
+
+def test_the_gradient_of_a_fused_weight_is_reduce_scattered_over_the_data_parallel_devices():
+    serial, machine = in_precision(build("gpt2", **TRANSFORMER), "bf16"), a100s(2, 4)
+    plan = recipe(serial, machine, Degrees(tp=4, zero=1))
+    moves = [m for m, _ in cost(training_step(plan, Optimizer(), machine.mesh), machine).moves if m.axes == (0,)]
+    # What is all-reduced is of one dim, which tp divides: biases of 4 h.
+    assert {m.elements for m in moves if m.kind == "all_reduce"} == {TRANSFORMER["hidden"]}
+    fused = 3 * TRANSFORMER["hidden"] ** 2 // 4
+    assert [m.elements for m in moves if m.kind == "reduce_scatter"].count(fused) == TRANSFORMER["layers"]
