@@ -30,6 +30,16 @@ class RandomOptions:
 
 
 @dataclass(frozen=True)
+class ExpertOptions:
+    """
+    Options of `expert`: whether plans may be of a rewritten graph, in which the heads of fused products and the classes
+    of the loss can be divided.
+    """
+
+    rewrite: bool = True
+
+
+@dataclass(frozen=True)
 class HybridOptions:
     """Options of `hsdp`: among how many neighbouring devices weights are sharded, by default those of a node."""
 
@@ -82,7 +92,11 @@ def _of_a_node(machine: Machine) -> int:
 STRATEGIES = (
     OnePlan("data-parallel", lambda graph, machine, _optimizer, _options: data_parallel(graph, machine)),
     OnePlan("fsdp", lambda graph, machine, _optimizer, _options: fsdp(graph, machine)),
-    OnePlan("expert", lambda graph, machine, optimizer, _options: expert(graph, machine, optimizer, rewrite=True)),
+    OnePlan(
+        "expert",
+        lambda graph, machine, optimizer, options: expert(graph, machine, optimizer, rewrite=options.rewrite),
+        ExpertOptions,
+    ),
     OnePlan("degrees", lambda graph, machine, _optimizer, degrees: recipe(graph, machine, degrees), Degrees),
     OnePlan("zero1", lambda graph, machine, _optimizer, _options: recipe(graph, machine, Degrees(zero=1), "zero1")),
     OnePlan("zero2", lambda graph, machine, _optimizer, _options: recipe(graph, machine, Degrees(zero=2), "zero2")),
