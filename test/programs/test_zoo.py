@@ -67,6 +67,8 @@ def beyond() -> list[Case]:
     for model in ("bert_large", "dlrm", "gpt2", "llama3_8b", "mlp", "rnntc", "xdl"):
         found += [Case(model, "data-parallel", 4, "sgd", "bf16"), Case(model, "random-5", 2, "sgd", "bf16")]
         found += [Case(model, "joint", 4, "adamw", "mixed"), Case(model, "fsdp", 2, "adamw", "mixed")]
+    for plan in ("degrees,zero=2,shards=2", "degrees,tp=2,zero=1", "degrees,tp=4,sp=true"):
+        found += [Case(model, plan, 4, "adamw", "mixed") for model in ("bert_large", "gpt2")]
     found += [Case("moe,dispatch=sparse", "experts", world) for world in WORLDS]
     found += [Case("moe,dispatch=sparse", "experts", 4, "adamw", "mixed")]
     for model in ("bert_large", "candle_uno", "dlrm", "gpt2", "llama3_8b", "mlp", "moe", "rnnlm", "xdl", *VARIANTS):
@@ -81,6 +83,7 @@ SAMPLE = [
     Case("dlrm", "joint", 2),
     Case("dlrm", "random-1", 8, "sgd"),
     Case("gpt2", "data-parallel", 4),
+    Case("gpt2", "degrees,tp=2,zero=1,sp=true", 4),
     Case("gpt2", "fsdp", 4),
     Case("gpt2", "joint", 4, "adamw", "mixed"),
     Case("gpt2", "tofu", 8),
@@ -122,8 +125,8 @@ def test_equals_pytorch(ranks: Ranks, case: Case):
 
 
 def test_the_sample_has_everything():
-    plans = Counter(re.sub(r"-\d+$", "", case.plan) for case in SAMPLE)
-    kinds = {"data-parallel", "experts", "fsdp", "joint", "pinned", "random", "recompute", "spatial", "tofu"}
+    plans = Counter(re.sub(r"-\d+$|,.*", "", case.plan) for case in SAMPLE)
+    kinds = {"data-parallel", "degrees", "experts", "fsdp", "joint", "pinned", "random", "recompute", "spatial", "tofu"}
     assert plans.keys() == kinds
     assert {case.model for case in SAMPLE} == {*SMALL, *VARIANTS}
     assert {case.world for case in SAMPLE} == set(WORLDS)

@@ -20,6 +20,7 @@ from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Program
 from unity_ir.search import run
+from unity_ir.tools.opt_arguments import search_options
 
 _DECODER = {"batch": 8, "sequence": 4, "hidden": 16, "layers": 1, "vocabulary": 16}
 SIZES: dict[str, dict[str, int]] = {
@@ -93,8 +94,8 @@ def divided(graph: Graph, wanted: tuple[str, ...], mesh: Mesh) -> Graph:
 def planned(graph: Graph, plan: str, world: int, optimizer: Optimizer) -> Program:
     """
     The program of a serial graph's plan: a strategy's; a random one, `random-3`; one with half of it recomputed,
-    `recompute-3`; one with operators on a half of the ranks, `pinned-3`; one with images in parts, `spatial`; or
-    one in which the experts of a sparse mixture are divided, `experts`.
+    `recompute-3`; one with operators on a half of the ranks, `pinned-3`; one with images in parts, `spatial`; one in
+    which the experts of a sparse mixture are divided, `experts`; or one of degrees, `degrees,tp=2,zero=1,sp=true`.
     """
     kind, _, seed = plan.rpartition("-") if plan[-1].isdigit() else (plan, "", "0")
     on = machine(MACHINES[world])
@@ -107,6 +108,9 @@ def planned(graph: Graph, plan: str, world: int, optimizer: Optimizer) -> Progra
             placed = divided(graph, {2: ("y",), 4: ("y", "z"), 8: ("n", "y", "z")}[world], on.mesh)
         case "recompute":
             placed = recomputed(run(graph, on, "random", optimizer, {"seed": int(seed)}).graph, int(seed))
+        case _ if plan.startswith("degrees"):
+            options = search_options(plan)
+            placed = run(graph, on, str(options.pop("strategy")), optimizer, options).graph
         case _:
             placed = run(graph, on, kind, optimizer, {"seed": int(seed)} if kind == "random" else None).graph
     return lower(fuse_collectives(differentiate(placed, optimizer, on.mesh)), on)

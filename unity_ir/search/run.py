@@ -111,11 +111,12 @@ def _at_hand(serial: Graph, machine: Machine, strategy: str, optimizer: Optimize
 
 
 def _baselines(serial: Graph, machine: Machine, optimizer: Optimizer) -> Iterator[tuple[Graph, PlanCost]]:
-    """Yield the baselines, and their costs."""
-    for name in ("data-parallel", "fsdp", "expert"):
+    """Yield the baselines, which are plans of `serial` itself, and their costs."""
+    settings: dict[str, dict[str, OptionValue]] = {"data-parallel": {}, "fsdp": {}, "expert": {"rewrite": False}}
+    for name, options in settings.items():
         baseline = strategy_named(name)
         with suppress(UnityError):
-            found = baseline.search(serial, machine, make_options(baseline, {}), SearchContext(optimizer))
+            found = baseline.search(serial, machine, make_options(baseline, options), SearchContext(optimizer))
             yield found.graph, found.cost
 
 

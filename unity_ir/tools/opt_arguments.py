@@ -47,6 +47,12 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             "--search=joint,optimizer=adam",
         ),
         parser.add_argument(
+            "--degrees",
+            metavar="KEY=VALUE[,..]",
+            help="make the plan of a recipe, as --search=degrees does; --degrees=tp=8,dp=4,zero=1,sp=true. dp divides "
+            "samples, tp weights, sp the sequence; zero=1 or 2 shards weights over dp, or over shards=N of it",
+        ),
+        parser.add_argument(
             "--explain",
             metavar="OPERATOR",
             help="with --search: print an operator's choice and what others would cost; by its name in the printed "
@@ -156,12 +162,12 @@ _COMMON = {"optimizer": str, "work": float, "seconds": float}
 """Options of every search, with their types."""
 
 
-def search_options(text: str) -> dict[str, str | int | float | bool]:
+def search_options(text: str, flag: str = "--search") -> dict[str, str | int | float | bool]:
     """
     Parse the value of `--search` into options of pcg-search: given `joint,optimizer=adam`, returns `{"strategy":
     "joint", "optimizer": "adam"}`.
 
-    Raises `UnityError` for unknown options and wrong values.
+    Raises `UnityError` for unknown options and wrong values; `flag` is what the user wrote.
     """
     from unity_ir.search.strategy import all_strategies, option_types
 
@@ -175,22 +181,22 @@ def search_options(text: str) -> dict[str, str | int | float | bool]:
         if strategy is None:
             continue  # the search says which there are
         if not equals or kind is None:
-            raise UnityError(f"unity-opt: --search: {setting!a} is no option of {name}; it has {', '.join(kinds)}")
+            raise UnityError(f"unity-opt: {flag}: {setting!a} is no option of {name}; it has {', '.join(kinds)}")
         if key in found:
-            raise UnityError(f"unity-opt: --search: {key} is given twice; leave one out")
-        found[key] = _option(key, kind, value)
+            raise UnityError(f"unity-opt: {flag}: {key} is given twice; leave one out")
+        found[key] = _option(flag, key, kind, value)
     return found
 
 
-def _option(key: str, kind: type, value: str) -> str | int | float | bool:
+def _option(flag: str, key: str, kind: type, value: str) -> str | int | float | bool:
     if kind is bool:
         if value not in ("true", "false"):
-            raise UnityError(f"unity-opt: --search: {key} is {value!a}; it must be true or false")
+            raise UnityError(f"unity-opt: {flag}: {key} is {value!a}; it must be true or false")
         return value == "true"
     try:
         return kind(value)
     except ValueError as error:
-        raise UnityError(f"unity-opt: --search: {key} is {value!a}; it must be a number") from error
+        raise UnityError(f"unity-opt: {flag}: {key} is {value!a}; it must be a number") from error
 
 
 def mixed_precision_options(text: str) -> dict[str, str]:

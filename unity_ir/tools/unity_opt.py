@@ -171,6 +171,11 @@ class UnityOpt(xDSLOptMain):
         Raises `UnityError` for options that contradict each other, and for unknown passes and arguments.
         """
         args = self.args
+        asked_by = "--search"
+        if args.degrees is not None:
+            if args.search is not None:
+                raise UnityError("unity-opt: --degrees and --search each make the plan; leave one out")
+            asked_by, args.search = "--degrees", ",".join(filter(None, ("degrees", args.degrees)))
         used = args.search or args.stats or args.print_plan or args.trace or args.timeline
         if args.machine is not None and not used:
             raise UnityError(
@@ -202,7 +207,7 @@ class UnityOpt(xDSLOptMain):
         self.check_target()
         if self.args.search is not None:
             search: Any = self.available_passes["pcg-search"]()
-            options = {**search_options(self.args.search), "explain": self.args.explain}
+            options = {**search_options(self.args.search, asked_by), "explain": self.args.explain}
             if self.args.budget is not None:
                 options["seconds"] = seconds(self.args.budget)
             if self.trains_with is not None:

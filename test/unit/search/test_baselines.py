@@ -19,6 +19,7 @@ from unity_ir.pcg.interpret import interpret, interpret_pieces, join
 from unity_ir.pcg.sharding import pins, place
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search import run
+from unity_ir.search.baselines.recipe import megatron_form
 from unity_ir.search.tofu.coarsen import alone, coarsen
 from unity_ir.search.tofu.search import VARIANTS, fewest, tofu
 from unity_ir.search.tofu.step import StepBuilder
@@ -31,9 +32,12 @@ MODELS = ("bert_large", "gpt2", "llama3_8b", "dlrm", "xdl", "rnnlm", "nmt", "ale
 @pytest.mark.parametrize("model", MODELS)
 def test_plans_of_the_zoo_are_of_their_model(model: str):
     serial = build(model, **{**SMALL[model], "batch": 8})
+    # The expert takes fused products apart, and makes the loss vocabulary-parallel, to divide them.
+    forms = [megatron_form(serial, tp).outputs for tp in (2, 4)]
     for strategy in BASELINES:
         found = run(serial, boxes(2, 2), strategy)
-        assert erase(found.graph).outputs == serial.outputs
+        made = erase(found.graph).outputs
+        assert made == serial.outputs or (strategy == "expert" and made in forms)
         assert found.cost.time > 0
 
 

@@ -2,7 +2,8 @@
 Make a plan from a rule for some operators; all others follow the layouts of their operands.
 
 An operator follows the index variable along which its operands are sharded. Where there is none, or several, or sizes
-do not divide, it is replicated. Partial sums are reduced where they are made.
+do not divide, it is replicated. Partial sums are reduced where they are made. The cast of a weight is sharded as its
+first reader needs it, so that a weight is seen through casts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from unity_ir.pcg.graph import Graph, Node, Value
-from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.materialise import materialise, resting
 from unity_ir.pcg.sharding import (
     COPY,
     REPEAT,
@@ -21,8 +22,10 @@ from unity_ir.pcg.sharding import (
     Mesh,
     is_pinned,
     is_shard,
+    operand_layout,
     result_layout,
 )
+from unity_ir.search.baselines.operands import is_weight, is_weight_cast
 from unity_ir.simulate.choices import fits
 
 Choose = Callable[[Node, int, str | None], GridRole | None]
@@ -37,17 +40,30 @@ Given a leaf, returns the layout it rests in; None to replicate an input, or to 
 """
 
 
-def follow(graph: Graph, mesh: Mesh, choose: Choose, rest: Rest, settle: int | None = None) -> Graph:
+Settle = Callable[[Value, Layout], Layout]
+"""
+Given an operator's result and the layout in which it is made, returns the layout to which it is brought, without SUM.
+"""
+
+Store = Callable[[Value, Layout], Layout]
+"""Given a weight and the layout in which its first reader needs it, returns the layout in which it rests."""
+
+
+def follow(
+    graph: Graph, mesh: Mesh, choose: Choose, rest: Rest, settle: Settle | None = None, store: Store | None = None
+) -> Graph:
     """
     Return the parallel graph in which some operators are sharded by a rule and all others follow their operands.
 
-    `choose` gives operators' roles, `rest` leaves' layouts. With `settle`, results that are sharded along other dims
-    are resharded along that dim, as far as sizes are divisible.
+    `choose` gives operators' roles, `rest` leaves' layouts, `settle` those of results (by default as they are made,
+    with partial sums reduced: `reduced`). Weights for which `rest` has none rest where `store` says.
     """
     outputs = set(graph.outputs)
+    users = graph.users()
     layouts: dict[Value, Layout] = {}
     rests: dict[Value, Layout] = {}
     assignments: dict[Node, Assignment] = {}
+    casts: list[Node] = []
     for node in graph.nodes():
         if node.is_leaf:
             (value,) = node.results
@@ -57,32 +73,59 @@ def follow(graph: Graph, mesh: Mesh, choose: Choose, rest: Rest, settle: int | N
             if node.op == "input":
                 layouts[value] = rests[value] = wanted or (REPEAT,) * len(mesh.sizes)
             continue
+        if is_weight_cast(node) and users.get(node.result):
+            casts.append(node)
+            continue
         assignment = _assignment(node, mesh, layouts, choose)
         assignments[node] = assignment
         for i, value in enumerate(node.results):
             made = result_layout(node.analysis, i, assignment)
-            if value in outputs:
+            if value in outputs or is_weight(value):
                 continue
-            layouts[value] = _resting(value, made, mesh, settle)
+            layouts[value] = reduced(value, made) if settle is None else settle(value, made)
             if SUM in made or any(is_shard(a) and a != b for a, b in zip(made, layouts[value], strict=True)):
                 rests[value] = layouts[value]
-    return materialise(graph, assignments, mesh, rests)
-
-
-def _resting(value: Value, made: Layout, mesh: Mesh, settle: int | None) -> Layout:
-    """
-    Return the layout to which an operator's result is resharded: no partial sums, and no sharded dim but `settle`.
-    """
-    whole = tuple(REPEAT if r in (SUM, COPY) else r for r in made)
-    if settle is None or all(r in (settle, REPEAT) for r in made) or settle >= len(value.type.shape):
-        return whole
-    settled, left = list(whole), value.type.shape[settle]
-    for axis, role in enumerate(whole):
-        if is_pinned(role):
+    for node in reversed(casts):
+        user, i = users[node.result][0]
+        needs = operand_layout(user.analysis, i, assignments[user])
+        assignments[node] = tuple(
+            node.analysis.result_dims[0][r] or REPEAT if is_shard(r) else REPEAT if r == SUM else r for r in needs
+        )
+    relays: dict[Value, Layout] = {}
+    for node in graph.nodes():
+        if store is None or node.op != "weight" or node.result in rests or node.result not in users:
             continue
-        fits_there = left % mesh.sizes[axis] == 0
-        settled[axis], left = (settle, left // mesh.sizes[axis]) if fits_there else (REPEAT, left)
-    return tuple(settled)
+        user, i = users[node.result][0]
+        needs = operand_layout(user.analysis, i, assignments[user])
+        at = rests[node.result] = store(node.result, resting(needs))
+        if at != resting(needs):
+            # Gradients are summed among the devices that gather the weight first, then among its copies.
+            relays[node.result] = tuple(n if r == REPEAT else r for n, r in zip(needs, at, strict=True))
+    return materialise(graph, assignments, mesh, rests, relays)
+
+
+def reduced(value: Value, made: Layout) -> Layout:
+    """Return the layout of a result made in layout `made` after its partial sums are reduced on all devices."""
+    del value
+    return tuple(REPEAT if r in (SUM, COPY) else r for r in made)
+
+
+def settled_along(dim: int, mesh: Mesh) -> Settle:
+    """Return a rule that brings results to shards along `dim` only, as far as their sizes are divisible."""
+
+    def settle(value: Value, made: Layout) -> Layout:
+        whole = reduced(value, made)
+        if all(r in (dim, REPEAT) for r in made) or dim >= len(value.type.shape):
+            return whole
+        settled, left = list(whole), value.type.shape[dim]
+        for axis, role in enumerate(whole):
+            if is_pinned(role):
+                continue
+            fits_there = left % mesh.sizes[axis] == 0
+            settled[axis], left = (dim, left // mesh.sizes[axis]) if fits_there else (REPEAT, left)
+        return tuple(settled)
+
+    return settle
 
 
 def _assignment(node: Node, mesh: Mesh, layouts: Mapping[Value, Layout], choose: Choose) -> Assignment:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from unity_ir.cost.plan import cost
@@ -15,6 +16,7 @@ from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
 from unity_ir.search.baselines.expert import expert
 from unity_ir.search.baselines.random_plan import sample
+from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.search.result import SearchResult
 from unity_ir.search.strategy import NoOptions, SearchContext
 from unity_ir.search.tofu.search import VARIANTS, tofu
@@ -25,6 +27,31 @@ class RandomOptions:
     """Options of `random`: the seed from which the plan is drawn."""
 
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class ExpertOptions:
+    """
+    Options of `expert`: whether plans may be of a rewritten graph, in which the heads of fused products and the classes
+    of the loss can be divided.
+    """
+
+    rewrite: bool = True
+
+
+@dataclass(frozen=True)
+class HybridOptions:
+    """Options of `hsdp`: among how many neighbouring devices weights are sharded, by default those of a node."""
+
+    shards: int | None = None
+
+
+@dataclass(frozen=True)
+class MegatronOptions:
+    """Options of `megatron`: the devices that divide weights, by default those of a node; sequence parallelism."""
+
+    tp: int | None = None
+    sp: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,10 +73,35 @@ def _tofu(variant: str) -> OnePlan:
     return OnePlan(variant, lambda graph, machine, _optimizer, _options: tofu(graph, machine, variant))
 
 
+def _hsdp(graph: Graph, machine: Machine, _: Optimizer, options: HybridOptions) -> Graph:
+    degrees = Degrees(zero=2, shards=options.shards or _of_a_node(machine))
+    return recipe(graph, machine, degrees, "hsdp")
+
+
+def _megatron(graph: Graph, machine: Machine, _: Optimizer, options: MegatronOptions) -> Graph:
+    degrees = Degrees(tp=options.tp or _of_a_node(machine), sp=options.sp)
+    return recipe(graph, machine, degrees, "megatron")
+
+
+def _of_a_node(machine: Machine) -> int:
+    """Return the number of devices of the innermost level."""
+    levels = machine.axis_levels
+    return prod(size for size, level in zip(machine.mesh.sizes, levels, strict=True) if level == levels[-1])
+
+
 STRATEGIES = (
     OnePlan("data-parallel", lambda graph, machine, _optimizer, _options: data_parallel(graph, machine)),
     OnePlan("fsdp", lambda graph, machine, _optimizer, _options: fsdp(graph, machine)),
-    OnePlan("expert", lambda graph, machine, optimizer, _options: expert(graph, machine, optimizer)),
+    OnePlan(
+        "expert",
+        lambda graph, machine, optimizer, options: expert(graph, machine, optimizer, rewrite=options.rewrite),
+        ExpertOptions,
+    ),
+    OnePlan("degrees", lambda graph, machine, _optimizer, degrees: recipe(graph, machine, degrees), Degrees),
+    OnePlan("zero1", lambda graph, machine, _optimizer, _options: recipe(graph, machine, Degrees(zero=1), "zero1")),
+    OnePlan("zero2", lambda graph, machine, _optimizer, _options: recipe(graph, machine, Degrees(zero=2), "zero2")),
+    OnePlan("hsdp", _hsdp, HybridOptions),
+    OnePlan("megatron", _megatron, MegatronOptions),
     *map(_tofu, VARIANTS),
     OnePlan("random", lambda graph, machine, _, options: sample(graph, machine, options.seed), RandomOptions),
 )

@@ -1,0 +1,251 @@
+"""Recipes compute what the model does, move the bytes of the papers' formulas, and refuse what they cannot express."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from graphs import boxes
+from zoo import SMALL
+
+from unity_ir.cost.plan import cost
+from unity_ir.errors import UnityError
+from unity_ir.machine import Machine, load
+from unity_ir.models import build
+from unity_ir.pcg.differentiate import differentiate, training_step
+from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf, rebuild, rewrite
+from unity_ir.pcg.interpret import interpret, interpret_pieces, join
+from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.sharding import place
+from unity_ir.pcg.types import tensor_type
+from unity_ir.search import run
+from unity_ir.search.baselines.recipe import Degrees, recipe
+
+SIZES = {"f32": (4, 4), "bf16": (2, 4), "bf16,reduce=bf16": (2, 2)}
+"""Bytes of an element of a weight as it is moved, and of its gradient as it is summed."""
+
+
+def a100s(*sizes: int) -> Machine:
+    """Levels of these sizes of devices that compute in bf16, with links on which nothing costs anything to start."""
+    return replace(boxes(*sizes), device=replace(load("dgx-a100:1").device, launch=0.0))
+
+
+def in_precision(graph: Graph, precision: str) -> Graph:
+    if precision == "f32":
+        return graph
+    return mixed_precision(graph, "bf16", "bf16" if precision.endswith("reduce=bf16") else "f32")
+
+
+def bytes_per_device(plan: Graph, machine: Machine) -> float:
+    """Bytes that a device receives in a step, where every collective is a ring."""
+    return cost(training_step(plan, Optimizer(), machine.mesh), machine).bytes / machine.devices
+
+
+def check_gradients(serial: Graph, plan: Graph, machine: Machine) -> None:
+    """Compare the gradients of all weights, on pieces, with those of the serial graph."""
+    random = np.random.default_rng(0)
+    inputs = {
+        n.name: random.integers(0, 2, n.types[0].shape) if n.types[0].is_integer else random.random(n.types[0].shape)
+        for n in serial.inputs
+    }
+    weights = {n.name: 0.5 * random.standard_normal(n.types[0].shape) for n in serial.weights()}
+    whole_step = differentiate(serial, Optimizer())
+    whole = interpret(whole_step, inputs, weights)
+    expected = {u.weight.node.name: whole[u.grad] for u in whole_step.updates}
+    step = differentiate(plan, Optimizer(), machine.mesh)
+    pieces = interpret_pieces(step, inputs, weights)
+    assert {u.weight.node.name for u in step.updates} == expected.keys()
+    for u in step.updates:
+        got = join(pieces[u.grad], u.grad.type)
+        np.testing.assert_allclose(got, expected[u.weight.node.name], rtol=1e-4, atol=1e-6)
+
+
+def parsed(text: str) -> Degrees:
+    """Given `tp=2,sp=true` returns those degrees."""
+    pairs = (setting.split("=") for setting in text.split(","))
+    return Degrees(**{k: True if v == "true" else int(v) for k, v in pairs})
+
+
+TRANSFORMER = {"layers": 2, "hidden": 16, "heads": 4, "vocabulary": 24, "sequence": 8, "batch": 4}
+TRANSFORMERS = {
+    "gpt2": TRANSFORMER,
+    "llama3_8b": {**TRANSFORMER, "kv_heads": 4, "intermediate": 8},
+    "bert_large": TRANSFORMER,
+}
+
+# --- what plans compute
+
+
+@pytest.mark.parametrize(
+    "degrees",
+    ["zero=2", "zero=2,shards=2", "tp=2", "tp=2,sp=true", "tp=4,sp=true", "tp=2,zero=1,sp=true"],
+)
+@pytest.mark.parametrize("model", TRANSFORMERS)
+def test_recipes_of_transformers_have_the_serial_gradients(model: str, degrees: str):
+    serial, machine = build(model, **TRANSFORMERS[model]), boxes(2, 2)
+    check_gradients(serial, recipe(serial, machine, parsed(degrees)), machine)
+
+
+@pytest.mark.parametrize("degrees", ["zero=2", "tp=2", "tp=2,zero=1"])
+@pytest.mark.parametrize("model", ["mlp", "dlrm", "xdl", "alexnet", "moe"])
+def test_recipes_of_other_models_have_the_serial_gradients(model: str, degrees: str):
+    more = {"heads": 2, "kv_heads": 2} if model == "moe" else {}
+    serial, machine = build(model, **{**SMALL[model], "batch": 8, **more}), boxes(2, 2)
+    check_gradients(serial, recipe(serial, machine, parsed(degrees)), machine)
+
+
+# --- the bytes that plans move, as the papers have them
+
+
+@pytest.mark.parametrize("precision", SIZES)
+def test_bytes_of_zero_are_those_of_its_paper(precision: str):
+    """
+    ZeRO, section 7: all-reduced gradients are 2 W; with ZeRO-1 and 2 W are gathered and W reduce-scattered; here W has
+    the bytes of its type, for weights the computed one and for gradients the one they are summed in.
+    """
+    serial = in_precision(build("mlp", batch=16, hidden=64, layers=3, classes=64), precision)
+    machine, n, elements = a100s(2, 4), 8, 3 * 64 * 64
+    weight, grad = SIZES[precision]
+    expected = {
+        "zero=0": 2 * elements * grad * (n - 1) / n,
+        "zero=1": elements * (weight + grad) * (n - 1) / n,
+        "zero=2": elements * (weight + grad) * (n - 1) / n,
+        "zero=2,shards=4": elements * (weight + grad) * 3 / 4 + 2 * elements / 4 * grad * 1 / 2,
+    }
+    for degrees, size in expected.items():
+        assert bytes_per_device(recipe(serial, machine, parsed(degrees)), machine) == size, degrees
+
+
+@pytest.mark.parametrize("precision", SIZES)
+def test_fsdp_gathers_every_weight_by_one_call_over_all_devices(precision: str):
+    serial = in_precision(build("gpt2", **{**TRANSFORMER, "batch": 8}), precision)
+    machine = a100s(2, 4)
+    plan = run(serial, machine, "fsdp").graph
+    moves = cost(training_step(plan, Optimizer(), machine.mesh), machine).moves
+    crossing = [(m.kind, m.group) for m, _ in moves if m.kind not in ("retype", "slice")]
+    weights = len(serial.weights())
+    assert sorted(crossing) == [("all_gather", 8)] * weights + [("reduce_scatter", 8)] * weights
+    assert {d for m, d in moves if m.kind == "all_gather"} == {"f32" if precision == "f32" else "bf16"}
+    elements = sum(n.types[0].elements for n in serial.weights())
+    assert bytes_per_device(plan, machine) == elements * sum(SIZES[precision]) * 7 / 8
+
+
+@pytest.mark.parametrize("sp", [False, True])
+@pytest.mark.parametrize("precision", SIZES)
+def test_bytes_of_tensor_parallelism_are_those_of_megatron(precision: str, sp: bool):
+    """
+    Megatron-LM, section 3: 4 all-reduces of the activations in each layer, one of the embedding and one of the head's
+    gradient, and, of the loss, one number per token of each of its sums. With sequence parallelism they are as many
+    reduce-scatters and all-gathers, and gradients of norms are summed over all devices.
+    """
+    b, s, h, v, f, layers, t, d = 4, 8, 16, 24, 32, 2, 4, 2
+    serial = in_precision(
+        build(
+            "llama3_8b", batch=b, sequence=s, layers=layers, hidden=h, heads=4, kv_heads=4, intermediate=f, vocabulary=v
+        ),
+        precision,
+    )
+    machine = a100s(d, t)
+    weight, grad = SIZES[precision]
+    tokens = b // d * s
+    ring = 2 * (t - 1) / t
+    activations = (4 * layers + 2) * ring * tokens * h * weight
+    # The largest logit of every device, the sum of exponentials, and the label's score.
+    loss = (t - 1) * tokens * 4 + 2 * ring * tokens * 4
+    divided = (layers * (4 * h * h + 3 * h * f) + 2 * v * h) / t
+    norms = (2 * layers + 1) * h
+    gradients = 2 * (d - 1) / d * divided * grad
+    of_norms = 2 * norms * grad * ((d * t - 1) / (d * t) if sp else (d - 1) / d)
+    plan = recipe(serial, machine, Degrees(tp=t, sp=sp))
+    assert bytes_per_device(plan, machine) == activations + loss + gradients + of_norms
+
+
+@pytest.mark.parametrize("precision", SIZES)
+def test_a_fused_product_costs_an_all_to_all_of_its_weight_and_gradient(precision: str):
+    """Heads are divided as if queries, keys and values were apart: no activation is moved but Megatron-LM's."""
+    serial, machine = in_precision(build("gpt2", **TRANSFORMER), precision), a100s(4)
+    plan = recipe(serial, machine, Degrees(tp=4))
+    placement = place(plan, machine.mesh)
+    heads = [a for n, a in placement.assignments.items() if n.op == "attention"]
+    assert heads == [("h", "h")] * 2
+    moves = cost(training_step(plan, Optimizer(), machine.mesh), machine).moves
+    h, s, b = (TRANSFORMER[key] for key in ("hidden", "sequence", "batch"))
+    activations = [m for m, _ in moves if m.kind == "all_reduce" and m.elements == b * s * h]
+    assert len(activations) == 4 * 2 + 2
+    to_columns = [m.elements for m, _ in moves if m.kind == "all_to_all"]
+    assert to_columns == [h * h // 4] * 2 * 2 * 3
+
+
+# --- what weights and degrees may be
+
+
+def test_weights_are_seen_through_casts():
+    """A graph whose casts are operators, as imported ones are, is divided as one whose weights have masters."""
+
+    def cast(graph: Graph) -> Graph:
+        def changed(node, operands):
+            if node.op == "weight":
+                return [apply("cast", node.results, {"to": "bf16"}).result]
+            if node.op == "cross_entropy":
+                operands = (apply("cast", operands[:1], {"to": "f32"}).result, operands[1])
+            return rebuild(node, operands).results
+
+        return rewrite(graph, changed)
+
+    serial, machine = build("llama3_8b", **TRANSFORMERS["llama3_8b"]), a100s(2, 2)
+    for strategy, options in (("expert", {}), ("megatron", {"tp": 2}), ("degrees", {"tp": 2, "zero": 1})):
+        layouts: list[dict[str, object]] = []
+        for graph in (cast(serial), mixed_precision(serial, "bf16")):
+            plan = run(graph, machine, strategy, options=options).graph
+            placed = place(plan, machine.mesh).layouts
+            layouts.append({n.name: placed[n.result] for n in plan.weights()})
+        assert layouts[0] == layouts[1], strategy
+        assert any(role >= 0 for layout in layouts[0].values() for role in layout)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "message"),
+    [
+        ("tp=3", "tp=3 is no product of the innermost mesh axes of boxes, 2 x 2 x 2; use 1, 2, 4 or 8"),
+        ("tp=2,dp=8", "dp=8 times tp=2 is 16 devices, but boxes has 8; use dp=4"),
+        ("tp=8", "tp=8 does not divide 4 heads of attention; use a divisor of them"),
+        ("dp=8", "input tokens has batch 4, which 8 devices do not divide; use another batch or number of devices"),
+        ("tp=0", "tp is 0; a degree is 1 or more"),
+        ("tp=4,zero=3", "zero=3 gathers weights again in the backward, which plans cannot say; use zero=2"),
+        ("zero=4", "zero is 4; it is 0, 1 or 2"),
+        ("shards=4", "shards=4 is among how many devices ZeRO divides; add zero=2"),
+        ("sp=true", "sp=true divides activations over the devices of tp; add tp=2 or more"),
+    ],
+)
+def test_degrees_that_do_not_fit_are_refused(degrees: str, message: str):
+    with pytest.raises(UnityError, match=f"^degrees: {message}"):
+        recipe(build("gpt2", **TRANSFORMER), a100s(2, 4), parsed(degrees))
+
+
+def test_only_transformers_have_a_sequence_and_recurrent_networks_no_tp():
+    with pytest.raises(UnityError, match="sp=true divides the sequence of attention, which this graph lacks"):
+        recipe(build("mlp", **{**SMALL["mlp"], "batch": 8}), a100s(2, 2), Degrees(tp=2, sp=True))
+    with pytest.raises(UnityError, match="tp=2 divides no recurrent network"):
+        recipe(build("lstm_stack", **{**SMALL["lstm_stack"], "batch": 4}), a100s(2, 2), Degrees(tp=2))
+
+
+def test_weights_of_odd_sizes_take_the_axes_that_divide_them():
+    x = leaf("input", tensor_type((8, 12), "f32"), name="x")
+    w = leaf("weight", tensor_type((12, 6), "f32"), name="w").result
+    y = leaf("input", tensor_type((8, 6), "f32"), name="y")
+    loss = apply("mse", [apply("matmul", [x.result, w]).result, y.result]).result
+    machine = a100s(8)
+    plan = recipe(Graph("odd", (x, y), (loss,)), machine, Degrees(zero=1))
+    (weight,) = plan.weights()
+    assert place(plan, machine.mesh).layouts[weight.result] == (0, 0, 1)
+
+
+def test_the_gradient_of_a_fused_weight_is_reduce_scattered_over_the_data_parallel_devices():
+    serial, machine = in_precision(build("gpt2", **TRANSFORMER), "bf16"), a100s(2, 4)
+    plan = recipe(serial, machine, Degrees(tp=4, zero=1))
+    moves = [m for m, _ in cost(training_step(plan, Optimizer(), machine.mesh), machine).moves if m.axes == (0,)]
+    # What is all-reduced is of one dim, which tp divides: biases of 4 h.
+    assert {m.elements for m in moves if m.kind == "all_reduce"} == {TRANSFORMER["hidden"]}
+    fused = 3 * TRANSFORMER["hidden"] ** 2 // 4
+    assert [m.elements for m in moves if m.kind == "reduce_scatter"].count(fused) == TRANSFORMER["layers"]

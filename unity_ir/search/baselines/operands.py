@@ -1,0 +1,90 @@
+"""
+Find what operators read: the weight matrix of a dense layer, the table of a lookup, and the variables that divide them.
+
+A weight counts as read through casts of it, and through splits of it into parts.
+"""
+
+from __future__ import annotations
+
+from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.tdl.counts import contraction_flops
+
+
+def weight_of(value: Value) -> Node | None:
+    """Return the weight that a value is, is a cast of, or is a part of (`split`); None for other values."""
+    while value.node.op in ("cast", "split"):
+        (value,) = value.node.operands
+    return value.node if value.node.op == "weight" else None
+
+
+def is_weight(value: Value) -> bool:
+    """Return whether a value is a weight, or one cast or split."""
+    return weight_of(value) is not None
+
+
+def is_weight_cast(node: Node) -> bool:
+    """Return whether a node casts a weight."""
+    return node.op == "cast" and is_weight(node.operands[0])
+
+
+def weight_operand(node: Node) -> int | None:
+    """Return the index of the operand that is the weight matrix of a dense layer; None for other operators."""
+    if not node.is_compute or node.op in ("cast", "split") or node.op.startswith("conv"):
+        return None
+    if table_operand(node) is not None:
+        return None
+    weights = [i for i, v in enumerate(node.operands) if is_weight(v) and len(v.type.shape) > 1]
+    multiplies = node.is_compute and contraction_flops(node.analysis.bound) > 0
+    return weights[0] if len(weights) == 1 and multiplies else None
+
+
+def weight_operands(graph: Graph) -> dict[Node, int | None]:
+    """Return for every node the index of its weight matrix among the operands, as `weight_operand` does."""
+    seen: dict[object, int | None] = {}
+    found: dict[Node, int | None] = {}
+    for node in graph.nodes():
+        key = node.op, node.attributes, tuple((v.type, is_weight(v)) for v in node.operands)
+        if key not in seen:
+            seen[key] = weight_operand(node)
+        found[node] = seen[key]
+    return found
+
+
+def table_operand(node: Node) -> int | None:
+    """Return the index of the operand that is the table of an embedding lookup; None for other operators."""
+    if not node.is_compute:
+        return None
+    bound = node.analysis.bound
+    ids = any(p.integer for p in bound.operands)
+    weights = [i for i, v in enumerate(node.operands) if is_weight(v) and len(v.type.shape) == 2]
+    return weights[0] if ids and len(weights) == 1 else None
+
+
+def is_recurrent(graph: Graph) -> bool:
+    """
+    Return whether a graph is an unrolled recurrent network: more than two operators each read several of its weights.
+    """
+    users = graph.users()
+    return sum(len(users.get(n.result, ())) > 2 for n in graph.weights()) > 1
+
+
+def column_variable(node: Node, operand: int) -> str | None:
+    """
+    Return the index variable of the columns of weight number `operand`, which occurs in the result, too; None if none
+    does.
+    """
+    analysis = node.analysis
+    made = set(analysis.result_dims[0])
+    dims = analysis.operand_dims[analysis.bound.operands[operand].name]
+    return next((v for v in dims if v is not None and v in made), None)
+
+
+def row_variable(node: Node, operand: int) -> str | None:
+    """
+    Return the index variable of the rows of a weight, which is summed over; None if none is. `operand` is the weight's
+    place among the node's operands.
+    """
+    analysis = node.analysis
+    made = set(analysis.result_dims[0])
+    dims = analysis.operand_dims[analysis.bound.operands[operand].name]
+    return next((v for v in dims if v is not None and v not in made), None)

@@ -1,0 +1,316 @@
+"""
+Make the plan of a published recipe from its degrees: data, tensor and sequence parallelism, ZeRO and hybrid sharding.
+
+    dp      samples are divided over the outer mesh axes
+    zero    1 or 2: weights rest in shards over `dp`, are gathered once per step and kept for the backward; gradients
+            are reduce-scattered (Rajbhandari et al., 2020). In a step of one micro-batch, ZeRO-1, ZeRO-2 and FSDP with
+            `reshard_after_forward=False` are one plan: nothing is accumulated, so none keeps a gradient whole
+    shards  ZeRO among this many neighbouring devices only, gradients all-reduced among such groups (HSDP)
+    tp      over the innermost mesh axes: of transformers and perceptrons, products by columns, then by rows, heads,
+            and the vocabulary of embedding and loss (Shoeybi et al., 2019); of recommenders, tables by columns
+            (Mudigere et al., 2021), of networks with convolutions, dense layers by columns (Krizhevsky, 2014), and
+            samples in all else
+    sp      between tensor-parallel regions activations are divided along the sequence, also over `tp` (Korthikanti et
+            al., 2022)
+
+Sizes that degrees do not divide are left whole, as a vocabulary that is not padded; samples and heads have to divide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from unity_ir.errors import UnityError
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.sharding import COPY, REPEAT, SUM, GridRole, Layout, Mesh, is_shard, place
+from unity_ir.search.baselines.batch_dims import batch_dims
+from unity_ir.search.baselines.follow import Rest, Settle, Store, follow, settled_along
+from unity_ir.search.baselines.operands import (
+    column_variable,
+    is_recurrent,
+    is_weight,
+    row_variable,
+    table_operand,
+    weight_operands,
+)
+from unity_ir.search.baselines.rewrites import split_products, vocabulary_parallel_loss
+
+STAGES = (0, 1, 2)
+"""The stages of ZeRO that plans express."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """Mesh axes by what they divide: the first `data` samples, the others (`tensor`) weights; ZeRO over `sharded`."""
+
+    data: range
+    tensor: range
+    sharded: range
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """
+    The degrees of a recipe (see the module). Raises `UnityError` for values that contradict each other.
+
+    By default `dp` is what `tp` leaves of the machine, and `shards` all of `dp`.
+    """
+
+    dp: int | None = None
+    tp: int = 1
+    zero: int = 0
+    shards: int | None = None
+    sp: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("dp", self.dp), ("tp", self.tp), ("shards", self.shards)):
+            if value is not None and value < 1:
+                raise UnityError(f"degrees: {name} is {value}; a degree is 1 or more")
+        if self.zero == 3:
+            raise UnityError(
+                "degrees: zero=3 gathers weights again in the backward, which plans cannot say; use zero=2, which "
+                "keeps what it gathered"
+            )
+        if self.zero not in STAGES:
+            raise UnityError(f"degrees: zero is {self.zero}; it is {', '.join(map(str, STAGES[:-1]))} or {STAGES[-1]}")
+        if self.shards is not None and self.zero == 0:
+            raise UnityError(f"degrees: shards={self.shards} is among how many devices ZeRO divides; add zero=2")
+        if self.sp and self.tp == 1:
+            raise UnityError("degrees: sp=true divides activations over the devices of tp; add tp=2 or more")
+
+    def on(self, machine: Machine) -> Axes:
+        """Return the mesh axes of a machine by what they divide. Raises `UnityError` where degrees do not fit it."""
+        sizes, end = machine.mesh.sizes, len(machine.mesh.sizes)
+        tensor = _innermost(sizes, end, "tp", self.tp, machine)
+        dp = prod(sizes[:tensor])
+        if self.dp not in (None, dp):
+            raise UnityError(
+                f"degrees: dp={self.dp} times tp={self.tp} is {self.dp * self.tp} devices, but {machine.name} has "
+                f"{machine.devices}; use dp={dp}"
+            )
+        sharded = 0 if self.shards is None else _innermost(sizes, tensor, "shards", self.shards, machine)
+        return Axes(range(tensor), range(tensor, end), range(sharded, tensor) if self.zero else range(0))
+
+
+def _innermost(sizes: tuple[int, ...], end: int, name: str, degree: int, machine: Machine) -> int:
+    """Return the first of the mesh axes before `end` whose product is `degree`."""
+    known = {prod(sizes[i:end]): i for i in reversed(range(end + 1))}
+    if degree not in known:
+        *some, last = map(str, sorted(known))
+        raise UnityError(
+            f"degrees: {name}={degree} is no product of the innermost mesh axes of {machine.name}, "
+            f"{' x '.join(map(str, sizes)) or 1}; use {', '.join(some) + ' or ' if some else ''}{last}"
+        )
+    return known[degree]
+
+
+def recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str = "degrees") -> Graph:
+    """
+    Return the plan of a serial forward graph that has these degrees on a machine.
+
+    With `tp`, fused products are apart in it and the loss is vocabulary-parallel (`rewrites`). Raises `UnityError`
+    where the degrees do not fit the machine or the model; `name` begins the message about samples.
+    """
+    axes, mesh = degrees.on(machine), machine.mesh
+    tensor = range(0) if degrees.tp == 1 else axes.tensor
+    transformer = is_transformer(graph)
+    if tensor and is_recurrent(graph):
+        raise UnityError(f"degrees: tp={degrees.tp} divides no recurrent network; use tp=1, or --search=expert")
+    divided = axes.data if transformer else range(len(mesh.sizes))
+    _check_samples(graph, mesh, divided, name)
+    if not tensor:
+        return follow(graph, mesh, _followed, inputs(graph, mesh, divided), None, stored(mesh, axes.sharded))
+    if degrees.sp and not has_sequence(graph):
+        raise UnityError("degrees: sp=true divides the sequence of attention, which this graph lacks; leave it out")
+    if transformer:
+        plan = megatron_plan(megatron_form(graph, degrees.tp), mesh, axes, degrees.sp)
+        _check_heads(plan, mesh, tensor, degrees.tp)
+        return plan
+    return _hybrid(graph, mesh, axes)
+
+
+def is_transformer(graph: Graph) -> bool:
+    """
+    Return whether tensor parallelism is Megatron-LM's: with attention, or with neither convolutions nor lookups.
+    """
+    nodes = graph.nodes()
+    if any("attention" in n.op for n in nodes):
+        return True
+    if any(n.op.startswith("conv") for n in nodes):
+        return False
+    return any(n.op == "softmax" for n in nodes) or all(table_operand(n) is None for n in nodes)
+
+
+def has_sequence(graph: Graph) -> bool:
+    """Return whether a graph has attention, so that its activations have a dim along which positions run."""
+    return any("attention" in n.op or n.op == "softmax" for n in graph.nodes())
+
+
+def _check_samples(graph: Graph, mesh: Mesh, axes: range, name: str) -> None:
+    devices = prod(mesh.sizes[i] for i in axes)
+    batches = batch_dims(graph)
+    for node in graph.inputs:
+        dim = batches.get(node.result)
+        if dim is not None and node.types[0].shape[dim] % devices:
+            raise UnityError(
+                f"{name}: input {node.name} has batch {node.types[0].shape[dim]}, which {devices} devices do not "
+                f"divide; use another batch or number of devices, or --search"
+            )
+
+
+def _check_heads(plan: Graph, mesh: Mesh, tensor: range, tp: int) -> None:
+    placement = place(plan, mesh)
+    for node, assignment in placement.assignments.items():
+        if node.op == "attention" and not all(isinstance(assignment[axis], str) for axis in tensor):
+            heads = sorted({v.shape[1] for v in node.operands if len(v.shape) > 1})
+            said = " and ".join(map(str, heads))
+            raise UnityError(f"degrees: tp={tp} does not divide {said} heads of attention; use a divisor of them")
+
+
+# --- leaves
+
+
+def inputs(graph: Graph, mesh: Mesh, axes: range) -> Rest:
+    """
+    Return a rule for `follow` that shards inputs along their samples over `axes`, as far as sizes are divisible.
+
+    It leaves all other leaves to `follow`.
+    """
+    dims = batch_dims(graph)
+
+    def rest(value: Value) -> Layout | None:
+        dim = dims.get(value)
+        if value.node.op != "input" or dim is None:
+            return None
+        layout, left = [REPEAT] * len(mesh.sizes), value.type.shape[dim]
+        for axis in axes:
+            if left % mesh.sizes[axis] == 0:
+                layout[axis], left = dim, left // mesh.sizes[axis]
+        return tuple(layout)
+
+    return rest
+
+
+def stored(mesh: Mesh, axes: range) -> Store:
+    """
+    Return a rule for `follow` that shards weights at rest over those of `axes` on which their first reader has them
+    whole.
+
+    All these axes shard one dim if its size allows, so that one call gathers it: the first that no other axis shards.
+    Else as many axes as possible are taken, by the dims in turn. On the rest the weight is repeated.
+    """
+
+    def store(value: Value, used: Layout) -> Layout:
+        free = [axis for axis in axes if not is_shard(used[axis])]
+        dims = [dim for dim in range(len(value.shape)) if dim not in used]
+        whole = prod(mesh.sizes[axis] for axis in free)
+        one = next((dim for dim in dims if value.shape[dim] % whole == 0), None)
+        layout, left = list(used), list(value.shape)
+        for axis in free:
+            size = mesh.sizes[axis]
+            dim = one if one is not None else next((d for d in dims if left[d] % size == 0), None)
+            if dim is not None:
+                layout[axis], left[dim] = dim, left[dim] // size
+        return tuple(layout)
+
+    return store
+
+
+def _followed(node: Node, axis: int, followed: str | None) -> GridRole | None:
+    del node, axis
+    return followed
+
+
+# --- Megatron-LM
+
+
+def megatron_form(graph: Graph, tp: int) -> Graph:
+    """Return a graph in which `tp` can divide the heads of fused products, and the classes of the loss."""
+    return vocabulary_parallel_loss(split_products(graph), tp)
+
+
+def megatron_plan(graph: Graph, mesh: Mesh, axes: Axes, sp: bool) -> Graph:
+    """
+    Return Megatron-LM's plan: products by columns, or by rows where their operand is in columns, over `axes.tensor`.
+
+    With `sp`, results between such regions are divided along the sequence over the same axes: what enters a region is
+    gathered, what leaves it is reduce-scattered.
+    """
+    dense, with_gradient, tensor = weight_operands(graph), trained(graph), axes.tensor
+
+    def choose(node: Node, axis: int, followed: str | None) -> GridRole | None:
+        if all(map(is_weight, node.operands)) and node.operands:
+            # A split weight: its parts are gathered, and their gradients summed, as those of a weight are.
+            return node.analysis.operand_dims[node.analysis.bound.operands[0].name][0] if axis in tensor else COPY
+        if axis not in tensor:
+            return None
+        matrix = dense[node]
+        if matrix is not None:
+            by_rows = followed is not None and followed == row_variable(node, matrix)
+            return followed if by_rows else column_variable(node, matrix)
+        ids = table_operand(node)
+        if ids is not None and followed is None:
+            tp = prod(mesh.sizes[i] for i in tensor)
+            row = row_variable(node, ids)
+            return row if row is None or node.analysis.bound.extents[row] % tp == 0 else _along_sequence(node, sp)
+        if followed is None and node in with_gradient:
+            return _along_sequence(node, sp)
+        return None
+
+    rest, settle, store = inputs(graph, mesh, axes.data), _between(mesh, axes, sp), stored(mesh, axes.sharded)
+    return follow(graph, mesh, choose, rest, settle, store)
+
+
+def _along_sequence(node: Node, sp: bool) -> str | None:
+    """Return the variable of the sequence in an operator on activations [samples, sequence, features]."""
+    shape = node.results[0].shape
+    return node.analysis.result_dims[0][1] if sp and len(shape) == 3 else None
+
+
+def _between(mesh: Mesh, axes: Axes, sp: bool) -> Settle:
+    """Return a rule by which partial sums are all-reduced or, with `sp`, reduce-scattered along the sequence."""
+
+    def settle(value: Value, made: Layout) -> Layout:
+        whole = [REPEAT if r in (SUM, COPY) else r for r in made]
+        summed = [axis for axis in axes.tensor if made[axis] == SUM]
+        if not sp or not summed or not value.shape:
+            return tuple(whole)
+        size = prod(mesh.sizes[axis] for axis in summed)
+        # The sequence is what is neither samples nor features (of which the loss has none); where tokens are one dim,
+        # that.
+        features = any(map(is_weight, value.node.operands))
+        dims = [d for d in range(len(value.shape) - features) if d not in made] + [0]
+        inner = prod(mesh.sizes[axis] for axis in axes.data if made[axis] == 0)
+        dim = next((d for d in dims if value.shape[d] % (size * (inner if d == 0 else 1)) == 0), None)
+        for axis in summed:
+            whole[axis] = REPEAT if dim is None else dim
+        return tuple(whole)
+
+    return settle
+
+
+# --- recommenders, and networks with convolutions
+
+
+def _hybrid(graph: Graph, mesh: Mesh, axes: Axes) -> Graph:
+    """
+    Return the plan that divides tables, or else dense layers, by columns over `axes.tensor`, and samples in all else.
+    """
+    dense = weight_operands(graph)
+    tables = {n: i for n in graph.nodes() if (i := table_operand(n)) is not None}
+    tp = prod(mesh.sizes[i] for i in axes.tensor)
+
+    def choose(node: Node, axis: int, followed: str | None) -> GridRole | None:
+        operand = tables.get(node) if tables else dense[node]
+        if operand is None or axis not in axes.tensor:
+            return followed
+        column = column_variable(node, operand)
+        fits = column is not None and node.analysis.bound.extents[column] % tp == 0
+        return column if fits else row_variable(node, operand) if tables else followed
+
+    every = range(len(mesh.sizes))
+    sharded = range(axes.sharded.start, len(mesh.sizes)) if axes.sharded else axes.sharded
+    return follow(graph, mesh, choose, inputs(graph, mesh, every), settled_along(0, mesh), stored(mesh, sharded))
