@@ -55,8 +55,10 @@ def _solved(graph: Graph, machine: Machine, optimizer: Optimizer, cuts: tuple[in
 
 def groups_for(graph: Graph, axes: int) -> int:
     """
-    Return the largest number of groups of `axes` mesh axes at which a graph's configurations stay within
-    `limits().group_rows`; at least `limits().exact_axes`, at most `axes`.
+    Return the number of groups into which to cut `axes` mesh axes: the most at which the rows (configurations) of all
+    operators together stay within `limits().group_rows`.
+
+    It is at least `limits().exact_axes`, and at most `axes`, at which each axis is a group of its own.
     """
     roles = [len(n.analysis.splittable) + len(n.analysis.carriers) + 2 for n in graph.nodes() if n.is_compute]
     groups = min(limits().exact_axes, axes)

@@ -53,8 +53,8 @@ def may_recompute(graph: Graph, keeps: Keeps | None = None) -> frozenset[Node]:
     """
     Return the operators whose results the backward reads, but may recompute instead of reading saved ones.
 
-    Recomputing one reads only what its own backward reads anyway, so nothing else has to be saved. `keeps` says what
-    the backward reads, by default that of `graph`. Returns the empty set if the graph has no loss.
+    Recomputing one reads only what its own backward reads anyway, so nothing else has to be saved. `keeps` says which
+    values the backward reads; None computes it from `graph`. Returns the empty set if the graph has no loss.
     """
     if not graph.outputs or graph.outputs[0].shape != ():
         return frozenset()

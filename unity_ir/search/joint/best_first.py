@@ -187,7 +187,7 @@ class BestFirst:
 
     def enter_alone(self, machine: Machine, optimizer: Optimizer) -> PricedGraph | None:
         """
-        Price the graph that is fastest on one device, found by a search of its own, as `enter` does.
+        Price the graph that is fastest on one device of `machine`, found by a search of its own, as `enter` does.
 
         Returns None if it was priced before. Raises `KeyboardInterrupt` if the search for it was interrupted.
         """
@@ -225,9 +225,9 @@ class BestFirst:
 
     def with_shared_moves(self, alone: PricedGraph | None) -> list[PricedGraph]:
         """
-        Return the incumbent and `alone`, shared moves charged once (`with_shared_moves`), fastest first.
+        Return the incumbent and `alone`, each with the moves that several readers share charged once, fastest first.
 
-        The incumbent wins ties; `alone` is the graph that is fastest on one device, or None.
+        `alone` is the graph that is fastest on one device; None leaves it out. The incumbent wins ties.
         """
         ends = [self.best] if alone is None or alone is self.best else [self.best, alone]
         plans = [with_shared_moves(self.solver, end.graph, end.plan) for end in ends]
@@ -236,7 +236,7 @@ class BestFirst:
 
 
 def one_device(machine: Machine) -> Machine:
-    """Return a machine of a single device of the same kind, without links."""
+    """Return a machine of a single device of `machine`'s kind, without links."""
     return replace(machine, levels=(), links=())
 
 
