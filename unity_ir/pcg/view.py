@@ -47,7 +47,8 @@ class View:
     @property
     def is_injective(self) -> bool:
         """
-        Whether no device has two tasks. (It lists the devices only where a stride lies within those of other factors.)
+        Whether no two tasks run on one device. (It lists the devices only where a stride lies within those of other
+        factors.)
         """
         reach = 0
         for factor, stride in sorted(self._factors, key=lambda pair: pair[1]):

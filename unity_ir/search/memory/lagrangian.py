@@ -55,9 +55,8 @@ class FittingPlan:
 
     def bound(self, limit: float) -> float:
         """
-        Return a lower bound in seconds on all choices that hold at most `limit` bytes on a device.
-
-        It is the greatest of the `lines`, which are the Lagrangian bounds at the prices of a byte that were solved.
+        Return a lower bound in seconds on all choices that hold at most `limit` bytes on a device: the greatest of the
+        Lagrangian bounds at all prices tried.
         """
         return max(least - price * limit for price, least in self.lines)
 
