@@ -61,7 +61,7 @@ def like(value: Value) -> torch.Tensor:
 
 
 def op(name: str, *operands: Value, **attributes: AttrValue) -> Value:
-    """Return the only result of a new operator."""
+    """Apply the graph operator called `name` to operands; return its only result."""
     return apply(name, operands, attributes).result
 
 

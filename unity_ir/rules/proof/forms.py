@@ -29,7 +29,7 @@ REAL = "$"
 
 
 def fresh(stem: str) -> str:
-    """Return a new symbol that is not in use, named after `stem`."""
+    """Return a new symbol that is not in use, named `stem` and a number."""
     return f"{stem.split('#')[0]}#{next(_numbers)}"
 
 
@@ -77,7 +77,7 @@ class Constraint:
 
 @lru_cache(maxsize=4096)
 def box(variable: str, size: Poly) -> tuple[Constraint, Constraint]:
-    """Return the two constraints `0 <= variable < size`."""
+    """Return the two constraints `0 <= variable < size` on the symbol named `variable`."""
     return Constraint(symbol(variable)), Constraint(size - 1 - symbol(variable))
 
 
@@ -181,8 +181,8 @@ def of_poly(poly: Poly) -> Form:
 
 def as_poly(form: Form) -> Poly | None:
     """
-    Convert a form to the polynomial of the same value; return None if it is not an integer polynomial of sizes and
-    indices.
+    Convert a form (a sum of monomials) to the polynomial of the same value; return None if it is not an integer
+    polynomial of sizes and indices.
     """
     out = number(0)
     for m in form:
@@ -221,14 +221,17 @@ def guarded(form: Form, constraints: Iterable[Constraint]) -> Form:
 
 
 def summed(form: Form, binders: tuple[str, ...], domain: Iterable[Constraint]) -> Form:
-    """Sum a form (a sum of monomials) over all values of `binders` that satisfy `domain`."""
+    """
+    Sum a form (a sum of monomials) over all integer values of the symbols `binders` that satisfy the constraints
+    `domain`.
+    """
     extra = frozenset(domain)
     return tuple(Mono(m.coefficient, binders + m.binders, m.domain | extra, m.factors) for m in form)
 
 
 def apply(function: str, arguments: tuple[Form, ...]) -> Form:
     """
-    Apply a scalar function to forms; return the resulting form.
+    Apply the scalar function called `function` to forms; return the resulting form (a sum of monomials).
 
     Simplifies by these laws: exp(a + b) = exp(a) exp(b), relu(relu(a)) = relu(a), the reciprocal of a product is the
     product of reciprocals. `maximum` and `minimum` become `Extreme`s of two.
@@ -301,12 +304,15 @@ def renamed_bound(bound: Quantified) -> Quantified:
 
 
 def substitute(form: Form, values: Mapping[str, Poly]) -> Form:
-    """Substitute polynomials for free symbols of a form (a sum of monomials); see `substitute_factor`."""
+    """
+    Substitute polynomials for free symbols, given by name in `values`, of a form (a sum of monomials); see
+    `substitute_factor`.
+    """
     return tuple(substitute_mono(m, values) for m in form)
 
 
 def substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
-    """Substitute polynomials for free symbols of a monomial; see `substitute_factor`."""
+    """Substitute polynomials for free symbols, given by name in `values`, of a monomial; see `substitute_factor`."""
     used = {s: p for s, p in values.items() if s in mono.free}
     if not used:
         return mono
@@ -320,7 +326,7 @@ def substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
 
 def substitute_factor(factor: MonoFactor, values: Mapping[str, Poly]) -> MonoFactor:
     """
-    Substitute polynomials for free symbols of a factor.
+    Substitute polynomials for free symbols, given by name in `values`, of a factor.
 
     A `SymbolValue` that becomes more than one symbol is returned as `Apply("value", ..)`, which `multiplied_out` turns
     into a sum of monomials.

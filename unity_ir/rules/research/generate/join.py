@@ -39,7 +39,7 @@ class Join:
         self._found: dict[AppliedStep, dict[int, TypedTerm]] = {}
 
     def add(self, pair: Pair) -> None:
-        """Add an equation between two terms; its first side may be one result of an operator that has several."""
+        """Add an equation between two terms, (left, right); left may be one result of an operator that has several."""
         term, other = pair
         if term.step is not None and not term.step.is_parallel:
             key = application(term)
@@ -47,7 +47,12 @@ class Join:
                 self._found.setdefault(key, {}).setdefault(term.step.result, other)
 
     def joined(self, terms: Terms, values: Values) -> list[Joined]:
-        """Return the joined equations in their most general form; small ones first."""
+        """
+        Return the joined equations in their most general form, small ones first: (terms equal to the results of one
+        operator, these results).
+
+        `terms` makes terms, and `values` evaluates them on random tensors.
+        """
         found: dict[Joined, None] = {}
         for (step, operands), results in self._found.items():
             if len(results) < len(_types((step, operands))):

@@ -55,14 +55,14 @@ class TermSizes:
     # -- symbols
 
     def fresh(self, values: SizeAt) -> Poly:
-        """Make a new symbol, given its value at each set of sizes."""
+        """Make a new symbol, given its value at each set of sizes; return it."""
         # In order of creation, so that sums are compared term by term.
         name = f"s{len(self.values):04}"
         self.values[name] = values
         return symbol(name)
 
     def known(self, poly: Poly) -> Poly:
-        """Substitute the values of the symbols that are solved for in a polynomial."""
+        """Return the polynomial with the values of the symbols that are solved for substituted."""
         while not poly.symbols.isdisjoint(self.bindings):
             poly = poly.substitute(self.bindings)
         return poly
@@ -73,7 +73,7 @@ class TermSizes:
         return tuple(poly.at({DEGREE: self.degree, **{s: v[i] for s, v in self.values.items()}}) for i in range(sets))
 
     def unify(self, a: Poly, b: Poly) -> None:
-        """Add the equation that two sizes are the same. Raises `Special` where they cannot be."""
+        """Add the equation `a = b` of two sizes. Raises `Special` where they cannot be equal in general."""
         a, b = self.known(a), self.known(b)
         if a == b:
             return
@@ -228,7 +228,7 @@ class TermSizes:
 
 def application(term: TypedTerm) -> AppliedStep:
     """
-    Return a term's operator, attributes and operands, without which result it is: equal for all results of one
+    Return (operator with attributes, operands) of a term, without which result it is: equal for all results of one
     operator.
     """
     assert term.step is not None
