@@ -149,10 +149,11 @@ def strides(
     groups: Mapping[str, Sequence[str]], extents: Mapping[str, int], where: Address, dims: str
 ) -> dict[str, int] | None:
     """
-    Return, for each letter of `dims` ("bmk", ..), the stride in an address of the variables `groups[letter]`,
-    flattened.
+    Return, for each letter of `dims` ("bmk", ..), the stride in the address `where` of the variables `groups[letter]`,
+    flattened into one index.
 
-    A stride is 0 if none of the variables occurs. Returns None if some group has several strides.
+    `extents` has the number of positions of each variable. A stride is 0 if none of the variables occurs. Returns None
+    if some group has several strides.
     """
     out: dict[str, int] = {}
     for dim in dims:
@@ -166,8 +167,8 @@ def strides(
 
 def one_stride(names: Sequence[str], extents: Mapping[str, int], where: Address) -> int | None:
     """
-    Return the stride in an address of a group of variables flattened into one index; None if that takes several
-    strides.
+    Return the stride in the address `where` of the variables `names`, flattened into one index, outermost first; 0 if
+    none occurs, None if that takes several strides.
     """
     if not names:
         return 0
@@ -202,7 +203,9 @@ def product_factors(expr: Expr) -> tuple[Expr, Expr] | None:
 
 
 def with_factors(result: Result, factors: Sequence[Expr]) -> Result:
-    """Return a result with the two factors of its matrix product (`product_in`) replaced by `factors`."""
+    """
+    Return a result with the two factors of its matrix product (`product_in`) replaced by `factors`, (first, second).
+    """
     product = product_in(result.expr)
     assert product is not None
     new = Reduce(product.reducer, product.indices, Binary("*", *factors))
