@@ -57,7 +57,8 @@ def kernel_of(node: Node) -> Kernel:
 
 def kind_of(node: Node) -> str:
     """
-    Return the kind of a compute node's kernel (see `forms.kinds`), which does not depend on how the node is sharded.
+    Return the kind of a compute node's kernel: `contraction`, `gather`, `reduction`, `elementwise` or `copy`. It does
+    not depend on how the node is sharded.
     """
     shapes, dtypes = tuple(v.shape for v in node.operands), tuple(v.dtype for v in node.operands)
     return kind_of_operator(node.op, shapes, node.attributes, dtypes)
@@ -66,8 +67,8 @@ def kind_of(node: Node) -> str:
 @lru_cache(maxsize=65536)
 def kind_of_operator(operator: str, shapes: Shapes, attributes: Attributes, dtypes: tuple[str, ...]) -> str:
     """
-    Return the kind of an operator's kernel (see `forms.kinds`), such as a product or a reduction, given its operands'
-    global shapes and element types.
+    Return the kind of an operator's kernel (`contraction`, `gather`, `reduction`, `elementwise` or `copy`), given its
+    operands' global shapes and element types.
     """
     return kind(find_operator(operator).bind(shapes, attributes, dtypes))
 

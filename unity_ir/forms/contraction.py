@@ -66,10 +66,11 @@ def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | Non
     """
     Match a result as a function of a matrix product, or of a batch of them; return None if it does not match.
 
-    Each of `m` (variables of the first factor and the result), `n` (of the second and the result), `k` (reduced) and
-    `b` (of all three) may be several variables if one stride steps over them in each of the product's factors. If not,
-    the outermost variables of `m` or `n` may become a batch of products with the same other factor (images times the
-    weight of a 1 x 1 convolution). If only the result has several strides, its addresses are computed per element.
+    `extents` has the number of positions of each index variable. Each of `m` (variables of the first factor and the
+    result), `n` (of the second and the result), `k` (reduced) and `b` (of all three) may be several variables if one
+    stride steps over them in each of the product's factors. If not, the outermost variables of `m` or `n` may become a
+    batch of products with the same other factor (images times the weight of a 1 x 1 convolution). If only the result
+    has several strides, its addresses are computed per element.
     """
     product = product_in(result.expr)
     if product is None or not _is_epilogue(result.expr, product) or not all(map(_is_plain, result.indices)):

@@ -35,8 +35,8 @@ class Table:
 
     def choice(self, key: str) -> str | None:
         """
-        Return the fastest implementation of an operator, `triton` or `torch`, by its key, the name of its launcher;
-        None if it was not measured.
+        Return the fastest implementation of an operator, `triton` or `torch`; None if it was not measured. `key` is the
+        name of its launcher and its element types.
         """
         found = self.seconds.get(key)
         return min(found, key=lambda name: found[name]) if found else None

@@ -67,7 +67,8 @@ class Builder:
         self, q: Value, k: Value, v: Value, heads: int, kv_heads: int, causal: bool, rotary: float = 0
     ) -> Value:
         """
-        Apply multi-head attention to queries, keys and values [batch, sequence, size]; return [batch, sequence, size].
+        Apply multi-head attention, with a causal mask if `causal`, to queries, keys and values [batch, sequence, size];
+        return [batch, sequence, size].
 
         Queries have `heads` heads; keys and values have `kv_heads`, each shared by a group of query heads. `rotary` is
         the base of rotary position embedding, 0 for none.

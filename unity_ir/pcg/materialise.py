@@ -62,7 +62,7 @@ def materialise(
     again: Collection[Node] = (),
 ) -> Graph:
     """
-    Build the parallel graph of a serial forward graph, given the assignment (role of every mesh axis) of each operator.
+    Build the parallel graph of a serial forward graph; `assignments` has the role of every mesh axis in each operator.
 
     `rests` has the layouts in which leaves are stored, by default as their first use reads them; other values in
     `rests` are brought to that layout once they are made. Leaves in `relays` are brought to that layout before all

@@ -75,8 +75,10 @@ def spell(
     line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue], dtypes: Sequence[str] = ()
 ) -> Spelled:
     """
-    Expand the packs (`a..`) and variadic names of a line for operands of these ranks; keep sizes and attribute values
-    symbolic (see `Spelled`). Raises `UnityError` as `bind` does.
+    Expand the packs (`a..`) and variadic names of a line for operands of these shapes, whose ranks alone count; keep
+    sizes and attribute values symbolic (see `Spelled`).
+
+    `attributes` and `dtypes` are as in `bind`. Raises `UnityError` as `bind` does.
     """
     return Binder(line, shapes, check_attributes(line, attributes), dtypes, keep=True).spell()
 

@@ -413,8 +413,9 @@ def joined_position(index: WrittenIndex, extents: Mapping[str, Any], at: Callabl
     """
     Return the position in its dim to which a bound index other than a window points.
 
-    `at(name)` is the position of each of its variables; positions may be ints, arrays or polynomials. Given `(h d)` as
-    a composite returns `at(h) * |d| + at(d)`; as segments, with d active, `at(d) + |h|`.
+    `at(name)` is the position of each of its variables, `extents` the number of positions of each; both may be ints,
+    arrays or polynomials. Given `(h d)` as a composite returns `at(h) * |d| + at(d)`; as segments, with d active,
+    `at(d) + |h|`.
     """
     names = index_names(index)
     if isinstance(index, Segments):

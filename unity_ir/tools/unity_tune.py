@@ -76,8 +76,8 @@ def programs(
 
 def tune(wanted: Iterable[TuningTask], measure: Measure, table: Table, refused: dict[str, str], seconds: float) -> None:
     """
-    Time each implementation of the operators that `table` lacks, until `seconds` are over, and add them to it, in
-    place.
+    Time each implementation of the operators in `wanted` that `table` lacks, until `seconds` are over, and add them to
+    it, in place.
 
     `measure` returns the seconds of each implementation of a task, or why it has none. `refused` gets, by key and
     implementation, the reason why there is no time. Operators without a time for PyTorch are left out of the table,

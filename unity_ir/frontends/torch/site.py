@@ -75,7 +75,10 @@ class CallSite:
         """Returns the next seed, one for every random operator."""
 
     def of(self, value: Value) -> CallSite:
-        """Return a site whose result has the shape of `value`: for an intermediate step of the mapping."""
+        """
+        Return a call site whose result has the shape of `value`: with it, one mapping uses another for an intermediate
+        step.
+        """
         meta = torch.empty(value.shape, dtype=self.result.dtype, device="meta")
         return CallSite(meta, self.tables, self.trained, self.seeds, self.examples)
 
@@ -144,7 +147,7 @@ def maps(*names: str) -> Callable[[Rule], Rule]:
 
 
 def cast(x: Value, dtype: str) -> Value:
-    """Return `x` cast to an element type; `x` itself if it has that type."""
+    """Return `x` cast to element type `dtype`, such as `bf16`; `x` itself if it has that type."""
     return x if x.type.dtype == dtype else op("cast", x, to=dtype)
 
 

@@ -66,7 +66,7 @@ def op(name: str, *operands: Value, **attributes: AttrValue) -> Value:
 
 
 def constant(value: float, shape: Shape, dtype: str) -> Value:
-    """Return a constant of this shape that is `value` everywhere."""
+    """Return a constant of this shape and element type that is `value` everywhere."""
     return leaf("constant", tensor_type(shape, dtype), value=int(value) if dtype == "bool" else value).result
 
 

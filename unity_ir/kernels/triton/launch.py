@@ -291,13 +291,13 @@ class KernelBuilder:
         return f"{self.OUT} {number}" if number else self.OUT
 
     def constant(self, wish: str, value: int) -> str:
-        """Add a constexpr parameter with this value, named like `wish`; return its name."""
+        """Add a constexpr parameter, called `wish` or like it, for which the launch passes `value`; return its name."""
         name = self.names.new(wish)
         self.constants[name] = value
         return name
 
     def argument(self, wish: str, value: int) -> str:
-        """Add an integer parameter with this value, named like `wish`; return its name."""
+        """Add an integer parameter, called `wish` or like it, for which the launch passes `value`; return its name."""
         name = self.names.new(wish)
         self.arguments[name] = Argument.integer(value)
         return name

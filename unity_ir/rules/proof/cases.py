@@ -180,7 +180,9 @@ def tensors(
 
 
 def result_of(term: Term, inputs: Mapping[str, TensorForm], made: Made) -> TensorForm:
-    """Return the tensor of a term, given the rule's inputs by name and the results of operations by their ids."""
+    """
+    Return the tensor of a term, given the rule's inputs by name, and `made`, the results of operations by their ids.
+    """
     return inputs[term.name] if isinstance(term, Input) else made[id(term.operation)][term.index]
 
 

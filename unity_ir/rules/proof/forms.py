@@ -58,7 +58,7 @@ class Constraint:
         return known
 
     def substitute(self, values: Mapping[str, Poly]) -> Constraint:
-        """Return the constraint with symbols replaced by polynomials."""
+        """Return the constraint with symbols replaced by polynomials; `values` has the polynomial of each, by name."""
         return Constraint(self.poly.substitute(values), self.equal)
 
     @cached_property
@@ -282,7 +282,7 @@ def _recip(argument: Form) -> Form:
 
 
 def renamed(mono: Mono) -> Mono:
-    """Rename the binders of a monomial to fresh symbols."""
+    """Rename the binders of a monomial (the symbols it is summed over) to fresh symbols."""
     if not mono.binders:
         return mono
     names = {b: fresh(b) for b in mono.binders}
@@ -296,7 +296,7 @@ def renamed(mono: Mono) -> Mono:
 
 
 def renamed_bound(bound: Quantified) -> Quantified:
-    """Rename the binders of a quantified form to fresh symbols."""
+    """Rename the binders of a quantified form (the symbols that run over all values) to fresh symbols."""
     names = {b: fresh(b) for b in bound.binders}
     values = {old: symbol(new) for old, new in names.items()}
     domain = frozenset(c.substitute(values) for c in bound.domain)
@@ -326,7 +326,7 @@ def substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
 
 def substitute_factor(factor: MonoFactor, values: Mapping[str, Poly]) -> MonoFactor:
     """
-    Substitute polynomials for free symbols, given by name in `values`, of a factor.
+    Substitute polynomials for free symbols, given by name in `values`, of one factor of a monomial.
 
     A `SymbolValue` that becomes more than one symbol is returned as `Apply("value", ..)`, which `multiplied_out` turns
     into a sum of monomials.

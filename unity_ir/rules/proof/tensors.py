@@ -48,12 +48,15 @@ class TensorForm:
 
 
 def named(name: str, shape: tuple[Poly, ...], dtype: str = "f64") -> TensorForm:
-    """Make the symbolic tensor of a rule's input: its element at i is the unknown `name[i]` (`Read`)."""
+    """
+    Make the symbolic tensor of a rule's input, of this shape and element type: its element at i is the unknown
+    `name[i]` (`Read`).
+    """
     return TensorForm(shape, lambda at: (Mono(Fraction(1), (), frozenset(), (Read(name, at),)),), dtype, stored=True)
 
 
 def zeros(shape: tuple[Poly, ...], dtype: str) -> TensorForm:
-    """Make a symbolic tensor of zeros."""
+    """Make a symbolic tensor of zeros, of this shape and element type."""
     return TensorForm(shape, lambda _: (), dtype, stored=True)
 
 

@@ -104,11 +104,11 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 
     def reader_share(self, value: Value) -> float:
         """
-        Return the share of a move that each reader of a value is charged: 1 / (number of readers that may share the
-        move).
+        Return the share of a move that each reader of a value is charged, so that readers that make it together pay for
+        at most one: 1 / (number of readers that may share the move).
 
-        It applies to moves to layouts that are not tracked. A relay in a layout that all readers need costs as little
-        as sharing, so then one reader fewer counts.
+        It applies to moves to layouts that are not tracked. If each reader reads the value once, the number is one less
+        than that of the readers: a relay in a layout that all of them need costs as little as sharing.
         """
         uses = self.uses[value]
         users = len({user for user, _ in uses})

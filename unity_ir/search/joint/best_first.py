@@ -111,9 +111,10 @@ def joint(
        `limits().rewritten_operators` are priced (a count, so that any computer finds the same plan).
     5. Charge shared moves once in the incumbent and in the graph of step 2; return the faster, with a lower bound.
 
-    `solver` prices graphs, by default in seconds alone. `explored` is the memo of an earlier search. `like` is the
-    graph whose number of axis groups is used (`axis_groups.solve`), by default `graph`. Ctrl-C ends the search with the
-    incumbent. Raises `KeyboardInterrupt` before there is one.
+    `rules` are the algebraic rewrites to try. `progress` is called with the number of graphs explored and the best
+    seconds so far. `solver` prices graphs, by default in seconds alone. `explored` is the memo of an earlier search.
+    `like` is the graph whose number of axis groups is used (`axis_groups.solve`), by default `graph`. Ctrl-C ends the
+    search with the incumbent. Raises `KeyboardInterrupt` before there is one.
     """
     solver, plan = solve(graph, machine, optimizer, like) if solver is None else (solver, solver.solve(graph))
     search = BestFirst(PricedGraph(plan.seconds, graph, plan, ()), solver, rules, progress, explored or RewriteCache())

@@ -104,7 +104,8 @@ def degrees_of(counts: Counts, groups: Sequence[AxisGroup]) -> Ints:
     """
     Return the degree of each role, the product of the sizes of its mesh axes, as an array [choice, role].
 
-    `counts` is an array [choice, group, role]: how many of a group's equal axes have that role under each choice.
+    `counts` is an array [choice, group, role]: how many of the equal axes of a group, in `groups`, have that role under
+    each choice.
     """
     out = np.ones((len(counts), counts.shape[2]), dtype=np.int64)
     for i, group in enumerate(groups):

@@ -34,7 +34,9 @@ def attention(
     """
     Map PyTorch's scaled-dot-product attention of queries [b.., h, i, e], keys [b.., h, j, e] and values [b.., h, j, d].
 
-    Returns one operator where there is no mask, or one that is all true or causal; otherwise its products and softmax.
+    `dropout_p` is the probability of dropping a weight, `scale` the factor of the scores (None: 1 / sqrt(e)); with
+    `enable_gqa`, keys and values may have fewer heads. Returns one operator where there is no mask, or one that is all
+    true or causal; otherwise its products and softmax.
     """
     k, v = site.value(k), site.value(v)
     by = q.shape[-1] ** -0.5 if scale is None else float(scale)
@@ -106,7 +108,7 @@ def embedding(
     Map PyTorch's embedding: the rows of `table` [rows, width] at `ids`.
 
     Ids known at import that count up, as positions do, become a slice of the table. As in PyTorch, the row
-    `padding_idx` gets no gradient.
+    `padding_idx` gets no gradient; `sparse`, about the gradient's storage, has no effect.
     """
     del sparse
     if scale_grad_by_freq:
@@ -179,7 +181,8 @@ def embedding_bag(
 @maps("dropout")
 def dropout(site: CallSite, x: Value, p: float, train: bool) -> Value:
     """
-    Map PyTorch's dropout with probability `p`. Each occurrence has a seed of its own, so masks differ from PyTorch's.
+    Map PyTorch's dropout with probability `p`; unless `train`, `x` itself. Each occurrence has a seed of its own, so
+    masks differ from PyTorch's.
     """
     return x if p == 0 or not train else op("dropout", x, p=float(p), seed=site.seeds())
 

@@ -37,8 +37,9 @@ def conv(
     groups: int = 1,
 ) -> Value:
     """
-    Map PyTorch's convolution over one or two dims. Raises `UnityError` for other ranks, and for operands without a
-    batch dim.
+    Map PyTorch's convolution over one or two dims, in `groups` groups of channels; `stride`, `padding` and `dilation`
+    are per dim, or one number for all, and `padding` may be "valid" or "same". Raises `UnityError` for other ranks, and
+    for operands without a batch dim.
     """
     w = site.value(weight, site.dtype)
     dims = len(w.shape) - 2
@@ -79,7 +80,10 @@ def convolution(
     groups: int,
     *_: object,
 ) -> Value:
-    """Map `aten.convolution`, of one or two dims. Raises `UnityError` for transposed ones."""
+    """
+    Map `aten.convolution`, of one or two dims, as `conv` does. Raises `UnityError` for transposed ones, to which
+    `output_padding` belongs.
+    """
     del output_padding
     if transposed:
         raise UnityError("a transposed convolution has no operator")
@@ -108,7 +112,10 @@ def max_pool(
     dilation: Ints = 1,
     ceil_mode: bool = False,
 ) -> Value:
-    """Map PyTorch's max pooling over two dims. Raises `UnityError` where `ceil_mode` has an effect."""
+    """
+    Map PyTorch's max pooling over two dims; `kernel`, `stride` (by default the kernel's), `padding` and `dilation` are
+    per dim, or one number for both. Raises `UnityError` where `ceil_mode` has an effect.
+    """
     del ceil_mode
     k, p, d = pair(kernel), pair(padding), pair(dilation)
     s = pair(stride) or k
@@ -118,7 +125,10 @@ def max_pool(
 
 @maps("max_pool2d_with_indices")
 def max_pool_with_indices(site: CallSite, x: Value, *rest: Ints) -> tuple[Value | None, ...]:
-    """Map PyTorch's max pooling over two dims; its second result, the indices, has no mapping (None)."""
+    """
+    Map PyTorch's max pooling over two dims, with the arguments `rest` as of `max_pool`; its second result, the indices,
+    has no mapping (None).
+    """
     return max_pool(site, x, *rest), None
 
 
@@ -133,7 +143,13 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Value:
-    """Map PyTorch's mean pooling over two dims. Raises `UnityError` where `ceil_mode` has an effect."""
+    """
+    Map PyTorch's mean pooling over two dims; `kernel`, `stride` (by default the kernel's) and `padding` are per dim, or
+    one number for both. Raises `UnityError` where `ceil_mode` has an effect.
+
+    `count_include_pad` counts padding as zeros; `divisor_override` divides windows' sums by that number instead of by
+    their elements.
+    """
     del ceil_mode
     k, p = pair(kernel), pair(padding)
     s = pair(stride) or k
@@ -149,14 +165,14 @@ def avg_pool(
 
 @maps("adaptive_avg_pool2d", "_adaptive_avg_pool2d")
 def adaptive_avg_pool(site: CallSite, x: Value, sizes: Ints) -> Value:
-    """Map PyTorch's adaptive mean pooling over two dims."""
+    """Map PyTorch's adaptive mean pooling over two dims, to the sizes (height, width) of its result."""
     del sizes
     return op("adaptive_avg_pool2d", x, sizes=site.shape[-2:])
 
 
 @maps("adaptive_avg_pool1d")
 def adaptive_avg_pool1d(site: CallSite, x: Value, sizes: Ints) -> Value:
-    """Map PyTorch's adaptive mean pooling over one dim."""
+    """Map PyTorch's adaptive mean pooling over one dim, to the size of its result."""
     del sizes
     x = reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
     return reshape(op("adaptive_avg_pool2d", x, sizes=(1, site.shape[-1])), site.shape)
@@ -173,8 +189,8 @@ def avg_pool1d(
     count_include_pad: bool = True,
 ) -> Value:
     """
-    Map PyTorch's mean pooling over one dim. Raises `UnityError` for `ceil_mode`, and for padding that the mean does not
-    count.
+    Map PyTorch's mean pooling over one dim, with `kernel`, `stride` (by default the kernel's) and `padding` along it.
+    Raises `UnityError` for `ceil_mode`, and for padding that the mean does not count (`count_include_pad` False).
     """
     if ceil_mode or (not count_include_pad and any(pair(padding, 1))):
         raise UnityError("ceil_mode and count_include_pad=False have no operator in one dim; use avg_pool2d")

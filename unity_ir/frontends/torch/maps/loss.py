@@ -126,7 +126,8 @@ def nll(
     Map PyTorch's negative log-likelihood of a log-softmax over classes, to the cross-entropy of the logits it was taken
     of.
 
-    Raises `UnityError` if the operand is no log-softmax over the classes.
+    `target`, `weight`, `reduction` (1: mean, 2: sum) and `ignore_index`, a class id that does not count, are as in
+    `cross_entropy`. Raises `UnityError` if `x` is no log-softmax over the classes.
     """
     # Classes are dim 1, or the only one; our log_softmax is over the last.
     perm = tuple(range(len(x.shape)))
@@ -141,7 +142,9 @@ def nll(
 def nll_forward(
     site: CallSite, x: Value, target: Operand | Padded, weight: Operand | None, reduction: int, ignore_index: int
 ) -> tuple[Value | None, ...]:
-    """Map PyTorch's negative log-likelihood; its second result, the total weight, has no mapping (None)."""
+    """
+    Map PyTorch's negative log-likelihood as `nll` does; its second result, the total weight, has no mapping (None).
+    """
     return nll(site, x, target, weight, reduction, ignore_index), None
 
 

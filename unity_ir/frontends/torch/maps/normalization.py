@@ -32,7 +32,10 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn: bool = True,
 ) -> Value:
-    """Map PyTorch's layer normalisation over the last `len(sizes)` dims."""
+    """
+    Map PyTorch's layer normalisation over the last `len(sizes)` dims, with `eps` added to the variance; `cudnn` has no
+    effect.
+    """
     del cudnn
     flat = reshape(x, (*x.shape[: len(x.shape) - len(sizes)], prod(sizes)))
     return reshape(op("layer_norm", flat, *affine(site, weight, bias, prod(sizes)), eps=float(eps)), x.shape)

@@ -114,7 +114,10 @@ def var(
     keepdim: bool = False,
     **more: float | None,
 ) -> Value:
-    """Map PyTorch's overloads `var(x, unbiased)`, `var(x, dims, unbiased)` and `var(x, dims, *, correction)`."""
+    """
+    Map PyTorch's overloads `var(x, unbiased)`, `var(x, dims, unbiased)` and `var(x, dims, *, correction)`: the
+    variance, of squares over (count - correction), where `unbiased` is a correction of 1.
+    """
     del keepdim
     if isinstance(dims, bool):
         dims, unbiased = None, dims
@@ -132,7 +135,7 @@ def std(
     keepdim: bool = False,
     **more: float | None,
 ) -> Value:
-    """Map PyTorch's standard deviation, in the overloads that `var` has."""
+    """Map PyTorch's standard deviation; arguments are as in `var`."""
     return root(var(site, x, dims, unbiased, keepdim, **more))
 
 

@@ -96,7 +96,7 @@ def expanded(site: CallSite, x: Value, *_: object, **__: object) -> Value:
 
 @maps("broadcast_tensors")
 def broadcast_tensors(site: CallSite, xs: Sequence[Operand]) -> list[Value]:
-    """Map PyTorch's broadcast of several operands to one shape."""
+    """Map PyTorch's broadcast of the operands `xs` to one shape."""
     return [expand(site.value(x), site.shape) for x in xs]
 
 
@@ -153,7 +153,7 @@ def unbind(site: CallSite, x: Value, dim: int = 0) -> list[Value]:
 
 @maps("cat", "concat", "concatenate")
 def cat(site: CallSite, xs: Sequence[Operand], dim: int = 0) -> Value:
-    """Map PyTorch's concatenation along a dim; empty tensors that are known at import are left out."""
+    """Map PyTorch's concatenation of `xs` along a dim; empty tensors that are known at import are left out."""
     # PyTorch lets empty tensors of one dim pass.
     values = [site.value(_whole(x), site.dtype) for x in xs if not (isinstance(x, torch.Tensor) and x.numel() == 0)]
     return values[0] if len(values) == 1 else op("concat", *values, dim=dim % len(site.shape))
@@ -161,7 +161,7 @@ def cat(site: CallSite, xs: Sequence[Operand], dim: int = 0) -> Value:
 
 @maps("stack")
 def stack(site: CallSite, xs: Sequence[Operand], dim: int = 0) -> Value:
-    """Map PyTorch's stacking along a new dim."""
+    """Map PyTorch's stacking of the operands `xs` along a new dim, which becomes dim `dim`."""
     dim %= len(site.shape)
     shape = (*site.shape[:dim], 1, *site.shape[dim + 1 :])
     values = [reshape(site.value(_whole(x), site.dtype), shape) for x in xs]
@@ -215,7 +215,10 @@ def _filled(x: Value, dim: int, before: int, after: int, value: float) -> Value:
 def pad(
     site: CallSite, x: Value, amounts: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Value | Padded:
-    """Map padding in a mode: constant, reflect, replicate or circular; `amounts` are as in `constant_pad`."""
+    """
+    Map padding in a mode: constant (with `value`, None for 0), reflect, replicate or circular; `amounts` are as in
+    `constant_pad`.
+    """
     if mode == "constant":
         return constant_pad(site, x, amounts, value or 0)
     return edge_pad(site, x, amounts, mode)
@@ -326,7 +329,8 @@ def repeat_interleave(
     site: CallSite, x: Value, repeats: Operand, dim: int | None = None, *, output_size: int | None = None
 ) -> Value:
     """
-    Map PyTorch's repetition of each element along a dim (by default of the flattened operand), `repeats` times.
+    Map PyTorch's repetition of each element along a dim (by default of the flattened operand), `repeats` times;
+    `output_size`, which follows, is not read.
 
     Raises `UnityError` for counts that differ between elements.
     """
@@ -431,7 +435,7 @@ def index(site: CallSite, x: Operand, indices: Sequence[Operand | None]) -> Valu
 
 def flat_index(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
     """
-    Return several index tensors, into neighbouring dims of these sizes, as one flat index into the dims merged.
+    Return the index tensors `indices`, into neighbouring dims of these sizes, as one flat index into the dims merged.
 
     Given [[0], [1]] and [[0, 1, 2]] into sizes 2 and 3, returns 0 to 5.
     """
@@ -455,7 +459,10 @@ def one_hot(site: CallSite, ids: Operand, classes: int = -1) -> Value:
 def topk(
     site: CallSite, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Value, Value]:
-    """Map PyTorch's `k` largest elements along a dim and their indices. Raises `UnityError` for the smallest."""
+    """
+    Map PyTorch's `k` largest elements along a dim and their indices, always sorted. Raises `UnityError` for the
+    smallest.
+    """
     del site, sorted
     if not largest:
         raise UnityError("largest=False has no operator; negate the operand")
@@ -474,7 +481,9 @@ def flip(site: CallSite, x: Value, dims: Sequence[int]) -> Value:
 
 @maps("argmax")
 def argmax(site: CallSite, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    """Map PyTorch's index of the largest element along a dim (by default of the flattened operand)."""
+    """
+    Map PyTorch's index of the largest element along a dim (by default of the flattened operand), in the result's shape.
+    """
     del keepdim
     if dim is None:
         x, dim = reshape(x, (prod(x.shape),)), 0
@@ -484,5 +493,8 @@ def argmax(site: CallSite, x: Value, dim: int | None = None, keepdim: bool = Fal
 
 @maps("argmin")
 def argmin(site: CallSite, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    """Map PyTorch's index of the smallest element along a dim (by default of the flattened operand)."""
+    """
+    Map PyTorch's index of the smallest element along a dim (by default of the flattened operand), in the result's
+    shape.
+    """
     return argmax(site, op("neg", x), dim, keepdim)
