@@ -66,7 +66,7 @@ def assemble(parts, spec):
 
 
 def initial(name, spec, seed):
-    """Return a whole initial weight: normal random numbers of `name` and `seed`, scaled by fan-in, for any plan."""
+    """Return a whole initial weight: normal random numbers, seeded by `name` and `seed`, scaled by fan-in."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + seed)
     scale = (spec.shape[0] if spec.shape else 1) ** -0.5
     return (torch.randn(spec.shape, generator=generator, dtype=torch.float64) * scale).to(spec.dtype)

@@ -41,7 +41,7 @@ class Port:
 
     @property
     def at(self) -> Ints:
-        """For each row of the variable, the index of its layout in `layouts`: [row]."""
+        """For each row (configuration) of the variable, the index of its layout in `layouts`: [row]."""
         return self.axis.at
 
     def least(self, of_rows: Floats) -> Floats:
@@ -49,12 +49,15 @@ class Port:
         return self.axis.least(of_rows)
 
     def of(self, rows: Ints | npt.NDArray[np.bool_]) -> Port:
-        """Return the port restricted to some of the variable's rows, given as indices or as a mask."""
+        """Return the port restricted to some of the variable's rows (configurations), given as indices or as a mask."""
         return port(self.layouts[self.at[rows]])
 
 
 def port(layouts: Ints) -> Port:
-    """Return the port of a variable whose rows make (or need) the layouts with numbers `layouts` [row]."""
+    """
+    Return the port (one end of an edge) of a variable, given the number of the layout that each of its rows
+    (configurations) makes or needs there: [row].
+    """
     distinct, at = numbered(layouts)
     return Port(distinct, Projection(at, len(distinct)))
 
@@ -139,12 +142,12 @@ class PairwiseCost(Protocol):
 
     @property
     def made(self) -> Port:
-        """The layouts that the rows of the edge's source variable make."""
+        """The layouts that the rows (configurations) of the edge's source variable make, and each row's."""
         ...
 
     @property
     def needs(self) -> Port:
-        """The layouts that the rows of the edge's target variable need."""
+        """The layouts that the rows (configurations) of the edge's target variable need, and each row's."""
         ...
 
     def there(self, of_made: Floats) -> Floats:
@@ -181,12 +184,12 @@ class Edge:
 
     @property
     def made(self) -> Port:
-        """The layouts that the rows of the source variable make."""
+        """The layouts that the rows (configurations) of the source variable make, and each row's."""
         return self.between.made
 
     @property
     def needs(self) -> Port:
-        """The layouts that the rows of the target variable need."""
+        """The layouts that the rows (configurations) of the target variable need, and each row's."""
         return self.between.needs
 
     @property

@@ -37,8 +37,8 @@ class SavedForBackward:
 
     def relayed(self, value: Value, uses: Iterable[tuple[Node, int]]) -> bool:
         """
-        Return whether a value is saved in its relay layout: the backward of one of its `uses` reads it, or it is an
-        output.
+        Return whether a value is saved for the backward in its relay layout, to which it is moved for all its users:
+        the backward of one of its `uses` reads it, or it is an output.
 
         `uses` are (user, operand index) pairs.
         """

@@ -52,12 +52,12 @@ class ScaledCost:
 
     @property
     def made(self) -> Port:
-        """The layouts that the source variable makes: those of the unscaled cost."""
+        """The layouts that the rows (configurations) of the edge's source variable make, and each row's."""
         return self.whole.made
 
     @property
     def needs(self) -> Port:
-        """The layouts that the target variable needs: those of the unscaled cost."""
+        """The layouts that the rows (configurations) of the edge's target variable need, and each row's."""
         return self.whole.needs
 
     def there(self, of_made: Floats) -> Floats:
@@ -147,7 +147,8 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 
     def found(self, value: Value, row: int) -> int:
         """
-        Return the number of the layout in which readers find a relayed value, given the row of its relay.
+        Return the number of the layout in which readers find a relayed value, given the index of the row chosen for its
+        relay.
 
         Rows of tracked values are [layout, state], flattened.
         """

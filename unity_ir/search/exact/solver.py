@@ -451,7 +451,10 @@ class FactorGraphBuilder:
                 self._relay(node.result)
 
     def problem(self) -> FactorGraph:
-        """Return the factor graph with all rows of its variables."""
+        """
+        Return the graph's factor graph with all rows (configurations of an operator, layouts of a relay) of its
+        variables.
+        """
         of = self.variables
         return FactorGraph([v.rows for v in of], [v.seconds for v in of], [v.own for v in of], [*self.edges])
 
@@ -557,7 +560,7 @@ class FactorGraphBuilder:
         return self.solver.between(value, made, needs, training, kept)
 
     def relay(self, value: Value) -> Variable:
-        """Return the relay variable of a value."""
+        """Return the variable of a value's relay: a row per layout in which its users may find it."""
         return self.solver.relay(value, self.with_gradient, self.keeps.value(value))
 
     def _relay(self, value: Value) -> int:

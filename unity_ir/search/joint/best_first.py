@@ -169,9 +169,10 @@ class BestFirst:
 
     def enter(self, graph: Graph, derivation: tuple[RuleApplication, ...]) -> PricedGraph | None:
         """
-        Compute the cost of a serial graph's optimal plan, and queue the graph if it is within alpha of the incumbent.
+        Compute the seconds of a serial graph's optimal plan, and queue the graph if they are within `limits().alpha`
+        times the incumbent's; return the priced graph, or None if it was priced before.
 
-        `derivation` are the rewrites that led to the graph. Returns None if it was priced before.
+        `derivation` are the rewrites that led to the graph.
         """
         if graph.outputs in self.seen:
             return None
@@ -213,7 +214,10 @@ class BestFirst:
             self.enter(after, (*best.derivation, *applied))
 
     def expand(self, most: int) -> None:
-        """Price all rewrites of queued graphs, cheapest first, until `most` graphs are seen or none is within alpha."""
+        """
+        Price all rewrites of queued graphs, cheapest first, until `most` graphs were priced in all or none left is
+        within `limits().alpha` times the incumbent.
+        """
         while self._queue and len(self.seen) < most:
             seconds, _, cheapest = heapq.heappop(self._queue)
             if seconds > limits().alpha * self.best.seconds:

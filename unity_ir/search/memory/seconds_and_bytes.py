@@ -148,7 +148,7 @@ class CostModel:
         self.edges.append(_Edge(source, target, made, needs, seconds, bytes))
 
     def choice(self, plan: ExactPlan) -> Choice:
-        """Return the choice of an exact plan: the number of the row of each variable."""
+        """Return the choice of an exact plan: for each variable of the model, the index of its row."""
         return tuple(self._row(key, plan) for key in self.keys)
 
     def _row(self, key: Key, plan: ExactPlan) -> int:

@@ -212,8 +212,8 @@ def received(source: int, target: int, elements: int, size: int) -> float:
     Return the elements that a group of `size` devices receives when a tensor goes from role `source` to role `target`
     on their mesh axis.
 
-    A role is a dim's number or one of `pcg.sharding`'s negative ones (SUM, REPEAT, ..); `elements` is what the group
-    holds of the tensor.
+    A role is a dim's number or one of `pcg.sharding`'s negative ones (SUM, REPEAT, ..); `elements` is the size of the
+    part of the tensor that the group has in common.
     """
     if source == target:
         return 0.0
