@@ -34,7 +34,7 @@ BATCH = 96
 
 
 def jobs(emitted: Emitted) -> dict[str, Job]:
-    """Return the distinct compilations of an emitted program's launches, by `key`."""
+    """Return the distinct compilations of an emitted program's launches, each under the digest that `key` gives it."""
     found: dict[str, Job] = {}
     for one in emitted.compiled:
         job = Job(emitted.kernels[one.kernel], one)

@@ -142,8 +142,8 @@ class Substitutions:
         """
         Return the candidate for `piece` in which the sharding of some values is propagated to all operators.
 
-        `dims` has, for each of these values, the degree of each of its dims. Single substitutions lead to the same
-        candidate, one operator per round.
+        `dims` has, for each of these values, the degree of each of its dims. Single substitutions would lead to the
+        same candidate, too, with one operator per round.
         """
         known: dict[Value, Sequence[int]] = dict(dims)
         degrees: dict[Node, Degrees] = {}
