@@ -53,12 +53,12 @@ class Contraction:
 
     @property
     def x(self) -> str:
-        """Name of the first factor."""
+        """Name of the tensor that is the first factor of the matrix product."""
         return accesses(self.product.body)[0].tensor
 
     @property
     def w(self) -> str:
-        """Name of the second factor."""
+        """Name of the tensor that is the second factor of the matrix product."""
         return accesses(self.product.body)[1].tensor
 
 

@@ -71,7 +71,7 @@ class Move:
 
     @property
     def elements_after(self) -> int:
-        """Elements of the piece after the move."""
+        """The number of elements of a device's piece after the move."""
         if self.border:
             return self.elements + (self.border if self.kind == "halo" else -self.border)
         whole = self.elements * (self.group if is_shard(self.source) else 1)

@@ -41,7 +41,7 @@ class View:
 
     @property
     def last(self) -> int:
-        """The highest number of a device that has a task."""
+        """The highest device number that has a task."""
         return self.start + sum((f - 1) * max(s, 0) for f, s in self._factors)
 
     @property

@@ -46,7 +46,7 @@ class Parser(ArgumentParser):
         self.register("action", None, Once)
 
     def error(self, message: str) -> NoReturn:
-        """Raise `UnityError` for a wrong command line."""
+        """Raise `UnityError` with this message, for a wrong command line."""
         raise UnityError(f"{self.prog}: {message}; see {self.prog} --help")
 
 

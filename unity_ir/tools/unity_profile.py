@@ -274,8 +274,8 @@ def measure(file: ProfileFile, asked: MeasureRequests, ranks: int, options: Name
 
 def fits(file: ProfileFile, device: Device, ranks: int) -> dict[str, Fit]:
     """
-    Return, by kind of kernel, the efficiency curve fitted to the measurements with `ranks` ranks at work, if there are
-    at least `FEWEST`.
+    Return, by kind of kernel, the efficiency curve of `device` fitted to its measurements in `file` with `ranks` ranks
+    at work, if there are at least `FEWEST`.
     """
     samples: dict[str, list[Measurement]] = {}
     for row in file.kernels(ranks):

@@ -235,7 +235,7 @@ class Stage:
 
     @property
     def expr(self) -> Expr:
-        """The result's expression."""
+        """The TDL expression of the result's elements."""
         return self.result.expr
 
     @property

@@ -205,7 +205,7 @@ def _states():
 
 
 def torch_update(t, state, grad):
-    """Return torch.optim's weight and moments after step `t` (from 1), in float64, and bounds of their terms' sizes."""
+    """Return torch.optim's step `t` (from 1) of `state`, (weight, *moments), in float64, and bounds of its terms."""
     name, settings = OPTIMIZER
     options: dict = {n: v for n, v in settings.items() if not n.startswith("beta")}
     if "beta1" in settings:
@@ -231,7 +231,7 @@ def torch_update(t, state, grad):
 
 
 def compare_update(what, t, before, grad, after):
-    """Return a message about the first of weight and moments that differs from torch.optim's; None if all are equal."""
+    """Return a message about the first of (weight, *moments) `after` that is not torch.optim's of `before`, or None."""
     want, sizes = torch_update(t, before, grad.double())
     for of, got, value, size in zip(("", *(f": {m} it" for m in MOMENTS)), after, want, sizes):
         limits = torch.finfo(got.dtype)

@@ -328,8 +328,8 @@ def substitute_factor(factor: MonoFactor, values: Mapping[str, Poly]) -> MonoFac
     """
     Substitute polynomials for free symbols, given by name in `values`, of one factor of a monomial.
 
-    A `SymbolValue` that becomes more than one symbol is returned as `Apply("value", ..)`, which `multiplied_out` turns
-    into a sum of monomials.
+    A factor that is the symbol itself, replaced by a polynomial of more than one symbol, is returned as `Apply("value",
+    ..)`, which `multiplied_out` turns into a sum of monomials.
     """
     match factor:
         case Read(tensor, indices):

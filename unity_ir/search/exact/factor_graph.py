@@ -195,8 +195,8 @@ class Edge:
     @property
     def seconds(self) -> Floats:
         """
-        The dense cost table [layout made, layout needed] in the solver's objective. Raises `TypeError` where the cost
-        is not a `DenseCost`.
+        The dense cost table [layout made, layout needed] of the edge, in the solver's objective. Raises `TypeError`
+        where the cost is not a `DenseCost`.
         """
         if not isinstance(self.between, DenseCost):
             raise TypeError("search: this edge has no table of seconds")

@@ -285,11 +285,12 @@ class Solver:
 
     def leaf(self, value: Value, with_gradient: set[Node], user: bool, kept: bool) -> tuple[Floats, Ints]:
         """
-        Return (cost, rest), each [layout]: for each layout in which users find a leaf, the least cost, and the number
-        of the layout to rest in.
+        Return (cost, rest), each [layout]: for each layout in which users find a leaf, the least cost in the solver's
+        objective, and the number of the layout in which the leaf rests (is stored) at that cost.
 
-        The cost is that of resting (`rest`) and of the reshard to the users. `with_gradient` are the nodes whose values
-        have a gradient, `user` says whether a user has one, `kept` whether the backward reads the resharded leaf.
+        The cost is that of resting (`Solver.rest`) and of the reshard to the users. `with_gradient` are the nodes whose
+        values have a gradient, `user` says whether a user has one, `kept` whether the backward reads the resharded
+        leaf.
         """
         training = user and value.node in with_gradient
         key = (value.type, value.node.op, value.node.master, training, kept)

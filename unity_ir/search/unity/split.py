@@ -223,8 +223,10 @@ def structure(piece: Subgraph) -> object:
 
 def carried_over(found: Selection, piece: Subgraph, rules: Sequence[Rule]) -> Selection:
     """
-    Return the selection for `piece`, a part that equals, but for names, the one that `found` was selected for: its
-    candidates, rebuilt by replaying their rewrites, which apply `rules`.
+    Return the best candidates for `piece`, given those `found` for a part that equals it but for the names of leaves:
+    the same degrees, on graphs rebuilt by replaying the candidates' rewrites.
+
+    `rules` are those that the rewrites apply, by name.
     """
     known = {rule.name: rule for rule in rules}
     done: dict[CandidatePCG, CandidatePCG] = {}

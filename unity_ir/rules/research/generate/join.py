@@ -70,7 +70,7 @@ class Join:
 
 
 def has_several(op: str) -> bool:
-    """Return whether an operator may have several results."""
+    """Return whether the operator called `op` may have several results."""
     if op in PARALLEL_OPERATORS:
         return False
     results = find_operator(op).line.results

@@ -76,7 +76,7 @@ class StageCounts:
     """Rules that hold for any number of leading dims."""
 
     def add(self, proof: Proof) -> None:
-        """Count the verdict of a proof."""
+        """Add one to the count of the proof's verdict."""
         name = proof.verdict.replace(" ", "_")
         setattr(self, name, getattr(self, name) + 1)
 

@@ -38,8 +38,8 @@ class TermStep:
 
 def parallel_step(op: str, sets: int, **attributes: int) -> TermStep:
     """
-    Return the parallel operator called `op` as a step, with the same attributes, such as `dim=0, by=2`, at all `sets`
-    sets of sizes.
+    Return the parallel operator called `op` as a step, with the same attributes, such as `dim=0, by=2`, at each of the
+    `sets` sets of sizes at which terms are tried.
     """
     return TermStep(op, (tuple(sorted(attributes.items())),) * sets)
 
@@ -49,7 +49,8 @@ def result_types(op: str, attributes: tuple[Attributes, ...], operands: tuple[Ty
     """
     Return the type of each result of the operator called `op`; () where it is not well typed at all sets of sizes.
 
-    `attributes` has the attributes at each set of sizes; a type, of an operand or a result, is a tensor type at each.
+    `attributes` has the attributes at every set of sizes at which terms are tried; a type, of an operand or a result,
+    is a tensor type at each.
     """
     found: list[tuple[TensorType, ...]] = []
     try:
@@ -67,8 +68,9 @@ def result_types(op: str, attributes: tuple[Attributes, ...], operands: tuple[Ty
 
 def result_type(step: TermStep, operands: tuple[Type, ...]) -> Type | None:
     """
-    Return the type of the result that a step takes, as a tensor type at every set of sizes, as those of `operands` are;
-    None where it is not well typed at all of them.
+    Return the type of the result that a step takes; None where it is not well typed at all sets of sizes.
+
+    A type, of an operand or the result, is a tensor type at every set of sizes at which terms are tried.
     """
     found = result_types(step.op, step.attributes, operands)
     return found[step.result] if step.result < len(found) else None
@@ -112,7 +114,9 @@ class Terms:
         return len(self._made)
 
     def variable(self, index: int, type: Type) -> TypedTerm:
-        """Return variable number `index` of a type, which is a tensor type at every set of sizes."""
+        """
+        Return variable number `index` of a type, which is a tensor type at every set of sizes at which terms are tried.
+        """
         key = (index, type)
         if key not in self._made:
             name = f"x{index}{'|'.join(map(_type_text, type))}"
