@@ -79,10 +79,11 @@ def has_several(op: str) -> bool:
 
 def composite(joined: Joined, rules: Sequence[Substitution], single: Rewriting) -> bool:
     """
-    Return whether a joined equation follows from smaller ones.
+    Return whether a joined equation, (terms, the results of one operator that they equal), follows from smaller ones.
 
-    It does if its target is reached by `rules` of several results, one after the other, and by `single`, the rules of
-    one result. Given rules that take `relu` and `matmul` out of `split`, it is true of one that takes both out at once.
+    It does if the results are reached from the terms by `rules` of several results, one after the other, and by
+    `single`, the rules of one result. Given rules that take `relu` and `matmul` out of `split`, it is true of one that
+    takes both out at once.
     """
     sources, targets = joined
     largest = max(t.size for t in (*sources, *targets))
