@@ -57,8 +57,8 @@ class Budget:
 
     def spend(self, work: float) -> None:
         """
-        Add `work` units, about to be done, to `done`. Raises `OutOfBudget` if that exceeds the limit or the deadline
-        passed.
+        Add `work` (about to be done, in units of about a nanosecond) to `done`. Raises `OutOfBudget` if that exceeds
+        the limit or the deadline passed.
         """
         self.done += work
         if self.done > self.work or self.is_late:

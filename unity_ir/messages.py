@@ -21,7 +21,8 @@ ELLIPSIS = ".."
 
 def one_line(text: str) -> str:
     """
-    Return `text` as one line of at most `LENGTH` characters: whitespace as single blanks, invisible characters escaped.
+    Return `text` as one line of at most `LENGTH` characters: whitespace as single blanks, unprintable characters
+    escaped.
 
     Text that is too long loses the middle of its longest words first, then its own middle: a message begins with the
     place of the error and ends with what to do.
@@ -41,8 +42,8 @@ def printable(text: str) -> str:
 
 def tell(message: str) -> None:
     """
-    Print `message` to stderr as `one_line`, after its own indentation of up to 8 blanks; do nothing if stderr is
-    closed.
+    Print `message` to stderr as one line (see `one_line`), keeping its indentation up to 8 blanks; do nothing if stderr
+    is closed.
     """
     if sys.stderr is not None:
         indent = message[: len(message) - len(message.lstrip(" "))][:8]

@@ -30,7 +30,8 @@ class Exchange:
 
 def exchanges(node: Node, degrees: Mapping[str, int]) -> Iterator[Exchange]:
     """
-    Yield the halo exchanges that an operator needs if its index variables are divided by these degrees.
+    Yield the halo exchanges that an operator needs if its index variables are divided; `degrees` has the number of
+    parts of each, by name.
 
     The dims of an operand are exchanged one after the other: later exchanges include the borders received before, so
     that corners arrive.
@@ -52,8 +53,8 @@ def exchanges(node: Node, degrees: Mapping[str, int]) -> Iterator[Exchange]:
 
 def halo_moves(node: Node, assignment: Assignment, mesh: Mesh) -> dict[int, tuple[tuple[Move, Move], ...]]:
     """
-    Return, by operand, the halo exchanges that an operator needs under an assignment (the role of each mesh axis), as
-    pairs of the forward's move and the gradient's.
+    Return the halo exchanges that an operator needs under an assignment (the role of each mesh axis), as (forward's
+    move, gradient's move) pairs, keyed by the operand's index.
     """
     degrees: dict[str, int] = {}
     for what, size in zip(assignment, mesh.sizes, strict=True):

@@ -20,8 +20,10 @@ def backward_reads(
     same: tuple[int, ...],
 ) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
     """
-    Return, per operand, whether the gradient of an operator reads it, and the same per result; arguments as of
-    `cost.work.work`.
+    Return (per operand, per result): whether the gradient of an operator reads it.
+
+    `operands` are (global shape, element type) pairs; `needs` says, per operand, whether its gradient is wanted; `same`
+    is, per operand, the index of the first operand that is the same value.
     """
     node, backward = applied(operator, operands, attributes, (), needs, same)
     read = {v for n in backward for v in n.operands}

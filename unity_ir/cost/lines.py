@@ -37,7 +37,7 @@ from unity_ir.tdl.counts import flops
 
 def kernel_seconds(program: Program, compute: Compute, device: Device) -> float:
     """
-    Return the seconds of an operator's kernel on a device, or of a group's.
+    Return the seconds on a device of the kernel of `compute`, an operator or fused group of a rank's program.
 
     Where the device's profile has the heaviest member of a group, the group takes that one's measured seconds, and the
     time of the bytes it moves beyond that member's. Variants of an operator that save values for the backward, or read
@@ -58,7 +58,10 @@ def kernel_seconds(program: Program, compute: Compute, device: Device) -> float:
 
 
 def kernel_of_line(program: Program, compute: Compute) -> Kernel:
-    """Return the kernel of an operator or group on one rank's pieces; a value read twice counts once in its bytes."""
+    """
+    Return the kernel of `compute`, an operator or fused group of a rank's program, on the rank's pieces; a value read
+    twice counts once in its bytes.
+    """
     registers = list(dict.fromkeys((*compute.operands, *compute.results)))
     if not isinstance(compute, Fused):
         at = {r: n for n, r in enumerate(registers)}
@@ -136,7 +139,10 @@ def step_bytes(plan: Plan) -> int:
 
 
 def update_seconds(program: Program, weight: Register, optimizer: Optimizer, device: Device) -> float:
-    """Return the seconds of the optimizer's update of one weight's piece."""
+    """
+    Return the seconds of the optimizer's update of one rank's piece of a weight on a device; `weight` is its register
+    in the program.
+    """
     dtype = program.tensors[weight].dtype
     size = piece_bytes(program, weight)
     kernel = update_kernel(size // ELEMENT_BYTES[dtype], update_bytes(size, optimizer), dtype, optimizer)

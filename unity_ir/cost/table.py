@@ -85,7 +85,7 @@ class Template:
     unknown: tuple[int, ...]
 
     def tells(self, degrees: Ints) -> npt.NDArray[np.bool_]:
-        """Return, per row of `degrees` [row, variable], whether `counts` is exact for it."""
+        """Return, per row of `degrees` [row, variable], whether `counts` is exact for it: [row]."""
         return np.all(degrees[:, self.unknown] == 1, axis=1) & bool(self.kernels)
 
 
@@ -104,11 +104,12 @@ def seconds(
     node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], degrees: Ints, same: Ints, device: Device
 ) -> tuple[Floats, Floats]:
     """
-    Return the seconds of one task of a serial compute node, for each row of `degrees` [row, variable]: of forward and
-    backward together, and of the forward alone.
+    Return (forward and backward, forward alone): the seconds [row] of one task of a serial compute node, for each row
+    of `degrees`.
 
-    `needs` says, per operand, whether its gradient is wanted; `same` [row, operand] is the index of the first operand
-    that is the same value (see `cost.work.repeats`). Each row equals the sum over `cost.work.work`.
+    `degrees` [row, variable] are the numbers of parts of the index variables named in `variables`; `needs` says, per
+    operand, whether its gradient is wanted; `same` [row, operand] is the index of the first operand that is the same
+    value in the same layout (see `cost.work.repeats`). Each row equals the sum over `cost.work.work`.
     """
     first, inverse = distinct(np.hstack([degrees, same]))
     degrees, same = degrees[first], same[first]
@@ -132,7 +133,7 @@ def seconds(
 
 def distinct(rows: Ints) -> tuple[Ints, Ints]:
     """
-    Group equal rows; return the index of the first row of each group, and, per row, the number of its group.
+    Return (first, group): the index of the first row of each group of equal rows, and the number of each row's group.
 
     Rows are of non-negative numbers; groups are sorted by row.
     """
@@ -149,9 +150,10 @@ def distinct(rows: Ints) -> tuple[Ints, Ints]:
 
 def template(node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], same: tuple[int, ...]) -> Template:
     """
-    Return the kernels of a serial compute node as functions of the degrees of `variables`.
+    Return the kernels of a serial compute node as functions of the degrees of the index variables named in `variables`.
 
-    `needs` is as in `seconds`; `same` [operand] is one row of its `same`.
+    `needs` says, per operand, whether its gradient is wanted; `same` is, per operand, the index of the first operand
+    that is the same value.
     """
     return _template(node.op, _operands(node), node.attributes, variables, needs, same)
 

@@ -30,8 +30,8 @@ class Kernel:
 
 def seconds(kernel: Kernel, device: Device) -> float:
     """
-    Return the seconds of a kernel on a device: measured, if its profile has them, else estimated by roofline.
-    `cost.table` does the same for many at once.
+    Return the seconds of a kernel on a device: measured, if the device's profile has the kernel, else estimated by
+    roofline. `cost.table` does the same for many at once.
     """
     if device.profile is not None:
         measured = device.profile.kernels.get(kernel.operator, {}).get(kernel.sizes)

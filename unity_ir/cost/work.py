@@ -57,7 +57,8 @@ def kernel_of(node: Node) -> Kernel:
 
 def kind_of(node: Node) -> str:
     """
-    Return the kind of a compute node's kernel (see `forms.kinds`), which does not depend on how the node is sharded.
+    Return the kind of a compute node's kernel: `contraction`, `gather`, `reduction`, `elementwise` or `copy`. It does
+    not depend on how the node is sharded.
     """
     shapes, dtypes = tuple(v.shape for v in node.operands), tuple(v.dtype for v in node.operands)
     return kind_of_operator(node.op, shapes, node.attributes, dtypes)
@@ -65,7 +66,10 @@ def kind_of(node: Node) -> str:
 
 @lru_cache(maxsize=65536)
 def kind_of_operator(operator: str, shapes: Shapes, attributes: Attributes, dtypes: tuple[str, ...]) -> str:
-    """Return the kind of an operator's kernel (see `forms.kinds`), given its operands' global shapes and dtypes."""
+    """
+    Return the kind of an operator's kernel (`contraction`, `gather`, `reduction`, `elementwise` or `copy`), given its
+    operands' global shapes and element types.
+    """
     return kind(find_operator(operator).bind(shapes, attributes, dtypes))
 
 
@@ -80,8 +84,8 @@ def kernel_operator(operator: str, attributes: Attributes, dtypes: tuple[str, ..
     Return the name of an operator's kernels in profiles: given matmul with act = "relu" on two f32 operands,
     `matmul{act=relu}(f32, f32)`.
 
-    Attributes that are degrees (of index variables that occur in no operand) are left out, as they do not change a
-    task.
+    `dtypes` are the operands' element types. Attributes that are degrees (of index variables that occur in no operand)
+    are left out, as they do not change a task.
     """
     clauses = find_operator(operator).line.clauses
     degrees = {c.value.attribute for c in clauses if c.kind == "degree" and isinstance(c.value, Entry)}
@@ -110,7 +114,8 @@ def work(
     same: tuple[int, ...],
 ) -> Work:
     """
-    Return the kernels of one task of an operator whose index variables are divided by these degrees.
+    Return the kernels of one task of the operator named `operator`, whose index variables are divided by `degrees`:
+    (variable, number of parts) pairs.
 
     `operands` are (global shape, element type); `needs` says, per operand, whether its gradient is wanted; `same` is,
     per operand, the index of the first operand that is the same value (see `repeats`), since a value read twice counts
@@ -130,7 +135,11 @@ def applied(
 ) -> tuple[Node, tuple[Node, ...]]:
     """
     Build one task of an operator and its gradient as nodes; return the forward's node, and the backward's nodes in
-    topological order. Arguments as of `work`.
+    topological order.
+
+    `operands` are (global shape, element type), `degrees` are (index variable, number of parts); `needs` says, per
+    operand, whether its gradient is wanted; `same` is, per operand, the index of the first operand that is the same
+    value.
     """
     of = find_operator(operator)
     shapes = tuple(shape for shape, _ in operands)
@@ -151,8 +160,9 @@ def applied(
 
 def work_of(node: Node, needs: tuple[bool, ...], backward: bool = True) -> Work:
     """
-    Return the kernels of one task of a compute node, divided as its types say; without `backward`, those of the forward
-    alone.
+    Return the kernels of one task of a compute node, divided as its types say.
+
+    `needs` says, per operand, whether its gradient is wanted; `backward` False leaves out the kernels of the backward.
     """
     degrees = tuple((v, d) for v, d in node.configuration.degrees.items())
     if not backward:
@@ -163,7 +173,7 @@ def work_of(node: Node, needs: tuple[bool, ...], backward: bool = True) -> Work:
 
 def repeats(node: Node) -> tuple[int, ...]:
     """
-    Return, per operand, the index of the first operand that is the same value: (0, 0) for `mul(x,
-    x)`, (0, 1) for `mul(x, y)`.
+    Return, per operand, the index of the first operand that is the same value: (0, 0) for `mul(x, x)`, (0, 1) for
+    `mul(x, y)`.
     """
     return tuple(node.operands.index(v) for v in node.operands)

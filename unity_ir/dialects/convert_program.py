@@ -44,7 +44,7 @@ from unity_ir.tdl.parallel import Configuration, operand_degrees, result_degrees
 
 
 def to_op(program: Program) -> ProgramOp:
-    """Return a rank's program as an `spmd.program` operation."""
+    """Return a rank's program as an `spmd.program` operation, from which `from_op` makes it again."""
     block = Block()
     values: dict[Register, SSAValue] = {}
 

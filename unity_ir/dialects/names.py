@@ -20,7 +20,7 @@ _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 def check_name(what: str, name: str) -> None:
     """
-    Check a name. Raises `UnityError`, in which `what` says what is named, if it is empty or has invisible characters.
+    Raise `UnityError` if `name` is empty or has invisible characters; `what` begins the message, such as `pcg.weight`.
     """
     if not name:
         raise UnityError(f"{what}: the name is empty; give it one")
@@ -61,7 +61,7 @@ def parse_name(parser: AttrParser) -> StringAttr:
 
 def name_text(what: str, attribute: Attribute) -> str:
     """
-    Return the text of a name attribute as xDSL parsed it; `what` is named, for errors.
+    Return the text of a name attribute as xDSL parsed it; `what` says in errors what has the name.
 
     Raises `UnityError` for attributes that are no UTF-8 string.
     """

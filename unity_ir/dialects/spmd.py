@@ -309,8 +309,8 @@ class MoveOp(BetweenRanks):
     @property
     def roles(self) -> tuple[int, int]:
         """
-        The role of the mesh axes before and after the move, as `role_class`. Raises `VerifyException` if axes differ in
-        them.
+        (before, after): the role of the mesh axes in the operand and in the result, as `role_class` gives it. Raises
+        `VerifyException` if axes differ in them.
         """
         before, after = (piece.layout for piece in self.pieces)
         found = {(role_class(before[a]), role_class(after[a])) for a in self.along if 0 <= a < len(before)}

@@ -62,7 +62,8 @@ class Address:
 
 def address(indices: Sequence[WrittenIndex], extents: Mapping[str, int]) -> Address:
     """
-    Return the flat index of the element at `indices` of a contiguous tensor, as a stride for each variable.
+    Return the flat index, in elements, of the element at `indices` (one per dim) of a contiguous tensor, as a stride
+    for each index variable; `extents` has each variable's number of positions.
 
     Given `[b, (h d)]` with h=2, d=8 returns strides b=16, h=8, d=1.
     """
@@ -115,10 +116,11 @@ class Run:
 
 def runs(variables: Sequence[str], extents: Mapping[str, int], where: Address) -> list[Run]:
     """
-    Flatten `variables` (outermost first) into as few runs as possible by which to compute an address. Variables without
-    a stride in the address are left out.
+    Flatten `variables` (outermost first) into as few runs as possible by which to compute the address `where`.
+    Variables without a stride in it are left out.
 
-    Given variables a, b, c of 2, 3, 4 and strides b=4, c=1, returns one run (b, c) of size 12 and stride 1.
+    `extents` has each variable's number of positions. Given variables a, b, c of 2, 3, 4 and strides b=4, c=1, returns
+    one run (b, c) of size 12 and stride 1.
     """
     found: list[Run] = []
     inner = 1
@@ -155,7 +157,10 @@ def bound_accesses(bound: Bound) -> tuple[Access, ...]:
 
 
 def needs_int64(bound: Bound) -> bool:
-    """Return whether a flat index into an operand or a result, or over a reduction, may need more than 32 bits."""
+    """
+    Return whether a flat index into an operand or a result of a bound line, or over a reduction, may need more than 32
+    bits.
+    """
     shapes = [*operand_shapes(bound).values(), *bound.result_shapes]
     shapes += [tuple(bound.extents[n] for n in r.names) for result in bound.results for r in _reductions(result.expr)]
     # Positions are computed beyond the last element: by a tile in the last block, by `tiling.AT_WORK` in the last part
@@ -175,8 +180,8 @@ def power_of_two(n: int) -> int:
 
 def flat_address(names: Sequence[str], extents: Mapping[str, int]) -> Address:
     """
-    Return the flat index of elements of a contiguous tensor whose dims are these variables, outermost first: given a, b
-    of extents 2, 3, returns strides a=3, b=1.
+    Return the flat index of elements of a contiguous tensor whose dims are the variables `names`, outermost first, of
+    these extents: given a, b of 2, 3, returns strides a=3, b=1.
     """
     strides: dict[str, int] = {}
     stride = 1

@@ -80,6 +80,8 @@ def form_of(result: Result, extents: Mapping[str, int]) -> Form:
     """
     Return the form of one result by itself: one of `WindowWrites`, `OpaqueLine`, `Pointwise`, `Contraction`, `Scatter`
     and `Reduction`.
+
+    `extents` has the number of positions of each index variable.
     """
     if writes_windows(result):
         return window_writes(result, extents) or OpaqueLine()
@@ -94,7 +96,10 @@ def is_opaque(expr: Expr) -> bool:
 
 
 def is_product(result: Result, extents: Mapping[str, int]) -> bool:
-    """Return whether a result is one convolution, or one matrix product, at most with an activation applied to it."""
+    """
+    Return whether a result is one convolution, or one matrix product, at most with an activation applied to it;
+    `extents` has the number of positions of each index variable.
+    """
     bare = isinstance(without_activation(result.expr), Reduce)
     return (bare and contraction(result, extents) is not None) or is_convolution(result, extents)
 
@@ -110,7 +115,8 @@ def without_activation(expr: Expr) -> Expr:
 
 def is_convolution(result: Result, extents: Mapping[str, int]) -> bool:
     """
-    Return whether a result is a convolution or one of its gradients.
+    Return whether a result is a convolution or one of its gradients; `extents` has the number of positions of each
+    index variable.
 
     A 1 x 1 convolution has no windows; it is one unless it is a single matrix product, with no batch of images.
     """

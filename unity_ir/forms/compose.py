@@ -68,8 +68,8 @@ def composed(parts: Sequence[Part], kept: Sequence[Register]) -> Part | None:
     Compose operators, given in program order, into one line over the variables of the last; None where one kernel would
     not be allowed or would repeat work.
 
-    Its results are the registers `kept`, in that order, which include the last operator's; values not in `kept` are not
-    stored.
+    Its results are the registers `kept` (numbers of the program's values), in that order, which include the last
+    operator's; other values are not stored.
     """
     try:
         return _Composer(parts).composed(kept)

@@ -53,12 +53,12 @@ class Contraction:
 
     @property
     def x(self) -> str:
-        """Name of the first factor."""
+        """Name of the tensor that is the first factor of the matrix product."""
         return accesses(self.product.body)[0].tensor
 
     @property
     def w(self) -> str:
-        """Name of the second factor."""
+        """Name of the tensor that is the second factor of the matrix product."""
         return accesses(self.product.body)[1].tensor
 
 
@@ -66,10 +66,11 @@ def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | Non
     """
     Match a result as a function of a matrix product, or of a batch of them; return None if it does not match.
 
-    Each of `m` (variables of the first factor and the result), `n` (of the second and the result), `k` (reduced) and
-    `b` (of all three) may be several variables if one stride steps over them in each of the product's factors. If not,
-    the outermost variables of `m` or `n` may become a batch of products with the same other factor (images times the
-    weight of a 1 x 1 convolution). If only the result has several strides, its addresses are computed per element.
+    `extents` has the number of positions of each index variable. Each of `m` (variables of the first factor and the
+    result), `n` (of the second and the result), `k` (reduced) and `b` (of all three) may be several variables if one
+    stride steps over them in each of the product's factors. If not, the outermost variables of `m` or `n` may become a
+    batch of products with the same other factor (images times the weight of a 1 x 1 convolution). If only the result
+    has several strides, its addresses are computed per element.
     """
     product = product_in(result.expr)
     if product is None or not _is_epilogue(result.expr, product) or not all(map(_is_plain, result.indices)):
@@ -149,10 +150,11 @@ def strides(
     groups: Mapping[str, Sequence[str]], extents: Mapping[str, int], where: Address, dims: str
 ) -> dict[str, int] | None:
     """
-    Return, for each letter of `dims` ("bmk", ..), the stride in an address of the variables `groups[letter]`,
-    flattened.
+    Return, for each letter of `dims` ("bmk", ..), the stride in the address `where` of the variables `groups[letter]`,
+    flattened into one index.
 
-    A stride is 0 if none of the variables occurs. Returns None if some group has several strides.
+    `extents` has the number of positions of each variable. A stride is 0 if none of the variables occurs. Returns None
+    if some group has several strides.
     """
     out: dict[str, int] = {}
     for dim in dims:
@@ -166,8 +168,8 @@ def strides(
 
 def one_stride(names: Sequence[str], extents: Mapping[str, int], where: Address) -> int | None:
     """
-    Return the stride in an address of a group of variables flattened into one index; None if that takes several
-    strides.
+    Return the stride in the address `where` of the variables `names`, flattened into one index, outermost first; 0 if
+    none occurs, None if that takes several strides.
     """
     if not names:
         return 0
@@ -202,7 +204,9 @@ def product_factors(expr: Expr) -> tuple[Expr, Expr] | None:
 
 
 def with_factors(result: Result, factors: Sequence[Expr]) -> Result:
-    """Return a result with the two factors of its matrix product (`product_in`) replaced by `factors`."""
+    """
+    Return a result with the two factors of its matrix product (`product_in`) replaced by `factors`, (first, second).
+    """
     product = product_in(result.expr)
     assert product is not None
     new = Reduce(product.reducer, product.indices, Binary("*", *factors))

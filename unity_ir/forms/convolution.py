@@ -73,7 +73,8 @@ def convolution(result: Sequence[object], expr: Expr, extents: Mapping[str, int]
     """
     Match `expr`, the expression of a result, as a convolution or a gradient of one; return None for anything else.
 
-    `result` has the bound index of each of the result's dims, in which a gradient may have a `Window`.
+    `result` has the bound index of each of the result's dims, in which a gradient may have a `Window`; `extents` has
+    the number of positions of each index variable.
     """
     match expr:
         case Reduce("sum", _, Binary("*", Access() as left, Access() as right)):
@@ -149,6 +150,8 @@ def pointwise_convolution(expr: Expr, extents: Mapping[str, int]) -> Convolution
     """
     Match a 1 x 1 (pointwise) convolution or the gradient of its weight, which have no windows: a matrix product at
     every position of two or three trailing dims. Return None for anything else.
+
+    `extents` has the number of positions of each index variable.
     """
     match expr:
         case Reduce("sum", _, Binary("*", Access() as left, Access() as right)):
@@ -211,6 +214,7 @@ class Pooling:
 def pooling(expr: Expr, extents: Mapping[str, int]) -> Pooling | None:
     """
     Match an expression `max[..](x[windows])` or `sum[..](x[windows])` as a pooling; return None for anything else.
+    `extents` has the number of positions of each index variable.
     """
     match expr:
         case Reduce("max" | "sum" as kind, _, Access() as image):

@@ -45,6 +45,8 @@ def routed(expr: Expr, extents: Mapping[str, int]) -> Routed | None:
     """
     Match an expression as a product of rows, each with the weight that an integer operand names, or as the gradient of
     these weights; return None for anything else.
+
+    `extents` has the number of positions of each index variable.
     """
     found = gather(expr)
     if found is None and (single := pick(expr)) is not None and extents[single.variable] == 1:
@@ -109,7 +111,7 @@ class Grouped:
 def grouped(result: Result, extents: Mapping[str, int]) -> Grouped | None:
     """
     Match a result as a grouped matrix product; return None if it is none, or if some dim cannot be addressed by one
-    stride.
+    stride. `extents` has the number of positions of each index variable.
     """
     of = routed(result.expr, extents)
     if of is None:

@@ -45,7 +45,7 @@ class ImplicitGemm:
 
 def implicit_gemm(of: Convolution, result: Sequence[object], extents: Mapping[str, int]) -> ImplicitGemm | None:
     """
-    Return a convolution as an implicit GEMM; `result` has the indices of the convolution's result.
+    Return the convolution `of` as an implicit GEMM; `result` has the index of each dim of the convolution's result.
 
     None if it has three windows (3D), or a group of variables cannot be addressed by one stride in some tensor.
     """

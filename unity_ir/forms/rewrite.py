@@ -108,7 +108,7 @@ def rename(
     bind: Callable[[Reduce, Mapping[str, str]], Mapping[str, str]] = lambda node, _: {n: n for n in node.names},
 ) -> Expr:
     """
-    Rename the free variables of an expression as `names` says.
+    Rename the free variables of an expression: `names` maps old to new.
 
     `bind` returns the new names of a reduction's variables (by default the old ones), given the reduction and the new
     names around it. Given `sum[k](x[i, k])` and `{"i": "j"}`, returns `sum[k](x[j, k])`.
@@ -141,12 +141,12 @@ def _renamed(index: WrittenIndex, names: Mapping[str, str]) -> WrittenIndex:
 
 def canonical(expr: Expr, extents: Mapping[str, int], starts: Mapping[str, str]) -> tuple[Expr, tuple[str, ...]]:
     """
-    Rename an expression's variables canonically, so that expressions which differ in names only become equal; also
-    return its free variables, in order of occurrence.
+    Rename an expression's variables canonically, so that expressions which differ in names only become equal; return it
+    and its free variables, in order of occurrence.
 
-    Given `sum[k](x[i, k])` and `sum[l](x[j, l])` of the same extents, returns the same expression, with `("i",)`,
-    `("j",)`. Variables also stay apart if their extents differ, or the parameters in `starts` that hold the global
-    index at which their pieces start.
+    `extents` has the number of positions of each variable, `starts` the name of the global index at which its piece
+    starts. Given `sum[k](x[i, k])` and `sum[l](x[j, l])` of the same extents, returns the same expression, with
+    `("i",)`, `("j",)`. Variables also stay apart if their extents differ, or their entries in `starts`.
     """
     free = _free_in_order(expr)
 
@@ -189,8 +189,10 @@ def simplified(bound: Bound, starts: Mapping[str, str]) -> Bound:
 
 def fold(expr: Expr, bound: Bound, starts: Mapping[str, str]) -> Expr:
     """
-    Fold the constants of an expression over the variables of the line `bound`, and drop trivial operations; see
-    `simplified`.
+    Fold the constants of an expression over the variables of the line `bound`, and drop trivial operations, such as `1
+    * x`.
+
+    `starts` maps the variables that do not start at 0 to the name of the index at which they start.
     """
     return _Fold(bound, starts).expr(expr)
 

@@ -27,7 +27,7 @@ def scattered(result: Result, extents: Mapping[str, int]) -> Scatter | None:
     Match a result as a scatter-add over all integers of the operand that gives the positions; return None for anything
     else.
 
-    Variables of extent 1 are ignored.
+    `extents` has the number of positions of each index variable; those of extent 1 are ignored.
     """
     found = scatter(result.expr)
     if found is None or not isinstance(result.expr, Reduce) or reductions(found.body):

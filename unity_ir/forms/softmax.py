@@ -11,10 +11,12 @@ from unity_ir.tdl.syntax import Binary, Call, Expr, Reduce, Var
 
 def softmax(expr: Expr, extents: Mapping[str, int], starts: Mapping[str, str]) -> tuple[Expr, str] | None:
     """
-    Match an expression as a softmax; return its scores (before the maximum is subtracted) and the variable it
-    normalises over, or None.
+    Match an expression as a softmax; return (its scores, before the maximum is subtracted; the variable it normalises
+    over), or None.
 
-    Given `exp(x[i, j] - max[k](x[i, k])) / sum[k](exp(x[i, k] - max[l](x[i, l])))`, returns `x[i, j]` and `j`.
+    `extents` has the number of positions of each variable, `starts` the name of the index at which those start that do
+    not start at 0. Given `exp(x[i, j] - max[k](x[i, k])) / sum[k](exp(x[i, k] - max[l](x[i, l])))`, returns `x[i, j]`
+    and `j`.
     """
     match expr:
         case Binary("/", Call("exp", (scores,)) as above, Reduce("sum", (Var(summed),), below)):

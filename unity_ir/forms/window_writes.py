@@ -45,6 +45,7 @@ def window_writes(result: Result, extents: Mapping[str, int]) -> WindowWrites | 
     Match a result written through windows; return None if its elements cannot be gathered by a loop over taps.
 
     They cannot if they are integers, if a variable is in two dims, or if a reduction would be computed for every tap.
+    `extents` has the number of positions of each index variable.
     """
     reduced = frozenset[str]().union(*(free_variables(r) for r in outermost(result.expr)))
     counts = Counter(n for i in result.indices for n in index_names(i) if extents[n] > 1)

@@ -16,15 +16,18 @@ NEUTRAL: Mapping[str, float] = {"sum": 0.0, "max": -inf, "min": inf, "prod": 1.0
 
 def reach(window: Window, extents: Mapping[str, int]) -> tuple[int, int]:
     """
-    Return the first and the last position that a window reads, counted in a piece's local tensor; either may be outside
-    of it.
+    Return (first, last): the positions that a window reads, counted in a piece's local tensor, as its variables run
+    over `extents`; either may be outside of it.
     """
     first = window.offset + window.low
     return first, first + window.span(extents)
 
 
 def exceeds_tensor(window: Window, extents: Mapping[str, int]) -> bool:
-    """Return whether a window is outside of the whole tensor at some position, in this piece or in another one."""
+    """
+    Return whether a window is outside of the whole tensor at some position, in this piece, whose variables have these
+    `extents`, or in another one.
+    """
     last = window.offset + window.span(extents)
     if window.terms:
         # The steps of a divided window fill the dim (`tdl.regions`), which tells where the last piece starts.
@@ -35,7 +38,10 @@ def exceeds_tensor(window: Window, extents: Mapping[str, int]) -> bool:
 
 
 def windows_to_mask(expr: Reduce, extents: Mapping[str, int]) -> list[Window]:
-    """Return the windows through which a reduction reads zeros outside of the tensor that would change its value."""
+    """
+    Return the windows through which a reduction reads zeros outside of the tensor that would change its value, such as
+    zeros in a maximum. `extents` has the number of positions of each variable.
+    """
     found: dict[Window, None] = {}
     for index in (i for a in accesses(expr.body) for i in a.indices):
         if (
@@ -50,7 +56,7 @@ def windows_to_mask(expr: Reduce, extents: Mapping[str, int]) -> list[Window]:
 def masked(expr: Expr, extents: Mapping[str, int]) -> Expr:
     """
     Mask positions outside of the tensor, by `where(inside, body, neutral element)`, in every reduction of an expression
-    that they would change.
+    that they would change; return the expression. `extents` has the number of positions of each variable.
     """
     expr = map_children(expr, lambda child: masked(child, extents))
     return masked_body(expr, extents) if isinstance(expr, Reduce) else expr
@@ -58,8 +64,8 @@ def masked(expr: Expr, extents: Mapping[str, int]) -> Expr:
 
 def masked_body(expr: Reduce, extents: Mapping[str, int]) -> Reduce:
     """
-    Mask positions outside of the tensor in one reduction as `masked` does, leaving the reductions inside of it as they
-    are.
+    Mask positions outside of the tensor in the reduction `expr` as `masked` does, leaving the reductions inside of it
+    as they are.
     """
     windows = windows_to_mask(expr, extents)
     if not windows:

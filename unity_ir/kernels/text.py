@@ -24,7 +24,10 @@ class Text:
 
 
 def binary(op: str, left: Text, right: Text) -> Text:
-    """Return `left op right`, with parentheses only where they are needed to keep the order of evaluation."""
+    """
+    Return the text `left op right`, where `op` is such as `+`, with parentheses only where they are needed to keep the
+    order of evaluation.
+    """
     level = SUM if op in "+-" else PRODUCT
     return Text(f"{left.at(level)} {op} {right.at(level + 1)}", level)
 

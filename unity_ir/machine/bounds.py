@@ -31,7 +31,7 @@ class Capacity:
         return max(one_way, (out + back) / (2 * self.duplex + self.half))
 
     def plus(self, wire: Wire, count: float) -> Capacity:
-        """Return the capacity with `count` links like `wire` added."""
+        """Return the capacity with the bandwidth of `count` more links like `wire`."""
         bandwidth = wire.bandwidth * count
         return Capacity(self.duplex + bandwidth * wire.duplex, self.half + bandwidth * (not wire.duplex))
 
@@ -62,7 +62,7 @@ DEMANDS: Mapping[str, Demand] = {
 
 
 def capacity(levels: Sequence[Level], i: int) -> Capacity:
-    """Return the bandwidth of all links out of one member (a node, a GPU) of the level number `i`."""
+    """Return the bandwidth of all links out of one member (a node, a GPU) of level number `i`, outermost 0."""
     found = Capacity()
     devices = below(levels, i)
     for j in range(i + 1):
@@ -82,10 +82,10 @@ def capacity(levels: Sequence[Level], i: int) -> Capacity:
 
 def cuts(levels: Sequence[Level], sizes: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
     """
-    Yield the cuts that separate devices of a group, one member of a level from the rest: (level, devices of a group in
-    one member, groups in one member).
+    Yield the cuts that separate devices of a group, one member of a level from the rest: (number of the level, devices
+    of a group in one member, groups in one member).
 
-    `sizes` maps levels to the number of a group's devices along them, as for `Machine.lines`.
+    `sizes` maps the numbers of levels to the number of a group's devices along them.
     """
     for i in range(len(levels)):
         m = prod(n for k, n in sizes.items() if k > i)
@@ -97,8 +97,8 @@ def least_seconds(kind: str, levels: Sequence[Level], sizes: Mapping[int, int], 
     """
     Return a lower bound on the seconds of a collective by any algorithm, without latency (min-cut).
 
-    `sizes` maps levels to the number of a group's devices along them; `bytes` is the size of a device's piece before
-    the collective.
+    `kind` is the collective's name, such as `all_reduce`; `sizes` maps the numbers of levels to the number of a group's
+    devices along them; `bytes` is the size of a device's piece before the collective.
     """
     n = prod(sizes.values())
     bound = 0.0

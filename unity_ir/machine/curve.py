@@ -71,8 +71,8 @@ def curves(where: str, tables: Any) -> dict[str, RooflineCurve]:
     Read efficiency curves, by kind of kernel, from tables of a TOML file: `[curves.contraction]` with a number per
     parameter.
 
-    Other keys of a table, such as the quality of the fit, are ignored. `where` names the file in errors. Raises
-    `UnityError` for tables of another form.
+    `tables` has a table per kind; other keys of a table, such as the quality of the fit, are ignored. `where` names the
+    file in errors. Raises `UnityError` for tables of another form.
     """
     if not isinstance(tables, dict):
         raise UnityError(f"machine: {where}: curves must be a table with a table for each kind of kernel")

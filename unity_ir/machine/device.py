@@ -41,7 +41,9 @@ class Device:
     """Measured seconds, which take precedence over estimates."""
 
     def peak(self, dtype: str) -> float:
-        """Return the peak FLOP/s for an element type. Raises `UnityError` if the device gives none for it."""
+        """
+        Return the peak FLOP/s for an element type, such as `bf16`. Raises `UnityError` if the device gives none for it.
+        """
         peak = self.flops.get(dtype)
         if peak is None:
             raise UnityError(f"machine: {self.name} has no peak for {dtype}; it has {', '.join(self.flops)}")
@@ -49,17 +51,17 @@ class Device:
 
     def kernel_time(self, flops: float, bytes: float, dtype: str, kind: str = "") -> float:
         """
-        Return the estimated seconds of one kernel of `flops` operations that reads and writes `bytes` bytes.
+        Return the estimated seconds of one kernel of `flops` operations in `dtype` that reads and writes `bytes` bytes.
 
-        The estimate is by the curve of `kind` (see `forms.kinds`), else by roofline; it ignores the profile's
-        measurements (see `cost.time`).
+        The estimate is by the curve of `kind` (see `forms.kinds`), such as `contraction`; without one, by roofline. It
+        ignores the profile's measurements (see `cost.time`).
         """
         return float(self.kernel_times(flops, bytes, dtype, kind))
 
     def kernel_times(self, flops: Numbers, bytes: Numbers, dtype: str, kind: str = "") -> Floats:
         """
         Return the estimated seconds of many kernels of one kind and element type, as `kernel_time` does, given arrays
-        of FLOPs and bytes.
+        of FLOPs and bytes: [kernel].
         """
         curve = self.curves.get(kind)
         if curve is not None:

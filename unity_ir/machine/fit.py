@@ -43,7 +43,7 @@ _POSITIVE = np.array([True, True, True, False, True, True, False])
 
 def fit(samples: Sequence[Measurement], bandwidth: float) -> Fit:
     """
-    Fit an efficiency curve to measured kernels, by least squares of log(measured / predicted seconds).
+    Fit an efficiency curve to the measured kernels `samples`, by least squares of log(measured / predicted seconds).
 
     `bandwidth` is the peak of the device's memory in bytes/s.
     """

@@ -81,9 +81,11 @@ class Topology:
 
     def check_connected(self, name: str, devices: int, own: Container[Vertex]) -> None:
         """
-        Raise `UnityError` for a device not connected to device 0, and for a vertex where only one link ends.
+        Raise `UnityError` for a device, of the first `devices`, not connected to device 0, and for a vertex where only
+        one link ends.
 
-        `own` are the vertices that the levels make; these may end in one link.
+        `name` is the machine's, for the message; `own` are the vertices that the levels make, which may end in one
+        link.
         """
         for vertex, arcs in self.arcs.items():
             if isinstance(vertex, str) and len(arcs) == 1 and vertex not in own:
@@ -136,7 +138,9 @@ class Topology:
 
     def latency(self, source: int, target: int, protocol: str, tree: bool) -> float:
         """
-        Return the seconds of an empty message between two devices with a protocol; `tree` if it is part of a tree
+        Return the seconds of an empty message from device `source` to device `target`.
+
+        `protocol` is its name (NCCL's `LL`, `LL128`, `Simple`); `tree` says whether the message is part of a tree
         algorithm, else of a ring.
         """
         return sum(arc.wire.hop(protocol, tree) * arc.share for arc in self.route(source, target))
@@ -159,8 +163,10 @@ class Topology:
     ) -> tuple[tuple[float, float], ...]:
         """
         Return the cost of a collective for groups along mesh axes as lines (seconds before the first byte, seconds per
-        byte), one per algorithm and protocol; see `Machine.lines`. `axis_levels` has the machine level of each mesh
-        axis.
+        byte of a device's piece), one per algorithm and protocol.
+
+        `kind` is the collective's name, `axes` are the numbers of mesh axes, and `axis_levels` has the machine level of
+        each mesh axis.
         """
         groups = _groups(mesh, axes, axis_levels)
         out: list[tuple[float, float]] = []
@@ -179,8 +185,10 @@ class Topology:
 
     def least_seconds(self, kind: str, mesh: Mesh, sizes: Mapping[int, int], bytes: float) -> float:
         """
-        Return a lower bound on the seconds of a collective, over cuts of the graph; arguments as of
-        `bounds.least_seconds`.
+        Return a lower bound on the seconds of a collective, over cuts of the graph.
+
+        `kind` is its name; `sizes` maps the numbers of levels to the number of a group's devices along them; `bytes` is
+        the size of a device's piece before it.
         """
         n = prod(sizes.values())
         bound = 0.0

@@ -30,14 +30,14 @@ class LinkUse:
 
 
 def below(levels: Sequence[Level], i: int) -> int:
-    """Return the number of devices in one member of the level number `i`."""
+    """Return the number of devices in one member of level number `i`, outermost 0."""
     return prod(level.size for level in levels[i + 1 :])
 
 
 def crossing_links(levels: Sequence[Level], i: int) -> tuple[LinkUse, ...]:
     """
-    Return the kinds of links that a message across level `i` goes over on one side, from the switch or medium that
-    joins the members of the level to a device, outermost first.
+    Return the kinds of links that a message across level number `i` goes over on one side, from the switch or medium
+    that joins the members of the level to a device, outermost first.
     """
     level = levels[i]
     uses = [LinkUse(("port", i), None if level.port == "device" else i, level.wire, level.link == "bus")]
@@ -131,9 +131,10 @@ def _loads(levels: Sequence[Level], sizes: Mapping[int, int], crossing: Crossing
 
 def phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase) -> dict[LinkKey, float]:
     """
-    Return the seconds that a phase of a collective keeps each kind of link busy, per byte of a device's piece.
+    Return the seconds that a phase of a collective keeps each kind of link busy, per byte of a device's piece; a kind
+    is (`port` or `hub`, level number).
 
-    `sizes` maps levels to the number of a group's devices along them, as for `Machine.lines`.
+    `sizes` maps the numbers of levels to the number of a group's devices along them.
     """
     out: dict[LinkKey, float] = {}
     for crossing in phase:
@@ -144,10 +145,10 @@ def phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase)
 
 def hop(levels: Sequence[Level], i: int, n: int, protocol: str, schedule: CollectiveSchedule) -> float:
     """
-    Return the seconds of latency of an empty message across level `i`, over the hubs on both sides.
+    Return the seconds of latency of an empty message across level number `i`, over the hubs on both sides.
 
-    `n` is the number of devices that a group has along the level; algorithms of `schedule` and protocols differ in
-    latency.
+    `n` is the number of devices that a group has along the level; protocols (NCCL's names) and the algorithms of
+    `schedule` differ in latency.
     """
     own, *others = crossing_links(levels, i)
     tree = schedule.tree
@@ -169,7 +170,7 @@ def line(
     Return the cost of one algorithm of a collective with one protocol as a line: (seconds before the first byte,
     seconds per byte of a device's piece).
 
-    `sizes` maps levels to the number of a group's devices along them, as for `Machine.lines`.
+    `sizes` maps the numbers of levels to the number of a group's devices along them.
     """
     tree = schedule.tree
     start = protocol.tree if tree else protocol.ring

@@ -34,8 +34,8 @@ class Wire:
 
     def hop(self, protocol: str, tree: bool) -> float:
         """
-        Return the seconds of latency of a message over the link with a protocol, in tree algorithms if `tree`, else in
-        rings.
+        Return the seconds of latency of a message over the link with a protocol (`LL`, `LL128`, `Simple`), in tree
+        algorithms if `tree`, else in rings.
         """
         for name, ring, of_tree in self.protocol_latency:
             if name == protocol:

@@ -78,9 +78,9 @@ class Machine:
         Return the cost of a collective as lines (a, b), one per algorithm and protocol: a + b * bytes seconds
         (alpha-beta model).
 
-        The cost is the least of the lines. `sizes` maps levels to the number of a group's devices along them; all
-        groups of the machine run at once. `bytes` is the size of a device's piece before the collective; for halo
-        exchanges, the border's.
+        The cost is the least of the lines. `kind` is its name, such as `all_reduce`; `sizes` maps the numbers of levels
+        to the number of a group's devices along them; all groups of the machine run at once. `bytes` is the size of a
+        device's piece before the collective; for halo exchanges, the border's.
         """
         spans = tuple((i, sizes[i]) for i in sorted(sizes) if sizes[i] > 1)
         key = (kind, spans)
@@ -90,7 +90,7 @@ class Machine:
 
     def lines_of_axes(self, kind: str, axes: Sequence[int]) -> tuple[CostLine, ...]:
         """
-        Return the cost of a collective, as `lines` does, for groups along mesh axes.
+        Return the cost of a collective, as `lines` does, for groups along the mesh axes with the numbers `axes`.
 
         If the machine has links in addition to its levels', axes of one level may differ.
         """
@@ -108,7 +108,10 @@ class Machine:
         return self.topology.lines(kind, self.mesh, axes, self.axis_levels, self._spoken)
 
     def sizes_of(self, axes: Sequence[int]) -> dict[int, int]:
-        """Return the number of devices along each level in a group along mesh axes: the argument `sizes` of `lines`."""
+        """
+        Return the number of devices along each level, by level number, in a group along mesh axes: the argument `sizes`
+        of `lines`. `axes` are the axes' numbers.
+        """
         sizes: dict[int, int] = {}
         for axis in axes:
             level = self.axis_levels[axis]
@@ -161,8 +164,8 @@ class Machine:
         """
         Return the seconds of a collective: the least over its algorithms and protocols.
 
-        `kind` is a row of `pcg.collectives`, `sizes` maps levels to the number of a group's devices along them, `bytes`
-        is the size of a device's piece before it.
+        `kind` is a row of `pcg.collectives`, `sizes` maps the numbers of levels to the number of a group's devices
+        along them, `bytes` is the size of a device's piece before it.
         """
         return min(a + b * bytes for a, b in self.lines(kind, sizes))
 
@@ -170,8 +173,8 @@ class Machine:
         """
         Return a lower bound on the seconds of a collective: the bytes that must cross a cut over the cut's bandwidth.
 
-        `sizes` maps levels to the number of a group's devices along them; `bytes` is the size of a device's piece
-        before it.
+        `kind` is its name; `sizes` maps the numbers of levels to the number of a group's devices along them; `bytes` is
+        the size of a device's piece before it.
         """
         if self.links:
             return self.topology.least_seconds(kind, self.mesh, sizes, bytes)
@@ -179,8 +182,8 @@ class Machine:
 
     def link_keys(self, axes: Sequence[int]) -> tuple[tuple[int, str], ...]:
         """
-        Return the ports and media that a collective along mesh axes occupies: (level, kind) per level it crosses,
-        outermost first.
+        Return the ports and media that a collective along the mesh axes numbered `axes` occupies: (level number, kind)
+        per level it crosses, outermost first.
 
         Kinds are `device` (every device has a port of its own), `member` (one port per member) and `level` (one medium
         for all).
@@ -201,7 +204,7 @@ class Machine:
         Return the seconds of a reshard move of kind `kind`: measured, if the device's profile has them, else estimated.
 
         A device's piece has `elements` elements of `item` bytes before the move, and `elements_after` after it. `sizes`
-        as of `lines`.
+        maps the numbers of levels to the number of a group's devices along them.
         """
         if kind in FREE:
             return 0.0
@@ -220,8 +223,8 @@ class Machine:
         self, kinds: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
     ) -> tuple[npt.NDArray[np.bool_], Floats, Floats]:
         """
-        Return the estimates of `move_seconds` for many moves, each given as (kind, sizes), as lines in the bytes of a
-        piece.
+        Return the estimates of `move_seconds` for many moves, as lines in the bytes of a piece. A move is (kind,
+        sizes); sizes are (level number, number of a group's devices along it) pairs.
 
         Returns, per move: whether its cost depends on the bytes after the move (else on those before); the seconds at
         no bytes [line, move]; and the seconds per byte [line, move]. The cost of a move is the least of its lines.
@@ -255,8 +258,8 @@ class Machine:
 
 def slowest(kinds: Sequence[Device]) -> Device:
     """
-    Return a device that is in every respect as slow, or as small, as the worst of `kinds`, for the element types that
-    all have.
+    Return a device that is in every respect as slow, or as small, as the worst of the devices `kinds`, for the element
+    types that all have.
     """
     if len(kinds) == 1:
         return kinds[0]

@@ -146,13 +146,13 @@ class ProfileFile:
         return dict(self.connection.execute("select key, value from about"))
 
     def kernels(self, ranks: int | None = None) -> list[KernelRow]:
-        """Return the kernels measured with `ranks` ranks at work; by default all."""
+        """Return the kernels measured with `ranks` ranks at work at once; None returns all."""
         columns = ", ".join(KernelRow.__slots__)
         rows = self.connection.execute(f"select {columns} from kernels where ?1 is null or ranks = ?1", (ranks,))
         return [KernelRow(o, _sizes(s), *rest) for o, s, *rest in rows]
 
     def collectives(self, ranks: int | None = None) -> list[CollectiveRow]:
-        """Return the collectives measured with `ranks` ranks; by default all."""
+        """Return the collectives measured with `ranks` ranks; None returns all."""
         columns = ", ".join(CollectiveRow.__slots__)
         rows = self.connection.execute(f"select {columns} from collectives where ?1 is null or ranks = ?1", (ranks,))
         return [CollectiveRow(*row) for row in rows]
@@ -191,8 +191,9 @@ def open_profile(path: Path, create: Mapping[str, str] | None = None) -> Generat
     """
     Open a profile file for reading, or, with `create`, for adding measurements.
 
-    `create` is the `about` of the measurements to be added; a missing file is then made with it. Raises `UnityError`
-    where the file cannot be read, is of another format or version, or its `about` differs from `create`.
+    `create` describes the measurements to be added, as `ProfileFile.about` does: device, host, versions; a missing file
+    is then made with it. Raises `UnityError` where the file cannot be read, is of another format or version, or its
+    `about` differs from `create`.
     """
     new = create is not None and not path.exists()
     if not new and (not path.is_file() or path.stat().st_size == 0):
@@ -219,7 +220,7 @@ def open_profile(path: Path, create: Mapping[str, str] | None = None) -> Generat
 
 def read_profile(path: str | Path, device: str, ranks: int) -> Profile:
     """
-    Read the profile in a file, for a machine of `ranks` devices of this kind; see `ProfileFile.profile`.
+    Read the profile in a file, for a machine of `ranks` devices of the kind called `device`; see `ProfileFile.profile`.
 
     Raises `UnityError` if the file cannot be read, or is of another device.
     """

@@ -35,7 +35,8 @@ class Table:
 
     def choice(self, key: str) -> str | None:
         """
-        Return the fastest implementation of an operator, `triton` or `torch`, by its key; None if it was not measured.
+        Return the fastest implementation of an operator, `triton` or `torch`; None if it was not measured. `key` is the
+        name of its launcher and its element types.
         """
         found = self.seconds.get(key)
         return min(found, key=lambda name: found[name]) if found else None
@@ -83,8 +84,8 @@ def read_table(path: Path) -> Table:
 
 def read_tuned(path: Path, device: str) -> Profile:
     """
-    Read a table of `unity-tune` as a profile of `device`. Raises `UnityError` if it is no such table, or one of another
-    device.
+    Read a table of `unity-tune` as a profile of the device called `device`. Raises `UnityError` if it is no such table,
+    or one of another device.
     """
     profile = read_table(path).profile()
     if profile.device != device:

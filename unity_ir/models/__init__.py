@@ -24,7 +24,8 @@ def names() -> list[str]:
 
 def build(name: str, **keys: int | str) -> Graph:
     """
-    Build the model called `name`: its forward graph up to the loss, with the given keys in place of its defaults.
+    Build the model called `name`: its forward graph up to the loss; `keys` replace defaults of its own `build`, such as
+    `layers=2`.
 
     Raises `UnityError` for an unknown model or key, and for sizes that do not fit one another.
     """

@@ -8,8 +8,8 @@ def build(batch: int = 256, image: int = 224, classes: int = 1000, channels: int
     """
     Build AlexNet up to its cross-entropy loss; weights have torchvision's names.
 
-    `image` is the height and width of images, `channels` the width of the first convolution, which the others follow,
-    `hidden` that of the dense layers. The default batch is FlexFlow's (section 8).
+    `image` is the height and width of images, `channels` the width of the first convolution, with which those of the
+    others scale, `hidden` the width of the dense layers. The default batch is FlexFlow's (section 8).
     """
     b = Vision("alexnet")
     x, labels = b.input("x", batch, 3, image, image), b.input("labels", batch, dtype="i64")

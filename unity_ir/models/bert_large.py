@@ -16,7 +16,8 @@ def build(
     Build BERT's encoder, and its masked-language-model head up to the cross-entropy loss; the head multiplies by the
     token embedding's table.
 
-    The loss is over all tokens: `labels` has an id for each.
+    `sequence` is the length of a sample, `hidden` the width, `vocabulary` the number of tokens. The loss is over all
+    tokens: the input `labels` has an id for each.
     """
     b = Builder("bert_large")
     tokens = b.input("tokens", batch, sequence, dtype="i64")

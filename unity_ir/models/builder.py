@@ -20,7 +20,7 @@ class Builder:
         self._inputs: list[Node] = []
 
     def input(self, name: str, *shape: int, dtype: str | None = None) -> Value:
-        """Add an input of the graph, after those added before; its element type is by default the builder's."""
+        """Add an input of the graph, after those added before; its element type `dtype` is by default the builder's."""
         node = leaf("input", tensor_type(shape, dtype or self.dtype), name=name)
         self._inputs.append(node)
         return node.result
@@ -30,13 +30,13 @@ class Builder:
         return leaf("weight", tensor_type(shape, self.dtype), name=name).result
 
     def op(self, name: str, *operands: Value, **attributes: AttrValue) -> Value:
-        """Apply the operator `name`; return its only result."""
+        """Apply the operator called `name` to operands; return its only result."""
         result = operator(name).one(*operands, **attributes)
         assert isinstance(result, Value)
         return result
 
     def results(self, name: str, *operands: Value, **attributes: AttrValue) -> list[Value]:
-        """Apply the operator `name`; return all its results."""
+        """Apply the operator called `name` to operands; return all its results."""
         return [v for v in operator(name)(*operands, **attributes) if isinstance(v, Value)]
 
     def zeros(self, *shape: int) -> Value:
@@ -48,12 +48,17 @@ class Builder:
         return self.results("split", x, dim=dim, sizes=sizes)
 
     def linear(self, x: Value, name: str, size: int, bias: bool = True) -> Value:
-        """Return `x @ weight + bias` [.., size]; weights are `name.weight` [in, size] and `name.bias` [size]."""
+        """
+        Return `x @ weight + bias` [.., size]; weights are called `{name}.weight` [in, size] and, with `bias`,
+        `{name}.bias` [size].
+        """
         y = self.op("matmul", x, self.weight(f"{name}.weight", x.shape[-1], size))
         return self.op("add", y, self.weight(f"{name}.bias", size)) if bias else y
 
     def layer_norm(self, x: Value, name: str, eps: float = 1e-5) -> Value:
-        """Return the layer normalisation of `x` over its last dim; weights are `name.weight` and `name.bias`."""
+        """
+        Return the layer normalisation of `x` over its last dim; weights are called `{name}.weight` and `{name}.bias`.
+        """
         size = x.shape[-1]
         weight, bias = self.weight(f"{name}.weight", size), self.weight(f"{name}.bias", size)
         return self.op("layer_norm", x, weight, bias, eps=eps)
@@ -62,7 +67,8 @@ class Builder:
         self, q: Value, k: Value, v: Value, heads: int, kv_heads: int, causal: bool, rotary: float = 0
     ) -> Value:
         """
-        Apply multi-head attention to queries, keys and values [batch, sequence, size]; return [batch, sequence, size].
+        Apply multi-head attention, with a causal mask if `causal`, to queries, keys and values [batch, sequence, size];
+        return [batch, sequence, size].
 
         Queries have `heads` heads; keys and values have `kv_heads`, each shared by a group of query heads. `rotary` is
         the base of rotary position embedding, 0 for none.

@@ -16,7 +16,10 @@ def build(
 ) -> Graph:
     """
     Build Llama 3, by default of 8B parameters, up to its cross-entropy loss; weights have the published checkpoint's
-    names. `labels` are the next tokens.
+    names.
+
+    `heads` are those of queries, `kv_heads` of keys and values; `intermediate` is the width of the MLP. The input
+    `labels` are the next tokens.
     """
     b = Builder("llama3_8b")
     tokens = b.input("tokens", batch, sequence, dtype="i64")

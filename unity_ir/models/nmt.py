@@ -9,8 +9,9 @@ def build(batch: int = 64, steps: int = 40, layers: int = 2, hidden: int = 1024,
     Build FlexFlow's translation model up to its loss; layers, hidden size and steps are as published, the vocabulary is
     that of FlexFlow's example.
 
-    Each decoder layer starts from the last state of its encoder layer. `words` are the target's tokens, `labels` the
-    next ones.
+    `steps` is the length of the source and of the target, `layers` the number of LSTM layers on each side. Each decoder
+    layer starts from the last state of its encoder layer. The inputs `words` are the target's tokens, `labels` the next
+    ones.
     """
     b = Recurrent("nmt")
     tokens, words, labels = (b.input(name, batch, steps, dtype="i64") for name in ("tokens", "words", "labels"))

@@ -6,7 +6,9 @@ from unity_ir.pcg.graph import Graph
 
 def build(batch: int = 64, image: int = 224, classes: int = 1000, depth: int = 101, channels: int = 64) -> Graph:
     """
-    Build ResNet-101, or of another `depth`, up to its cross-entropy loss; weights have torchvision's names, arguments
-    are as in `vision.resnet`. The default batch is FlexFlow's (section 8).
+    Build ResNet-101, or of another `depth`, up to its cross-entropy loss; weights have torchvision's names.
+
+    `image` is the height and width of images, `channels` the width of the stem. The default batch is FlexFlow's
+    (section 8).
     """
     return resnet("resnet101", batch, image, classes, depth, channels)

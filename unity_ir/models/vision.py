@@ -29,10 +29,11 @@ class Vision(Builder):
         bias: bool = False,
     ) -> Value:
         """
-        Apply a convolution with `size` output channels.
+        Apply a convolution with `size` output channels to images [batch, channels, height, width].
 
-        Weights are `name.weight` [size, channels / groups, height, width] and, with `bias`, `name.bias` [size]. Raises
-        `UnityError` if channels do not divide into `groups`.
+        `kernel`, `stride` and `padding` are for both dims, or (height, width). Weights are `name.weight` [size,
+        channels / groups, height, width] and, with `bias`, `name.bias` [size]. Raises `UnityError` if channels do not
+        divide into `groups`.
         """
         if x.shape[1] % groups or size % groups:
             raise UnityError(f"--model: {name}: {x.shape[1]} to {size} channels are not {groups} equal groups")
@@ -51,12 +52,18 @@ class Vision(Builder):
         return self.op("batch_norm", x, shift, square, center, weight, bias, eps=eps)
 
     def max_pool(self, x: Value, kernel: Sizes, stride: Sizes, padding: Sizes = 0) -> Value:
-        """Apply max pooling to images [batch, channels, height, width]."""
+        """
+        Apply max pooling to images [batch, channels, height, width]; `kernel`, `stride` and `padding` are for both
+        dims, or (height, width).
+        """
         windows = {"kernel": _pair(kernel), "stride": _pair(stride), "padding": _pair(padding)}
         return self.op("max_pool2d", x, **windows, dilation=(1, 1))
 
     def avg_pool(self, x: Value, kernel: Sizes, stride: Sizes, padding: Sizes = 0) -> Value:
-        """Apply average pooling to images [batch, channels, height, width]; padding counts as zeros."""
+        """
+        Apply average pooling to images [batch, channels, height, width]; padding counts as zeros. `kernel`, `stride`
+        and `padding` are for both dims, or (height, width).
+        """
         return self.op("avg_pool2d", x, kernel=_pair(kernel), stride=_pair(stride), padding=_pair(padding))
 
     def global_pool(self, x: Value) -> Value:
@@ -64,7 +71,7 @@ class Vision(Builder):
         return self.op("reduce_mean", x, dim=2, count=2)
 
     def flatten(self, x: Value) -> Value:
-        """Return `x` as [batch, channels * height * width]."""
+        """Return images [batch, channels, height, width] as [batch, channels * height * width]."""
         batch, *image = x.shape
         size = 1
         for extent in image:
@@ -80,12 +87,12 @@ def resnet(
     name: str, batch: int, image: int, classes: int, depth: int, channels: int, inner: int = 1, groups: int = 1
 ) -> Graph:
     """
-    Build a residual network of bottleneck blocks (He et al., 2015) up to its cross-entropy loss, in torchvision's
-    variant, where the 3 x 3 convolution has the stride.
+    Build a residual network of bottleneck blocks (He et al., 2015), called `name`, up to its cross-entropy loss, in
+    torchvision's variant, where the 3 x 3 convolution has the stride.
 
-    `channels` is the width of the stem, and of the first stage's blocks; it doubles at each later stage. Within a block
-    there are `inner` times as many channels, in `groups` groups, and 4 times as many come out. `image` is the height
-    and width of images.
+    `depth` is the number of layers, such as 50. `channels` is the width of the stem, and of the first stage's blocks;
+    it doubles at each later stage. Within a block there are `inner` times as many channels, in `groups` groups, and 4
+    times as many come out. `image` is the height and width of images.
 
     Raises `UnityError` for a depth that is not in `BLOCKS`.
     """

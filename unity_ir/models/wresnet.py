@@ -10,7 +10,7 @@ def build(
     """
     Build Tofu's wide residual network up to its cross-entropy loss; the default batch is Tofu's (section 7.2).
 
-    Every convolution is `width` times as wide as ResNet's; other arguments are as in `vision.resnet`. Tofu's networks
-    have depths 50, 101 and 152 and widths from 4 to 10.
+    Every convolution is `width` times as wide as ResNet's, whose stem has `channels` channels; `image` is the height
+    and width of images. Tofu's networks have depths 50, 101 and 152 and widths from 4 to 10.
     """
     return resnet("wresnet", batch, image, classes, depth, width * channels)

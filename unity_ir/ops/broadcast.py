@@ -33,7 +33,10 @@ BROADCAST_GRAD = Operator(_broadcast_grad_line, signature="broadcast_grad(g; sha
 
 
 def unbroadcast(grad: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of `x`, given the gradient of `x` broadcast (by NumPy's rules) to the shape of `grad`."""
+    """
+    Return the gradient of `x`, of its shape, given `grad`, the gradient of `x` after broadcasting by NumPy's rules: the
+    dims that were added or stretched are summed.
+    """
     missing = len(grad.shape) - len(x.shape)
     if grad.shape[missing:] == x.shape:
         return sum_leading(grad, missing)

@@ -45,7 +45,7 @@ class Tensor(Protocol):
     def build(
         self, operator: Operator, operands: Sequence[Tensor], attributes: Mapping[str, AttrValue]
     ) -> tuple[Tensor, ...]:
-        """Add a node to the graph of this tensor; return its results."""
+        """Add a node to the graph of this tensor, which applies `operator` to `operands`; return its results."""
         ...
 
 
@@ -64,22 +64,22 @@ class Application:
 
     @property
     def grad(self) -> Tensor:
-        """The gradient of the only result that has one."""
+        """The gradient of the operator's only result that has a gradient."""
         (grad,) = self.grads
         return grad
 
     def ints(self, name: str) -> tuple[int, ...]:
-        """Return the value of an attribute of kind `ints`."""
+        """Return the value of the attribute `name`, which is of kind `ints`."""
         value = self.attributes[name]
         assert isinstance(value, tuple)
         return value
 
     def float(self, name: str) -> float:
-        """Return the value of an attribute of kind `float`."""
+        """Return the value of the attribute `name`, which is of kind `float`."""
         return float(str(self.attributes[name]))
 
     def int(self, name: str) -> int:
-        """Return the value of an attribute of kind `int`."""
+        """Return the value of the attribute `name`, which is of kind `int`."""
         value = self.attributes[name]
         assert isinstance(value, int)
         return value
@@ -136,7 +136,7 @@ class Operator:
 
     def bind(self, shapes: Shapes, attributes: Attributes, dtypes: tuple[str, ...] = ()) -> Analysis:
         """
-        Bind the operator's line to global operand shapes; return the analysis, which says how the operator can be
+        Bind the operator's line to the operands' global shapes; return the analysis, which says how the operator can be
         divided.
 
         `dtypes` are the operands' element types, all floating point if left out; they matter only for operators that
@@ -147,7 +147,8 @@ class Operator:
 
     def divided(self, shapes: Shapes, attributes: Attributes, degrees: Mapping[str, int]) -> Attributes:
         """
-        Return the attributes that the operator has when its index variables are divided by these degrees.
+        Return the attributes that the operator has in one task when its index variables are divided; `degrees` has the
+        number of parts of each, by name.
 
         They change only for operators with index variables that occur in no operand, whose degrees are an attribute:
         given `expand` with degrees (1,) and k0 by 2, returns them with degrees (2,).

@@ -33,7 +33,7 @@ class ApplyDerivation(GraphPass):
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         """
-        Return the graph after the file's rule applications for its function, in order.
+        Return the graph after the rule applications that the derivation's file has for its function, in order.
 
         Raises `UnityError` for a step that does not apply, or a rule that is unknown or not proved.
         """

@@ -19,5 +19,5 @@ class Erase(GraphPass):
     name = "pcg-erase"
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
-        """Return the serial graph of a parallel one."""
+        """Return the serial graph of a parallel one: without parallel operators and views."""
         return erase(graph)

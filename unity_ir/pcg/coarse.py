@@ -39,10 +39,11 @@ def plan_coarsely(
     """
     Plan a reshard as `pcg.reshard.plan` does, but faster, on a coarser mesh; return the moves over the real mesh axes.
 
-    On a mesh of more than `FINE_AXES` axes, neighbouring axes on one machine level (`levels` has each axis's) that
-    change from the same role to the same role count as one axis, and intermediate layouts use only the dims of the two
-    layouts and the largest other dim. Given (0, 0, 0, 0) to (1, 1, COPY, COPY), there are two axes of 4 instead of four
-    of 2. `memo` caches results for one machine, element type and price.
+    `source` and `target` have a role per mesh axis, `shape` is the value's global shape, `levels` has each axis's
+    machine level, and `price` gives a move's seconds. On a mesh of more than `FINE_AXES` axes, neighbouring axes on one
+    level that change from the same role to the same role count as one axis, and intermediate layouts use only the dims
+    of the two layouts and the largest other dim. Given (0, 0, 0, 0) to (1, 1, COPY, COPY), there are two axes of 4
+    instead of four of 2. `memo` caches results for one machine, element type and price; None keeps none.
     """
     if source == target:
         return ()

@@ -79,14 +79,15 @@ class Collective:
     @property
     def attributes(self) -> tuple[str, ...]:
         """
-        The attributes of the parallel operator that the collective fuses, in written order: the dims of its chain, then
-        the degree.
+        The names of the parallel operator's attributes, in written order: the dims of its chain, then the degree:
+        ("dim", "to", "by") for all_to_all.
         """
         return (*(dim for _, dim in self.fuses if dim is not None), "by")
 
     def profiled_call(self) -> tuple[RuntimeCall, tuple[int, ...]]:
         """
-        Return the runtime call that `unity-profile` measures, and the dims it is given: `(0,)` for all_gather.
+        Return (call, dims): the runtime call that `unity-profile` measures, and the dims it is given, such as `(0,)`
+        for all_gather.
 
         Raises `UnityError` for a collective that profiles do not hold.
         """
@@ -254,8 +255,10 @@ COLLECTIVES: Mapping[str, Collective] = {
 
 def names(*members: Members) -> tuple[str, ...]:
     """
-    Return the names of the collectives with these members: given "root", returns ("broadcast", "scatter", "gather",
-    "reduce", "send").
+    Return the names of the collectives in which these members of a group exchange messages: "all", "root", "neighbours"
+    or "none".
+
+    Given "root", returns ("broadcast", "scatter", "gather", "reduce", "send").
     """
     return tuple(name for name, row in COLLECTIVES.items() if row.members in members)
 
@@ -285,7 +288,7 @@ FUSED = tuple(row for row in COLLECTIVES.values() if row.fuses)
 
 def fusion_of(first: str, second: str) -> Collective | None:
     """
-    Return the collective that fuses two parallel operators: given "reduce" and "partition", reduce_scatter; None if
-    there is none.
+    Return the collective that fuses two parallel operators, `first` then `second`: given "reduce" and "partition",
+    reduce_scatter; None if there is none.
     """
     return next((row for row in FUSED if tuple(op for op, _ in row.fuses) == (first, second)), None)

@@ -13,8 +13,8 @@ FLOATS = ("f32", "bf16", "f16")
 
 def in_type(graph: Graph, dtype: str) -> Graph:
     """
-    Convert a graph to the floating point type `dtype`: its floating point inputs, weights, constants and casts. Weights
-    have no masters then.
+    Return the graph computed in the floating point type `dtype`, such as `bf16`: its floating point inputs, weights,
+    constants and casts are converted. Weights have no masters then.
 
     Raises `UnityError` for an unknown type.
     """

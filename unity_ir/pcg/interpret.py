@@ -28,7 +28,7 @@ Pieces = dict[Piece, Array]
 
 def interpret(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[Value, Array]:
     """
-    Run a graph in numpy on whole arrays; return the value of every result.
+    Run a serial or parallel graph in numpy on whole arrays; return the array of every operator's result.
 
     `inputs` and `weights` are arrays of global shape, by name. Raises `UnityError` where one is missing or has another
     shape.
@@ -47,7 +47,8 @@ def interpret(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, A
 
 def interpret_pieces(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[Value, Pieces]:
     """
-    Run a graph in numpy piece by piece, as devices do; return the pieces of every value.
+    Run a graph in numpy piece by piece, as devices do; return the pieces of every value, keyed by shard, partial sum
+    and copy.
 
     `inputs` and `weights` are whole arrays, by name. Raises `AssertionError` where copies are not equal, `UnityError`
     where an array is missing or has another shape.

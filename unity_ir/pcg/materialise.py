@@ -28,8 +28,8 @@ from unity_ir.tdl.parallel import Configuration, operand_degrees
 
 def resting(layout: Layout) -> Layout:
     """
-    Return the layout in which a leaf (weight or input) is stored if its first reader wants `layout`: the same, but with
-    REPEAT for COPY and SUM.
+    Return the layout in which a leaf (weight or input) is stored if its first reader wants `layout` (a role per mesh
+    axis): the same, but with REPEAT for COPY and SUM.
 
     A stored leaf is never in partial sums.
     """
@@ -41,7 +41,7 @@ def resting_layouts(graph: Graph, assignments: Mapping[Node, Assignment], mesh: 
     Return the layout in which each leaf of a serial graph is stored (rests): as its first use reads it, in graph order
     (see `resting`).
 
-    A leaf without a use is repeated on all devices.
+    `assignments` has the role of each mesh axis in every operator. A leaf without a use is repeated on all devices.
     """
     found: dict[Value, Layout] = {}
     nodes = graph.nodes()
@@ -62,7 +62,7 @@ def materialise(
     again: Collection[Node] = (),
 ) -> Graph:
     """
-    Build the parallel graph of a serial forward graph, given the assignment (role of every mesh axis) of each operator.
+    Build the parallel graph of a serial forward graph; `assignments` has the role of every mesh axis in each operator.
 
     `rests` has the layouts in which leaves are stored, by default as their first use reads them; other values in
     `rests` are brought to that layout once they are made. Leaves in `relays` are brought to that layout before all
@@ -99,29 +99,30 @@ def materialise(
 
 
 def stored_leaf(value: Value, layout: Layout, mesh: Mesh) -> Value:
-    """Return the leaf of a parallel graph that stores a serial leaf in `layout`."""
+    """Return the leaf of a parallel graph that stores the serial leaf `value` in `layout` (a role per mesh axis)."""
     type = layout_type(value.type, layout, mesh)
     return retyped(value.node, type, layout_view(layout, len(value.type.shape), mesh))
 
 
 def stored_piece(node: Node, type: TensorType) -> Node:
     """
-    Return a nameless weight of another type that is stored as the leaf `node` is, such as to price a piece of it.
+    Return a weight of type `type`, named "piece", with the other attributes of the leaf `node`: to price a piece of
+    that leaf.
     """
     own = dict(node.attributes)
     return leaf("weight", type, None, **{**own, "name": "piece"})
 
 
 def retyped(node: Node, type: TensorType, view: View | None) -> Value:
-    """Make the leaf `node` again with another parallel type and view; return its result."""
+    """Make the leaf `node` again with another parallel type and view (None: without one); return its result."""
     return leaf(node.op, type, view, **dict(node.attributes)).result
 
 
 def assigned(node: Node, operands: Sequence[Value], assignment: Assignment, mesh: Mesh) -> Node:
     """
-    Return the parallel node of a serial operator whose mesh axes have the roles in `assignment`.
+    Return the parallel node of the serial operator `node` whose mesh axes have the roles in `assignment`.
 
-    `operands` are already in the layouts it reads, except for halos, which this adds.
+    `operands` are parallel values, already in the layouts it reads, except for halos, which this adds.
     """
     configuration = Configuration(degrees(assignment, mesh.sizes))
     needs = operand_degrees(node.analysis, configuration)
@@ -132,7 +133,8 @@ def assigned(node: Node, operands: Sequence[Value], assignment: Assignment, mesh
 
 def reshard(value: Value, source: Layout, target: Layout, mesh: Mesh) -> Value:
     """
-    Apply the parallel operators that bring a value from one layout to another; the last one has the target's view.
+    Apply the parallel operators that bring a value from layout `source` to `target` (a role per mesh axis each); return
+    the result. The last operator has the target's view.
     """
     if source == target:
         return value
@@ -158,7 +160,8 @@ def with_halo(value: Value, halo: Halos) -> Value:
 
 def degrees(assignment: Assignment, sizes: Sequence[int]) -> dict[str, int]:
     """
-    Return the degree of every index variable that an assignment divides: the product of the sizes of its mesh axes.
+    Return the degree of every index variable that an assignment (a role per mesh axis) divides: the product of the
+    `sizes` of its mesh axes.
     """
     found: dict[str, int] = {}
     for what, size in zip(assignment, sizes, strict=True):

@@ -59,7 +59,7 @@ class Move:
         return mesh.devices // self.group // prod(mesh.sizes[i] for i, _ in self.pins)
 
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
-        """Return the layout of the value after the move, given the layout before."""
+        """Return the layout (a role per mesh axis) of the value after the move, given the `layout` before it."""
         out, role = list(layout), self.target
         if is_pinned(role):
             for axis, pinned in zip(self.axes, _spelled(role, self.axes, mesh), strict=True):
@@ -71,7 +71,7 @@ class Move:
 
     @property
     def elements_after(self) -> int:
-        """Elements of the piece after the move."""
+        """The number of elements of a device's piece after the move."""
         if self.border:
             return self.elements + (self.border if self.kind == "halo" else -self.border)
         whole = self.elements * (self.group if is_shard(self.source) else 1)
@@ -118,7 +118,7 @@ def _spelled(role: int, axes: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
 
 def group_role(layout: Layout, axes: tuple[int, ...], mesh: Mesh) -> int:
     """
-    Return the one role that `axes` share in a layout.
+    Return the one role that the mesh axes with numbers `axes` share in a layout.
 
     For pinned axes it is `pinned_at(i)`, where i is the position, among the devices along `axes`, of those that hold
     the value.
@@ -133,10 +133,10 @@ def group_role(layout: Layout, axes: tuple[int, ...], mesh: Mesh) -> int:
 
 def moves(layout: Layout, shape: tuple[int, ...], mesh: Mesh, towards: Layout = ()) -> Iterator[tuple[Move, Layout]]:
     """
-    Yield every move that can start from a layout, and the layout after it.
+    Yield every move that can start from a layout, each as (move, layout after it).
 
-    Axes are pinned only where `towards`, the layout to reach, pins them. Pieces stay contiguous: axes leave a dim
-    innermost first, and enter it inside those that already divide it.
+    `shape` is the value's global shape. Axes are pinned only where `towards`, the layout to reach, pins them; () pins
+    none. Pieces stay contiguous: axes leave a dim innermost first, and enter it inside those that already divide it.
     """
     pinned, wanted = pins(layout), pins(towards)
     piece = [s // prod(m for m, r in zip(mesh.sizes, layout, strict=True) if r == d) for d, s in enumerate(shape)]

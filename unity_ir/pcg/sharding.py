@@ -71,7 +71,10 @@ def pins(layout: Sequence[GridRole]) -> tuple[tuple[int, int], ...]:
 
 
 def shards(layout: Layout, sizes: Sequence[int]) -> int:
-    """Return the number of shards a layout divides a value into, on mesh axes of these sizes."""
+    """
+    Return the number of shards into which a layout (a role per mesh axis) divides a value: the product of the `sizes`
+    of the axes that shard a dim.
+    """
     return prod(size for size, role in zip(sizes, layout, strict=True) if role >= 0)
 
 
@@ -107,8 +110,8 @@ class Mesh:
 
     def groups(self, axes: Sequence[int]) -> list[list[int]]:
         """
-        Return the groups of devices that differ only along `axes`, such as the groups of a collective; devices and
-        groups are in ascending order.
+        Return the groups of devices that differ only along the mesh axes with numbers `axes`, such as the groups of a
+        collective; devices and groups are in ascending order.
         """
         found: dict[tuple[int, ...], list[int]] = {}
         for device in range(self.devices):
@@ -149,7 +152,10 @@ def dual(layout: Layout) -> Layout:
 
 
 def layout_type(type: TensorType, layout: Layout, mesh: Mesh) -> TensorType:
-    """Return the parallel type of a value in this layout; of `type`, the shape and element types count."""
+    """
+    Return the parallel type of a value in this layout (a role per mesh axis): the shape and element types of `type`,
+    with the layout's degrees.
+    """
 
     def degree(role: int) -> int:
         return prod(s for s, r in zip(mesh.sizes, layout, strict=True) if r == role)
@@ -159,7 +165,10 @@ def layout_type(type: TensorType, layout: Layout, mesh: Mesh) -> TensorType:
 
 
 def piece_index(layout: Layout, mesh: Mesh, device: int, dim: int) -> tuple[int, int]:
-    """Return which shard of `dim` a device holds in a layout, and into how many shards the layout divides that dim."""
+    """
+    Return (index, count): which shard of dim number `dim` a device holds in a layout, and into how many shards the
+    layout divides that dim.
+    """
     index, count = 0, 1
     for size, role, at in zip(mesh.sizes, layout, mesh.coordinates(device), strict=True):
         if role == dim:
@@ -174,7 +183,7 @@ def view_of(assignment: Sequence[GridRole], order: Sequence[GridRole], mesh: Mes
     """
     Return the machine view of an operator whose mesh axes have the roles in `assignment`.
 
-    `order` has the roles of the axes of its task grid (`grid_order`).
+    `order` says which role each axis of the operator's task grid stands for (see `grid_order`).
     """
 
     def axis(what: GridRole) -> tuple[tuple[int, int], ...]:
@@ -186,8 +195,10 @@ def view_of(assignment: Sequence[GridRole], order: Sequence[GridRole], mesh: Mes
 
 def layout_view(layout: Layout, rank: int, mesh: Mesh) -> View | None:
     """
-    Return the machine view of a leaf or parallel operator whose result, of `rank` dims, has this layout; None where it
-    names no device (a single device).
+    Return the machine view of a leaf or parallel operator whose result has this layout (a role per mesh axis); None
+    where the view would only name device 0.
+
+    `rank` is the number of dims of the result.
     """
     view = view_of(layout, (*range(rank), COPY, SUM), mesh)
     return view if view.axes or view.repeat or pins(layout) else None
@@ -211,9 +222,9 @@ def axes_of(view: View, order: Sequence[GridRole], mesh: Mesh, name: str) -> Ass
     """
     Return the role of each mesh axis in an operator with this machine view; the inverse of `view_of`.
 
-    `order` has the roles of the axes of its task grid. Mesh axes that the view does not mention are pinned at its
-    start. `name` is the operator's, for messages. Raises `UnityError` where the view names devices the machine does not
-    have, or strides that do not follow the mesh axes.
+    `order` says which role each axis of its task grid stands for. Mesh axes that the view does not mention are pinned
+    at its start. `name` is the operator's, for messages. Raises `UnityError` where the view names devices the machine
+    does not have, or strides that do not follow the mesh axes.
     """
     if view.last >= mesh.devices:
         raise UnityError(f"pcg.{name}: its view names device {view.last}, but the machine has {mesh.devices} devices")
@@ -260,7 +271,8 @@ def _run(factor: int, stride: int, mesh: Mesh) -> range | None:
 
 def role_name(what: GridRole) -> str:
     """
-    Return the name of a role: an index variable's, `dim 0`, `copy`, `repeat`, `sum`, `sum of x, y`, or `at 1` (pinned).
+    Return the text for the role of a mesh axis: an index variable's name, `dim 0`, `copy`, `repeat`, `sum`, `sum of x,
+    y`, or `at 1` (pinned).
     """
     match what:
         case str():
@@ -312,16 +324,16 @@ def result_role(analysis: Analysis, result: int, what: GridRole) -> int:
 
 def operand_layout(analysis: Analysis, operand: int, assignment: Assignment) -> Layout:
     """
-    Return the layout in which an operator reads operand number `operand`, if its mesh axes have the roles in
-    `assignment`.
+    Return the layout (a role per mesh axis) in which an operator reads operand number `operand`, if its mesh axes have
+    the roles in `assignment`.
     """
     return tuple(operand_role(analysis, operand, what) for what in assignment)
 
 
 def result_layout(analysis: Analysis, result: int, assignment: Assignment) -> Layout:
     """
-    Return the layout in which an operator makes result number `result`, if its mesh axes have the roles in
-    `assignment`.
+    Return the layout (a role per mesh axis) in which an operator makes result number `result`, if its mesh axes have
+    the roles in `assignment`.
     """
     return tuple(result_role(analysis, result, what) for what in assignment)
 

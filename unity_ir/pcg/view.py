@@ -41,13 +41,14 @@ class View:
 
     @property
     def last(self) -> int:
-        """The highest number of a device that has a task."""
+        """The highest device number that has a task."""
         return self.start + sum((f - 1) * max(s, 0) for f, s in self._factors)
 
     @property
     def is_injective(self) -> bool:
         """
-        Whether no device has two tasks. (It lists the devices only where a stride lies within those of other factors.)
+        Whether no two tasks run on one device. (It lists the devices only where a stride lies within those of other
+        factors.)
         """
         reach = 0
         for factor, stride in sorted(self._factors, key=lambda pair: pair[1]):

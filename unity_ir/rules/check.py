@@ -117,7 +117,10 @@ def _fits(kind: str, value: AttrExpr) -> bool:
 
 
 def parameters(rule: Substitution, side: tuple[Term, ...]) -> dict[str, str]:
-    """Return the attribute parameters (`$act`) on one side of a rule, with the kind of each, by name."""
+    """
+    Return the attribute parameters (`$act`) on one side of a rule (source or target): the kind of each (`name`,
+    `float`, ..) by its name.
+    """
     return {
         value.name: attribute_kinds(o.op)[name]
         for o in rule.operations(side)
@@ -178,8 +181,8 @@ def _check_types(rule: Substitution) -> None:
 
 def sample_inputs(rule: Substitution, bindings: Bindings) -> dict[str, Value]:
     """
-    Make an input leaf for each of the rule's inputs, whose sizes and degrees have the values in `bindings`; return them
-    by name. Element types are i64 or f32.
+    Make an input leaf for each of the rule's inputs, whose sizes and degrees have the values that `bindings` gives the
+    rule's symbols; return them by name. Element types are i64 or f32.
 
     Raises `UnityError` if the bindings give an impossible type.
     """
@@ -192,7 +195,7 @@ def sample_inputs(rule: Substitution, bindings: Bindings) -> dict[str, Value]:
 
 def samples(rule: Substitution) -> Iterator[Bindings]:
     """
-    Yield up to `TRIES` choices of values for a rule's symbols at which to try it; the same in every run.
+    Yield up to `TRIES` choices of values for a rule's symbols, by name, at which to try it; the same in every run.
 
     Sizes are small, unequal for unequal symbols, and fulfil the rule's conditions; all degrees are 2.
     """

@@ -95,7 +95,8 @@ def apply_at(graph: Graph, rule: Rule, at: str, given: Bindings | None = None) -
     Apply a rule once at the operator `at`: `matmul#3`, or `matmul#3.2` for the second match there; return the new
     graph.
 
-    `given` has values for symbols that no match determines. Raises `UnityError` where the rule does not apply.
+    `given` has values by name for symbols that no match determines, such as `{"d": 2}`. Raises `UnityError` where the
+    rule does not apply.
     """
     places: list[str] = []
     for place, after in rule.applications(graph, given):
@@ -113,8 +114,8 @@ def replay(
     """
     Apply all steps of a derivation to a graph, in order; return the last graph.
 
-    Rules are looked up by name in `known`, by default in the library. Raises `UnityError` for unknown rules, for rules
-    without a proof unless `unproved`, and for steps that do not apply.
+    Rules are looked up by name in `known`, by default in the library. `unproved` allows rules without a proof. Raises
+    `UnityError` for unknown rules, for rules without a proof that are not allowed, and for steps that do not apply.
     """
     for number, step in enumerate(steps, 1):
         try:

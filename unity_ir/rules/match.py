@@ -172,9 +172,9 @@ def matches(
     Yield all matches of a substitution in the graph of `index`, in the order of nodes; with `at`, those at that node
     only.
 
-    `given` has values for the symbols that no match determines (`check.free`); without them there is no match. Matches
-    are skipped whose replacement would have other types, or would depend on a replaced value. Of matches that differ
-    only in the order of the replaced values, or make the same values, only the first is yielded.
+    `given` has values by name for the symbols that no match determines (`check.free`); without them there is no match.
+    Matches are skipped whose replacement would have other types, or would depend on a replaced value. Of matches that
+    differ only in the order of the replaced values, or make the same values, only the first is yielded.
     """
     plan, given = _plan(rule), given or {}
     if not plan.ops <= index.by_op.keys() or not plan.free <= given.keys():

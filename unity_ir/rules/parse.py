@@ -227,7 +227,8 @@ def _error(message: str, token: Token) -> RuleTextError:
 
 def check_rule_name(name: str, position: int = 0) -> None:
     """
-    Check that a rule's name prints as it is written; raise `RuleTextError`, at `position`, for other characters.
+    Check that a rule's name prints as it is written; raise `RuleTextError` for other characters, at `position`, the
+    name's offset in the text.
 
     An empty name passes: `check.check` reports it.
     """

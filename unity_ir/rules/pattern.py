@@ -147,8 +147,8 @@ class Substitution:
 
 def ints(poly: Poly, bindings: Bindings) -> int:
     """
-    Return the value of a polynomial when its symbols have the values in `bindings`. Raises `UnityError` naming a symbol
-    without a value.
+    Return the value of a polynomial when its symbols have the values in `bindings`, by name. Raises `UnityError` naming
+    a symbol without a value.
     """
     values: dict[str, int] = {}
     for s in poly.symbols:
@@ -164,8 +164,8 @@ def ints(poly: Poly, bindings: Bindings) -> int:
 
 def input_type(of: Input, dtype: str, bindings: Bindings) -> TensorType:
     """
-    Return the type of a rule's input, of element type `dtype`, when its symbols have the values in `bindings`. Raises
-    `UnityError` for symbols without a value.
+    Return the type of a rule's input, of element type `dtype`, when its symbols have the values in `bindings`, by name.
+    Raises `UnityError` for symbols without a value.
     """
     shape: list[int] = []
     degrees: list[int] = []
@@ -183,7 +183,9 @@ def input_type(of: Input, dtype: str, bindings: Bindings) -> TensorType:
 
 
 def attribute_value(value: AttrExpr, bindings: Bindings) -> AttrValue:
-    """Return the value of an attribute in a rule when its symbols and parameters have the values in `bindings`."""
+    """
+    Return the value of an attribute in a rule when its symbols and parameters have the values in `bindings`, by name.
+    """
     match value:
         case Poly():
             return ints(value, bindings)

@@ -26,8 +26,8 @@ class Rule:
         """
         Yield all matches of all cases, in the order of the nodes they are at; see `match.matches`.
 
-        `given` has values for symbols that no match determines. `index` is the graph's `OpIndex`, if it was made
-        already.
+        `given` has values by name for symbols that no match determines. `index` is the graph's `OpIndex`; None makes
+        one.
         """
         index = index or OpIndex(graph)
         found = (matches(case, index, given) for case in self.cases)
@@ -41,7 +41,8 @@ class Rule:
 
         The place names the operator that makes the first replaced value: `matmul#3`, or `matmul#3.2` for the second
         match there. Applications after which a weight that had a gradient has none are left out, even if that gradient
-        is zero. `given` and `index` are as in `matches`.
+        is zero. `given` has values by name for symbols that no match determines; `index` is the graph's `OpIndex`, None
+        makes one.
         """
         weights: set[Node] | None = None
         last, ways = None, 0
@@ -59,7 +60,10 @@ class Rule:
         self, graph: Graph, given: Bindings | None = None, most: int = MOST_AT_ONCE
     ) -> tuple[list[str], Graph]:
         """
-        Apply the rule until it applies no more, `most` times at most; return the places, in order, and the last graph.
+        Apply the rule until it applies no more, `most` times at most; return the places (`matmul#3`), in order, and the
+        last graph.
+
+        `given` has values by name for symbols that no match determines.
         """
         at: list[str] = []
         while len(at) < most and (found := next(self.applications(graph, given), None)) is not None:
@@ -74,7 +78,8 @@ def _trained_weights(graph: Graph) -> set[Node]:
 
 def substitute(graph: Graph, replaced: Mapping[Value, Value]) -> Graph:
     """
-    Replace the values in `replaced` by others, and rebuild every value that depends on them; return the new graph.
+    Replace every value that is a key of `replaced` by the value it maps to, and rebuild all that depends on it; return
+    the new graph.
 
     A replacement is a value of the graph, or new over values of the graph; it must not depend on a replaced value.
     """

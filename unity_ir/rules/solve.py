@@ -33,7 +33,7 @@ class Equations:
 
     @staticmethod
     def given(bindings: Bindings) -> Equations:
-        """Make a system in which symbols already have the integer values in `bindings`."""
+        """Make a system in which symbols already have the values in `bindings`, by name."""
         equations = Equations()
         for name, value in bindings.items():
             if isinstance(value, int):
@@ -41,7 +41,10 @@ class Equations:
         return equations
 
     def equal(self, poly: Poly, value: int) -> bool:
-        """Add the equation `poly = value`; solve it if one unknown is left, keep it for `again` if more are."""
+        """
+        Add the equation `poly = value`; solve it if one unknown is left, keep it for `again` if more are. Return False
+        if it has no solution.
+        """
         constant = poly.constant
         if constant is not None:
             return constant == value
@@ -65,7 +68,10 @@ class Equations:
         return True
 
     def attribute(self, pattern: AttrExpr, value: AttrValue) -> bool:
-        """Add the equation that an attribute of the pattern equals that of the graph, `value`."""
+        """
+        Add the equation that an attribute of the pattern equals that of the graph, `value`. Return False if it has no
+        solution.
+        """
         match pattern:
             case Poly():
                 constant = pattern.constant
@@ -93,8 +99,8 @@ class Equations:
 
     def shape(self, item: Input, type: TensorType) -> bool | None:
         """
-        Add the equations that an input of the pattern has the shape and degrees of a type; return None, and add
-        nothing, while the number of dims in several of its packs is unknown.
+        Add the equations that an input of the pattern has the shape and degrees of a type; return whether they may have
+        a solution, or None, and add nothing, while the number of dims in several of its packs is unknown.
         """
         if type.halo or type.halo_sum or item.integer == type.is_floating:
             return False
@@ -137,9 +143,10 @@ def solve(
 ) -> Bindings | None:
     """
     Solve for the values of a pattern's symbols at which every input has its type, every attribute its value, and all
-    conditions hold.
+    conditions hold; return them by name, or None if there are none.
 
-    Returns None if there are none. `given` has values that the caller has chosen.
+    `inputs` and `attributes` pair those of the pattern with those of the graph. `given` has values, by name, that the
+    caller has chosen.
     """
     equations = Equations.given(given)
     if not all(equations.attribute(pattern, value) for pattern, value in attributes):

@@ -66,7 +66,7 @@ def _kept() -> Mapping[str, str]:
 
 
 def kept_text(proofs: Iterable[tuple[Substitution, Proof]]) -> str:
-    """Return the text of the file that stores the verdicts on the library's rules, one line per rule."""
+    """Return the text of the file that stores the verdicts on the library's rules, one line per (rule, proof)."""
     head = "# What the prover says of every rule of the library: `unity-rules check --write` writes this file.\n"
     lines = (f'"{r.name}" = {{digest = "{digest(r)}", verdict = "{p.verdict}"}}\n' for r, p in proofs)
     return head + "".join(lines)
@@ -99,7 +99,9 @@ def unproved(rule: Rule) -> tuple[str, ...]:
 
 
 def equal_but_at_ties(names: Iterable[str]) -> tuple[str, ...]:
-    """Return those of the named library rules whose gradients are proved equal only except at ties of a maximum."""
+    """
+    Return those of the library rules called `names` whose gradients are proved equal only except at ties of a maximum.
+    """
     known = {n: rules()[n] for n in dict.fromkeys(names) if n in rules()}
     return tuple(n for n, r in known.items() if any(proof_of(c).verdict == "almost everywhere" for c in r.cases))
 
@@ -108,8 +110,8 @@ def check_trusted(rule: Rule, allow_unproved: bool = False, graph: Graph | None 
     """
     Raise `UnityError` if a case of `rule` is not proved, unless `allow_unproved`.
 
-    In any case, raise it if only forward values are proved equal and `graph` is still to be differentiated (or may be,
-    if no graph is given).
+    In any case, raise it if only forward values are proved equal and `graph` is still to be differentiated; None stands
+    for a graph that may be.
     """
     for case in rule.cases:
         proof = proof_of(case)

@@ -133,7 +133,8 @@ def explain(found: JointPlan, plan: PlanCost, name: str) -> str:
     Return the text of `--explain name`: the operator's sharding in the plan, its cost, and the cost of each
     alternative.
 
-    Raises `UnityError` for an unknown operator.
+    `found` is the result of the search, `plan` the cost of its parallel graph, and `name` is read as by `named`. Raises
+    `UnityError` for an unknown operator.
     """
     name, node = named(found.rewritten, name)
     placed = _placed(found.graph)[node]

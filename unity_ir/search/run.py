@@ -50,10 +50,11 @@ def run(
     """
     Search for a plan: a parallel graph that computes what `graph` does, placed on the devices of `machine`.
 
-    A parallel `graph` is made serial first (`erase`). `options` are those of the strategy
-    (`search.strategy.option_types`): `{"rules": "library"}` of joint, `{"seed": 3}` of mcmc. `optimizer` is the one the
-    plan will be trained with, by default the graph's. Ctrl-C and the end of `budget` (by default about 100 seconds of
-    work) return the best plan so far.
+    A parallel `graph` is made serial first (`erase`). `strategy` is a name in `search.strategy.all_strategies`,
+    `options` are its options by name (`search.strategy.option_types`): `{"rules": "library"}` of joint, `{"seed": 3}`
+    of mcmc. `optimizer` is the one the plan will be trained with, by default the graph's. `progress` is called with the
+    number of candidates priced and the best seconds so far. Ctrl-C and the end of `budget` (by default about 100
+    seconds of work) return the best plan so far.
 
     Raises `UnityError` for an unknown strategy or option and for a graph that already has its backward, and
     `DoesNotFit` for a plan that does not fit the machine's memory.

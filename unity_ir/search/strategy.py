@@ -55,8 +55,9 @@ class Strategy(Protocol):
         """
         Return the plan found for a serial graph on a machine, with its cost.
 
-        Raises `UnityError` if there is no plan, and `KeyboardInterrupt` if Ctrl-C or the budget ends the search before
-        there is one.
+        `options` is an object of the class `options`, `context` has the optimizer and the progress callback. Raises
+        `UnityError` if there is no plan, and `KeyboardInterrupt` if Ctrl-C or the budget ends the search before there
+        is one.
         """
         ...
 

@@ -19,7 +19,10 @@ Task = tuple[int, tuple[int, ...], tuple[int, ...], tuple[Key, ...], tuple[Key, 
 
 
 def arrivals(numbers: Sequence[int], streams: Streams, of: int) -> tuple[Key, ...]:
-    """Return the keys by which tasks wait for the results of reshards, given by number, on device class `of`."""
+    """
+    Return the keys that tasks on device class number `of` wait for before they read the results of the reshards with
+    these numbers.
+    """
     return tuple(n * streams.classes + of for n in numbers)
 
 
@@ -32,11 +35,12 @@ def chain(
     levels: tuple[int, ...] = (),
 ) -> list[tuple[str, Task]]:
     """
-    Return the tasks of a reshard, each with its move's kind: one per move and group of device classes that communicate.
+    Return the tasks of a reshard, each as (move's kind, task): one per move and group of device classes that
+    communicate.
 
-    `number` is the reshard's, and `sources` are the numbers of the reshards whose results it reads. `levels` are those
-    crossed by the collective that made its operand, if one did: local moves run on the streams that made their operand.
-    Without `overlap`, every collective occupies the compute streams, too.
+    `steps` are its moves, `number` is the reshard's, and `sources` are the numbers of the reshards whose results it
+    reads. `levels` are the machine levels crossed by the collective that made its operand, () if none did: local moves
+    run on the streams that made their operand. Without `overlap`, every collective occupies the compute streams, too.
     """
     out: list[tuple[str, Task]] = []
     reads = sources
@@ -56,9 +60,10 @@ def chain(
 
 def stall(streams: Streams, steps: Sequence[Step], sources: Sequence[int]) -> list[tuple[str, Task]]:
     """
-    Return the tasks of moves during which kernels wait, such as halo exchanges, each with its move's kind.
+    Return the tasks of moves during which kernels wait, such as halo exchanges, each as (move's kind, task).
 
-    They occupy the compute streams, too. The first move waits for the reshards with numbers `sources`.
+    `steps` are the moves. They occupy the compute streams, too. The first move waits for the reshards with numbers
+    `sources`.
     """
     found = chain(streams, steps, 0, sources, overlap=False)
     first = len(steps[0][3]) if steps else 0

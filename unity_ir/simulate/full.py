@@ -34,13 +34,14 @@ class Timeline:
         return self.makespan / TICKS
 
     def busy(self, stream: int) -> int:
-        """Return the ticks for which a stream is occupied."""
+        """Return the ticks for which the stream with this number is occupied."""
         held = self.tasks.held
         return int(self.tasks.ticks[held.owners[held.flat == stream]].sum())
 
     def critical_path(self) -> list[int]:
         """
-        Return a critical path: tasks up to the one that ends last, each of which starts when the one before it ends.
+        Return a critical path, as task numbers: tasks up to the one that ends last, each of which starts when the one
+        before it ends.
         """
         path = [int(self.ends.argmax())] if len(self.ends) else []
         while path:

@@ -69,7 +69,7 @@ class Hop:
         """
         Return the numbers of the reshards to wait for before reading the gradient in this reshard's source layout.
 
-        The gradient's reshard of reshard n has number `numbers` + n.
+        `numbers` is the number of the plan's reshards: the gradient's reshard of reshard n has number `numbers` + n.
         """
         return (numbers + self.number,) if self.backward else self.awaited_at_target(numbers)
 
@@ -78,14 +78,15 @@ class Hop:
         Return the numbers of the reshards to wait for before reading the gradient in this reshard's target layout:
         those of its children's gradients.
 
-        `numbers` is as in `awaited_at_source`.
+        `numbers` is the number of the plan's reshards: the gradient's reshard of reshard n has number `numbers` + n.
         """
         return tuple(n for child in self.children for n in child.awaited_at_source(numbers))
 
     @property
     def levels_at_source(self) -> tuple[int, ...]:
         """
-        The machine levels crossed by the last collective on the way of the gradient to this reshard's source layout.
+        The machine levels crossed by the last collective on the way of the gradient to this reshard's source layout; ()
+        if there is no collective.
         """
         return _crossed(self.backward) or self.levels_at_target
 

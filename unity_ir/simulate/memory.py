@@ -25,7 +25,7 @@ class Curve:
 
 def memory(timeline: Timeline, of: int = 0) -> Curve:
     """
-    Return the bytes over time that a device of class `of` (see `Streams`) holds.
+    Return the bytes over time that a device of class number `of` (see `Streams`) holds.
 
     Weights, optimizer state and inputs are held throughout; results of operators and reshards, and gradients, from the
     start of the task that makes them to the end of the last that reads them.

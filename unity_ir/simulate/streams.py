@@ -79,15 +79,18 @@ class Streams:
         return self.classes * self.width
 
     def compute(self, of: int) -> int:
-        """Return the number of the compute stream of device class `of`."""
+        """Return the number of the compute stream of device class number `of`."""
         return of * self.width
 
     def port(self, of: int, level: int) -> int:
-        """Return the number of the stream that stands for the port of device class `of` to the links of a level."""
+        """
+        Return the number of the stream that stands for the port of device class number `of` to the links of machine
+        level number `level`.
+        """
         return of * self.width + 1 + level
 
     def name(self, stream: int) -> str:
-        """Return a stream's name: `compute`, or the name of its port's level."""
+        """Return the name of the stream with this number: `compute`, or the name of its port's machine level."""
         return "compute" if (kind := stream % self.width) == 0 else self.machine.levels[kind - 1].name
 
     def class_of(self, device: int) -> int:
@@ -112,8 +115,9 @@ class Streams:
 
     def step(self, move: Move, before: Layout, dtype: str) -> Step:
         """
-        Return what simulating a move takes: its kind, ticks, levels crossed and groups of device classes. The move
-        starts from the layout `before`, of values of element type `dtype`.
+        Return what simulating a move takes: its kind, ticks, levels crossed and groups of device classes.
+
+        The move starts from the layout `before` (a role per mesh axis), of values of element type `dtype`.
         """
         pinned, end = pins(before), move.target if is_pinned(move.target) else None
         key = (move.kind, move.axes, move.elements, move.elements_after, move.border, end, pinned, dtype)
@@ -144,8 +148,9 @@ class Streams:
 
     def steps(self, moves: Iterable[Move], source: Layout, dtype: str) -> tuple[Step, ...]:
         """
-        Return the `step` of every move of a reshard that starts from the layout `source`, without those that only
-        rename roles.
+        Return the `step` of every move of a reshard, without those that only rename roles.
+
+        The first move starts from the layout `source` (a role per mesh axis), of values of element type `dtype`.
         """
         out: list[Step] = []
         at = source

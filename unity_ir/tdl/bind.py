@@ -75,8 +75,10 @@ def spell(
     line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue], dtypes: Sequence[str] = ()
 ) -> Spelled:
     """
-    Expand the packs (`a..`) and variadic names of a line for operands of these ranks; keep sizes and attribute values
-    symbolic (see `Spelled`). Raises `UnityError` as `bind` does.
+    Expand the packs (`a..`) and variadic names of a line for operands of these shapes, whose ranks alone count; keep
+    sizes and attribute values symbolic (see `Spelled`).
+
+    `attributes` and `dtypes` are as in `bind`. Raises `UnityError` as `bind` does.
     """
     return Binder(line, shapes, check_attributes(line, attributes), dtypes, keep=True).spell()
 
@@ -89,10 +91,10 @@ class Binder(Extents):
 
     def expr(self, expr: Expr, copy: int | None) -> Expr:
         """
-        Return a written expression with bound indices and attribute values.
+        Return an expression, as written, with bound indices and attribute values in it.
 
-        `copy` is the number of the operand or result that the expression is for, where it belongs to a variadic one;
-        else None.
+        `copy` numbers the operand or result that the expression is for, among those of its variadic parameter or
+        result; None if it is not variadic.
         """
         match expr:
             case Access(tensor, indices, starred):
@@ -133,7 +135,7 @@ class Binder(Extents):
                 return expr
 
     def extent_of(self, index: Index) -> int:
-        """Return the product of the extents of a bound index's variables."""
+        """Return the product of the extents (numbers of positions) of a bound index's variables."""
         return prod(self.extents[n] for n in index_names(index))
 
     def bind(self) -> Bound:

@@ -270,7 +270,10 @@ class _Check:
 
 
 def written_names(index: WrittenIndex) -> tuple[str, ...]:
-    """Return the names a written index binds or reads: `k`, `a..` for a pack, `i*` for one per variadic operand."""
+    """
+    Return the names that an index, as written, binds or reads: `k`, `a..` for a pack, `i*` for one per variadic
+    operand.
+    """
     match index:
         case Var(name):
             return (name,)

@@ -49,10 +49,10 @@ class FlopsTerm:
 
 def terms(bound: Bound) -> tuple[FlopsTerm, ...]:
     """
-    Return a term for every subexpression of the results that takes FLOPs, in reading order; subexpressions that differ
-    in the names of variables only are one.
+    Return the FLOPs of a bound line, as a term for every subexpression of the results that takes any, in reading order;
+    subexpressions that differ in the names of variables only are one.
 
-    They depend on a line's extents only where a window does.
+    The terms depend on a line's extents only where a window does.
     """
     return _terms(tuple(r.expr for r in bound.results))
 

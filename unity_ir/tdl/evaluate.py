@@ -45,8 +45,8 @@ def evaluate(bound: Bound, operands: Sequence[Array], offsets: Mapping[str, int]
     """
     Evaluate a bound line on numpy operands of the shapes its extents imply; return its results, in order.
 
-    `offsets` gives, for a piece, the global index at which each of its variables starts (0 if left out), for
-    expressions that use an index as a value.
+    `offsets` has, if the line is a piece of a larger one, the global index at which each of its variables starts (0 if
+    left out), for expressions that use an index as a value.
     """
     tensors = {p.name: a for p, a in zip(bound.operands, operands, strict=True)}
     return tuple(_result(bound, r, tensors, offsets or {}) for r in bound.results)

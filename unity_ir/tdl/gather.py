@@ -29,7 +29,7 @@ class Pick:
 def pick(expr: Expr) -> Pick | None:
     """
     Match an expression `where(eq(v, ids[b]), body, 0)`, which is not 0 only at the position v that an integer names;
-    return None for any other expression.
+    return its parts (variable, position, body), or None for any other expression.
 
     Given `where(eq(v, ids[b]), t[v, e], 0)`, returns v, ids[b] and t[v, e].
     """
@@ -43,7 +43,7 @@ def pick(expr: Expr) -> Pick | None:
 def gather(expr: Expr) -> Pick | None:
     """
     Match a gather, such as `sum[v](where(eq(v, ids[b]), t[v, e], 0))`, which equals t[ids[b], e] and so reads one
-    element of t instead of all; return None for any other expression.
+    element of t instead of all; return its parts v, ids[b] and t[v, e], or None for any other expression.
     """
     match expr:
         case Reduce("sum", (Var(name),), body):
@@ -58,7 +58,7 @@ def gather(expr: Expr) -> Pick | None:
 def scatter(expr: Expr) -> Pick | None:
     """
     Match a scatter-add, such as `sum[b](where(eq(v, ids[b]), g[b, e], 0))`, which adds g[b, e] to position ids[b] of
-    the result; return None for any other expression.
+    the result; return its parts v, ids[b] and g[b, e], or None for any other expression.
     """
     match expr:
         case Reduce("sum", _, body):

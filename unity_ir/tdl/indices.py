@@ -33,7 +33,8 @@ class Indices(Ranks):
         """
         Return the bound indices that one written index stands for: a pack `a..` of rank 2 becomes `a0, a1`.
 
-        `copy` is the number of the operand or result, where the index belongs to a variadic one (`i*`); else None.
+        `copy` numbers the operand or result that the index is for, among those of its variadic parameter or result
+        (`i*`); None if it is not variadic.
         """
         match index:
             case Pack(name, permuted_by):
@@ -77,8 +78,10 @@ class Indices(Ranks):
         self, written: Sequence[WrittenIndex], copy: int | None, tensor: str | None = None
     ) -> tuple[Index, ...]:
         """
-        Return the bound indices of an access to the operand `tensor`, whose shape gives windows their sizes; without
-        `tensor`, of a result, whose windows get theirs from clauses. `copy` as in `index`.
+        Return the bound indices for the `written` ones of an access to the operand named `tensor`, whose shape gives
+        windows their sizes; with None, of a result, whose windows get theirs from clauses.
+
+        `copy` is as in `index`.
         """
         shape = None if tensor is None else self.shapes[tensor]
         bound: list[Index] = []

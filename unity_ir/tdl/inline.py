@@ -84,8 +84,8 @@ def _written_out(expr: Expr, known: Mapping[str, Definition]) -> Expr:
 
 def renamed(expr: Expr, names: Mapping[WrittenIndex, WrittenIndex]) -> Expr:
     """
-    Return the expression with its free indices replaced as `names` says; indices that a reduction binds keep their
-    names.
+    Return the expression with its free indices replaced: `names` has the new index of each old one. Indices that a
+    reduction binds keep their names.
     """
 
     def index(old: WrittenIndex) -> WrittenIndex:

@@ -60,7 +60,8 @@ class Configuration:
 
     def degree(self, variable: str | None) -> int:
         """
-        Return the number of parts that an index variable is divided into; 1 if it is not divided, or None is given.
+        Return the number of parts into which an index variable (by name) is divided; 1 if it is not divided, or None is
+        given.
         """
         return 1 if variable is None else self.degrees.get(variable, 1)
 
@@ -74,6 +75,7 @@ def operand_degrees(analysis: Analysis, configuration: Configuration) -> tuple[D
     Return how each operand is divided when an operator's tasks are divided as `configuration` says.
 
     Given `out[m, n] = sum[k](x[m, k] * w[k, n])` and m by 2, returns x: dims (2, 1), and w: dims (1, 1), copy 2.
+    `analysis` is that of the operator's bound line.
     """
     out: list[Degrees] = []
     for parameter in analysis.bound.operands:
@@ -215,7 +217,7 @@ def piece(bound: Bound, configuration: Configuration, analysis: Analysis | None 
     """
     Return the line that one task computes under a configuration: the same expressions, over extents divided by degrees.
 
-    `analysis` is that of `bound`, if it is known already.
+    `analysis` is that of `bound`; None computes it.
     """
     extents = {v: size // configuration.degree(v) for v, size in bound.extents.items()}
     results = bound.results

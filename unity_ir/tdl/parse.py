@@ -206,7 +206,7 @@ def _grammar() -> Lark:
 @cache
 def parse_line(text: str) -> Line:
     """
-    Return one operator's TDL line, parsed.
+    Return an operator's TDL line, parsed; `text` is such as `matmul(x, w) out[m, n] = sum[k](x[m, k] * w[k, n])`.
 
     Raises `UnityError` with the place where the text does not follow the grammar, or the name that is unknown.
     """

@@ -58,7 +58,7 @@ class Ranks:
         """Variables of extent 1, for the dims of operands that broadcast."""
 
     def fail(self, message: str) -> UnityError:
-        """Return the `UnityError` for this operator with a message."""
+        """Return, to be raised, a `UnityError` of this message that names the operator being bound."""
         return UnityError(f"pcg.{self.line.operator}: {message}")
 
     def _spell_operands(self, shapes: Sequence[Shape]) -> tuple[tuple[Parameter, ...], dict[str, Shape]]:

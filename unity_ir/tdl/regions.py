@@ -64,8 +64,8 @@ _NOTHING = ExtentSum(())
 
 def region(index: Index, variable: str) -> Region | None:
     """
-    Return the interval of a dim that each of d workers reads when `variable`, one of those in the dim's index, is
-    divided.
+    Return the interval of a dim that worker p of d reads when `variable`, one of those in the dim's `index`, is divided
+    among d workers: from `step` * p / d - `low` to `step` * (p + 1) / d + `high`.
 
     None if the workers' regions are not intervals of equal step. Given `2*y + i - 3` and y: step 2*|y|, low 3 and high
     |i| - 5.
@@ -89,11 +89,12 @@ def region(index: Index, variable: str) -> Region | None:
 
 def leading(index: Index, extents: Mapping[str, int]) -> str | None:
     """
-    Return the index variable by which a dim can be sharded: the outermost one, if its workers' steps make up the whole
-    dim.
+    Return the index variable by which a dim with this `index` can be sharded: the outermost one, if its workers' steps
+    make up the whole dim; else None.
 
-    Given `k` returns k; given `(h d)` returns h; given `2*y + i - 3` returns y where 2*|y| is the size of the dim, and
-    no halo wider than that; given segments returns None: such a dim has degree 1.
+    `extents` has the number of positions of each index variable. Given `k` returns k; given `(h d)` returns h; given
+    `2*y + i - 3` returns y where 2*|y| is the size of the dim, and no halo wider than that; given segments returns
+    None: such a dim has degree 1.
     """
     variable = next(iter(index_names(index)), None)
     found = None if variable is None else region(index, variable)
@@ -110,6 +111,8 @@ def halo(index: Index, variable: str, extents: Mapping[str, int]) -> tuple[int, 
     """
     Return the numbers of elements (before, after) its own piece of a dim that a worker reads when `variable` is
     divided.
+
+    `index` is the dim's index, `extents` has the number of positions of each index variable.
     """
     found = region(index, variable)
     assert found is not None, f"{variable} cannot be divided in {index}"

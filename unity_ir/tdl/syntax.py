@@ -128,8 +128,9 @@ class Window:
 
     def span(self, extents: Mapping[str, int], without: str | None = None) -> int:
         """
-        Return the difference between the highest and the lowest position as all variables, or all but `without`, run
-        over their extents.
+        Return the highest minus the lowest position that the index takes on as its variables run over their extents.
+
+        `without` names a variable that is held still; None holds none.
         """
         return sum(c * (extents[v] - 1) for c, v in self.terms if v != without)
 
@@ -391,7 +392,10 @@ def index_names(index: WrittenIndex) -> tuple[str, ...]:
 
 
 def index_extent(index: WrittenIndex, extents: Mapping[str, int]) -> int:
-    """Return the size of the dim that a bound index runs over, given the extents of index variables."""
+    """
+    Return the size of the dim that a bound index runs over; `extents` has the number of positions of each index
+    variable.
+    """
     return index.size if isinstance(index, Window) else joined_extent(index, extents)
 
 
@@ -409,8 +413,9 @@ def joined_position(index: WrittenIndex, extents: Mapping[str, Any], at: Callabl
     """
     Return the position in its dim to which a bound index other than a window points.
 
-    `at(name)` is the position of each of its variables; positions may be ints, arrays or polynomials. Given `(h d)` as
-    a composite returns `at(h) * |d| + at(d)`; as segments, with d active, `at(d) + |h|`.
+    `at(name)` is the position of each of its variables, `extents` the number of positions of each; both may be ints,
+    arrays or polynomials. Given `(h d)` as a composite returns `at(h) * |d| + at(d)`; as segments, with d active,
+    `at(d) + |h|`.
     """
     names = index_names(index)
     if isinstance(index, Segments):

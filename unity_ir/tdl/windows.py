@@ -17,8 +17,8 @@ def read(array: Array, indices: Sequence[Index], extents: Mapping[str, int], ord
     """
     Return a read-only view of an array whose dims are indexed by `indices`, some of them windows.
 
-    The view has an axis per variable of `order`, of size 1 where the variable does not occur; elements outside of the
-    array are 0.
+    The view has an axis per variable of `order`, of size 1 where the variable does not occur, and else of its extent in
+    `extents`; elements outside of the array are 0.
     """
     starts: list[int] = []
     pads: list[tuple[int, int]] = []
@@ -39,8 +39,11 @@ def read(array: Array, indices: Sequence[Index], extents: Mapping[str, int], ord
 
 def inside(index: Window, extents: Mapping[str, int], offsets: Mapping[str, int], order: Sequence[str]) -> Array:
     """
-    Return a boolean array over the variables of `order`, True where a window's position lies inside the whole tensor;
-    `offsets` is as in `evaluate`.
+    Return a boolean array with an axis per variable of `order`, True where a window's position lies inside the whole
+    tensor.
+
+    `extents` has the number of positions of each variable in this piece, `offsets` the global index at which each
+    starts (0 if left out).
     """
     position = np.full((1,) * len(order), index.offset)
     for factor, variable in index.terms:
@@ -54,8 +57,8 @@ def write(value: Array, indices: Sequence[Index], extents: Mapping[str, int]) ->
     Write `value` through windows (as the gradient of a convolution is); return an array with the dims that `indices`
     describe.
 
-    `value` has an axis for each variable of the indices, in their order. Elements written to one position are added up;
-    elements written outside are dropped.
+    `value` has an axis for each variable of the indices, in their order, of its extent in `extents`. Elements written
+    to one position are added up; elements written outside are dropped.
     """
     # A dim by several variables in the usual way, outermost first, is one axis.
     terms = [

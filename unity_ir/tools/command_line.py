@@ -46,7 +46,7 @@ class Parser(ArgumentParser):
         self.register("action", None, Once)
 
     def error(self, message: str) -> NoReturn:
-        """Raise `UnityError` for a wrong command line."""
+        """Raise `UnityError` with this message, for a wrong command line."""
         raise UnityError(f"{self.prog}: {message}; see {self.prog} --help")
 
 
@@ -56,14 +56,15 @@ def exit_code(
     """
     Parse `argv`, call `work` with the options, and return the exit code (see `outcome`).
 
-    `argv` is by default that of the process. `interrupted` is the message for Ctrl-C, after the tool's name.
+    `argv` None is that of the process. `interrupted` is the message for Ctrl-C, after the tool's name.
     """
     return outcome(parser.prog, lambda: work(parser.parse_args(argv)), interrupted)
 
 
 def outcome(tool: str, work: Callable[[], int], interrupted: str = "interrupted") -> int:
     """
-    Call `work`; return its exit code, or 1 or 130 for the exception it raises.
+    Call `work`; return its exit code, or 1 or 130 for the exception it raises. `tool` is the name with which messages
+    begin.
 
     Errors in the input (`UnityError`, ..) print one line on stderr: exit code 1. Ctrl-C, SIGTERM and SIGHUP print
     `interrupted`: exit code 130. Any other exception is a bug and prints `internal error`, or is raised if `TRACEBACK`

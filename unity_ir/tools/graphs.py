@@ -10,7 +10,8 @@ from unity_ir.pcg.graph import Graph
 
 def read_graphs(name: str) -> list[Graph]:
     """
-    Return the graphs of a `.pcg` file's functions, or that of a model of the zoo (`bert_large,layers=1`).
+    Return the graphs of a file's functions, if `name` ends in `.pcg` or `.mlir`, else that of a model of the zoo
+    (`bert_large,layers=1`).
 
     Raises `UnityError` for wrong text, and for a file without functions.
     """

@@ -21,7 +21,8 @@ class Kept(StringIO):
 
 def staged_files(texts: Mapping[str, str]) -> dict[str, str]:
     """
-    Write `texts`, given by target path, to temporary files next to the targets; return their paths by target path.
+    Write texts to temporary files next to their targets; `texts` has the text of each target path. Return the temporary
+    files' paths by target path.
 
     Texts for pipes and terminals are not staged. Raises `UnityError`, and leaves no file, if one cannot be written.
     """
@@ -51,9 +52,11 @@ def staged_files(texts: Mapping[str, str]) -> dict[str, str]:
 
 def write_files(texts: Mapping[str, str], staged: dict[str, str]) -> None:
     """
-    Rename the files in `staged` to their targets, and remove them from `staged`.
+    Rename the temporary files in `staged` (path by target path, see `staged_files`) to their targets, and remove them
+    from `staged`.
 
-    Texts that are not staged (for pipes and terminals) are written directly. Raises `UnityError` where that fails.
+    `texts` has the text of each target path: those that are not staged (for pipes and terminals) are written directly.
+    Raises `UnityError` where that fails.
     """
     for path, text in texts.items():
         try:

@@ -18,8 +18,8 @@ _STRING = re.compile(r'//[^\n]*|"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+
 
 def check_strings(text: str, name: str) -> None:
     """
-    Raise `ParseError` for an unterminated string in the text of file `name`: xDSL's lexer
-    takes exponential time on one.
+    Raise `ParseError` for an unterminated string in `text`, that of the file called `name`: xDSL's lexer takes
+    exponential time on one.
     """
     for match in _STRING.finditer(text):
         if match[0] == '"':
@@ -29,7 +29,7 @@ def check_strings(text: str, name: str) -> None:
 def name_operation(module: ModuleOp, error: VerifyException) -> str:
     """
     Return the message of a verification error, beginning with the operation's name, which xDSL's own verifiers leave
-    out.
+    out. `module` is the module that was verified.
     """
     text = one_line(str(error))
     missing = re.fullmatch(r"(?:\S+: )?property '(\S+)' expected in operation '(\S+)'", text)
@@ -46,7 +46,10 @@ def name_operation(module: ModuleOp, error: VerifyException) -> str:
 
 
 def parse_error(error: ParseError, known: Iterable[str]) -> str:
-    """Return a parse error as `file:line:col: message`; for an unknown operation, with similar names among `known`."""
+    """
+    Return a parse error as `file:line:col: message`; for an unknown operation, with similar names among `known`, all
+    operations' names.
+    """
     message = one_line(error.msg)
     if message == "Could not parse entire input!":
         message = "expected an operation"

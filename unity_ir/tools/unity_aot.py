@@ -105,10 +105,10 @@ def compile_requests(
     """
     Make the programs of models, and return their distinct kernels, which are to be compiled.
 
-    Models and machines are given by name, `plans` are search strategies, `types` element types; `convolution` is the
-    implementation of convolutions. Each plan is made on the first of `machines` where it fits, in each element type;
-    the last type's programs include Adam's updates. `processes` work on different models in parallel. Raises
-    `UnityError` if one of them is killed.
+    Models and machines are given by name, `plans` are names of search strategies, `types` element types; `convolution`
+    is the implementation of convolutions, `triton` or `torch`. Each plan is made on the first of `machines` where it
+    fits, in each element type; the last type's programs include Adam's updates. `processes` is the number of processes
+    that work on different models in parallel. Raises `UnityError` if one of them is killed.
     """
     asked = CompileRequests()
     one = partial(_ask, plans=plans, types=types, machines=machines, convolution=convolution)
@@ -173,8 +173,8 @@ def _planned(
 
 def compiled(asked: CompileRequests, targets: Sequence[str], options: Namespace) -> Iterator[CompiledKernel]:
     """
-    Compile the requested kernels for each target; yield a result per kernel and target, until `options.seconds` are
-    over.
+    Compile the requested kernels for each target, such as `cuda:90`; yield a result per kernel and target, until
+    `options.seconds` are over.
     """
     cache, end = Cache(options.cache), monotonic() + options.seconds
     for target in targets:
@@ -190,8 +190,8 @@ def compiled(asked: CompileRequests, targets: Sequence[str], options: Namespace)
 
 def summary(rows: Sequence[CompiledKernel], count: int) -> list[dict[str, object]]:
     """
-    Return a table row per target: numbers of kernels and violations, most registers and shared memory, and
-    instructions.
+    Return a table row per target, by column title: numbers of kernels and violations, most registers and shared memory,
+    and instructions.
 
     `count` is the number of kernels that were to be compiled.
     """
@@ -225,7 +225,10 @@ def by_check(rows: Sequence[CompiledKernel]) -> dict[str, int]:
 
 
 def by_model(rows: Sequence[CompiledKernel]) -> list[dict[str, object]]:
-    """Return a table row per model and target: numbers of kernels and of violations, and the checks that fail."""
+    """
+    Return a table row per model and target, by column title: numbers of kernels and of violations, and the checks that
+    fail.
+    """
     found: dict[tuple[str, str], list[CompiledKernel]] = {}
     for row in rows:
         for model in row.models:

@@ -104,7 +104,8 @@ def measure_requests(
     graphs: Sequence[Graph], machine: Machine, optimizers: Sequence[Optimizer], limit: int, seed: int
 ) -> MeasureRequests:
     """
-    Return the kernels to measure: those whose time a search on `machine` asks for, for these graphs.
+    Return the kernels to measure: those whose time a search on `machine`, training with one of `optimizers`, asks for,
+    for these graphs.
 
     The kernels of plans found for the graphs come first, all of them; others follow, in an order drawn from `seed`,
     until there are `limit`.
@@ -177,7 +178,10 @@ def collectives(ranks: int) -> list[tuple[str, int, int]]:
 
 
 def describe(device: str, machine: Machine) -> dict[str, str]:
-    """Return the `about` table of a profile: device (`cpu` or `cuda`), host, versions and date."""
+    """
+    Return the `about` table of a profile measured on `device` (`cpu` or `cuda`) for a machine: its device's name, host,
+    versions and date.
+    """
     import torch
 
     try:
@@ -269,7 +273,10 @@ def measure(file: ProfileFile, asked: MeasureRequests, ranks: int, options: Name
 
 
 def fits(file: ProfileFile, device: Device, ranks: int) -> dict[str, Fit]:
-    """Return, by kind of kernel, the curve fitted to its measurements, if there are at least `FEWEST`."""
+    """
+    Return, by kind of kernel, the efficiency curve of `device` fitted to its measurements in `file` with `ranks` ranks
+    at work, if there are at least `FEWEST`.
+    """
     samples: dict[str, list[Measurement]] = {}
     for row in file.kernels(ranks):
         if row.dtype in device.flops:
@@ -280,7 +287,8 @@ def fits(file: ProfileFile, device: Device, ranks: int) -> dict[str, Fit]:
 
 def lines(file: ProfileFile, ranks: int) -> dict[str, FittedLine]:
     """
-    Return the line (latency and bandwidth) fitted to each collective and group size, by names such as `all_reduce-2`.
+    Return the line (latency and bandwidth) fitted to the measurements of each collective and group size with `ranks`
+    ranks, by names such as `all_reduce-2`.
     """
     points: dict[str, list[tuple[float, float]]] = {}
     for row in file.collectives(ranks):
@@ -289,7 +297,10 @@ def lines(file: ProfileFile, ranks: int) -> dict[str, FittedLine]:
 
 
 def fit_text(found: Mapping[str, Fit], moves: Mapping[str, FittedLine], about: Mapping[str, str], ranks: int) -> str:
-    """Return the text of a profile's `.toml` file: fitted curves, lines of collectives, their errors, and `about`."""
+    """
+    Return the text of the `.toml` file beside a profile measured with `ranks` ranks: the fitted curves `found` by kind
+    of kernel, the lines `moves` by collective, their errors, and `about`.
+    """
     text = [
         f"# Fitted by unity-profile to what was measured with {ranks} ranks at work at once: see docs/profiles.md.",
         "",

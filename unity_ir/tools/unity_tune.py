@@ -51,9 +51,10 @@ def programs(
     """
     Yield one rank's training step of each model: a name in the zoo, or a `.pcg` file.
 
-    Each model is yielded in every one of the element types, or in its own if none is given; then, if `mixed` is given,
-    in mixed precision with that type. Graphs that are placed already keep their plan; others get that of the strategy
-    `plan` on the machine. Raises `UnityError` for whole training steps, and for placed graphs in mixed precision.
+    Each model is yielded in every one of the element types, or in its own if `types` is empty; then, unless `mixed` is
+    None, in mixed precision with that type. Graphs that are placed already keep their plan; others get that of the
+    strategy `plan` on the machine called `machine`. Raises `UnityError` for whole training steps, and for placed graphs
+    in mixed precision.
     """
     on = load(machine)
 
@@ -75,10 +76,12 @@ def programs(
 
 def tune(wanted: Iterable[TuningTask], measure: Measure, table: Table, refused: dict[str, str], seconds: float) -> None:
     """
-    Time each implementation of the operators that `table` lacks, for at most `seconds`, and add them to it, in place.
+    Time each implementation of the operators in `wanted` that `table` lacks, until `seconds` are over, and add them to
+    it, in place.
 
-    `refused` gets, by key and implementation, the reason why there is no time. Operators without a time for PyTorch are
-    left out of the table, which serves to choose between the two.
+    `measure` returns the seconds of each implementation of a task, or why it has none. `refused` gets, by key and
+    implementation, the reason why there is no time. Operators without a time for PyTorch are left out of the table,
+    which serves to choose between the two.
     """
     end = monotonic() + seconds
     for task in wanted:
@@ -96,7 +99,10 @@ def tune(wanted: Iterable[TuningTask], measure: Measure, table: Table, refused: 
 
 
 def describe(machine: str) -> dict[str, str]:
-    """Return the `about` of a tuning table: the machine's device, the GPU measured on, and versions."""
+    """
+    Return the `about` of a tuning table, by key: the device of the machine called `machine`, the GPU measured on, and
+    versions.
+    """
     import torch
     import triton
 
@@ -129,7 +135,8 @@ def _parser() -> Parser:
 
 def work(options: Namespace, measure: Measure | None = None) -> int:
     """
-    Run the tool: measure, write the table, print a summary; return the exit code. Tests pass a `measure` for the GPU's.
+    Run the tool: measure, write the table, print a summary; return the exit code. `measure` times a task (see `tune`);
+    None times it on the GPU.
     """
     import torch
 
@@ -181,7 +188,10 @@ def show(table: Table) -> None:
 
 
 def main(argv: Sequence[str] | None = None, measure: Measure | None = None) -> int:
-    """Run the tool on `argv`; return the exit code. Errors in the input print one line on stderr: exit code 1."""
+    """
+    Run the tool on `argv` (None: that of the process); return the exit code. `measure` times a task (see `tune`); None
+    times it on the GPU. Errors in the input print one line on stderr: exit code 1.
+    """
     return exit_code(_parser(), lambda options: work(options, measure), argv)
 
 

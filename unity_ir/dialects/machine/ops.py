@@ -155,7 +155,7 @@ class PartOp(IRDLOperation, ABC):
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Self:
-        """Return the operation of a part, given its fields by name."""
+        """Return the operation of a part, given its fields by name: numbers, strings, lists and tables of these."""
         return cls.create(properties={"fields": to_attribute(table)})
 
 
@@ -179,7 +179,9 @@ class NamedOp(PartOp, ABC):
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Self:
-        """Return the operation of a part, given its fields by name, `name` among them."""
+        """
+        Return the operation of a part, given its fields by name, `name` among them: `{"name": "nodes", "size": 4}`.
+        """
         fields = {key: value for key, value in table.items() if key != "name"}
         return cls.create(properties={"name": StringAttr(table["name"]), "fields": to_attribute(fields)})
 
@@ -248,7 +250,10 @@ class LinkOp(PartOp):
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Self:
-        """Return the operation of a link, given its fields by name; `between` is its two vertices."""
+        """
+        Return the operation of a link, given its fields by name; `between` is its two vertices: device numbers or
+        names.
+        """
         fields = {key: value for key, value in table.items() if key != "between"}
         return cls.create(properties={"between": to_attribute(table["between"]), "fields": to_attribute(fields)})
 

@@ -86,7 +86,7 @@ def _parse_value(parser: Parser, depth: int) -> Any:
 
 
 def print_value(printer: Printer, value: Any) -> None:
-    """Print a value in the syntax that `parse_table` reads."""
+    """Print a value, a boolean, number, string, list or table, in the syntax that `parse_table` reads."""
     match value:
         case bool():
             printer.print_string("true" if value else "false")

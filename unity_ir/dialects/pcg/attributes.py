@@ -52,7 +52,7 @@ def _checked(value: int) -> int:
 
 def to_value(where: str, name: str, attribute: Attribute) -> AttrValue:
     """
-    Return the plain value of the xDSL attribute `name`; `where` names the operation in errors.
+    Return the plain value of an xDSL attribute. `name` is the attribute's and `where` the operation's, for errors.
 
     Raises `UnityError` for attributes that no operator has: numbers of other than 64 bits, nested ones.
     """

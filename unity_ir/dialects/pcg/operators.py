@@ -38,7 +38,8 @@ from unity_ir.tdl.syntax import AttrValue
 @lru_cache(maxsize=16384)
 def infer(op: str, operands: tuple[TensorType, ...], attributes: Attributes, view: View | None) -> list[PcgTensorType]:
     """
-    Infer the result types of operator `op`, parallel or compute, on operands of these types; check its view.
+    Infer the result types of the operator named `op`, parallel or compute, on operands of these types; check its view
+    (None: it has none).
 
     Raises `UnityError` where the operator does not apply, or its view does not fit.
     """
@@ -72,9 +73,10 @@ class OperatorOp(NodeOp, ABC):
         attributes: dict[str, Attribute] | None = None,
     ) -> OperatorOp:
         """
-        Return a new operation of the class, with these attribute `values`; its result types are inferred.
+        Return a new operation of the class, with these attribute `values`, by name; its result types are inferred.
 
-        `attributes` are those of other dialects. Raises `UnityError` where operands, values or view do not fit.
+        `attributes` are those of other dialects, whose names contain a dot. Raises `UnityError` where operands, values
+        or view do not fit.
         """
         values = cls.checked(values)
         types = tuple(core_type(v) for v in operands)
@@ -92,7 +94,7 @@ class OperatorOp(NodeOp, ABC):
     @classmethod
     def checked(cls, values: dict[str, AttrValue]) -> dict[str, AttrValue]:
         """
-        Return attribute `values` with defaults filled in.
+        Return attribute `values`, by name, with defaults filled in.
 
         Raises `UnityError` for unknown and missing attributes, and for values of another kind.
         """

@@ -157,9 +157,10 @@ class LeafOp(NodeOp, ABC):
     @classmethod
     def parse_rest(cls, parser: Parser, properties: dict[str, Attribute], position: int) -> LeafOp:
         """
-        Parse what every leaf's text ends with, attributes, view and type; return the operation with `properties` added.
+        Parse what every leaf's text ends with, attributes, view and type; return the operation, with `properties` (by
+        name) besides.
 
-        `position` is where errors of the operation are reported. Raises `ParseError`.
+        `position` is the character of the text at which errors of the operation are reported. Raises `ParseError`.
         """
         attributes = parser.parse_optional_attr_dict()
         properties |= parse_view(parser)
@@ -173,7 +174,8 @@ class LeafOp(NodeOp, ABC):
 
 def checked_leaf(op: str, type: TensorType, view: View | None, **attributes: str | float) -> Node:
     """
-    Return a leaf node of the core (`unity_ir.pcg.graph.leaf`). Raises `UnityError` where it or its view is invalid.
+    Return a leaf node of the core: `op` is `input`, `weight` or `constant`, and `attributes` are such as `name` or
+    `value`. Raises `UnityError` where it or its view is invalid.
     """
     node = leaf(op, type, view, **attributes)
     if view is not None:

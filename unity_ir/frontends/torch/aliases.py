@@ -12,8 +12,8 @@ from torch import fx
 
 def needed(graph: fx.Graph, wanted: Sequence[fx.Node]) -> set[fx.Node]:
     """
-    Return the nodes on which the nodes `wanted` depend: through operands, and through in-place writes into memory they
-    read.
+    Return the nodes on which the nodes `wanted` depend, themselves among them: through operands, and through in-place
+    writes into memory they read.
     """
     root = roots(graph)
     writers = [(n, {root[t] for t in targets}) for n in graph.nodes if (targets := written(n))]
@@ -71,11 +71,11 @@ def roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 def stale(graph: fx.Graph, kept: set[fx.Node]) -> dict[fx.Node, fx.Node]:
     """
-    Return the in-place operators whose write is seen through an alias that torch.export does not update.
+    Return the in-place operators whose write is seen through an alias that torch.export does not update, each with one
+    user of such an alias; only users in `kept`, the nodes to be imported, count.
 
-    Each is mapped to one user in `kept` of such an alias. torch.export replaces later uses of the written tensor by the
-    operator's result, but not uses of views taken before the write, nor of the tensor that the written one is a view
-    of.
+    torch.export replaces later uses of the written tensor by the operator's result, but not uses of views taken before
+    the write, nor of the tensor that the written one is a view of.
     """
     root = roots(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}

@@ -60,7 +60,10 @@ class ModuleWithLoss(nn.Module):
         self.targets = targets
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Return the loss of the module's output, a scalar tensor. Raises `UnityError` if it is no scalar tensor."""
+        """
+        Return the loss, a scalar tensor: `args` and `kwargs` go to the module, except the loss's targets, which are
+        keyword arguments. Raises `UnityError` if the loss is no scalar tensor.
+        """
         targets = [kwargs.pop(name) for name in self.targets]
         output = self.module(*args, **kwargs)
         loss = first(output) if self.loss is None else self.loss(output, *targets)
@@ -91,7 +94,9 @@ def export(module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | No
     """
     Export the forward of `module` and its loss by `torch.export`, on inputs like the example ones, as ATen operators.
 
-    The module is put into training mode. `example_inputs` and `loss` are those of `from_torch`.
+    The module is put into training mode. `example_inputs` are a tensor, a tuple of positional arguments, or a dict of
+    arguments by name; `loss` is called as `loss(outputs, *targets)`, and None takes the module's first output as the
+    loss.
 
     Raises `UnityError` where inputs do not fit the module, the result is no scalar, a gradient hook or
     `autograd.Function` is found, or torch.export fails.
@@ -163,11 +168,13 @@ def bind(
     module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[str]]:
     """
-    Return the positional and keyword arguments to call the module and loss with, and the names of the loss's targets.
+    Return (positional arguments, keyword arguments, names of the loss's targets) with which to call the module and its
+    loss.
 
     Arguments are passed by keyword where the module's signature allows. The targets, which are among the keyword
-    arguments, are the loss's parameters without default, except the first (the module's output). From a tuple, the last
-    inputs are the targets; from a dict, those with their names. A tensor is a tuple of one.
+    arguments, are the loss's parameters without default, except the first (the module's output). Of `example_inputs`
+    that are a tuple, the last are the targets; of a dict, those with the targets' names. A tensor is a tuple of one. A
+    `loss` of None has no targets.
 
     Raises `UnityError` where the inputs fit neither the module's `forward` nor the loss.
     """

@@ -70,7 +70,9 @@ def from_torch(
 
 
 def convert(exported: Exported, name: str) -> Imported:
-    """Return an exported module as the graph `name`, with its weights and tables. Raises as `from_torch` does."""
+    """
+    Return an exported module as the graph called `name`, with its weights and tables. Raises as `from_torch` does.
+    """
     importer = Importer(exported, name)
     value = importer.loss()
     used = {n.name for n in topological((value,)) if n.op in ("input", "weight")}

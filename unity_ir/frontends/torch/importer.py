@@ -17,7 +17,7 @@ from unity_ir.frontends.torch.aliases import needed, stale, written
 from unity_ir.frontends.torch.export import Exported, place
 from unity_ir.frontends.torch.padded import PADDED, Padded
 from unity_ir.frontends.torch.report import Report, one_line, refuse
-from unity_ir.frontends.torch.site import MAPPINGS, Site, Tables
+from unity_ir.frontends.torch.site import MAPPINGS, CallSite, Tables
 from unity_ir.frontends.torch.values import element_type, like, op
 from unity_ir.pcg.graph import Node, Value, leaf
 from unity_ir.pcg.types import tensor_type
@@ -104,7 +104,10 @@ class Importer:
         return self.exported.constants[name]
 
     def parameter(self, name: str, parameter: torch.nn.Parameter) -> Value:
-        """Return the graph's weight for a parameter, given its full name; for a frozen parameter, a table."""
+        """
+        Return the graph's weight for a PyTorch parameter, given its full name in the module; for a frozen parameter, a
+        table.
+        """
         tensor = parameter.detach()
         if not parameter.requires_grad:
             self.tables.names[id(tensor)] = name
@@ -131,9 +134,10 @@ class Importer:
 
     def run(self, module: fx.GraphModule, given: Mapping[fx.Node, Any], wanted: Sequence[Any]) -> list[Any]:
         """
-        Import a module's graph, given the values of its placeholders; return the values of the nodes `wanted`.
+        Import a module's graph; return the values of the nodes `wanted`, in order.
 
-        Entries of `wanted` that are no nodes are returned as they are.
+        `given` has the values of the graph's placeholders. Entries of `wanted` that are no nodes are returned as they
+        are.
         """
         env: dict[fx.Node, Any] = dict(given)
         kept = needed(module.graph, [n for n in wanted if isinstance(n, fx.Node)])
@@ -184,7 +188,7 @@ class Importer:
 
     def item(self, args: Sequence[Any]) -> Any:
         """
-        Return the result of an operator that `getitem` selects, given (results, index).
+        Return the result of an operator that `getitem` selects; `args` are (the operator's results, index).
 
         Raises `UnityError` if that result has no mapping.
         """
@@ -195,7 +199,8 @@ class Importer:
 
     def map(self, node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """
-        Call the function that maps an ATen operator; return its value or values.
+        Call the function that maps the ATen operator of `node`, with these imported arguments; return its value or
+        values.
 
         Raises `UnityError` if the operator has no mapping, or the mapping refuses it.
         """
@@ -204,7 +209,7 @@ class Importer:
             raise UnityError("no mapping")
         if name not in READ_PADDED and any(isinstance(v, Padded) for v in _flat((args, kwargs))):
             raise UnityError(PADDED)
-        site = Site(node.meta.get("val"), self.tables, self.trained, self.seed, self.exported.inputs)
+        site = CallSite(node.meta.get("val"), self.tables, self.trained, self.seed, self.exported.inputs)
         for tensor in _flat(node.meta.get("val")):
             if isinstance(tensor, torch.Tensor):
                 element_type(tensor.dtype)
@@ -224,7 +229,7 @@ class Importer:
     def inline(self, node: fx.Node, args: Sequence[Any]) -> Any:
         """
         Import an operator that holds a subgraph (set_grad_enabled, disabled autocast, checkpointing) by importing the
-        subgraph.
+        subgraph, with `args` imported already.
 
         Returns its value or values. Raises `UnityError` for other operators with subgraphs, such as control flow.
         """
@@ -250,7 +255,8 @@ class Importer:
 
 def fold(node: fx.Node, args: Any, kwargs: Any) -> Any:
     """
-    Compute an operator that depends on no input and no parameter, in PyTorch, at import.
+    Compute the operator of `node`, which depends on no input and no parameter, in PyTorch, at import; `args` and
+    `kwargs` are its tensors and numbers. Return its result.
 
     Raises `UnityError` for random operators, and where PyTorch fails.
     """

@@ -19,5 +19,8 @@ def visible(mask: torch.Tensor) -> torch.Tensor | None:
 
 
 def is_lower(seen: torch.Tensor, queries: int, keys: int) -> bool:
-    """Return whether every matrix of a boolean mask [.., queries, keys] is square and lower triangular (causal)."""
+    """
+    Return whether every matrix of a boolean mask `seen` [.., queries, keys] is square and lower triangular (causal),
+    given the sizes of its last two dims.
+    """
     return queries == keys and bool((seen == torch.ones(queries, keys, dtype=torch.bool).tril()).all())

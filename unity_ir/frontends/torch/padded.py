@@ -28,7 +28,7 @@ class Padded:
 
     @property
     def own(self) -> Shape:
-        """The shape with the padding, before any reshape."""
+        """The shape of the integers with the padding added, before any reshape of the result."""
         size = self.before + self.value.shape[self.dim] + self.after
         return (*self.value.shape[: self.dim], size, *self.value.shape[self.dim + 1 :])
 

@@ -16,13 +16,14 @@ from unity_ir.pcg.graph import Value
 
 
 def made_by(value: Value, name: str) -> tuple[Value, ...]:
-    """Return the operands of the operator that made a value, if that is an operator `name`; else ()."""
+    """Return the operands of the operator that made a value, if that operator is called `name`; else ()."""
     return value.node.operands if value.node.op == name else ()
 
 
 def number_of(value: Value, name: str, attribute: str) -> tuple[Value, float] | None:
     """
-    Return the first operand and a numeric attribute of the operator that made a value, if that is a `name`; else None.
+    Return (first operand, value of a numeric `attribute`) of the operator that made a value, if that operator is called
+    `name`; else None.
 
     Given `scale(x, by = 2)`, "scale" and "by", returns x and 2.
     """

@@ -40,5 +40,5 @@ def one_line(error: BaseException) -> str:
 
 
 def refuse(message: str) -> UnityError:
-    """Return (not raise) the `UnityError` for a model that cannot be imported as a whole."""
+    """Return (not raise) the `UnityError`, with this message, for a model that cannot be imported as a whole."""
     return UnityError(f"--from-torch: {message}")

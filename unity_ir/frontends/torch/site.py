@@ -42,7 +42,7 @@ class Tables:
 
     def keep(self, tensor: torch.Tensor) -> None:
         """
-        Preserve the values of tables that share memory with a tensor about to be written in place.
+        Preserve the values of tables that share memory with `tensor`, which is about to be written in place.
 
         The tables get a copy of it, and the tensor loses its name, so that adding it later makes another table.
         """
@@ -53,8 +53,8 @@ class Tables:
                 self.names = {k: n for k, n in self.names.items() if n != name}
 
 
-class Site:
-    """What the mapping of one operator needs: PyTorch's result, and methods that bring operands into the graph."""
+class CallSite:
+    """What mapping one call of a PyTorch operator needs: its result, and methods that bring operands into the graph."""
 
     def __init__(
         self,
@@ -74,10 +74,13 @@ class Site:
         self.seeds = seeds
         """Returns the next seed, one for every random operator."""
 
-    def of(self, value: Value) -> Site:
-        """Return a site whose result has the shape of `value`: for an intermediate step of the mapping."""
+    def of(self, value: Value) -> CallSite:
+        """
+        Return a call site whose result has the shape of `value`: with it, one mapping uses another for an intermediate
+        step.
+        """
         meta = torch.empty(value.shape, dtype=self.result.dtype, device="meta")
-        return Site(meta, self.tables, self.trained, self.seeds, self.examples)
+        return CallSite(meta, self.tables, self.trained, self.seeds, self.examples)
 
     @property
     def shape(self) -> Shape:
@@ -100,8 +103,8 @@ class Site:
         """
         Return `x` as a value of the graph, cast to `dtype`; a uniform tensor becomes a constant, another one a table.
 
-        By default values and tensors keep their element type, and numbers get the result's.
-        Raises `UnityError` for nan.
+        With `dtype` None, values and tensors keep their element type, and numbers get that of PyTorch's result. Raises
+        `UnityError` for nan.
         """
         if isinstance(x, Value):
             return cast(x, dtype or x.type.dtype)
@@ -131,7 +134,7 @@ def maps(*names: str) -> Callable[[Rule], Rule]:
     """
     Return a decorator that registers a function as the mapping of ATen operators, by their names without overload.
 
-    The function is called with the `Site` and the operator's arguments, and returns its result or results.
+    The function is called with the `CallSite` and the operator's arguments, and returns its result or results.
     """
 
     def add(function: Rule) -> Rule:
@@ -144,7 +147,7 @@ def maps(*names: str) -> Callable[[Rule], Rule]:
 
 
 def cast(x: Value, dtype: str) -> Value:
-    """Return `x` cast to an element type; `x` itself if it has that type."""
+    """Return `x` cast to element type `dtype`, such as `bf16`; `x` itself if it has that type."""
     return x if x.type.dtype == dtype else op("cast", x, to=dtype)
 
 
@@ -193,7 +196,8 @@ def shrink(x: torch.Tensor) -> torch.Tensor:
 
 def tensor(x: Operand, what: str) -> Value:
     """
-    Return `x` if it is a value of the graph. Raises `UnityError`, which calls it `what`, if it was folded at import.
+    Return `x` if it is a value of the graph. Raises `UnityError`, which calls the operand `what`, if it was folded at
+    import.
     """
     if not isinstance(x, Value):
         raise UnityError(f"{what} is a constant; it must depend on an input or a parameter")

@@ -61,12 +61,12 @@ def like(value: Value) -> torch.Tensor:
 
 
 def op(name: str, *operands: Value, **attributes: AttrValue) -> Value:
-    """Return the only result of a new operator."""
+    """Apply the graph operator called `name` to operands; return its only result."""
     return apply(name, operands, attributes).result
 
 
 def constant(value: float, shape: Shape, dtype: str) -> Value:
-    """Return a constant of this shape that is `value` everywhere."""
+    """Return a constant of this shape and element type that is `value` everywhere."""
     return leaf("constant", tensor_type(shape, dtype), value=int(value) if dtype == "bool" else value).result
 
 

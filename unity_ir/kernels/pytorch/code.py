@@ -47,7 +47,8 @@ from unity_ir.tdl.syntax import (
 
 def torch_expression(bound: Bound, operand_names: Sequence[str]) -> tuple[str, ...]:
     """
-    Return a PyTorch expression for each result of a line, over operands of these names, at the line's extents.
+    Return a PyTorch expression for each result of a line, at the line's extents; `operand_names` has the variable of
+    each operand.
 
     Given a matmul of `x` and `w`, returns `("x @ w",)`. Results may be views, or have other strides than contiguous
     tensors. Raises `UnityError` for functions that have no text, or need statements (random numbers).
@@ -62,8 +63,9 @@ def torch_body(
     """
     Return PyTorch statements that name repeated subexpressions, and an expression for each result, contiguous.
 
-    `starts` has, for index variables that are used as values, the name of the global index at which this rank's piece
-    starts; others start at 0. New names are taken from `names`. Raises `UnityError` for functions that have no text.
+    `operand_names` has the Python variable of each operand. `starts` has, for index variables that are used as values,
+    the name of the global index at which this rank's piece starts; others start at 0. New names are taken from `names`.
+    Raises `UnityError` for functions that have no text.
     """
     first = _Lines(bound, operand_names, starts)
     first.sharing = Sharing(Names(), {})
@@ -86,8 +88,8 @@ def torch_reference(
     """
     Return PyTorch statements and an expression for each result of a line, computed in double precision.
 
-    Floating point results are f64 whatever type the line gives. There are statements only for random numbers; their
-    names are none of `taken`.
+    `operand_names` has the Python variable of each operand. Floating point results are f64 whatever type the line
+    gives. There are statements only for random numbers; their names are none of `taken`.
     """
     results = (replace(r, dtype="f64") if r.dtype is not None and r.floating else r for r in bound.results)
     bound = replace(bound, results=tuple(results))

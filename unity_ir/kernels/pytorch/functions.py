@@ -34,7 +34,10 @@ _OPAQUE: Mapping[str, tuple[str, str, str]] = {
 
 
 def joined(writer: TorchWriter, op: str, left: TensorText, right: TensorText) -> TensorText:
-    """Return code for `left op right`, an arithmetic operator, with both operands broadcast to the dims of either."""
+    """
+    Return code for `left op right`, of an arithmetic operator such as `+`, with both operands broadcast to the dims of
+    either.
+    """
     values = [left, right]
     if op in "+-":
         # PyTorch adds no booleans.
@@ -50,7 +53,10 @@ def joined(writer: TorchWriter, op: str, left: TensorText, right: TensorText) ->
 
 
 def compared(writer: TorchWriter, op: str, left: TensorText, right: TensorText, level: int = SUM) -> TensorText:
-    """Return code for `left op right`, of booleans; operands that bind less tightly than `level` get parentheses."""
+    """
+    Return code for `left op right`, a boolean, where `op` is such as `<` or `&`; an operand whose outermost operator
+    has a precedence below `level` gets parentheses.
+    """
     order = writer.union([left, right])
     a, b = writer.ordered(left, order), writer.ordered(right, order)
     return TensorText(Text(f"{a.at(level)} {op} {b.at(level)}", 0), order, kind="bool")
@@ -88,7 +94,8 @@ def chosen(writer: TorchWriter, condition: TensorText, yes: TensorText, no: Tens
 
 def uniform(writer: TorchWriter, seed: int, position: TensorText) -> TensorText:
     """
-    Return code for the random numbers in [0, 1) that `tdl.functions.philox` draws at positions, after its statements.
+    Return code for the random numbers in [0, 1) that `tdl.functions.philox` draws with a seed at positions, after
+    writing the statements it needs.
 
     The 64-bit products overflow, which keeps their low bits. Raises `UnityError` where statements are not allowed.
     """
@@ -116,7 +123,8 @@ def uniform(writer: TorchWriter, seed: int, position: TensorText) -> TensorText:
 
 def opaque(writer: TorchWriter, function: str, made: str, taken: str, value: TensorText) -> TensorText:
     """
-    Return code for an opaque function along the dim of variable `taken`, which becomes a dim of variable `made`.
+    Return code for the opaque function called `function`, applied to `value` along the dim of variable `taken`, which
+    becomes a dim of variable `made`.
 
     Raises `UnityError` for a function that `_OPAQUE` does not have.
     """

@@ -14,7 +14,8 @@ from unity_ir.tdl.syntax import Access, Composite, Segments, Window, index_names
 
 def token(number: int) -> str:
     """
-    Return the name of the dim that stands for window `number` of an access, before it is unfolded into its variables.
+    Return the name of the dim that stands for window number `number` of an access, before it is unfolded into its
+    variables.
     """
     return f"#{number}"
 
@@ -69,14 +70,15 @@ def whole(writer: TorchWriter, access: Access) -> TensorText:
 
 
 def atom(writer: TorchWriter, tensor: str) -> Text:
-    """Return the name of an operand as code."""
+    """Return the name that an operand, called `tensor` in the line, has in the code."""
     name = writer.names[tensor]
     return Text(name, ATOM if name.replace(".float()", "").isidentifier() else 0)
 
 
 def unfolded(writer: TorchWriter, text: Text, dims: list[str], windows: Sequence[Window]) -> Text:
     """
-    Return code for a tensor with its windows unfolded: the dim `token(i)` becomes a dim per variable of window i.
+    Return code for the tensor `text` with its windows unfolded: the dim `token(i)` becomes a dim per variable of
+    `windows[i]`.
 
     `dims`, the names of the tensor's dims, is changed in place accordingly. Positions outside of the tensor are 0.
     """
@@ -115,9 +117,9 @@ def unfolded(writer: TorchWriter, text: Text, dims: list[str], windows: Sequence
 
 def padded(writer: TorchWriter, text: Text, rank: int, pads: Mapping[int, tuple[int, int]], value: str = "") -> Text:
     """
-    Return code for `torch.nn.functional.pad` of a tensor of `rank` dims.
+    Return code for `torch.nn.functional.pad` of the tensor `text` of `rank` dims.
 
-    `pads` has, by dim, the elements to add before and after; numbers below 0 cut elements off. `value` is the text of
+    `pads` has, by dim, the elements to add (before, after); numbers below 0 cut elements off. `value` is the text of
     what is padded with, as it ends the call: `, value=-float("inf")`; empty for zeros.
     """
     if not any(map(any, pads.values())):

@@ -28,7 +28,7 @@ F = "torch.nn.functional"
 
 
 def target(number: int) -> str:
-    """Return the name of the dim that is written through window `number` of a result."""
+    """Return the name of the dim that is written through window number `number` of a result."""
     return f"={number}"
 
 

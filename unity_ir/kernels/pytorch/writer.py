@@ -70,7 +70,8 @@ class TorchWriter(ABC):
 
     def method(self, value: Text, call: str) -> Text:
         """
-        Return code for `value.call`; a `flatten` that follows the `unflatten` of the same dims removes it instead.
+        Return code for `value.call`, where `call` is such as `sum(0)`; a `flatten` that follows the `unflatten` of the
+        same dims removes it instead.
         """
         if (apart := _UNFLATTENED.fullmatch(value.text)) and (together := _FLATTEN.fullmatch(call)):
             first, last = map(int, together.groups())
@@ -80,8 +81,8 @@ class TorchWriter(ABC):
 
     def named(self, wish: str, text: str) -> str:
         """
-        Return code that may be repeated: a new name for `text` where statements are allowed, else `text` in
-        parentheses.
+        Return code that may be repeated: a new name, like `wish`, to which the expression `text` is assigned, where
+        statements are allowed; else `text` in parentheses.
         """
         if text.isidentifier():
             return text
@@ -93,7 +94,8 @@ class TorchWriter(ABC):
 
     def dims(self, indices: Sequence[object], window: Callable[[int], str]) -> list[str]:
         """
-        Return the names of the dims of a tensor with these indices: one per variable, and `window(i)` for window i.
+        Return the names of the dims of a tensor with these bound indices: one per variable, and `window(i)` for window
+        number i.
         """
         numbers = count()
         return [
@@ -103,7 +105,7 @@ class TorchWriter(ABC):
         ]
 
     def expanded(self, value: TensorText, order: tuple[str, ...]) -> Text:
-        """Return code for the tensor permuted and expanded to exactly the dims of `order`."""
+        """Return code for the tensor permuted and expanded to exactly the dims named in `order`, index variables."""
         text = self.ordered(value, order)
         if set(order) <= set(value.dims):
             return text
@@ -112,7 +114,8 @@ class TorchWriter(ABC):
 
     def ordered(self, value: TensorText, order: tuple[str, ...]) -> Text:
         """
-        Return code for the tensor permuted so that it broadcasts to the dims of `order`; dims it lacks get size 1.
+        Return code for the tensor permuted so that it broadcasts to the dims named in `order`, index variables; dims it
+        lacks get size 1.
         """
         have = [n for n in order if n in value.dims]
         text = value.text

@@ -72,8 +72,8 @@ class Epilogue(KernelWriter):
 
     def pointer(self, tensor: str, where: Address) -> tuple[str, str]:
         """
-        Return the pointer expression of a tensor's elements at an address, and their mask, as `KernelWriter.pointer`
-        does.
+        Return (pointer expression, mask expression) of a tensor's elements at the address `where`, as
+        `KernelWriter.pointer` does.
 
         If the text serves all shapes, strides are parameters.
         """
@@ -90,8 +90,8 @@ class Epilogue(KernelWriter):
 
     def stride(self, tensor: str, dim: str, value: int) -> str:
         """
-        Return the kernel parameter that holds the stride `value` of a tensor along `dim`, adding the parameter if it is
-        new.
+        Return the kernel parameter that holds the stride `value`, in elements, of a tensor along `dim` (`m`, `n` or
+        `b`), adding the parameter if it is new.
         """
         key = ("stride", tensor, dim, value)
         name = self.known(key)

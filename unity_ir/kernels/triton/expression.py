@@ -134,9 +134,9 @@ class KernelWriter:
 
     def define(self, key: object, wish: str, text: str) -> str:
         """
-        Emit the assignment of `text` to a new name like `wish`; return the name.
+        Emit the assignment of the expression `text` to a new name like `wish`; return the name.
 
-        Within the current scope, `known(key)` returns it, too.
+        Within the current scope, `known(key)` returns it, too; `key` is any hashable.
         """
         name = self.names.new(wish)
         self.emit(f"{name} = {text}")
@@ -144,7 +144,7 @@ class KernelWriter:
         return name
 
     def let(self, key: object, name: str) -> None:
-        """Make `known(key)` return the identifier `name` until the current scope ends."""
+        """Make `known(key)` return the identifier `name` until the current scope ends; `key` is any hashable."""
         self._scopes[-1][key] = name
 
     def known(self, key: object) -> str | None:
@@ -154,8 +154,8 @@ class KernelWriter:
     @contextmanager
     def block(self, head: str) -> Generator[None]:
         """
-        Emit the line `head`, which opens a loop, and indent what is written in the `with` statement: a scope of its
-        own.
+        Emit the line `head`, which opens a loop (`for i in range(n):`), and indent what is written in the `with`
+        statement: a scope of its own.
         """
         axes = list(self.axes)
         self._scopes.append({})
@@ -185,7 +185,8 @@ class KernelWriter:
 
     def pointer(self, tensor: str, where: Address) -> tuple[str, str]:
         """
-        Return the pointer expression of a tensor's elements at an address, over the axes of the tile, and their mask.
+        Return (pointer expression, mask expression) of a tensor's elements at the address `where`, over the axes of the
+        tile.
 
         The mask says which of the elements exist; it is empty if all do.
         """
@@ -218,7 +219,8 @@ class KernelWriter:
 
     def coordinate(self, axis: Axis, run: Run) -> str:
         """
-        Return the expression of the position along a run of consecutive variables of an axis, out of its flat position.
+        Return the expression of the position along `run`, consecutive variables of an axis of the tile, computed from
+        the axis's flat position.
         """
         text = axis.index
         if run.inner > 1:
@@ -276,7 +278,10 @@ class KernelWriter:
         return " & ".join([f"({name} >= 0)"] * low + [f"({name} < {index.size})"] * high)
 
     def store(self, tensor: str, where: Address, value: str) -> None:
-        """Emit the store of the expression `value` to a tensor's elements at an address, over the axes of the tile."""
+        """
+        Emit the store of the expression `value` to a tensor's elements at the address `where`, over the axes of the
+        tile.
+        """
         pointer, mask = self.pointer(tensor, where)
         if not value.isidentifier():
             name = self.names.new("value")

@@ -26,7 +26,8 @@ POINTERS: Mapping[str, str] = MappingProxyType(
 
 def pointer(dtype: str) -> str:
     """
-    Return Triton's type of a pointer to `dtype`: given `f32`, `*fp32`. Raises `UnityError` for types no kernel takes.
+    Return Triton's type of a pointer to element type `dtype`: given `f32`, `*fp32`. Raises `UnityError` for types no
+    kernel takes.
     """
     if dtype not in POINTERS:
         raise UnityError(f"lowering: no kernel takes {dtype}; use {', '.join(POINTERS)}")
@@ -234,7 +235,7 @@ class Stage:
 
     @property
     def expr(self) -> Expr:
-        """The result's expression."""
+        """The TDL expression of the result's elements."""
         return self.result.expr
 
     @property
@@ -290,28 +291,30 @@ class KernelBuilder:
         return f"{self.OUT} {number}" if number else self.OUT
 
     def constant(self, wish: str, value: int) -> str:
-        """Add a constexpr parameter with this value, named like `wish`; return its name."""
+        """Add a constexpr parameter, called `wish` or like it, for which the launch passes `value`; return its name."""
         name = self.names.new(wish)
         self.constants[name] = value
         return name
 
     def argument(self, wish: str, value: int) -> str:
-        """Add an integer parameter with this value, named like `wish`; return its name."""
+        """Add an integer parameter, called `wish` or like it, for which the launch passes `value`; return its name."""
         name = self.names.new(wish)
         self.arguments[name] = Argument.integer(value)
         return name
 
     def program(self, axis: int) -> str:
-        """Return code for the number of the program along an axis of the launch grid."""
+        """Return code for the number of the program along axis number `axis` of the launch grid."""
         return f"tl.program_id({axis})" + (".to(tl.int64)" if self.stage.wide else "")
 
     def launch(
         self, name: str, grid: tuple[int, ...], num_warps: int, helpers: str = "", kind: str = "", passes: int = 1
     ) -> KernelLaunch:
         """
-        Finish the kernel and return its launch.
+        Finish the kernel, to be called `name`, and return its launch.
 
-        `helpers` is the text of functions that the kernel calls; `kind` and `passes` are as in `LaunchWork`.
+        `grid` is the number of programs along each axis. `helpers` is the text of functions that the kernel calls;
+        `kind` (`elements`, `rows`, `product` or empty) and `passes`, the times a program reads its input, are as in
+        `LaunchWork`.
         """
         head = signature(name, self.arguments, self.constants)
         text = "\n".join([f"{helpers}@triton.jit", head, *self.writer.lines]) + "\n"
@@ -322,7 +325,10 @@ class KernelBuilder:
 
 
 def signature(name: str, arguments: Iterable[str], constants: Iterable[str]) -> str:
-    """Return the `def` line of a kernel; if it is too long, arguments and constexprs in lines of their own."""
+    """
+    Return the `def` line of a kernel, given its name and those of its parameters; if it is too long, arguments and
+    constexprs in lines of their own.
+    """
     constexprs = [f"{c}: tl.constexpr" for c in constants]
     line = f"def {name}({', '.join([*arguments, *constexprs])}):"
     if len(line) <= 120:
@@ -332,7 +338,7 @@ def signature(name: str, arguments: Iterable[str], constants: Iterable[str]) -> 
 
 
 def mentions(expr: Expr, variable: str) -> bool:
-    """Return whether an expression uses an index variable as a value, not only to index tensors."""
+    """Return whether an expression uses the index variable of that name as a value, not only to index tensors."""
     return expr == Name(variable) or any(mentions(c, variable) for c in children(expr))
 
 

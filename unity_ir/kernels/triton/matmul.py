@@ -154,10 +154,12 @@ def _form(stage: Stage, of: Contraction) -> str | None:
 
 def expects(sizes: Mapping[str, int], strides: Iterable[Mapping[str, int]], dtype: str) -> tuple[str, ...]:
     """
-    Return the instructions the compiler is expected to use (see `Compiled.expects`) for a product of these `sizes`.
+    Return the instructions the compiler is expected to use, such as `mma` and `pipelined` (see `Compiled.expects`), for
+    a product of these `sizes`, by "m", "n", "k".
 
-    Matrix units multiply 16-bit types only, as float32 is exact. Copies to shared memory are asynchronous if they are
-    of one float32, or if all masks and strides are multiples of 16 elements.
+    `strides` has the strides of each operand by dim ("m", "n", "k", "b"). Matrix units multiply 16-bit types only, as
+    float32 is exact. Copies to shared memory are asynchronous if they are of one float32, or if all masks and strides
+    are multiples of 16 elements.
     """
     if dtype == "f32":
         return ("pipelined",)
@@ -168,7 +170,8 @@ def expects(sizes: Mapping[str, int], strides: Iterable[Mapping[str, int]], dtyp
 
 def blocks(sizes: Mapping[str, int], half: bool, exact: bool, heavy: bool = False) -> tuple[int, int, int, int, int]:
     """
-    Return the tile's m, n and k, the warps and the pipeline stages for a product of these `sizes` (by "m", "n", "k").
+    Return (m, n, k, warps, pipeline stages): the tile and the options for a product of these `sizes` (by "m", "n",
+    "k").
 
     Tiles are larger for `half`, aligned operands of 16 bits, and less wide where the epilogue is `heavy`. Products that
     are `exact`, of float32, have more warps and smaller n and k, since threads keep whole rows of both factors.

@@ -43,8 +43,8 @@ FEWEST = 4
 
 def scatter_launches(stage: Stage, of: Scatter) -> list[KernelLaunch]:
     """
-    Return the launches for a sum that adds elements to the places that integers pick; the first has lines that sort
-    them.
+    Return the launches for a stage that is the scatter-add `of`: a sum that adds elements to the places that integers
+    pick. The first has lines that sort them.
     """
     made = Sorted.of(stage)
     before = made.lines(stage, of.pick.variable, of.pick.at)
@@ -77,8 +77,8 @@ class Sorted:
         """
         Return the launcher's lines of code that compute `order` and `begins`.
 
-        `at` reads the integers, which are values of the index variable `place`; if the launcher has a piece of its
-        values, only the places of the piece are in `begins`.
+        `at` reads the integers, which are values of the index variable called `place`; if the launcher has a piece of
+        its values, only the places of the piece are in `begins`.
         """
         ids = stage.buffers[at.tensor].name
         start, count = stage.starts.get(place), stage.extents[place]

@@ -53,7 +53,7 @@ class Tiling:
 
 
 def variables(stages: Sequence[Stage]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the index variables of the results that reductions depend on (the rows), and the others (the columns)."""
+    """Return (rows, columns): the index variables of the results that reductions depend on, and the others."""
     names = max(map(names_of, stages), key=len)
     needed = _needed(stages)
     return tuple(n for n in names if n in needed), tuple(n for n in names if n not in needed)
@@ -76,7 +76,8 @@ def tiling_of(
     """
     Return a tile of about `TILE` elements whose reads are whole segments of memory.
 
-    `rows` and `columns` are the results' variables (see `variables`); `exprs` are the results' expressions.
+    `exprs` are the results' expressions, `rows` and `columns` the results' variables (see `variables`), and `extents`
+    has the number of positions of each.
     """
     groups = {sizes_of(r, extents) for each in exprs for r in reductions(each)}
     if columns:
@@ -116,13 +117,14 @@ def _rows_are_neighbours(exprs: Sequence[Expr], extents: Mapping[str, int], rows
 
 
 def sizes_of(node: Reduce, extents: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the extents of the variables that a reduction sums (or takes the maximum) over."""
+    """Return the extents of the variables that a reduction sums (or takes the maximum) over, in its order."""
     return tuple(extents[n] for n in node.names)
 
 
 def is_split(node: Reduce, extents: Mapping[str, int]) -> bool:
     """
-    Return whether each row of a reduction is computed by several programs, so that the reduction needs its own kernels.
+    Return whether each row of a reduction is computed by several programs, so that the reduction needs its own kernels;
+    `extents` has the number of positions of each variable.
     """
     rows = tuple(n for n in free_variables(node) if extents[n] > 1)
     return _parts([node], extents, rows) > 1

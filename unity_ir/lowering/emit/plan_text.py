@@ -41,8 +41,9 @@ def plan_text(
     Return the text of the plan in an emitted program: constants for the mesh, the process groups, and inputs and
     weights.
 
-    `reference` is the serial forward, `groups` are the mesh axes of each process group, `links` the name of the link
-    that each mesh axis crosses; `origin` is that of an imported model. The weights of repeated layers are one entry.
+    `reference` is the serial forward, `groups` are the numbers of the mesh axes of each process group, `links` has the
+    name of the link that each mesh axis crosses; `origin` is that of an imported model, None for others. The weights of
+    repeated layers are one entry.
     """
     assert program.optimizer is not None
     settings = dict(program.optimizer.settings)
@@ -134,7 +135,8 @@ def _integer_bounds(reference: Graph) -> dict[str, int]:
 
 def compared(expr: Expr, parameter: str, bound: Bound) -> Iterable[int]:
     """
-    Yield the sizes of the index variables that the integers of operand `parameter` are compared with in an expression.
+    Yield the extents of the index variables with which an expression compares the integers of the operand named
+    `parameter`; `bound` is the line the expression is of.
 
     Given class ids that are compared with the class variable, yields the number of classes.
     """

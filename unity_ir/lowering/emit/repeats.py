@@ -28,8 +28,8 @@ def repeats(keys: Sequence[Hashable], alike: Callable[[Repeat], int] = lambda ru
     """
     Yield repeats of equal keys, in order, without overlap: at each index the one that saves the most items.
 
-    Given `a b c b c b c d`, yields `Repeat(1, 2, 3)`. `alike` returns how many parts of a repeat, from the first, match
-    in more than their keys; a repeat is cut down to that.
+    Given `a b c b c b c d`, yields `Repeat(1, 2, 3)`: from index 1, 2 items, 3 times. `alike` returns how many
+    repetitions of a repeat, from the first, match in more than their keys; the repeat is cut down to these.
     """
     places: dict[Hashable, list[int]] = {}
     for place, key in enumerate(keys):

@@ -42,7 +42,7 @@ class Row:
     """Operands of a move that can be one call for several tensors."""
 
     def text(self) -> tuple[str, str]:
-        """Return the line's Python code and its comment."""
+        """Return (code, comment): the line's Python text."""
         if not self.targets:
             return self.code, self.comment
         comment = self.comment

@@ -87,7 +87,7 @@ Outcome = Resources | str
 
 
 def read_outcome(read: Any) -> Outcome:
-    """Return the outcome of a compilation, resources or error message, that a JSON value stands for."""
+    """Return the outcome of a compilation, resources or error message, from `read`, the JSON value it was stored as."""
     return read if isinstance(read, str) else Resources(**(read | {"instructions": tuple(read["instructions"])}))
 
 
@@ -108,7 +108,8 @@ def compile_all(source: str, compiled: Sequence[Compiled], target: str = "cuda:9
 
 def compile_each(jobs: Sequence[Job], target: str) -> Iterator[Outcome]:
     """
-    Yield the outcome of compiling each job for `target`, in the order of the jobs, as soon as it is done.
+    Yield the outcome (resources, or the compiler's message) of compiling each job for `target`, such as `cuda:90`, in
+    the order of the jobs, as soon as it is done.
 
     All are compiled by one process, which ends with the iterator. Raises `UnityError` for an unknown target.
     """

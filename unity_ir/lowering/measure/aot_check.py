@@ -34,7 +34,7 @@ BATCH = 96
 
 
 def jobs(emitted: Emitted) -> dict[str, Job]:
-    """Return the distinct compilations of an emitted program's launches, by `key`."""
+    """Return the distinct compilations of an emitted program's launches, each under the digest that `key` gives it."""
     found: dict[str, Job] = {}
     for one in emitted.compiled:
         job = Job(emitted.kernels[one.kernel], one)
@@ -61,7 +61,8 @@ def key(job: Job) -> str:
 
 def violations(job: Job, outcome: Outcome, target: str) -> list[str]:
     """
-    Return the checks that a compiled kernel fails on `target`, a message each; [] if it passes all.
+    Return the checks that a compiled kernel fails on `target` (`cuda:80`, `cuda:90`, `hip:gfx942`), a message each; []
+    if it passes all.
 
     It must compile, keep everything in registers, fit shared memory (`SHARED_LIMITS`), contain the instructions that
     its launch expects, and specialise arguments that are 1. Kernels with sines may have a stack frame, for the table
@@ -120,7 +121,7 @@ class Cache:
             return {name: read_outcome(json.loads(text)) for name, text in rows}
 
     def put(self, name: str, target: str, outcome: Outcome) -> None:
-        """Store the outcome of compiling the job with key `name` for a target."""
+        """Store the outcome of compiling a job for a target; `name` is the job's key (see `key`)."""
         text = json.dumps(outcome if isinstance(outcome, str) else asdict(outcome))
         with self._open() as file:
             file.execute("INSERT OR REPLACE INTO compiled VALUES (?, ?, ?, ?)", (name, target, triton_version(), text))
@@ -138,7 +139,8 @@ def compile_jobs(
     wanted: Mapping[str, Job], target: str, cache: Cache, processes: int = 2, seconds: float = inf
 ) -> Iterator[tuple[str, Outcome]]:
     """
-    Yield the key and the outcome of every job for `target`: cached ones first, the others as they are compiled.
+    Yield the key and the outcome of every job in `wanted`, by key, for `target`, such as `cuda:90`: cached ones first,
+    the others as they are compiled by `processes` processes.
 
     No compilation begins after `seconds`; jobs that are left over are not yielded.
     """

@@ -147,7 +147,8 @@ def operator_job(node: Node) -> OperatorJob:
 
 def update_job(elements: int, dtype: str, optimizer: Optimizer) -> OperatorJob:
     """
-    Return the job that times an optimizer's update, in PyTorch, of a weight of `elements` elements of type `dtype`.
+    Return the job that times an optimizer's update, in PyTorch, of a weight of `elements` elements of element type
+    `dtype`.
     """
     made = optimizer_launcher(optimizer.name, dtype, "torch", dtype, dtype)
     numbers = (*((1,) if optimizer.states else ()), *optimizer.settings.values())

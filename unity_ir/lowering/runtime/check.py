@@ -47,7 +47,7 @@ FAR = 64
 
 
 def rounding(plain, batch, wanted):
-    """Return PyTorch's float32 errors by gradient: the largest of an entry, the largest norm in 4 perturbed runs."""
+    """Return float32's errors against the gradients `wanted`, by weight: the largest entry's, the largest norm."""
     single = {n: b.float() if b.is_floating_point() else b for n, b in batch.items()}
     generator = torch.Generator().manual_seed(0)
     farthest, longest = {}, dict.fromkeys(wanted, 0.0)
@@ -64,7 +64,7 @@ def rounding(plain, batch, wanted):
 
 
 def gradients(weights, batch):
-    """Return the loss and the gradients of plain PyTorch; zeros for weights that the loss is not differentiable by."""
+    """Return plain PyTorch's loss, and gradients by weight; zeros for weights the loss is not differentiable by."""
     leaves = {n: w.detach().clone().requires_grad_() for n, w in weights.items()}
     loss = reference(leaves, batch)
     if not loss.requires_grad:
@@ -78,7 +78,7 @@ def _double(tensor):
 
 
 def in_double(ctx, weights, local):
-    """Return the gradients of this program with its float32 made float64; None if that fails on any rank."""
+    """Return this program's whole gradients in float64, given pieces `local` of a batch; None if any rank fails."""
     try:
         text = Path(__file__).read_text().replace("torch.float32", "torch.float64").replace("tl.float32", "tl.float64")
         text = re.sub(r"(input_precision=\w+)\)", r"\1, out_dtype=tl.float64)", text)
@@ -165,7 +165,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
 
 
 def tell(ctx, off, got, want, plain, batch, weights, local, notes):
-    """Return those messages in `off` (by weight) about gradients whose differences are errors, not rounding."""
+    """Return those messages in `off` (by weight) where gradients `got` and `want` differ by more than rounding."""
     farthest, longest = rounding(plain, batch, want)
     apart = {n: float((got[n].double() - want[n]).abs().max()) for n in off}
     off = {n: line for n, line in off.items() if apart[n] > ROUNDING * farthest[n]}
@@ -205,7 +205,7 @@ def _states():
 
 
 def torch_update(t, state, grad):
-    """Return torch.optim's weight and moments after step `t` (from 1), in float64, and bounds of their terms' sizes."""
+    """Return torch.optim's step `t` (from 1) of `state`, (weight, *moments), in float64, and bounds of its terms."""
     name, settings = OPTIMIZER
     options: dict = {n: v for n, v in settings.items() if not n.startswith("beta")}
     if "beta1" in settings:
@@ -231,7 +231,7 @@ def torch_update(t, state, grad):
 
 
 def compare_update(what, t, before, grad, after):
-    """Return a message about the first of weight and moments that differs from torch.optim's; None if all are equal."""
+    """Return a message about the first of (weight, *moments) `after` that is not torch.optim's of `before`, or None."""
     want, sizes = torch_update(t, before, grad.double())
     for of, got, value, size in zip(("", *(f": {m} it" for m in MOMENTS)), after, want, sizes):
         limits = torch.finfo(got.dtype)

@@ -190,7 +190,7 @@ def _sealed(record):
 
 
 def newest(ctx, folder):
-    """Return path and `complete.json` of the newest complete checkpoint in `folder`, on every rank; None if none."""
+    """Return (path, content of `complete.json`) of the newest complete checkpoint in `folder`; None if none is."""
     paths = _complete(folder) if ctx.rank == 0 else []
     found, wrong = from_first(ctx, _opened(paths[-1]) if paths else (None, None))
     if wrong:

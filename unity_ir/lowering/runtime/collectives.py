@@ -72,7 +72,7 @@ def all_reduce(ctx, x, axes):
 
 
 def all_reduce_many(ctx, tensors, axes):
-    """Start one all-reduce of several tensors: every rank of the group gets the sum of each."""
+    """Start one all-reduce of several tensors along mesh axes `axes`: every rank of the group gets the sum of each."""
     out = torch.cat([x.reshape(-1) for x in tensors])
     shapes = [x.shape for x in tensors]
     work = dist.all_reduce(out, group=ctx.groups[axes], async_op=True)
@@ -85,7 +85,7 @@ def all_reduce_many(ctx, tensors, axes):
 
 
 def all_gather(ctx, x, dim, axes):
-    """Start an all-gather: every rank of the group gets the group's pieces, concatenated along `dim`."""
+    """Start an all-gather along mesh axes `axes`: every rank gets the group's pieces, concatenated along dim `dim`."""
     out, shape, x = x.new_empty((_ways(axes) * x.numel(),)), x.shape, x.contiguous().view(-1)
     work = _all_gather(out, x, group=ctx.groups[axes], async_op=True)
     if dim == 0:
@@ -94,7 +94,7 @@ def all_gather(ctx, x, dim, axes):
 
 
 def all_gather_many(ctx, tensors, dims, axes):
-    """Start one all-gather of several tensors, each concatenated along its own dim of `dims`."""
+    """Start one all-gather along mesh axes `axes` of several tensors, each concatenated along its own dim of `dims`."""
     ways, sizes = _ways(axes), [x.numel() for x in tensors]
     mine, shapes = torch.cat([x.reshape(-1) for x in tensors]), [x.shape for x in tensors]
     out = mine.new_empty((ways * mine.numel(),))
@@ -108,7 +108,7 @@ def all_gather_many(ctx, tensors, dims, axes):
 
 
 def reduce_scatter(ctx, x, dim, axes):
-    """Start a reduce-scatter: every rank gets its part along `dim` of the sum of the group's tensors."""
+    """Start a reduce-scatter along mesh axes `axes`: every rank gets its part, along dim `dim`, of the group's sum."""
     parts = _cut(x, dim, axes)
     out = torch.empty_like(parts[0])
     work = _reduce_scatter(out.view(-1), parts.view(-1), group=ctx.groups[axes], async_op=True)
@@ -116,7 +116,7 @@ def reduce_scatter(ctx, x, dim, axes):
 
 
 def reduce_scatter_many(ctx, tensors, dims, axes):
-    """Start one reduce-scatter of several tensors: every rank gets its part of each, along its own dim of `dims`."""
+    """Start one reduce-scatter along mesh axes `axes`: a rank gets its part of each sum, along its dim of `dims`."""
     parts = [_cut(x, dim, axes) for x, dim in zip(tensors, dims)]
     shapes, mine = [p.shape[1:] for p in parts], torch.cat([p.flatten(1) for p in parts], 1)
     out = mine.new_empty((mine.shape[1],))
@@ -138,7 +138,7 @@ def all_to_all(ctx, x, source, target, axes):
 
 
 def broadcast(ctx, x, root, shape, dtype, axes):
-    """Start a broadcast from rank `root` of the group; the others pass None for `x`, and its `shape` and `dtype`."""
+    """Start a broadcast from rank `root` of the group; others pass None as `x`, and its `shape` and `dtype`."""
     out = x.contiguous() if ctx.index(axes) == root else torch.empty(shape, dtype=dtype, device=ctx.device)
     work = dist.broadcast(out, group=ctx.groups[axes], group_src=root, async_op=True)
     return Pending(axes, work, lambda: out, out)
@@ -187,12 +187,12 @@ def zero_elsewhere(ctx, x, root, shape, dtype, axes):
 
 
 def keep_part(ctx, x, dim, axes):
-    """Return this rank's part, along `dim`, of a tensor that all ranks of the group hold."""
+    """Return this rank's part, along dim `dim`, of a tensor that all ranks of the group along `axes` hold."""
     return x.chunk(_ways(axes), dim)[ctx.index(axes)].contiguous()
 
 
 def zero_pad(ctx, x, dim, axes):
-    """Return this rank's addend of a sum: its piece padded by zeros along `dim`; for None, zeros but on rank 0."""
+    """Return this rank's addend of a sum: its piece `x`, zeros around it along `dim`; for None, zeros but on rank 0."""
     if dim is None:
         return x if ctx.index(axes) == 0 else torch.zeros_like(x)
     shape = list(x.shape)
@@ -208,6 +208,6 @@ def zero_pad_many(ctx, tensors, dim, axes):
 
 
 def constant(ctx, value, shape, dtype, addend_axes):
-    """Return a tensor filled with `value`; along axes `addend_axes` only the first rank has it, the others zeros."""
+    """Return a tensor of `value` on the first rank along mesh axes `addend_axes`, of zeros on the others (addends)."""
     first = ctx.index(addend_axes) == 0
     return torch.full(shape, value if first else 0.0, dtype=dtype, device=ctx.device)

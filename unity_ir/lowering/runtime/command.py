@@ -41,7 +41,7 @@ from unity_ir.lowering.runtime.weights import read_tables, read_weights, write_w
 
 
 def step(ctx, weights, moments, batch, t, before_update=None, profile=None):
-    """Run step `t` (from 0) on a whole batch; call `before_update` with pieces and loss; return this rank's loss."""
+    """Run step `t` (from 0) on a whole batch; call `before_update(pieces, loss)`; return this rank's loss."""
     local = {name: piece(ctx, batch[name], spec) for name, spec in INPUTS.items()}
     run = profile.run if profile else lambda function: function
     loss, grads = run(forward_backward)(ctx, weights, local)
@@ -161,7 +161,7 @@ def goes_on_from(ctx, options):
 
 
 def check_writable(ctx, options):
-    """End the run before training if a file or folder that it is to write is not writable."""
+    """End the run before training if a file or folder that its `options` have it write is not writable."""
     wrong = None
     if ctx.rank == 0:
         for path, folder in ((options.save, True), (options.weights_out, False), (options.profile, False)):

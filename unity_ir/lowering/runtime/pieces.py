@@ -18,7 +18,7 @@ from unity_ir.lowering.runtime.plan import MESH, OPTIMIZER, WEIGHTS, WORLD
 
 
 def piece(ctx, whole, spec):
-    """Return this rank's piece of a whole tensor, copied to its device; None if the tensor is pinned to other ranks."""
+    """Return this rank's piece of the tensor `whole`, as `spec` lays it out, on its device; None if it has none."""
     if not ctx.at(pins(spec)):
         return None
     for axis, role in enumerate(spec.roles):
@@ -34,7 +34,7 @@ def pins(spec):
 
 
 def whole(ctx, part, spec):
-    """Gather a tensor from all ranks; return it whole, and the largest difference between ranks that hold copies."""
+    """Return the tensor of which every rank passes its `part`, and the largest difference between ranks with copies."""
     if part is None:  # a placeholder, which `assemble` ignores
         shape = [size // _ways([i for i, r in enumerate(spec.roles) if r == d]) for d, size in enumerate(spec.shape)]
         part = torch.zeros(shape, dtype=spec.dtype, device=ctx.device)
@@ -66,7 +66,7 @@ def assemble(parts, spec):
 
 
 def initial(name, spec, seed):
-    """Return a whole initial weight: normal random numbers scaled by its fan-in, the same whatever the plan."""
+    """Return a whole initial weight: normal random numbers, seeded by `name` and `seed`, scaled by fan-in."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + seed)
     scale = (spec.shape[0] if spec.shape else 1) ** -0.5
     return (torch.randn(spec.shape, generator=generator, dtype=torch.float64) * scale).to(spec.dtype)

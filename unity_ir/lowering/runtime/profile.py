@@ -95,7 +95,7 @@ class Profile:
         self.last = now
 
     def started(self, pending, axes, work):
-        """Record that a collective along mesh axes `axes` has started; `Pending` calls this."""
+        """Record that a collective along mesh axes `axes`, with handle `work`, has started; `Pending` calls this."""
         begin, end = self._now(), []
         # The name of the function that starts it, as a line may have several moves.
         move = sys._getframe(2).f_code.co_name.removesuffix("_many")
@@ -147,7 +147,7 @@ class Profile:
 
 
 def held_bytes(variables):
-    """Return the bytes of the tensors in `variables`, also in dicts and tuples; shared memory counts once."""
+    """Return the bytes of the tensors in a dict, also in dicts and tuples in it; shared memory counts once."""
     memories, todo = {}, list(variables.values())
     while todo:
         value = todo.pop()

@@ -80,7 +80,7 @@ class Context:
         return mine
 
     def index(self, axes) -> int:
-        """Return this rank's position in its group along `axes`, the first of which is outermost."""
+        """Return this rank's position in its group along the mesh axes `axes`, of which the first is outermost."""
         position = 0
         for axis in axes:
             position = position * MESH[axis] + self.place[axis]

@@ -73,7 +73,7 @@ def first_not_finite(ctx, weights, batch):
 
 
 def guard(ctx, weights, batch, t, loss, always):
-    """End the run if step `t`'s loss (with `always`, any value) is nan or inf; name the line that made it first."""
+    """End the run if step `t`'s loss or, with `always`, any value is nan or inf; name the line that made it first."""
     if always or not torch.isfinite(loss).all():
         first = first_not_finite(ctx, weights, batch)
         if first is None and torch.isfinite(loss).all():

@@ -31,7 +31,7 @@ def names_in(path):
 
 
 def read_safetensors(path, names, what):
-    """Return tensors of a safetensors file by name, each under any of its tied names; messages call them `what`."""
+    """Return tensors of a safetensors file by name in `names`, or any tied name; errors call them `what`."""
     try:
         from safetensors import safe_open
 
@@ -61,7 +61,7 @@ def read_tables(path):
 
 
 def read_weights(ctx, weights, path):
-    """Set this rank's pieces of all weights from a file; end the run if a shape or a kind of number does not fit."""
+    """Set this rank's pieces of all weights in place from a file; end the run if shapes or kinds of number differ."""
     for name, found in read_safetensors(path, WEIGHTS, "weight").items():
         spec = WEIGHTS[name]
         if tuple(found.shape) != spec.shape or found.dtype.is_floating_point != spec.dtype.is_floating_point:
@@ -71,7 +71,7 @@ def read_weights(ctx, weights, path):
 
 
 def write_weights(ctx, weights, path, tables=()):
-    """Gather the weights; on rank 0, write them whole, with the tables, under all names of PyTorch's state dict."""
+    """Gather the weights; on rank 0, write them whole, with `tables`, to `path`, by all names of the state dict."""
     found = {name: tables[name].cpu().contiguous().clone() for name in tables if NAMES.get(name) == name}
     for name, spec in WEIGHTS.items():
         value, _ = whole(ctx, weights.get(name), spec)

@@ -22,7 +22,9 @@ from unity_ir.rules.rule import Rule
 
 @cache
 def family(name: str) -> tuple[Substitution, ...]:
-    """Return the substitutions of one file of the library, in the order of its text: `family("algebraic")`."""
+    """
+    Return the substitutions of one file of the library, in the order of its text: of `algebraic.pcg` given "algebraic".
+    """
     file = files(__name__).joinpath(f"{name}.pcg")
     return parse_rules(file.read_text(encoding="utf-8"), f"{name}.pcg")
 

@@ -80,8 +80,8 @@ def pack_ranks(rule: Substitution) -> Iterator[dict[str, int]]:
 
 def given_names(rule: Substitution) -> Iterator[dict[str, float | str]]:
     """
-    Yield every choice of values for the attribute parameters of a rule that name functions or element types, by
-    parameter.
+    Yield every choice of values for the attribute parameters of a rule that name functions or element types, by the
+    parameter's name.
 
     Numeric parameters get a sample value, but stay symbols in the proof.
     """
@@ -96,12 +96,11 @@ def spelled_at(
     rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, float | str]
 ) -> tuple[dict[str, int], list[Mapping[str, str]]]:
     """
-    Find sample values for all symbols of a rule in one case of its proof, and the element types of inputs that fit
-    them.
+    Find sample values for all symbols of a rule in one case of its proof; return them by name, and the choices of
+    element types of inputs, by name, at which both sides are well typed.
 
-    `ranks` are the numbers of dims of packs, `given` the values of attribute parameters. The element types are all
-    choices at which both sides are well typed. No sample value is 1, since dims of size 1 are dropped from lines.
-    Raises `Undecided` if nothing fits.
+    `ranks` are the numbers of dims of packs, `given` the values of attribute parameters. No sample value is 1, since
+    dims of size 1 are dropped from lines. Raises `Undecided` if nothing fits.
     """
     random = Random(1)
     last: UnityError | None = None
@@ -139,7 +138,8 @@ def inputs_at(
     rule: Substitution, ranks: Mapping[str, int], dtypes: Mapping[str, str] = DTYPES
 ) -> dict[str, TensorForm]:
     """
-    Return the inputs of a rule as tensors of symbolic shapes, by name: each pack has the number of dims in `ranks`.
+    Return the inputs of a rule as tensors of symbolic shapes, by name: each pack has the number of dims that `ranks`
+    gives it, each input the element type in `dtypes`.
     """
     inputs: dict[str, TensorForm] = {}
     for i in rule.inputs:
@@ -165,10 +165,10 @@ def tensors(
     fixed: Mapping[str, Poly],
 ) -> tuple[list[TensorForm], Made]:
     """
-    Apply the operators of one side of a rule (source or target) to `inputs` at symbolic sizes; return the side's
-    results, and the results of every operation by its id.
+    Apply the operators of one side of a rule (source or target) to `inputs`, by name, at symbolic sizes; return the
+    side's results, and the results of every operation by its id.
 
-    `fixed` has the numbers of dims of packs (`Case.fixed`). Parallel operators are identities here.
+    `fixed` has the number of dims of each pack, by symbol (`Case.fixed`). Parallel operators are identities here.
     """
     made: Made = {}
     for operation in rule.operations(side):
@@ -180,12 +180,17 @@ def tensors(
 
 
 def result_of(term: Term, inputs: Mapping[str, TensorForm], made: Made) -> TensorForm:
-    """Return the tensor of a term, given the rule's inputs by name and the results of operations by their ids."""
+    """
+    Return the tensor of a term, given the rule's inputs by name, and `made`, the results of operations by their ids.
+    """
     return inputs[term.name] if isinstance(term, Input) else made[id(term.operation)][term.index]
 
 
 def attributes_at(operation: Operation, fixed: Mapping[str, Poly]) -> dict[str, AttrExpr]:
-    """Return the attributes of an operation, with the numbers of dims of packs substituted for their symbols."""
+    """
+    Return the attributes of an operation, with the numbers of dims of packs, which `fixed` has by symbol, substituted
+    for these symbols.
+    """
 
     def known(value: AttrExpr) -> AttrExpr:
         match value:

@@ -41,8 +41,10 @@ class ProofContext:
 
     def index(self, stem: str, size: Poly) -> tuple[Poly, list[str], list[Constraint]]:
         """
-        Make a new index over a dim of `size`; return its position, its symbols (named after `stem`), and their
-        constraints.
+        Make a new index over a dim of `size`; return its position, its symbols (named after `stem`), and the
+        constraints that keep it in the dim.
+
+        The position is one symbol, or quotient * inner + remainder where the dim is known to be divided.
         """
         inner = self.splits.get(size)
         outer = None if inner is None else divided(size, inner)

@@ -13,7 +13,8 @@ from unity_ir.tdl.syntax import Affine, Entry, WrittenIndex, joined_extent
 
 def given_number(of: Entry | int, attributes: Mapping[str, AttrExpr]) -> Poly:
     """
-    Return a number in a TDL line as a polynomial: the number itself, or the value of the attribute that gives it.
+    Return a number `of` a TDL line as a polynomial: the number itself, or the value of the attribute entry that gives
+    it.
 
     Raises `Undecided` where the attribute is no number.
     """
@@ -31,9 +32,10 @@ def dim_size(
     index: WrittenIndex, extents: Mapping[str, Poly], spelled: Spelled, attributes: Mapping[str, AttrExpr]
 ) -> Poly:
     """
-    Return the size of a result's dim with index `index`, given the extents of index variables.
+    Return the size of a result's dim with index `index`; `extents` has the number of positions of each index variable.
 
-    The size of a window's dim is that of the attribute that gives it. Raises `Undecided` where that is no number.
+    The size of a window's dim is that of the attribute that gives it, in a clause of `spelled`. Raises `Undecided`
+    where that is no number.
     """
     if isinstance(index, Affine):
         return given_number(spelled.windows[index], attributes)

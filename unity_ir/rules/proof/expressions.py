@@ -57,7 +57,8 @@ class ExpressionForms:
 
     def form(self, expr: Expr, where: Mapping[str, Poly]) -> Form:
         """
-        Return the value of `expr`, as a form, with its free index variables at the positions `where`.
+        Return the value of `expr`, as a form, at one position: `where` has the position of each free index variable, by
+        name.
 
         Raises `Undecided` for expressions that forms cannot express, such as opaque functions.
         """

@@ -29,7 +29,7 @@ REAL = "$"
 
 
 def fresh(stem: str) -> str:
-    """Return a new symbol that is not in use, named after `stem`."""
+    """Return a new symbol that is not in use, named `stem` and a number."""
     return f"{stem.split('#')[0]}#{next(_numbers)}"
 
 
@@ -58,7 +58,7 @@ class Constraint:
         return known
 
     def substitute(self, values: Mapping[str, Poly]) -> Constraint:
-        """Return the constraint with symbols replaced by polynomials."""
+        """Return the constraint with symbols replaced by polynomials; `values` has the polynomial of each, by name."""
         return Constraint(self.poly.substitute(values), self.equal)
 
     @cached_property
@@ -77,7 +77,7 @@ class Constraint:
 
 @lru_cache(maxsize=4096)
 def box(variable: str, size: Poly) -> tuple[Constraint, Constraint]:
-    """Return the two constraints `0 <= variable < size`."""
+    """Return the two constraints `0 <= variable < size` on the symbol named `variable`."""
     return Constraint(symbol(variable)), Constraint(size - 1 - symbol(variable))
 
 
@@ -181,8 +181,8 @@ def of_poly(poly: Poly) -> Form:
 
 def as_poly(form: Form) -> Poly | None:
     """
-    Convert a form to the polynomial of the same value; return None if it is not an integer polynomial of sizes and
-    indices.
+    Convert a form (a sum of monomials) to the polynomial of the same value; return None if it is not an integer
+    polynomial of sizes and indices.
     """
     out = number(0)
     for m in form:
@@ -221,14 +221,17 @@ def guarded(form: Form, constraints: Iterable[Constraint]) -> Form:
 
 
 def summed(form: Form, binders: tuple[str, ...], domain: Iterable[Constraint]) -> Form:
-    """Sum a form (a sum of monomials) over all values of `binders` that satisfy `domain`."""
+    """
+    Sum a form (a sum of monomials) over all integer values of the symbols `binders` that satisfy the constraints
+    `domain`.
+    """
     extra = frozenset(domain)
     return tuple(Mono(m.coefficient, binders + m.binders, m.domain | extra, m.factors) for m in form)
 
 
 def apply(function: str, arguments: tuple[Form, ...]) -> Form:
     """
-    Apply a scalar function to forms; return the resulting form.
+    Apply the scalar function called `function` to forms; return the resulting form (a sum of monomials).
 
     Simplifies by these laws: exp(a + b) = exp(a) exp(b), relu(relu(a)) = relu(a), the reciprocal of a product is the
     product of reciprocals. `maximum` and `minimum` become `Extreme`s of two.
@@ -279,7 +282,7 @@ def _recip(argument: Form) -> Form:
 
 
 def renamed(mono: Mono) -> Mono:
-    """Rename the binders of a monomial to fresh symbols."""
+    """Rename the binders of a monomial (the symbols it is summed over) to fresh symbols."""
     if not mono.binders:
         return mono
     names = {b: fresh(b) for b in mono.binders}
@@ -293,7 +296,7 @@ def renamed(mono: Mono) -> Mono:
 
 
 def renamed_bound(bound: Quantified) -> Quantified:
-    """Rename the binders of a quantified form to fresh symbols."""
+    """Rename the binders of a quantified form (the symbols that run over all values) to fresh symbols."""
     names = {b: fresh(b) for b in bound.binders}
     values = {old: symbol(new) for old, new in names.items()}
     domain = frozenset(c.substitute(values) for c in bound.domain)
@@ -301,12 +304,15 @@ def renamed_bound(bound: Quantified) -> Quantified:
 
 
 def substitute(form: Form, values: Mapping[str, Poly]) -> Form:
-    """Substitute polynomials for free symbols of a form (a sum of monomials); see `substitute_factor`."""
+    """
+    Substitute polynomials for free symbols, given by name in `values`, of a form (a sum of monomials); see
+    `substitute_factor`.
+    """
     return tuple(substitute_mono(m, values) for m in form)
 
 
 def substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
-    """Substitute polynomials for free symbols of a monomial; see `substitute_factor`."""
+    """Substitute polynomials for free symbols, given by name in `values`, of a monomial; see `substitute_factor`."""
     used = {s: p for s, p in values.items() if s in mono.free}
     if not used:
         return mono
@@ -320,10 +326,10 @@ def substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
 
 def substitute_factor(factor: MonoFactor, values: Mapping[str, Poly]) -> MonoFactor:
     """
-    Substitute polynomials for free symbols of a factor.
+    Substitute polynomials for free symbols, given by name in `values`, of one factor of a monomial.
 
-    A `SymbolValue` that becomes more than one symbol is returned as `Apply("value", ..)`, which `multiplied_out` turns
-    into a sum of monomials.
+    A factor that is the symbol itself, replaced by a polynomial of more than one symbol, is returned as `Apply("value",
+    ..)`, which `multiplied_out` turns into a sum of monomials.
     """
     match factor:
         case Read(tensor, indices):

@@ -38,7 +38,7 @@ class SymbolicInt(int):
 
     @classmethod
     def at(cls, poly: Poly, sample: Mapping[str, int]) -> Self:
-        """Make the integer that `poly` is at the sample sizes."""
+        """Make the integer that `poly` is when its symbols have the values in `sample`, by name; it carries `poly`."""
         return cls.of(poly, poly.at(sample))
 
     @classmethod
@@ -215,8 +215,9 @@ def vector_jacobian_products(
     Differentiate a side of a rule (source or target) at symbolic sizes; return the gradient of each floating point
     input, by name, and the side's results.
 
-    The gradients of the results are inputs of their own, so these are vector-Jacobian products. Raises `Undecided` for
-    operators that forms cannot express.
+    `inputs` are the rule's inputs by name, `case` the case of the proof they are for. The gradients of the results are
+    inputs of their own, so these are vector-Jacobian products. Raises `Undecided` for operators that forms cannot
+    express.
     """
     results, made = tensors(rule, side, inputs, context, case.fixed)
     grads: dict[object, Product] = {}

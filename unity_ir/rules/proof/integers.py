@@ -20,7 +20,7 @@ ADDED = 3
 
 
 def holds(constraint: Constraint, values: Mapping[str, int]) -> bool:
-    """Return whether a constraint holds at integer values of all its symbols."""
+    """Return whether a constraint holds when its symbols have the integer `values`, by name."""
     value = constraint.poly.at(values)
     return value == 0 if constraint.equal else value >= 0
 
@@ -30,7 +30,7 @@ def holds(constraint: Constraint, values: Mapping[str, int]) -> bool:
 
 def solution(constraints: Iterable[Constraint]) -> dict[str, int] | None:
     """
-    Return integers that satisfy all constraints, or None where none were found.
+    Return integers, by symbol, that satisfy all constraints, or None where none were found.
 
     Begins with sizes of 1 and indices of 0. While a constraint fails, one of its symbols gets the nearest value at
     which it holds: the symbol with which the fewest constraints fail then.

@@ -47,10 +47,10 @@ def apply_operator(
     context: ProofContext, name: str, operands: Sequence[TensorForm], attributes: Mapping[str, AttrExpr]
 ) -> list[TensorForm]:
     """
-    Apply an operator to tensors of symbolic shapes, as its TDL line defines it; return its results.
+    Apply the operator called `name` to tensors of symbolic shapes, as its TDL line defines it; return its results.
 
-    Raises `Undecided` for lines that forms cannot express, `UnityError` where the operator does not apply to these
-    operands.
+    `context` is the state of the proof. Raises `Undecided` for lines that forms cannot express, `UnityError` where the
+    operator does not apply to these operands.
     """
     operator = find_operator(name)
     results = _results(context, operator, operands, attributes)
@@ -111,8 +111,8 @@ def line_results(line: SymbolicLine, divided: Mapping[str, tuple[Poly, Poly]] | 
     """
     Return the results of a line at symbolic sizes, in order.
 
-    `divided` maps each reduced variable of which only one piece is summed to the number and the size of that piece;
-    other variables run over their whole extent.
+    `divided` maps each reduced variable of which only one piece is summed to (number of that piece, its size); other
+    variables, all with None, run over their whole extent.
     """
     make = _Results(line, ExpressionForms(line, divided or {}))
     return [make.result(r) for r in line.spelled.bound.results]

@@ -184,9 +184,11 @@ def _nonempty(part: Quantified, facts: Facts) -> bool:
 
 def extremes(reducer: str, part: Quantified, facts: Facts) -> Iterator[Quantified]:
     """
-    Split the set of values `part`, of which a maximum or minimum is taken, into simpler sets with the same values in
-    all: by guards on its binders, and where its elements are themselves maxima. For other reducers, yield it in normal
-    form.
+    Split the set of values `part`, of which a maximum or minimum is taken (`reducer` is `max` or `min`), into simpler
+    sets with the same values in all: by guards on its binders, and where its elements are themselves maxima. For other
+    reducers, yield it in normal form.
+
+    `facts` are constraints that hold.
     """
     if reducer not in ("max", "min"):
         yield Quantified(part.binders, part.domain, normal(part.body, facts.also(part.domain)))
@@ -524,7 +526,10 @@ def _ordered(factors: tuple[MonoFactor, ...], binders: tuple[str, ...]) -> tuple
 
 
 def depth(factors: tuple[MonoFactor, ...]) -> int:
-    """Return how deep binders are nested in factors. Binders are named by their depth, so that nested names differ."""
+    """
+    Return how deep binders are nested in the factors of a monomial. Binders are named by their depth, so that nested
+    names differ.
+    """
     return max((_factor_depth(f) for f in factors), default=0)
 
 

@@ -69,7 +69,8 @@ class Sample:
 
 def random_samples(rule: Substitution, seed: int) -> Iterator[Sample]:
     """
-    Yield samples of a rule, the same for the same `seed`. Raises `UnityError` if it is well typed at no small sizes.
+    Yield samples of a rule: values for its symbols, and random numbers in its inputs; the same for the same `seed`.
+    Raises `UnityError` if it is well typed at no small sizes.
     """
     wide = converts(rule)
     for n, (bindings, dtypes) in enumerate(typed_samples(rule, PLAIN + DIRECTED * (1 + wide), seed)):
@@ -123,7 +124,7 @@ def refute(rule: Substitution, seed: int = 0) -> str | None:
     Search for a sample at which the two sides of a rule have different values; return a description of the first one,
     or None if none is found.
 
-    Raises `UnityError` as `random_samples` does.
+    `seed` is that of the random samples. Raises `UnityError` as `random_samples` does.
     """
     for sample in random_samples(rule, seed):
         found = _difference(sample, tuple(zip(sample.source, sample.target, strict=True)), sample.arrays)
@@ -135,10 +136,11 @@ def refute(rule: Substitution, seed: int = 0) -> str | None:
 
 def refute_gradients(rule: Substitution, seed: int = 0) -> tuple[str, bool] | None:
     """
-    Search for a sample at which the gradients (vector-Jacobian products) of the two sides of a rule differ; return a
-    description of the first one, or None if none is found.
+    Search for a sample at which the gradients (vector-Jacobian products) of the two sides of a rule differ; return
+    (description of the first one, generic), or None if none is found.
 
-    Also return whether the values of that sample are generic (random normal), so that ties are not the reason.
+    generic says whether the values of that sample are random normal, so that ties are not the reason. `seed` is that of
+    the random samples.
     """
     for sample in random_samples(rule, seed):
         random = np.random.default_rng([seed, 1])

@@ -60,7 +60,7 @@ def analysed(operator: Operator) -> Analysis:
 
 
 def sample(operator: Operator) -> tuple[Shapes, Mapping[str, AttrValue]]:
-    """Return small operand shapes, and attributes, for an operator, at which no part of its line drops out."""
+    """Return (operand shapes, attributes) for an operator, small and such that no part of its line drops out."""
     if operator.name in SAMPLES:
         return SAMPLES[operator.name]
     line = operator.line

@@ -86,14 +86,21 @@ def parameters(rule: Substitution) -> dict[str, str]:
 
 def samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[Bindings]:
     """
-    Yield at most `most` choices of values for a rule's symbols at which both sides are well typed: small sizes, mostly
-    different ones.
+    Yield at most `most` choices of values for a rule's symbols, by name, at which both sides are well typed: small
+    sizes, mostly different ones.
+
+    `seed` is that of the random sizes among them.
     """
     yield from (bindings for bindings, _ in typed_samples(rule, most, seed))
 
 
 def typed_samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[tuple[Bindings, Mapping[str, str]]]:
-    """Yield what `samples` does, each with element types of the inputs at which both sides are well typed."""
+    """
+    Yield at most `most` pairs (values for a rule's symbols, element types of its inputs), each by name, at which both
+    sides are well typed.
+
+    `seed` is that of the random sizes among them.
+    """
     found = 0
     last: UnityError | None = None
     dtypes = list(element_types(rule))
@@ -134,7 +141,8 @@ def _small(rule: Substitution, seed: int) -> Iterator[Bindings]:
 
 def choices(of: str) -> tuple[str, ...]:
     """
-    Return all values of an attribute (`operator.attribute`) that names a function or an element type; () for a number.
+    Return all values of an attribute that names a function or an element type; () for a number. `of` is
+    `operator.attribute`, such as `matmul.act`.
     """
     operator, _, name = of.partition(".")
     kinds = {a.name: a.kind for a in find_operator(operator).line.attributes}
@@ -175,8 +183,10 @@ def sides(
     rule: Substitution, bindings: Bindings, dtypes: Mapping[str, str] = DTYPES
 ) -> tuple[list[Node], tuple[Value, ...], tuple[Value, ...]]:
     """
-    Build both sides of a rule, with the values in `bindings` for its symbols; return the input leaves, the source's
-    values and the target's. Raises `UnityError` where a side is not well typed or their types differ.
+    Build both sides of a rule; return the input leaves, the source's values and the target's.
+
+    `bindings` has values for the rule's symbols and `dtypes` element types for its inputs, both by name. Raises
+    `UnityError` where a side is not well typed or their types differ.
     """
     for condition in rule.conditions:
         values = {s: v for s, v in bindings.items() if isinstance(v, int)}
@@ -228,8 +238,8 @@ def ill_typed(rule: Substitution) -> str | None:
 
 def misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
     """
-    Type a rule with each of the values for symbols in `tried`; return the errors, or an empty list if it is well typed
-    with one of them.
+    Type a rule with each choice of values for its symbols, by name, in `tried`; return the errors, or an empty list if
+    it is well typed with one of them.
     """
     found: list[str] = []
     types = list(element_types(rule))
@@ -245,7 +255,10 @@ def misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
 
 
 def divisible(rule: Substitution) -> Iterator[Bindings]:
-    """Yield values for a rule's symbols with degrees above 1; in every second choice the degrees divide all sizes."""
+    """
+    Yield choices of values for a rule's symbols, by name, with degrees above 1; in every second choice the degrees
+    divide all sizes.
+    """
     random = Random(2)
     divided = degrees(rule)
     symbols = sorted(s for s in rule.symbols if not s.startswith("#"))

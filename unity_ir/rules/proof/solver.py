@@ -71,7 +71,7 @@ class Answers:
         """
         Return whether, for all integers that satisfy `facts`, the weights of those constraint sets that hold sum to 0.
 
-        Returns False, too, if Z3 gives up.
+        `weighted` are (weight, constraint set) pairs. Returns False, too, if Z3 gives up.
         """
         known = self.known.get((weighted, facts))
         if known is None:
@@ -120,8 +120,8 @@ class Answers:
 
     def check(self, assertions: Sequence[Any]) -> tuple[Any, Any]:
         """
-        Run Z3 on assertions; return its answer, and the solver, which has the model. The quicker of two solvers is
-        tried first.
+        Run Z3 on its expressions `assertions`; return (answer, solver): sat, unsat or unknown, and the solver, which
+        has the model. The quicker of two solvers is tried first.
         """
         self.questions += 1
         answer = solver = None
@@ -161,7 +161,7 @@ class Facts:
         return all(self._unsatisfiable(frozenset({case})) for case in claim.negated)
 
     def imply_all(self, claims: Iterable[Constraint]) -> bool:
-        """Return whether all claims follow from the facts."""
+        """Return whether all claims follow from the facts. Returns False, too, if Z3 gives up."""
         return all(map(self.imply, claims))
 
     def contradict(self, constraints: Iterable[Constraint]) -> bool:
@@ -174,7 +174,12 @@ class Facts:
         return bool(found) and self._unsatisfiable(found)
 
     def weights_cancel(self, weighted: Sequence[tuple[int, frozenset[Constraint]]]) -> bool:
-        """Return whether, wherever the facts hold, the weights of those constraint sets that hold sum to 0."""
+        """
+        Return whether, wherever the facts hold, the weights of those constraint sets that hold sum to 0. `weighted` are
+        (weight, constraint set) pairs.
+
+        Returns False, too, if Z3 gives up.
+        """
         symbols = frozenset[str]().union(*(c.poly.symbols for _, domain in weighted for c in domain))
         return self._answers.cancel(tuple(weighted), frozenset(self._about(symbols)))
 

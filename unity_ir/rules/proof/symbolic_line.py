@@ -49,7 +49,8 @@ class SymbolicLine:
 
     def terms(self, index: Affine) -> tuple[list[tuple[Poly, str]], Poly]:
         """
-        Return the (factor, variable) pairs of a window, and its offset, with the values of attributes substituted.
+        Return ((factor, variable) pairs, offset) of the affine index of a window, with the values of attributes
+        substituted.
         """
         found: list[tuple[Poly, str]] = []
         offset = ZERO

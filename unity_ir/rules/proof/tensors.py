@@ -48,12 +48,15 @@ class TensorForm:
 
 
 def named(name: str, shape: tuple[Poly, ...], dtype: str = "f64") -> TensorForm:
-    """Make the symbolic tensor of a rule's input: its element at i is the unknown `name[i]` (`Read`)."""
+    """
+    Make the symbolic tensor of a rule's input, of this shape and element type: its element at i is the unknown
+    `name[i]` (`Read`).
+    """
     return TensorForm(shape, lambda at: (Mono(Fraction(1), (), frozenset(), (Read(name, at),)),), dtype, stored=True)
 
 
 def zeros(shape: tuple[Poly, ...], dtype: str) -> TensorForm:
-    """Make a symbolic tensor of zeros."""
+    """Make a symbolic tensor of zeros, of this shape and element type."""
     return TensorForm(shape, lambda _: (), dtype, stored=True)
 
 
@@ -64,8 +67,8 @@ def added(one: TensorForm, other: TensorForm) -> TensorForm:
 
 def divided(size: Poly, by: Poly) -> Poly | None:
     """
-    Return the quotient `size / by` of two polynomials; None unless `by` is one monomial that divides every term of
-    `size`, or is `size`.
+    Return the quotient `size / by` of two polynomials; None unless `by` is `size`, or one monomial that divides every
+    term of `size`.
     """
     if by == ONE:
         return size
@@ -91,8 +94,8 @@ PADDING = ("dim", "before", "after", "interior")
 
 def padded(of: TensorForm, dim: Poly, before: Poly, after: Poly, interior: Poly) -> TensorForm:
     """
-    Pad a symbolic tensor along `dim` with zeros: `before` and `after` its elements, and `interior` of them between
-    neighbours.
+    Pad the symbolic tensor `of` along `dim` with zeros: `before` and `after` its elements, and `interior` of them
+    between neighbours.
 
     Element i moves to position `(interior + 1) * i + before`. Raises `Undecided` if `dim` is not a number.
     """
@@ -112,9 +115,9 @@ def padded(of: TensorForm, dim: Poly, before: Poly, after: Poly, interior: Poly)
 
 def reshaped(of: TensorForm, shape: Sequence[Poly], digits: dict[tuple[Poly, Poly], tuple[Poly, Poly]]) -> TensorForm:
     """
-    Reshape a symbolic tensor: the same elements, in row-major order, in another shape.
+    Reshape the symbolic tensor `of`: the same elements, in row-major order, in another shape.
 
-    `digits` maps (position, divisor) to known quotients and remainders; new ones are added to it. Raises `Undecided`
+    `digits` maps (position, divisor) to its known (quotient, remainder); new ones are added to it. Raises `Undecided`
     where the shapes are not products of the same polynomials.
     """
     groups = _groups(of.shape, shape)
@@ -132,7 +135,7 @@ def reshaped(of: TensorForm, shape: Sequence[Poly], digits: dict[tuple[Poly, Pol
 
 def unbroadcast(of: TensorForm, shape: Sequence[Poly]) -> TensorForm:
     """
-    Sum a symbolic tensor over the leading dims that `shape` does not have, and over dims that are 1 in `shape`.
+    Sum the symbolic tensor `of` over the leading dims that `shape` does not have, and over dims that are 1 in `shape`.
 
     Given [2, 3, 4] to [3, 1], returns out[i, 0] = sum[a, k](of[a, i, k]). Raises `Undecided` where sizes other than 1
     are not the same polynomial.

@@ -22,10 +22,11 @@ from unity_ir.search.layouts.space import Spaces
 
 def solve(graph: Graph, machine: Machine, optimizer: Optimizer, like: Graph | None = None) -> tuple[Solver, ExactPlan]:
     """
-    Return the fastest plan over the groupings of mesh axes that were tried, and the solver that found it.
+    Return (solver, plan): the fastest plan over the groupings of mesh axes that were tried, where all axes of a group
+    have one role, and the solver that found it.
 
-    The number of groups is chosen for `like` (by default `graph`), so that a rewritten graph is searched as its source
-    is.
+    The number of groups is chosen for the size of the graph `like` (by default `graph`), so that a rewritten graph is
+    searched as its source is.
     """
     axes = len(machine.mesh.sizes)
     start = first_cuts(machine, groups_for(like or graph, axes))
@@ -55,8 +56,10 @@ def _solved(graph: Graph, machine: Machine, optimizer: Optimizer, cuts: tuple[in
 
 def groups_for(graph: Graph, axes: int) -> int:
     """
-    Return the largest number of groups of `axes` mesh axes at which a graph's configurations stay within
-    `limits().group_rows`; at least `limits().exact_axes`, at most `axes`.
+    Return the number of groups into which to cut `axes` mesh axes: the most at which the rows (configurations) of all
+    operators together stay within `limits().group_rows`.
+
+    It is at least `limits().exact_axes`, and at most `axes`, at which each axis is a group of its own.
     """
     roles = [len(n.analysis.splittable) + len(n.analysis.carriers) + 2 for n in graph.nodes() if n.is_compute]
     groups = min(limits().exact_axes, axes)

@@ -42,7 +42,10 @@ class Projection:
         return order, np.searchsorted(self.at[order], np.arange(self.size))
 
     def least(self, of_values: Floats) -> Floats:
-        """Return the minimum of `of_values` [value] over each class: [size]."""
+        """
+        Return the minimum cost of each class, [class], given the cost `of_values` of each value of the variable,
+        [value].
+        """
         order, starts = self._order
         return np.minimum.reduceat(of_values[order], starts)
 
@@ -65,7 +68,10 @@ def every(size: int) -> Projection:
 
 
 def plain(variables: tuple[VariableId, ...], table: Floats) -> Factor:
-    """Return a factor whose table is indexed by the values of its variables themselves."""
+    """
+    Return a factor over `variables` whose `table` has one axis per variable, in that order, indexed by the variable's
+    values.
+    """
     return Factor(variables, tuple(map(every, table.shape)), table)
 
 
@@ -107,7 +113,8 @@ class Memo:
 
     def joint(self, axes: Sequence[Projection]) -> _JointProjection:
         """
-        Return the joint projection of several projections of one variable, memoised.
+        Return the joint projection of several projections of one variable, memoised: that of a table which takes the
+        place of tables with these projections.
 
         Two values of the variable are in one class of the joint projection if they are in one class of all `axes`. The
         result also maps each joint class to its class in each of `axes`.
@@ -138,9 +145,9 @@ class Memo:
 
 def minimise(sizes: Mapping[VariableId, int], factors: Sequence[Factor]) -> tuple[float, dict[VariableId, int]]:
     """
-    Return the minimum of the sum of factors, and an assignment (a value per variable) that attains it.
+    Return (cost, assignment): the minimum of the sum of factors, and a value per variable that attains it.
 
-    `sizes` has the number of values of each variable. Table entries of `inf` forbid a combination.
+    `sizes` has the number of values of each variable, by its number. Table entries of `inf` forbid a combination.
     """
     found = minimise_within(float("inf"), sizes, factors)
     assert found is not None
@@ -153,7 +160,8 @@ def minimise_within(
     """
     Return the minimum of the sum of factors and an assignment that attains it, as `minimise` does.
 
-    Returns None if elimination would look at more than `limit` table entries, not counting tables found in `memo`.
+    Returns None if elimination would look at more than `limit` table entries. Those of tables found in `memo`, which
+    keeps the tables of earlier eliminations, are not counted; None keeps nothing.
     """
     found = {v: 0 for v, size in sizes.items() if size == 1}
     memo = memo or Memo()

@@ -41,27 +41,31 @@ class Port:
 
     @property
     def at(self) -> Ints:
-        """For each row of the variable, the index of its layout in `layouts`: [row]."""
+        """For each row (configuration) of the variable, the index of its layout in `layouts`: [row]."""
         return self.axis.at
 
     def least(self, of_rows: Floats) -> Floats:
-        """Return the minimum of `of_rows` [row] over the rows that have each layout: [layout]."""
+        """Return the least cost among the rows of each layout, [layout], given a cost per row, `of_rows` [row]."""
         return self.axis.least(of_rows)
 
     def of(self, rows: Ints | npt.NDArray[np.bool_]) -> Port:
-        """Return the port restricted to some of the variable's rows, given as indices or as a mask."""
+        """Return the port restricted to some of the variable's rows (configurations), given as indices or as a mask."""
         return port(self.layouts[self.at[rows]])
 
 
 def port(layouts: Ints) -> Port:
-    """Return the port of a variable whose rows make (or need) the layouts with numbers `layouts` [row]."""
+    """
+    Return the port (one end of an edge) of a variable, given the number of the layout that each of its rows
+    (configurations) makes or needs there: [row].
+    """
     distinct, at = numbered(layouts)
     return Port(distinct, Projection(at, len(distinct)))
 
 
 def numbered(layouts: Ints) -> tuple[Ints, Ints]:
     """
-    Return the distinct layout numbers, sorted, and for each of `layouts` its index among them, as `numpy.unique` does.
+    Return (distinct, index): the distinct numbers in `layouts`, sorted, and for each of `layouts` its index among them,
+    as `numpy.unique(.., return_inverse=True)` does.
 
     Numbers that are dense in their range are not sorted, which is faster.
     """
@@ -110,18 +114,25 @@ class DenseCost:
 
     def there(self, of_made: Floats) -> Floats:
         """
-        Return the min-sum message to the target: min over layouts made of `of_made` + cost, for each layout needed.
+        Return the min-sum message to the edge's target, [layout needed]: min over layouts made of `of_made` + cost.
+
+        `of_made` [layout made] is the message that arrives at the source, in the unit of the costs.
         """
         return (of_made[:, None] + self.seconds).min(axis=0)
 
     def back(self, of_needs: Floats) -> Floats:
         """
-        Return the min-sum message to the source: min over layouts needed of cost + `of_needs`, for each layout made.
+        Return the min-sum message to the edge's source, [layout made]: min over layouts needed of cost + `of_needs`.
+
+        `of_needs` [layout needed] is the message that arrives at the target, in the unit of the costs.
         """
         return (self.seconds + of_needs).min(axis=1)
 
     def of(self, made: Port, needs: Port) -> DenseCost:
-        """Return the cost restricted to ports that have only some of these layouts."""
+        """
+        Return the cost restricted to smaller ports: `made` and `needs` have some of the layouts of this cost's own
+        ports.
+        """
         at = np.searchsorted(self.made.layouts, made.layouts), np.searchsorted(self.needs.layouts, needs.layouts)
         return DenseCost(made, needs, self.seconds[np.ix_(*at)])
 
@@ -131,28 +142,35 @@ class PairwiseCost(Protocol):
 
     @property
     def made(self) -> Port:
-        """The layouts that the rows of the edge's source variable make."""
+        """The layouts that the rows (configurations) of the edge's source variable make, and each row's."""
         ...
 
     @property
     def needs(self) -> Port:
-        """The layouts that the rows of the edge's target variable need."""
+        """The layouts that the rows (configurations) of the edge's target variable need, and each row's."""
         ...
 
     def there(self, of_made: Floats) -> Floats:
         """
-        Return the min-sum message to the target: min over layouts made of `of_made` + cost, for each layout needed.
+        Return the min-sum message to the edge's target, [layout needed]: min over layouts made of `of_made` + cost.
+
+        `of_made` [layout made] is the message that arrives at the source, in the unit of the costs.
         """
         ...
 
     def back(self, of_needs: Floats) -> Floats:
         """
-        Return the min-sum message to the source: min over layouts needed of cost + `of_needs`, for each layout made.
+        Return the min-sum message to the edge's source, [layout made]: min over layouts needed of cost + `of_needs`.
+
+        `of_needs` [layout needed] is the message that arrives at the target, in the unit of the costs.
         """
         ...
 
     def of(self, made: Port, needs: Port) -> PairwiseCost:
-        """Return the cost restricted to ports that have only some of these layouts."""
+        """
+        Return the cost restricted to smaller ports: `made` and `needs` have some of the layouts of this cost's own
+        ports.
+        """
         ...
 
 
@@ -166,17 +184,20 @@ class Edge:
 
     @property
     def made(self) -> Port:
-        """The layouts that the rows of the source variable make."""
+        """The layouts that the rows (configurations) of the source variable make, and each row's."""
         return self.between.made
 
     @property
     def needs(self) -> Port:
-        """The layouts that the rows of the target variable need."""
+        """The layouts that the rows (configurations) of the target variable need, and each row's."""
         return self.between.needs
 
     @property
     def seconds(self) -> Floats:
-        """The cost [layout made, layout needed]. Raises `TypeError` where the cost is not a `DenseCost`."""
+        """
+        The dense cost table [layout made, layout needed] of the edge, in the solver's objective. Raises `TypeError`
+        where the cost is not a `DenseCost`.
+        """
         if not isinstance(self.between, DenseCost):
             raise TypeError("search: this edge has no table of seconds")
         return self.between.seconds
@@ -222,11 +243,11 @@ class FactorGraph:
         )
 
     def steps(self) -> int:
-        """Return an estimate of the work of one pass of messages over all edges, in additions."""
+        """Return an estimate of the work of one pass of messages over all edges: its number of additions."""
         return sum((len(k.made.layouts) + len(k.needs.layouts)) * len(k.made.layouts) for k in self.edges)
 
     def keep(self, variable: int, rows: npt.NDArray[np.bool_]) -> None:
-        """Drop, in place, the rows of variable number `variable` where the mask `rows` is False."""
+        """Drop, in place, the rows of a variable, given by number, where the mask `rows` [row] is False."""
         self.rows[variable] = self.rows[variable][rows]
         self.seconds[variable] = self.seconds[variable][rows]
         self.own[variable] = every(len(self.rows[variable]))
@@ -253,9 +274,11 @@ def between(
     space: LayoutSpace, made: Port, needs: Port, training: bool, price: Price = TIME, kept: bool = True
 ) -> DenseCost:
     """
-    Return the price of resharding a value from each layout of one port to each layout of another; 0 to NOWHERE.
+    Return the price of resharding a value from each layout of one port to each layout of another, [made, needed].
 
-    `training` says whether the gradient is resharded back, `kept` whether the backward reads the resharded value.
+    It is 0 for the layout NOWHERE, with which a reader needs no move of its own. `space` has the layouts that the ports
+    number, `training` says whether the gradient is resharded back, `kept` whether the backward reads the resharded
+    value, and `price` weighs the seconds and the bytes of both.
     """
     nowhere = int(len(needs.layouts) > 0 and needs.layouts[0] == NOWHERE)
     seconds = price.reshard(space, made.layouts, needs.layouts[nowhere:], training, kept)
@@ -272,13 +295,13 @@ def undominated(
     seconds: Floats, ends: Sequence[tuple[Ints, LazyRows | Floats]], candidates: int = 256
 ) -> npt.NDArray[np.bool_]:
     """
-    Return a mask [row], True for the rows that no other row dominates.
+    Return a mask [row], True for the rows of a variable that no other row dominates.
 
     A row is dominated if another is cheaper even with the reshards from and to its layouts added. `seconds` are the
-    unary costs [row]. `ends` has, for every edge of the variable, the layout of each row and a table [layout of the
-    other row, layout of this row] of the cost of replacing one by the other at that end. At most `candidates` rows, the
-    cheapest, are tried as dominating. This is the dead-end elimination of side-chain placement (Goldstein, 1994), with
-    the triangle inequality bounding the difference of the edges.
+    unary costs [row]. `ends` has, for every edge of the variable, (the layout of each row [row], a table [layout of the
+    other row, layout of this row] of the cost of replacing one by the other at that end). At most `candidates` rows,
+    the cheapest, are tried as dominating. This is the dead-end elimination of side-chain placement (Goldstein, 1994),
+    with the triangle inequality bounding the difference of the edges.
     """
     alive = np.ones(len(seconds), dtype=bool)
     tried = 0

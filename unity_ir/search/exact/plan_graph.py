@@ -14,7 +14,8 @@ from unity_ir.search.layouts.axes import AxisGroup, Ints
 
 def realise(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph:
     """
-    Return the parallel graph of an exact plan: `graph` with types in pieces, parallel operators and machine views.
+    Return the parallel graph of an exact plan: the serial `graph` with types in pieces, parallel operators and machine
+    views. `solver` is the one that found the plan.
     """
     assignments, rests, relays = placed(graph, plan, solver)
     return materialise(graph, assignments, solver.spaces.machine.mesh, rests, relays, plan.again)
@@ -27,7 +28,8 @@ def placed(
     Return an exact plan as three mappings: (assignment of each operator, layouts at rest, layouts of relays).
 
     Layouts at rest are those in which leaves are stored, and those to which values with several users are moved once
-    they are made. Layouts of relays have, for leaves, those to which they are moved before operators read them.
+    they are made. Layouts of relays have, for leaves, those to which they are moved before operators read them. `graph`
+    is the serial graph, `solver` the one that found the plan.
     """
     groups, with_gradient = solver.spaces.groups, trained(graph)
     assignments: dict[Node, Assignment] = {}
@@ -46,5 +48,9 @@ def placed(
 
 
 def roles_of_axes(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints) -> Assignment:
-    """Return the role of each mesh axis: `counts` [group, role] is one-hot per group, and `names` are the roles."""
+    """
+    Return the role of each mesh axis, outermost first, given the role of each group of axes.
+
+    `names` are the possible roles; `counts` [group, role] is one-hot per group: 1 at the index in `names` of its role.
+    """
     return tuple(names[int(row.argmax())] for g, row in zip(groups, counts, strict=True) for _ in g.axes)

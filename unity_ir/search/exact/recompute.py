@@ -37,8 +37,8 @@ class SavedForBackward:
 
     def relayed(self, value: Value, uses: Iterable[tuple[Node, int]]) -> bool:
         """
-        Return whether a value is saved in its relay layout: the backward of one of its `uses` reads it, or it is an
-        output.
+        Return whether a value is saved for the backward in its relay layout, to which it is moved for all its users:
+        the backward of one of its `uses` reads it, or it is an output.
 
         `uses` are (user, operand index) pairs.
         """
@@ -53,8 +53,8 @@ def may_recompute(graph: Graph, keeps: Keeps | None = None) -> frozenset[Node]:
     """
     Return the operators whose results the backward reads, but may recompute instead of reading saved ones.
 
-    Recomputing one reads only what its own backward reads anyway, so nothing else has to be saved. `keeps` says what
-    the backward reads, by default that of `graph`. Returns the empty set if the graph has no loss.
+    Recomputing one reads only what its own backward reads anyway, so nothing else has to be saved. `keeps` says which
+    values the backward reads; None computes it from `graph`. Returns the empty set if the graph has no loss.
     """
     if not graph.outputs or graph.outputs[0].shape != ():
         return frozenset()

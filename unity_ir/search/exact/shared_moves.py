@@ -52,30 +52,37 @@ class ScaledCost:
 
     @property
     def made(self) -> Port:
-        """The layouts that the source variable makes: those of the unscaled cost."""
+        """The layouts that the rows (configurations) of the edge's source variable make, and each row's."""
         return self.whole.made
 
     @property
     def needs(self) -> Port:
-        """The layouts that the target variable needs: those of the unscaled cost."""
+        """The layouts that the rows (configurations) of the edge's target variable need, and each row's."""
         return self.whole.needs
 
     def there(self, of_made: Floats) -> Floats:
         """
-        Return the min-sum message to the target: min over layouts made of `of_made` + scaled cost, for each layout
-        needed.
+        Return the min-sum message to the edge's target, [layout needed]: min over layouts made of `of_made` + scaled
+        cost.
+
+        `of_made` [layout made] is the message that arrives at the source, in seconds.
         """
         return self.part * self.whole.there(of_made / self.part)
 
     def back(self, of_needs: Floats) -> Floats:
         """
-        Return the min-sum message to the source: min over layouts needed of scaled cost + `of_needs`, for each layout
-        made.
+        Return the min-sum message to the edge's source, [layout made]: min over layouts needed of scaled cost +
+        `of_needs`.
+
+        `of_needs` [layout needed] is the message that arrives at the target, in seconds.
         """
         return self.part * self.whole.back(of_needs / self.part)
 
     def of(self, made: Port, needs: Port) -> ScaledCost:
-        """Return the cost restricted to ports that have only some of these layouts."""
+        """
+        Return the cost restricted to smaller ports: `made` and `needs` have some of the layouts of this cost's own
+        ports.
+        """
         return ScaledCost(self.whole.of(made, needs), self.part)
 
 
@@ -97,11 +104,11 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 
     def reader_share(self, value: Value) -> float:
         """
-        Return the share of a move that each reader of a value is charged: 1 / (number of readers that may share the
-        move).
+        Return the share of a move that each reader of a value is charged, so that readers that make it together pay for
+        at most one: 1 / (number of readers that may share the move).
 
-        It applies to moves to layouts that are not tracked. A relay in a layout that all readers need costs as little
-        as sharing, so then one reader fewer counts.
+        It applies to moves to layouts that are not tracked. If each reader reads the value once, the number is one less
+        than that of the readers: a relay in a layout that all of them need costs as little as sharing.
         """
         uses = self.uses[value]
         users = len({user for user, _ in uses})
@@ -116,11 +123,11 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 
     def states(self, value: Value, tracked: tuple[int, ...]) -> Ints:
         """
-        Return all states of a value's relay: [state, tracked layout], whether the value was moved there (AWAY, THERE,
-        BOTH).
+        Return all states of a value's relay, [state, tracked layout]: whether the value was moved to each tracked
+        layout (AWAY: not moved, THERE: the value alone, BOTH: also its gradient back).
 
-        THERE is the value alone, BOTH also its gradient back. `tracked` are layout numbers. At most floor(uses / 2) of
-        them are not AWAY, since a shared move has at least two readers.
+        `tracked` are layout numbers. At most floor(uses / 2) of them are not AWAY, since a shared move has at least two
+        readers.
         """
         trained = {self.training(value, [user]) for user, _ in self.uses[value]}
         may = (*([THERE] if False in trained else []), *([BOTH] if True in trained else []))
@@ -134,13 +141,14 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
         return np.array(out, dtype=np.int64).reshape(-1, len(tracked))
 
     def count_states(self, value: Value, tracked: int) -> int:
-        """Return the number of `states` of a value, given the number of its tracked layouts."""
+        """Return the number of rows of `states` for a value with `tracked` tracked layouts."""
         trainings = len({self.training(value, [user]) for user, _ in self.uses[value]})
         return sum(comb(tracked, count) * trainings**count for count in range(len(self.uses[value]) // 2 + 1))
 
     def found(self, value: Value, row: int) -> int:
         """
-        Return the number of the layout in which readers find a relayed value, given the row of its relay.
+        Return the number of the layout in which readers find a relayed value, given the index of the row chosen for its
+        relay.
 
         Rows of tracked values are [layout, state], flattened.
         """
@@ -267,7 +275,7 @@ def with_shared_moves(solver: Solver, graph: Graph, plan: ExactPlan) -> ExactPla
 
 def certain(bound: float, graph: Graph, machine: Machine) -> float:
     """
-    Return `bound`, lowered so that it surely bounds the seconds that `cost.plan` counts for any plan of a serial graph.
+    Return `bound` in seconds, lowered so that no plan of the serial graph counts fewer seconds in `cost.plan`.
 
     Subtracts the rounding error of sums, and an upper bound on the `FREE_MOVE` seconds that only the search charges for
     moves that change a role but neither copy nor send anything: four per mesh axis, operand and result. At least 0.

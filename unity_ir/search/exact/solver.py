@@ -146,13 +146,17 @@ class Solver:
     """The price that is minimised; plans' `seconds` and `bound` are in its unit."""
 
     def at(self, price: Price) -> Solver:
-        """Return a solver that minimises the objective `price`, and shares the tables of operators with this one."""
+        """
+        Return a solver that minimises the objective `price` (a weight per second and per byte); it shares operator
+        tables with this one.
+        """
         return Solver(self.spaces, self.optimizer, _tables=self._tables, price=price, stepwise=self.stepwise)
 
     def table(self, node: Node, with_gradient: set[Node]) -> OperatorTable:
         """
-        Return the table of configurations of a serial compute node. `with_gradient` are the nodes whose values have a
-        gradient.
+        Return the table of configurations of a serial compute node, a row each.
+
+        `with_gradient` are the nodes whose values have a gradient.
         """
         needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
         weights = tuple(v.node.op == "weight" for v in node.operands)
@@ -263,10 +267,11 @@ class Solver:
 
     def between(self, value: Value, made: Port, needs: Port, training: bool, kept: bool) -> PairwiseCost:
         """
-        Return the cost of moving a value from each layout of `made` to each of `needs`, in the solver's objective,
+        Return the cost [layout made, layout needed] of moving a value between two ports, in the solver's objective;
         memoised.
 
-        `training` says whether the gradient moves back, `kept` whether the backward reads the moved value.
+        `made` are the layouts at the producer, `needs` those at the reader. `training` says whether the gradient moves
+        back, `kept` whether the backward reads the moved value.
         """
         key = (value.type, value.node.op == "weight", training, kept, id(made), id(needs))
         if key not in self.pairwise:
@@ -280,11 +285,12 @@ class Solver:
 
     def leaf(self, value: Value, with_gradient: set[Node], user: bool, kept: bool) -> tuple[Floats, Ints]:
         """
-        Return, for each layout in which users find a leaf, the least cost [layout] and the layout number [layout] to
-        rest in.
+        Return (cost, rest), each [layout]: for each layout in which users find a leaf, the least cost in the solver's
+        objective, and the number of the layout in which the leaf rests (is stored) at that cost.
 
-        The cost is that of resting (`rest`) and of the reshard to the users. `user` says whether a user has a gradient,
-        `kept` whether the backward reads the resharded leaf.
+        The cost is that of resting (`Solver.rest`) and of the reshard to the users. `with_gradient` are the nodes whose
+        values have a gradient, `user` says whether a user has one, `kept` whether the backward reads the resharded
+        leaf.
         """
         training = user and value.node in with_gradient
         key = (value.type, value.node.op, value.node.master, training, kept)
@@ -313,7 +319,8 @@ class Solver:
         Return the cost [resting layout] of a leaf, in the solver's price: its memory and, of a trained weight, its
         update.
 
-        It is infinite for layouts with copies or partial sums, in which no leaf rests.
+        `with_gradient` are the nodes whose values have a gradient. The cost is infinite for layouts with copies or
+        partial sums, in which no leaf rests.
         """
         (type,) = node.types
         updated = node.op == "weight" and node in with_gradient
@@ -324,7 +331,8 @@ class Solver:
 
     def resting(self, node: Node, updated: bool) -> tuple[Floats, Floats]:
         """
-        Return seconds [layout] of a leaf's update and bytes [layout] of its tensors; infinite where it cannot rest.
+        Return (seconds, bytes) of a leaf, each [layout]: of its update, and of its tensors on a device; infinite where
+        it cannot rest.
 
         `updated` says whether the leaf is a trained weight; otherwise the seconds are 0.
         """
@@ -344,7 +352,7 @@ class Solver:
 
 def layouts_needed(node: Node, table: OperatorTable, operand: int) -> Ints:
     """
-    Return the number of the layout in which each row of an operator's table needs an operand: [row].
+    Return the number of the layout in which each row of an operator's table needs an operand, given by index: [row].
 
     The layout is NOWHERE where an earlier operand is the same value in the same layout, since one reshard serves both.
     """
@@ -391,10 +399,12 @@ def _minimum(problem: FactorGraph, memo: Memo) -> tuple[float, list[int], float]
 
 def among_best(problem: FactorGraph, slack: Sequence[Floats], few: int) -> tuple[tuple[float, list[int]], int]:
     """
-    Return the best choice among the `few` rows of least slack of each variable, and the number of rows that were kept.
+    Return (choice, few): the best choice among the `few` rows of least slack of each variable, and the value of `few`
+    that was used.
 
-    The choice is (cost, row of each variable). `slack` is [row] for each variable. `few` is halved until elimination
-    looks at no more than `limits().pruned_entries` table entries; the second result is its last value.
+    A choice is (cost, row of each variable). `slack` has, for each variable, how far above the lower bound the best
+    choice with each row is at least: [row]. `few` is halved until elimination looks at no more than
+    `limits().pruned_entries` table entries.
     """
     while True:
         spend(2 * limits().work_port * len(problem.edges))
@@ -442,7 +452,10 @@ class FactorGraphBuilder:
                 self._relay(node.result)
 
     def problem(self) -> FactorGraph:
-        """Return the factor graph with all rows of its variables."""
+        """
+        Return the graph's factor graph with all rows (configurations of an operator, layouts of a relay) of its
+        variables.
+        """
         of = self.variables
         return FactorGraph([v.rows for v in of], [v.seconds for v in of], [v.own for v in of], [*self.edges])
 
@@ -477,7 +490,9 @@ class FactorGraphBuilder:
         return ExactPlan(seconds, rows, layouts, rests, again, bound, among, left)
 
     def found(self, value: Value, row: int) -> int:
-        """Return the number of the layout in which users find a value, given the row chosen for its relay."""
+        """
+        Return the number of the layout in which users find a value, given the index of the row chosen for its relay.
+        """
         return row
 
     def shared(self) -> frozenset[Value]:
@@ -546,7 +561,7 @@ class FactorGraphBuilder:
         return self.solver.between(value, made, needs, training, kept)
 
     def relay(self, value: Value) -> Variable:
-        """Return the relay variable of a value."""
+        """Return the variable of a value's relay: a row per layout in which its users may find it."""
         return self.solver.relay(value, self.with_gradient, self.keeps.value(value))
 
     def _relay(self, value: Value) -> int:

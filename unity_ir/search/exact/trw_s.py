@@ -50,7 +50,7 @@ class Messages:
         """
         Pass messages from the first variable to the last; return the lower bound after the pass.
 
-        Drops rows that occur only in choices costing more than `known`.
+        `known` is the cost of the incumbent, inf if there is none: rows that occur only in dearer choices are dropped.
         """
         bound, limit = 0.0, self._limit(known)
         for variable in range(len(self.problem.rows)):
@@ -69,7 +69,7 @@ class Messages:
         """
         Pass messages from the last variable to the first; return the lower bound after the pass.
 
-        Drops rows that occur only in choices costing more than `known`.
+        `known` is the cost of the incumbent, inf if there is none: rows that occur only in dearer choices are dropped.
         """
         bound, limit = 0.0, self._limit(known)
         for variable in reversed(range(len(self.problem.rows))):
@@ -112,7 +112,8 @@ class Messages:
 
     def prune(self, limit: float) -> int:
         """
-        Drop every row that costs more than `limit` above the bound; return the number of rows left in all variables.
+        Drop every row that occurs only in choices costing more than the lower bound plus `limit`; return the number of
+        rows left in all variables.
         """
         for variable, slack in enumerate(self.slack):
             rows = slack <= limit

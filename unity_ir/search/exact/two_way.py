@@ -98,7 +98,10 @@ class TwoWayCost:
     _seen: dict[tuple[bool, bytes], Floats] = field(default_factory=dict[tuple[bool, bytes], Floats])
 
     def of(self, made: Port, needs: Port) -> TwoWayCost:
-        """Return the cost restricted to ports that have only some of these layouts."""
+        """
+        Return the cost restricted to smaller ports: `made` and `needs` have some of the layouts of this cost's own
+        ports.
+        """
         return TwoWayCost(made, needs, self.space, self.training)
 
     def ready(self) -> None:
@@ -139,15 +142,19 @@ class TwoWayCost:
 
     def there(self, of_made: Floats) -> Floats:
         """
-        Return the message to the target, rounded down: min over layouts made of `of_made` + cost, for each layout
-        needed.
+        Return the min-sum message to the target, [layout needed]: min over layouts made of `of_made` + cost, rounded
+        down.
+
+        `of_made` [layout made] is the message that arrives at the source, in seconds.
         """
         return self._kept(True, of_made)
 
     def back(self, of_needs: Floats) -> Floats:
         """
-        Return the message to the source, rounded down: min over layouts needed of cost + `of_needs`, for each layout
-        made.
+        Return the min-sum message to the source, [layout made]: min over layouts needed of cost + `of_needs`, rounded
+        down.
+
+        `of_needs` [layout needed] is the message that arrives at the target, in seconds.
         """
         return self._kept(False, of_needs)
 

@@ -113,9 +113,9 @@ def mcmc(
     """
     Return the fastest plan found for a serial graph by Metropolis-Hastings (FlexFlow, section 6).
 
-    `progress` is called with the proposals made and the best time in seconds. With `space`, assignments are drawn from
-    it only, including those of starting plans that are not in it. `plans` are starting plans in addition to those the
-    settings name, and before them.
+    `progress` is called with the proposals made and the best time in seconds. `space` lists the assignments each
+    operator may have (None: all that fit); those of starting plans that are not in it are replaced. `plans` are
+    starting plans by name, an assignment per operator, tried before those the settings name.
 
     Raises `UnityError` for invalid settings, and if no starting plan fits.
     """
@@ -149,8 +149,8 @@ def mcmc(
 
 def pinnable_axes(machine: Machine) -> tuple[int, ...]:
     """
-    Return the mesh axes on which operators may be pinned: the innermost ones, of at most `mcmc_classes` coordinates in
-    all.
+    Return the numbers of the mesh axes on which operators may be pinned to one coordinate: the innermost ones, of at
+    most `limits().mcmc_classes` coordinates in all.
     """
     axes: list[int] = []
     classes = 1

@@ -111,9 +111,10 @@ def joint(
        `limits().rewritten_operators` are priced (a count, so that any computer finds the same plan).
     5. Charge shared moves once in the incumbent and in the graph of step 2; return the faster, with a lower bound.
 
-    `solver` prices graphs, by default in seconds alone. `explored` is the memo of an earlier search. `like` is the
-    graph whose number of axis groups is used (`axis_groups.solve`), by default `graph`. Ctrl-C ends the search with the
-    incumbent. Raises `KeyboardInterrupt` before there is one.
+    `rules` are the algebraic rewrites to try. `progress` is called with the number of graphs explored and the best
+    seconds so far. `solver` prices graphs, by default in seconds alone. `explored` is the memo of an earlier search.
+    `like` is the graph whose number of axis groups is used (`axis_groups.solve`), by default `graph`. Ctrl-C ends the
+    search with the incumbent. Raises `KeyboardInterrupt` before there is one.
     """
     solver, plan = solve(graph, machine, optimizer, like) if solver is None else (solver, solver.solve(graph))
     search = BestFirst(PricedGraph(plan.seconds, graph, plan, ()), solver, rules, progress, explored or RewriteCache())
@@ -168,9 +169,10 @@ class BestFirst:
 
     def enter(self, graph: Graph, derivation: tuple[RuleApplication, ...]) -> PricedGraph | None:
         """
-        Compute the cost of a serial graph's optimal plan, and queue the graph if it is within alpha of the incumbent.
+        Compute the seconds of a serial graph's optimal plan, and queue the graph if they are within `limits().alpha`
+        times the incumbent's; return the priced graph, or None if it was priced before.
 
-        `derivation` are the rewrites that led to the graph. Returns None if it was priced before.
+        `derivation` are the rewrites that led to the graph.
         """
         if graph.outputs in self.seen:
             return None
@@ -187,7 +189,7 @@ class BestFirst:
 
     def enter_alone(self, machine: Machine, optimizer: Optimizer) -> PricedGraph | None:
         """
-        Price the graph that is fastest on one device, found by a search of its own, as `enter` does.
+        Price the graph that is fastest on one device of `machine`, found by a search of its own, as `enter` does.
 
         Returns None if it was priced before. Raises `KeyboardInterrupt` if the search for it was interrupted.
         """
@@ -212,7 +214,10 @@ class BestFirst:
             self.enter(after, (*best.derivation, *applied))
 
     def expand(self, most: int) -> None:
-        """Price all rewrites of queued graphs, cheapest first, until `most` graphs are seen or none is within alpha."""
+        """
+        Price all rewrites of queued graphs, cheapest first, until `most` graphs were priced in all or none left is
+        within `limits().alpha` times the incumbent.
+        """
         while self._queue and len(self.seen) < most:
             seconds, _, cheapest = heapq.heappop(self._queue)
             if seconds > limits().alpha * self.best.seconds:
@@ -225,9 +230,9 @@ class BestFirst:
 
     def with_shared_moves(self, alone: PricedGraph | None) -> list[PricedGraph]:
         """
-        Return the incumbent and `alone`, shared moves charged once (`with_shared_moves`), fastest first.
+        Return the incumbent and `alone`, each with the moves that several readers share charged once, fastest first.
 
-        The incumbent wins ties; `alone` is the graph that is fastest on one device, or None.
+        `alone` is the graph that is fastest on one device; None leaves it out. The incumbent wins ties.
         """
         ends = [self.best] if alone is None or alone is self.best else [self.best, alone]
         plans = [with_shared_moves(self.solver, end.graph, end.plan) for end in ends]
@@ -236,7 +241,7 @@ class BestFirst:
 
 
 def one_device(machine: Machine) -> Machine:
-    """Return a machine of a single device of the same kind, without links."""
+    """Return a machine of a single device of `machine`'s kind, without links."""
     return replace(machine, levels=(), links=())
 
 

@@ -21,6 +21,9 @@ def sequential(
     """
     Return the plan of rewriting for one device first and parallelizing then (Unity, section 6.4), as a baseline of
     `joint`.
+
+    `rules` are the algebraic rules; `progress` is called with the number of graphs explored and the best seconds so
+    far.
     """
     rewritten = joint(graph, one_device(machine), rules, optimizer, progress=progress)
     found = joint(rewritten.rewritten, machine, (), optimizer, progress=progress, like=graph)

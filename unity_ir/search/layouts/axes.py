@@ -42,7 +42,7 @@ class AxisGroup:
 
     @property
     def size(self) -> int:
-        """The number of devices along the group; of `count` equal axes, along one of them."""
+        """The number of devices along the whole group; of `count` equal axes with a role each, along one of them."""
         return prod(n for _, n in self.levels)
 
 
@@ -75,7 +75,8 @@ def count_equal_axes(machine: Machine) -> tuple[AxisGroup, ...]:
 @lru_cache(maxsize=16)
 def role_counts(groups: tuple[AxisGroup, ...], roles: int) -> Counts:
     """
-    Return every way to give each axis of all groups one of `roles` roles: [way, group, role], the number of axes.
+    Return every way to give each mesh axis one of several roles: [way, group, role], the number of a group's axes that
+    have the role. `roles` is the number of roles.
 
     Given one group of two equal axes and 2 roles, returns [[[2, 0]], [[1, 1]], [[0, 2]]].
     """
@@ -92,6 +93,7 @@ def role_counts(groups: tuple[AxisGroup, ...], roles: int) -> Counts:
 def role_degrees(groups: tuple[AxisGroup, ...], roles: int) -> Ints:
     """
     Return the degree of each role in each way of `role_counts`: [way, role], the product of the sizes of its axes.
+    `roles` is the number of roles.
     """
     out = degrees_of(role_counts(groups, roles), groups)
     out.setflags(write=False)
@@ -102,7 +104,8 @@ def degrees_of(counts: Counts, groups: Sequence[AxisGroup]) -> Ints:
     """
     Return the degree of each role, the product of the sizes of its mesh axes, as an array [choice, role].
 
-    `counts` is an array [choice, group, role]: how many of a group's equal axes have that role under each choice.
+    `counts` is an array [choice, group, role]: how many of the equal axes of a group, in `groups`, have that role under
+    each choice.
     """
     out = np.ones((len(counts), counts.shape[2]), dtype=np.int64)
     for i, group in enumerate(groups):

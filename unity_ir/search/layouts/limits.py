@@ -272,7 +272,8 @@ def limits() -> SearchLimits:
 @contextmanager
 def limited(**changes: Any) -> Generator[None]:
     """
-    Replace some limits, by field name, for the length of the `with` statement. Raises `TypeError` for unknown names.
+    Replace some limits for the length of the `with` statement, by names of fields of `SearchLimits`:
+    `limited(alpha=1.1)`. Raises `TypeError` for unknown names.
 
     Results that are cached across calls (`unity.device_shares.views`) keep the limits they were computed with.
     """

@@ -28,7 +28,10 @@ class Price:
 
     def of(self, seconds: Floats, bytes: Floats) -> Floats:
         """
-        Return `second * seconds + byte * bytes`, elementwise, of two arrays; of the objective `SPACE`, the bytes alone.
+        Return the cost of `seconds` and `bytes`, two arrays of one shape: `second * seconds + byte * bytes`,
+        elementwise.
+
+        Of the objective `SPACE`, returns the bytes alone, even where the seconds are infinite.
         """
         if self.byte == 0 or self == SPACE:
             return bytes if self == SPACE else self.second * seconds
@@ -36,10 +39,9 @@ class Price:
 
     def recomputes(self, table: OperatorTable, kept: Sequence[bool]) -> npt.NDArray[np.bool_]:
         """
-        Return, per row of an operator's table, whether recomputing its results costs less than saving those in `kept`:
-        [row].
+        Return whether recomputing an operator's results costs less than saving them, for each row of its table: [row].
 
-        `kept` says for each result whether the backward reads it.
+        `kept` says for each result whether the backward reads it, so that it would be saved.
         """
         none = np.zeros(len(table))
         return self.of(table.again, none) < self.of(none, table.bytes(kept))
@@ -58,10 +60,10 @@ class Price:
 
     def reshard(self, space: LayoutSpace, sources: Ints, targets: Ints, training: bool, kept: bool) -> Floats:
         """
-        Return the cost [source, target] of moving a value between layouts of `space`, given by number.
+        Return the cost [source, target] of moving a value between layouts of `space`.
 
-        `training` adds the moves of the gradient in the other direction; `kept` adds the bytes of saving the moved
-        value for the backward.
+        `sources` and `targets` are layout numbers. `training` adds the moves of the gradient in the other direction;
+        `kept` adds the bytes of saving the moved value for the backward.
         """
         seconds = space.reshard(sources, targets, training)
         if self.byte == 0:
@@ -70,9 +72,11 @@ class Price:
 
     def leaf(self, space: LayoutSpace, rests: Ints, training: bool, kept: bool, weight: bool) -> Floats:
         """
-        Return the cost [rest, layout] of moving a weight or input from each resting layout in `rests` to every layout.
+        Return the cost [rest, layout] of moving a leaf from each resting layout, of the numbers `rests`, to every
+        layout of `space`.
 
-        `training` and `kept` are as in `reshard`; for a `weight`, the share `hidden` of the seconds is not charged.
+        `training` and `kept` are as in `reshard`. `weight` says whether the leaf is a weight and not an input: of its
+        seconds the share `hidden` is not charged.
         """
         if self.byte == 0 and self.second == 1 and weight:
             seconds = space.reshard_from_few(rests, training)

@@ -46,7 +46,9 @@ class OperatorTable:
 
     def bytes(self, kept: Sequence[bool]) -> Floats:
         """
-        Return, per row, the bytes on a device of the results that are saved for the backward, as `kept` says: [row].
+        Return, per row, the bytes on a device of the results that are saved for the backward: [row].
+
+        `kept` says for each result whether it is saved.
         """
         return sum((m for m, k in zip(self.made, kept, strict=True) if k), np.zeros(len(self)))
 

@@ -82,7 +82,8 @@ class PricedMoves:
 
     def cheapest(self, starts: Ints) -> Floats:
         """
-        Return seconds [start, state] of the cheapest moves from the states `starts`, at least one, to all states.
+        Return the seconds [start, state] of the cheapest sequence of moves from each state in `starts` (indices, at
+        least one) to every state.
 
         Bellman-Ford: relax all moves, set by set, until few sums improve; then only moves from the states that
         improved. In float32 each sum along a path may be too large by a factor of 1 + 2**-24.
@@ -125,9 +126,10 @@ class PricedMoves:
 @lru_cache(maxsize=256)
 def all_moves(groups: tuple[AxisGroup, ...], single: tuple[bool, ...]) -> Moves:
     """
-    Return all single collectives between layouts of values of rank `len(single)`, as moves between layout indices.
+    Return all single collectives between layouts of values of rank `len(single)`, as moves between indices of layouts
+    in `role_counts(groups, ..)`.
 
-    `single` says for each dim whether it is a dim by itself (True), or stands for several merged dims.
+    `single` says for each dim whether it is a dim by itself (True), or stands for several merged dims (False).
     """
     rank = len(single)
     every = role_counts(groups, rank + 2)

@@ -54,7 +54,10 @@ class FittingPlan:
     """For every price tried, (price, a lower bound on seconds + price * bytes of all choices)."""
 
     def bound(self, limit: float) -> float:
-        """Return a lower bound in seconds on all choices that hold at most `limit` bytes on a device."""
+        """
+        Return a lower bound in seconds on all choices that hold at most `limit` bytes on a device: the greatest of the
+        Lagrangian bounds at all prices tried.
+        """
         return max(least - price * limit for price, least in self.lines)
 
 
@@ -101,10 +104,10 @@ class Refused(UnityError):
 
     def known(self, name: str, needs: float, seconds: float) -> Refused:
         """
-        Return the error, naming the baseline `name` as the smallest plan known if its bytes per device (`needs`) are
-        fewer.
+        Return the error with the baseline `name` as the smallest plan known, if it needs fewer bytes than the one named
+        so far; else this error.
 
-        `seconds` is the baseline's time.
+        `needs` are the baseline's bytes per device, `seconds` its time per iteration.
         """
         if self.smallest is None or self.smallest.needs <= needs:
             return self
@@ -122,7 +125,7 @@ class Solvers:
         self._last = self._space = solver.at(SPACE)
 
     def at(self, price: Price) -> Solver:
-        """Return the solver that minimises `price`."""
+        """Return the solver that minimises the objective `price` (a weight per second and per byte)."""
         if price == self.solver.price:
             return self.solver
         if price == SPACE:
@@ -174,7 +177,9 @@ class LagrangianCurve:
         return max(least - price * limit for price, least in self.lines)
 
     def solve(self, price: float) -> Choice:
-        """Return the choice that minimises seconds + `price` * bytes."""
+        """
+        Return the choice that minimises seconds + `price` * bytes; `price` is in seconds per byte held on a device.
+        """
         if price not in self._at:
             plan = self.solvers.at(Price(1.0, price)).solve(self.graph)
             self._at[price] = self.model.choice(plan)
@@ -183,7 +188,10 @@ class LagrangianCurve:
         return self._at[price]
 
     def fitting(self, limit: float) -> FittingPlan:
-        """Return the fastest choice found that holds at most `limit` bytes per device. Raises `NothingFits`."""
+        """
+        Return the fastest choice found that holds at most `limit` bytes per device. Raises `NothingFits` if there is
+        none.
+        """
         if self.bytes(self.fastest) <= limit:
             return self._found(self.fastest, limit)
         if self.bytes(self.smallest) > limit:
@@ -242,8 +250,7 @@ class LagrangianCurve:
 
     def with_sound_bounds(self, found: FittingPlan) -> FittingPlan:
         """
-        Return the plan with lower bounds that hold even where operators share moves: at price 0 and at the plan's
-        price.
+        Return `found` with lower bounds that hold even where operators share moves: at price 0 and at the plan's price.
 
         Returns `found` itself if no operators of the graph can share a move.
         """
@@ -255,9 +262,10 @@ class LagrangianCurve:
 
 def fitting(solver: Solver, graph: Graph, limit: float) -> FittingPlan:
     """
-    Return the fastest choice found for a graph that holds at most `limit` bytes per device, with its lower bounds.
+    Return the fastest choice found for a serial graph that holds at most `limit` bytes per device, with its lower
+    bounds.
 
-    Raises `NothingFits`.
+    `solver` is the machine's. Raises `NothingFits` if there is none.
     """
     curve = LagrangianCurve(Solvers(solver), graph)
     return curve.with_sound_bounds(curve.fitting(limit))
@@ -280,7 +288,8 @@ def needed(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
     Return the bytes a device must have for a plan: those held at the end of the forward or, if more, the simulated
     peak.
 
-    The peak is simulated only where the sum of all buffers exceeds the device's memory.
+    `graph` is the plan's parallel forward graph, and `priced` its cost. The peak is simulated only where the sum of all
+    buffers exceeds the device's memory.
     """
     if not not_kept(graph) and all_at_once(graph, priced, optimizer) <= priced.machine.device.memory:
         return priced.memory_bytes
@@ -289,8 +298,10 @@ def needed(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
 
 def all_at_once(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
     """
-    Return an upper bound in bytes on the peak of a plan without recomputation, as if no buffer were freed and each had
-    a gradient.
+    Return an upper bound in bytes on a device's peak under a plan without recomputation, as if no buffer were freed and
+    each had a gradient.
+
+    `graph` is the plan's parallel forward graph, and `priced` its cost.
     """
     placement = priced.placement
     values = [(v, placement.layouts[v]) for n in graph.nodes() if not n.is_parallel for v in n.results]
@@ -416,7 +427,10 @@ def _refused(needs: float, plan: ExactPlan, source: Graph, solver: Solver) -> Re
 
 
 def lacking(needs: float, device: Device) -> str:
-    """Return text for an error message: the bytes a plan `needs` per device, and how many of them the device lacks."""
+    """
+    Return text for an error message: the bytes that a plan `needs` per device, and by how much they exceed the device's
+    memory.
+    """
     return f"needs {_size(needs)} per device, {_size(needs - device.memory)} more than {device.name} has"
 
 

@@ -64,8 +64,8 @@ def descend_to_limit(
     """
     Return a choice whose simulated peak is at most `limit` bytes, by local search; None if none is found.
 
-    `starts` are the choices to descend from, `need` returns the peak bytes of a choice, and `operators` is the number
-    of operators of the graph, of which there may not be too many.
+    `model` gives seconds and bytes of choices, `starts` are the choices to descend from, `need` returns the simulated
+    peak bytes of a choice, and `operators` is the number of the graph's operators: too many, and there is no search.
     """
     if operators > limits().peak_operators:
         return None

@@ -148,7 +148,7 @@ class CostModel:
         self.edges.append(_Edge(source, target, made, needs, seconds, bytes))
 
     def choice(self, plan: ExactPlan) -> Choice:
-        """Return the choice of an exact plan: the number of the row of each variable."""
+        """Return the choice of an exact plan: for each variable of the model, the index of its row."""
         return tuple(self._row(key, plan) for key in self.keys)
 
     def _row(self, key: Key, plan: ExactPlan) -> int:
@@ -195,14 +195,16 @@ class CostModel:
         return seconds, bytes
 
     def around(self, node: Node, choice: Choice) -> tuple[float, float]:
-        """Return the seconds of an operator's kernels, and the seconds of the reshards to and from it."""
+        """
+        Return (seconds of an operator's kernels, seconds of the reshards of its operands and results) under a choice.
+        """
         variable, row = self._numbers[node], choice[self._numbers[node]]
         own = float(self.seconds[variable][row])
         return own, float(self._around(variable, choice)[0][row]) - own
 
     def crossover(self, one: Choice, other: Choice, limit: float) -> Choice | None:
         """
-        Return the fastest crossover of two choices that holds at most `limit` bytes; None if none does.
+        Return the fastest crossover of two choices that holds at most `limit` bytes per device; None if none does.
 
         A crossover has the first variables' rows of one choice and the other variables' rows of the other.
         """
@@ -236,7 +238,7 @@ class CostModel:
     def improved(self, choice: Choice, limit: float, passes: int = 4) -> Choice:
         """
         Return a choice improved by local search: single rows are changed while that makes it faster, within `limit`
-        bytes.
+        bytes per device.
 
         Ends at a local optimum, or after `passes` passes over all variables.
         """
@@ -260,8 +262,9 @@ class CostModel:
 
     def smallest_rows(self, variable: int, choice: Choice) -> list[int]:
         """
-        Return the other feasible rows of variable number `variable`, fewest bytes first; all other variables keep their
-        rows.
+        Return the indices of the feasible rows of a variable other than its row in `choice`, fewest bytes first.
+
+        `variable` is its number; all other variables keep their rows.
         """
         _, bytes = self._around(variable, choice)
         return [

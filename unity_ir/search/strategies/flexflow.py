@@ -33,7 +33,10 @@ class Mcmc:
     options = McmcOptions
 
     def search(self, graph: Graph, machine: Machine, options: McmcOptions, context: SearchContext) -> SearchResult:
-        """Return the plan with the least simulated time of all chains."""
+        """
+        Return the plan with the least simulated time of all chains; `options` are those of `--search=mcmc`, `context`
+        has the optimizer and the progress callback.
+        """
         settings = Settings(beta=options.beta, budget=options.budget, seed=options.seed)
         best = mcmc(graph, machine, context.optimizer, settings, context.progress)
         return SearchResult(

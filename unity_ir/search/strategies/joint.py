@@ -36,7 +36,10 @@ class Joint:
     options = RewriteOptions
 
     def search(self, graph: Graph, machine: Machine, options: RewriteOptions, context: SearchContext) -> SearchResult:
-        """Return the fastest plan found, with a lower bound on all placements of its graph."""
+        """
+        Return the fastest plan found, with a lower bound on all placements of its graph; `options` say which rules may
+        rewrite it, `context` has the optimizer and the progress callback.
+        """
         rules, optimizer = selected(options.rules), context.optimizer
         with choosing(self.name, graph, machine, optimizer) as chooser:
             search = partial(
@@ -66,7 +69,10 @@ class Sequential:
     options = RewriteOptions
 
     def search(self, graph: Graph, machine: Machine, options: RewriteOptions, context: SearchContext) -> SearchResult:
-        """Return the fastest plan of the graph that is fastest on one device."""
+        """
+        Return the fastest plan of the graph that is fastest on one device; `options` say which rules may rewrite it,
+        `context` has the optimizer and the progress callback.
+        """
         with choosing(self.name, graph, machine, context.optimizer) as chooser:
             return chooser.result(_sequential(graph, machine, options, context))
 

@@ -31,7 +31,10 @@ class Unity:
     options = UnityOptions
 
     def search(self, graph: Graph, machine: Machine, options: UnityOptions, context: SearchContext) -> SearchResult:
-        """Return the plan that Unity's search finds."""
+        """
+        Return the plan that Unity's search finds; `options` are those of `--search=unity`, `context` has the optimizer
+        and the progress callback.
+        """
         own = Options(**{f.name: getattr(options, f.name) for f in fields(Options)})
         found = unity(graph, machine, selected(options.rules), context.optimizer, own, context.progress)
         priced = cost(found.graph, machine, context.optimizer)

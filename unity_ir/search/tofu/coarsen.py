@@ -23,7 +23,7 @@ class Groups:
 
 
 def alone(graph: Graph) -> Groups:
-    """Return the groups of no coarsening: one operator or one value each."""
+    """Return groups without coarsening: each compute operator and each value is a group of its own."""
     nodes = graph.nodes()
     operators = {n: i for i, n in enumerate(n for n in nodes if n.is_compute)}
     values = {v: i for i, v in enumerate(v for n in nodes for v in n.results)}

@@ -37,8 +37,9 @@ def tofu(graph: Graph, machine: Machine, variant: str = "tofu", coarse: bool = T
     Return the parallel graph that Tofu's search makes of a serial one: one mesh axis at a time, with the fewest bytes
     moved.
 
-    `variant` is one of `VARIANTS` (Tofu, section 7.3); with `coarse`, the graph is coarsened first (section 5.1).
-    Raises `UnityError` for an unknown variant.
+    `variant` is one of `VARIANTS` (Tofu, section 7.3): `tofu` or one of its ablations, such as `tofu-all-row` or
+    `tofu-no-reduction`. With `coarse`, operators that compute alike are grouped first (section 5.1). Raises
+    `UnityError` for an unknown variant.
     """
     if variant not in VARIANTS:
         raise UnityError(f"tofu: unknown variant {variant!r}; known are {', '.join(VARIANTS)}")
@@ -56,7 +57,10 @@ def tofu(graph: Graph, machine: Machine, variant: str = "tofu", coarse: bool = T
 
 
 def fewest(step: StepProblem) -> Choices:
-    """Return the choices of a step that move the fewest bytes, by variable elimination."""
+    """
+    Return the choice of every group of a step (operator groups, value groups) with the fewest bytes moved, by variable
+    elimination.
+    """
     count = len(step.operators)
     factors = [plain((i,), own) for i, own in enumerate(step.own)]
     factors += [plain((i, count + j), table) for (i, j), table in step.edges.items()]

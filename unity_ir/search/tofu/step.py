@@ -109,7 +109,10 @@ class StepBuilder:
 
     def choose(self, step: StepProblem, size: int, operators: Iterable[int], values: Iterable[int]) -> None:
         """
-        Record the choice of every group in `step`, for a mesh axis of `size` devices, as indices of its possible roles.
+        Record the chosen roles of all groups on one more mesh axis, of `size` devices.
+
+        `operators` and `values` have, for each operator group and value group in order, the index of its choice in
+        `step`.
         """
         for group, choice in enumerate(operators):
             self.operators[group] = (*self.operators[group], step.operators[group][choice])
@@ -205,7 +208,13 @@ class StepBuilder:
 
 @lru_cache(maxsize=65536)
 def received(source: int, target: int, elements: int, size: int) -> float:
-    """Return the elements received, as a group of `size` devices that hold `elements` goes from one role to another."""
+    """
+    Return the elements that a group of `size` devices receives when a tensor goes from role `source` to role `target`
+    on their mesh axis.
+
+    A role is a dim's number or one of `pcg.sharding`'s negative ones (SUM, REPEAT, ..); `elements` is the size of the
+    part of the tensor that the group has in common.
+    """
     if source == target:
         return 0.0
     piece = elements // size if is_shard(source) else elements
@@ -217,6 +226,8 @@ def _item(value: Value) -> int:
 
 
 def group_sizes(step: StepProblem) -> Mapping[int, int]:
-    """Return the number of choices of each variable of a step, by number: operator groups first, then value groups."""
+    """
+    Return the number of choices of each group in a step, by variable number: operator groups first, then value groups.
+    """
     counts = [*map(len, step.operators), *map(len, step.values)]
     return dict(enumerate(counts))

@@ -42,8 +42,8 @@ def divisors(number: int) -> tuple[int, ...]:
 
 def roles(node: Node) -> tuple[GridRole, ...]:
     """
-    Return the roles by which an operator may be sharded: its divisible index variables, and the sets of operands that
-    may hold partial sums together.
+    Return the roles by which an operator may be sharded: its divisible index variables (by name), and the sets of
+    operand indices that may hold partial sums together.
     """
     analysis = node.analysis
     return (*(v for v in analysis.splittable if analysis.bound.extents[v] > 1), *analysis.carriers)
@@ -51,7 +51,8 @@ def roles(node: Node) -> tuple[GridRole, ...]:
 
 def divisible(node: Node, degrees: Degrees) -> bool:
     """
-    Return whether an operator can have these degrees: all their roles are its `roles`, and all sizes are divisible.
+    Return whether an operator can have these degrees ((role, degree) pairs): all their roles are its `roles`, and every
+    degree divides the sizes it shards.
     """
     analysis, known = node.analysis, roles(node)
     if any(role not in known for role, _ in degrees):
@@ -72,12 +73,13 @@ def divisible(node: Node, degrees: Degrees) -> bool:
 @cache
 def views(degrees: Degrees, share: Share, sizes: tuple[int, ...], levels: tuple[int, ...]) -> tuple[Assignment, ...]:
     """
-    Return the machine views with these degrees on a share of the machine, at most `limits().unity_views`; () if none
-    fits.
+    Return the machine views in which an operator has these degrees on a share of the machine, at most
+    `limits().unity_views`; () if none fits. A view is the role of each mesh axis.
 
-    `sizes` and `levels` are the size and the machine level of each mesh axis. Axes that the share has whole are used,
-    or repeat if left over; the others are pinned at 0. Views differ in which levels provide how much of each degree,
-    and in the order of roles on a level's axes; axes of one role are contiguous.
+    `degrees` are (role, degree) pairs, `share` is the number of usable coordinates of each mesh axis; `sizes` and
+    `levels` are the size and the machine level of each mesh axis. Axes that the share has whole are used, or repeat if
+    left over; the others are pinned at 0. Views differ in which levels provide how much of each degree, and in the
+    order of roles on a level's axes; axes of one role are contiguous.
     """
     classes: dict[tuple[int, int], list[int]] = {}
     for axis, (level, size) in enumerate(zip(levels, sizes, strict=True)):
@@ -132,15 +134,17 @@ def _orders(axes: list[int], counts: tuple[int, ...], degrees: Degrees) -> list[
 
 
 def whole(machine: Machine) -> Share:
-    """Return the share that is the whole machine: all coordinates of every mesh axis."""
+    """Return the share that is the whole machine: for every mesh axis, the number of all its coordinates."""
     return machine.mesh.sizes
 
 
 def splits(share: Share, sizes: Sequence[int], levels: Sequence[int]) -> Iterator[tuple[int, Share, Share]]:
     """
-    Yield every split of a share in two along one axis, as (axis, first part, second part).
+    Yield every split of a share in two along one mesh axis, as (axis, first part, second part).
 
-    The second part's coordinates come after those of the first. Of axes with equal size and level, only one is split.
+    `share` is the number of usable coordinates of each mesh axis; `sizes` and `levels` are each axis's size and machine
+    level. The second part's coordinates come after those of the first. Of axes with equal size and level, only one is
+    split.
     """
     tried: set[tuple[int, int, int]] = set()
     for axis, (count, size, level) in enumerate(zip(share, sizes, levels, strict=True)):
@@ -153,10 +157,15 @@ def splits(share: Share, sizes: Sequence[int], levels: Sequence[int]) -> Iterato
 
 
 def moved(assignment: Assignment, start: Sequence[int]) -> Assignment:
-    """Return a view with its pinned coordinates moved by `start`, the first coordinates of a share."""
+    """
+    Return a view with its axes pinned at 0 pinned at the share's first coordinates instead: `start` has one per mesh
+    axis.
+    """
     return tuple(pinned_at(start[a]) if role == pinned_at(0) else role for a, role in enumerate(assignment))
 
 
 def devices(degrees: Degrees) -> int:
-    """Return the number of tasks of an operator with these degrees."""
+    """
+    Return the number of tasks of an operator with these degrees ((role, degree) pairs): the product of the degrees.
+    """
     return prod(d for _, d in degrees)

@@ -84,7 +84,7 @@ class Subgraph:
 
     def wires(self, edge: DirectEdge) -> tuple[tuple[Value, int], ...]:
         """
-        Return the values that an edge carries, each with the index of the operand by which the target reads it.
+        Return the values that an edge carries, as (value, index of the operand by which the edge's target reads it).
 
         At the exit of a cut subgraph this is the first output, as operand 0.
         """
@@ -96,7 +96,7 @@ class Subgraph:
 
     @cached_property
     def keys(self) -> Mapping[Node, Hashable]:
-        """Key of each operator: all that its cost depends on except its degrees."""
+        """Memo key of each operator: equal for operators whose cost depends on their degrees alike."""
         return {
             node: (
                 node.op,
@@ -159,7 +159,7 @@ class Mapper:
         """
         Return the seconds of the fastest mapping for each layout at the entry and the exit: [entry, exit].
 
-        The array is [1, 1] for a subgraph that is not cut.
+        `degrees` has (role, degree) pairs per operator of `piece`. The array is [1, 1] for a subgraph that is not cut.
         """
         if not self.cache:
             self.tables.clear()
@@ -170,14 +170,17 @@ class Mapper:
         self, piece: Subgraph, degrees: Mapping[Node, Degrees], entry: int = 0, exit: int = 0
     ) -> dict[Node, Assignment]:
         """
-        Return every operator's view in the fastest mapping, given the index of the layout at the entry and at the exit.
+        Return every operator's view (the role of each mesh axis) in the fastest mapping.
+
+        `degrees` has (role, degree) pairs per operator of `piece`; `entry` and `exit` are the indices of the layouts at
+        the ends, among `piece.entries` and `piece.exits`.
         """
         return _Mapping(self, piece, degrees).chosen(entry, exit)
 
     def of(self, piece: Subgraph, node: Node, degrees: Degrees, share: Share) -> Views:
         """
-        Return the machine views of an operator with these degrees on a share of the machine, with their costs;
-        memoised.
+        Return the machine views in which an operator of `piece` has these degrees ((role, degree) pairs) on a share of
+        the machine (usable coordinates per mesh axis), with their costs; memoised.
         """
         key = (self.number_of(piece, node), degrees, share)
         if key not in self._views:

@@ -90,8 +90,8 @@ def unity(
     """
     Return the parallel graph that Unity's search finds for a serial one.
 
-    `rules` are the algebraic substitutions; parallelization rules follow from the operators. `progress` is called with
-    the number of candidates priced and the best seconds so far.
+    `rules` are the algebraic substitutions; parallelization rules follow from the operators. `options` None is the
+    defaults. `progress` is called with the number of candidates priced and the best seconds so far.
     """
     search = _UnitySearch(machine, rules, optimizer, options or Options(), progress)
     candidate, seconds = search.run(graph)

@@ -99,8 +99,10 @@ class Flow:
 
     def cuts(self, source: Node | None, inner: SequenceOf[Node], target: Node | None) -> list[Node]:
         """
-        Return, in order, the operators of `inner` on every path from `source` to `target`, ignoring edges between those
-        two.
+        Return, in order, the operators of `inner` that lie on every path from `source` to `target`, ignoring edges
+        between those two.
+
+        None stands for the start of the graph as `source`, for its end as `target`.
         """
         place: dict[Node | None, int] = {n: i for i, n in enumerate((*inner, target))}
         # Nothing is reached where there are no operators.
@@ -113,7 +115,9 @@ class Flow:
         return found
 
     def branches(self, inner: SequenceOf[Node]) -> list[list[Node]]:
-        """Return the connected components of some operators: each in graph order, sorted by their first operator."""
+        """
+        Return the connected components of the operators `inner`: each in graph order, sorted by their first operator.
+        """
         group = {n: [n] for n in inner}
         for node in inner:
             for user in self.users[node]:

@@ -52,8 +52,8 @@ def parts(graph: Graph, machine: Machine, rules: Sequence[Rule], least: int) -> 
     """
     Split a graph into parts at operators that all paths go through (Unity, section 5.3); return them in order.
 
-    Every part has at least `least` operators; cuts are where they disrupt the fewest of `rules`. Returns the whole
-    graph as one part if it cannot be cut.
+    Every part has at least `least` operators; cuts are where they disrupt the fewest matches of `rules`. Returns the
+    whole graph as one part if it cannot be cut.
     """
     cuts = _cuts(graph, rules, least)
     if not cuts:
@@ -115,7 +115,7 @@ def _cuts(graph: Graph, rules: Sequence[Rule], least: int) -> list[Node]:
 
 def partitionings(shape: Sequence[int], machine: Machine) -> tuple[Layout, ...]:
     """
-    Return the layouts that a tensor between two parts may have: whole, one dim by any degree, or two dims.
+    Return the layouts that a tensor of a shape may have between two parts: whole, one dim by any degree, or two dims.
 
     Two dims together take all devices. There are no replicas, and each layout has one view; the mapping of the whole
     graph chooses the views again.
@@ -139,7 +139,8 @@ def partitionings(shape: Sequence[int], machine: Machine) -> tuple[Layout, ...]:
 
 def compose(graph: Graph, chosen: Sequence[Chosen]) -> tuple[Graph, dict[Node, Degrees]]:
     """
-    Return the chosen candidates' graphs joined in sequence, and the degrees of each operator of the joined graph.
+    Return the chosen candidates' graphs joined in sequence, and the degrees of each operator of the joined graph, as
+    (role, degree) pairs.
 
     Each part's entry becomes the output of the part before. Degrees are () for operators without degrees in the
     candidate.
@@ -174,9 +175,11 @@ def _joined(graph: Graph, graphs: Sequence[tuple[Subgraph, Graph]]) -> tuple[Gra
 
 def derivation(graph: Graph, chosen: Sequence[Chosen], rules: Sequence[Rule]) -> tuple[RuleApplication, ...] | None:
     """
-    Return the parts' derivations as one derivation of the whole graph, in which operators have other numbers.
+    Return the derivations of the parts `chosen` as one derivation of the whole `graph`, in which operators have other
+    numbers.
 
-    Returns None if the rewrites cannot be replayed on the whole graph.
+    `rules` are those the derivations apply, by name. Returns None if the rewrites cannot be replayed on the whole
+    graph.
     """
     known = {rule.name: rule for rule in rules}
     now = [(c.piece, c.piece.graph) for c in chosen]
@@ -220,8 +223,10 @@ def structure(piece: Subgraph) -> object:
 
 def carried_over(found: Selection, piece: Subgraph, rules: Sequence[Rule]) -> Selection:
     """
-    Return the selection for a part that equals, but for names, the one `found` is for: its candidates, rebuilt for
-    `piece`.
+    Return the best candidates for `piece`, given those `found` for a part that equals it but for the names of leaves:
+    the same degrees, on graphs rebuilt by replaying the candidates' rewrites.
+
+    `rules` are those that the rewrites apply, by name.
     """
     known = {rule.name: rule for rule in rules}
     done: dict[CandidatePCG, CandidatePCG] = {}

@@ -28,7 +28,7 @@ class CandidatePCG:
 
     @cached_property
     def key(self) -> object:
-        """Return a key that is equal for equal PCGs, whatever rewrites led to them."""
+        """The key by which candidates are told apart: equal for equal PCGs, whatever rewrites led to them."""
         return self.piece.graph.outputs, tuple(self.degrees.get(n, ()) for n in self.piece.flow.nodes)
 
 
@@ -56,7 +56,10 @@ class Substitutions:
                     yield CandidatePCG(candidate.piece, {**alone, **onwards}, candidate.steps)
 
     def degrees(self, node: Node, now: Degrees) -> tuple[Degrees, ...]:
-        """Return every degrees that one parallelization rule makes of the operator's current ones, `now`."""
+        """
+        Return every set of degrees that one parallelization rule turns an operator's current ones, `now`, into; both
+        are (role, degree) pairs.
+        """
         if (node, now) not in self._ways:
             self._ways[node, now] = tuple(self._degrees(node, now))
         return self._ways[node, now]
@@ -137,10 +140,10 @@ class Substitutions:
 
     def alike(self, piece: Subgraph, dims: Mapping[Value, Sequence[int]]) -> CandidatePCG:
         """
-        Return the candidate in which the sharding of some values is propagated to all operators.
+        Return the candidate for `piece` in which the sharding of some values is propagated to all operators.
 
-        `dims` has the degree of each dim of these values. Single substitutions lead to the same candidate, one operator
-        per round.
+        `dims` has, for each of these values, the degree of each of its dims. Single substitutions would lead to the
+        same candidate, too, with one operator per round.
         """
         known: dict[Value, Sequence[int]] = dict(dims)
         degrees: dict[Node, Degrees] = {}
@@ -151,17 +154,18 @@ class Substitutions:
 
 
 def made(value: Value, degrees: Degrees) -> Sequence[int]:
-    """Return the degree of each dim of `value`, which an operator with these degrees computes."""
+    """Return the degree of each dim of `value`, computed by an operator with these degrees ((role, degree) pairs)."""
     by = {role: d for role, d in degrees if isinstance(role, str)}
     return [by.get(v, 1) if v is not None else 1 for v in value.node.analysis.result_dims[value.index]]
 
 
 def follow(node: Node, dims: Mapping[Value, Sequence[int]], devices_of: int) -> Degrees:
     """
-    Return the degrees of an operator that follows its operands' sharding; () where they do not fit.
+    Return the degrees ((role, degree) pairs) of an operator that follows its operands' sharding; () where they do not
+    fit.
 
-    `dims` has the degree of each dim of the sharded operands, `devices_of` is the number of devices of the machine. Of
-    operands that disagree, the first decides.
+    `dims` has, for each sharded operand, the degree of each of its dims; `devices_of` is the number of devices of the
+    machine. Of operands that disagree, the first decides.
     """
     analysis, known = node.analysis, roles(node)
     wanted: dict[str, int] = {}
@@ -178,7 +182,7 @@ def corresponding(before: Graph, after: Graph) -> dict[Node, Node]:
     """
     Map each operator after a rewrite to the one before it that it was: the same operator, perhaps on other operands.
 
-    New operators are left out.
+    `before` and `after` are the graphs. New operators are left out.
     """
     found: dict[Node, Node] = {}
     existed = {n for n in before.nodes() if n.is_compute}

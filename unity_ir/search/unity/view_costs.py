@@ -41,9 +41,10 @@ class ViewCosts:
 
     def move(self, type: TensorType, source: Layout, target: Layout, gradient: bool) -> float:
         """
-        Return the seconds of moving a value of this type's shape from layout `source` to `target`.
+        Return the seconds of moving a value of this type's shape from layout `source` to `target` (a role per mesh axis
+        each).
 
-        With `gradient`, adds those of moving its gradient back.
+        `gradient` adds the seconds of moving its gradient back.
         """
         if source == target:
             return 0.0
@@ -95,11 +96,12 @@ class ViewCosts:
         self, node: Node, view: Assignment, trained: bool, gradients: tuple[bool, ...], uses: Mapping[Value, int]
     ) -> float:
         """
-        Return the seconds of an operator under a view: kernels and halos, moves of its leaves, and their updates.
+        Return the seconds of an operator under a view (the role of each mesh axis): kernels and halos, moves of its
+        leaves, and their updates.
 
-        `trained` says whether the operator has a backward, `gradients` which operands get a gradient. `uses` has the
-        number of operators that read each leaf: a leaf rests where each of its users wants it, and each user pays its
-        part, which is exact when all want the same.
+        `trained` says whether the operator has a backward, `gradients` for each operand whether it gets a gradient.
+        `uses` has the number of operators that read each leaf: a leaf rests where each of its users wants it, and each
+        user pays its part, which is exact when all want the same.
         """
         machine = self.machine
         needs = tuple(trained and g for g in gradients)

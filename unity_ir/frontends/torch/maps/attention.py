@@ -10,7 +10,7 @@ from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import add, scale, where
 from unity_ir.frontends.torch.masks import is_lower, visible
 from unity_ir.frontends.torch.recognise import before_repeat_kv
-from unity_ir.frontends.torch.site import Site, maps, number
+from unity_ir.frontends.torch.site import CallSite, maps, number
 from unity_ir.frontends.torch.values import Operand, cut, expand, is_bool, op, reshape
 from unity_ir.pcg.graph import Value
 
@@ -20,7 +20,7 @@ FAR = -1e30
 
 @maps("scaled_dot_product_attention")
 def attention(
-    site: Site,
+    site: CallSite,
     q: Value,
     k: Operand,
     v: Operand,
@@ -32,9 +32,11 @@ def attention(
     enable_gqa: bool = False,
 ) -> Value:
     """
-    Map scaled-dot-product attention of queries [b.., h, i, e], keys [b.., h, j, e] and values [b.., h, j, d].
+    Map PyTorch's scaled-dot-product attention of queries [b.., h, i, e], keys [b.., h, j, e] and values [b.., h, j, d].
 
-    Returns one operator where there is no mask, or one that is all true or causal; otherwise its products and softmax.
+    `dropout_p` is the probability of dropping a weight, `scale` the factor of the scores (None: 1 / sqrt(e)); with
+    `enable_gqa`, keys and values may have fewer heads. Returns one operator where there is no mask, or one that is all
+    true or causal; otherwise its products and softmax.
     """
     k, v = site.value(k), site.value(v)
     by = q.shape[-1] ** -0.5 if scale is None else float(scale)
@@ -67,7 +69,7 @@ def _heads(x: Value) -> tuple[int, ...]:
 
 
 def _by_products(
-    site: Site, q: Value, k: Value, v: Value, mask: Operand | None, dropout_p: float, by: float, enable_gqa: bool
+    site: CallSite, q: Value, k: Value, v: Value, mask: Operand | None, dropout_p: float, by: float, enable_gqa: bool
 ) -> Value:
     if enable_gqa and (group := q.shape[-3] // k.shape[-3]) > 1:
         k, v = (_repeat_heads(x, group) for x in (k, v))
@@ -95,7 +97,7 @@ def _repeat_heads(x: Value, group: int) -> Value:
 
 @maps("embedding")
 def embedding(
-    site: Site,
+    site: CallSite,
     table: Operand,
     ids: Operand,
     padding_idx: int = -1,
@@ -103,10 +105,10 @@ def embedding(
     sparse: bool = False,
 ) -> Value:
     """
-    Map embedding: the rows of `table` [rows, width] at `ids`.
+    Map PyTorch's embedding: the rows of `table` [rows, width] at `ids`.
 
     Ids known at import that count up, as positions do, become a slice of the table. As in PyTorch, the row
-    `padding_idx` gets no gradient.
+    `padding_idx` gets no gradient; `sparse`, about the gradient's storage, has no effect.
     """
     del sparse
     if scale_grad_by_freq:
@@ -126,7 +128,7 @@ def embedding(
     return reshape(out, site.shape)
 
 
-def _known_rows(site: Site, rows: Value, ids: torch.Tensor, padding_idx: int) -> Value:
+def _known_rows(site: CallSite, rows: Value, ids: torch.Tensor, padding_idx: int) -> Value:
     if padding_idx >= 0 and bool((ids == padding_idx).any()) and site.trained(rows):
         raise UnityError("ids known at import hold padding_idx, which has no mapping")
     flat = ids.reshape(-1)
@@ -145,7 +147,7 @@ def _known_rows(site: Site, rows: Value, ids: torch.Tensor, padding_idx: int) ->
 
 @maps("embedding_bag", "_embedding_bag")
 def embedding_bag(
-    site: Site,
+    site: CallSite,
     table: Operand,
     ids: Operand,
     offsets: Operand,
@@ -157,7 +159,7 @@ def embedding_bag(
     padding_idx: int | None = -1,
 ) -> tuple[Value | None, ...]:
     """
-    Map the sum (`mode` 0) or mean (`mode` 1) of embeddings over bags of equal size.
+    Map PyTorch's sum (`mode` 0) or mean (`mode` 1) of embeddings over bags of equal size.
 
     Returns the result, and None for the other outputs. Raises `UnityError` for bags of different sizes, weights, and
     options without operator.
@@ -177,12 +179,15 @@ def embedding_bag(
 
 
 @maps("dropout")
-def dropout(site: Site, x: Value, p: float, train: bool) -> Value:
-    """Map dropout with probability `p`. Each occurrence has a seed of its own, so masks differ from PyTorch's."""
+def dropout(site: CallSite, x: Value, p: float, train: bool) -> Value:
+    """
+    Map PyTorch's dropout with probability `p`; unless `train`, `x` itself. Each occurrence has a seed of its own, so
+    masks differ from PyTorch's.
+    """
     return x if p == 0 or not train else op("dropout", x, p=float(p), seed=site.seeds())
 
 
 @maps("native_dropout")
-def native_dropout(site: Site, x: Value, p: float, train: bool | None) -> tuple[Value | None, ...]:
-    """Map dropout with probability `p`; its second result, the mask, has no mapping (None)."""
+def native_dropout(site: CallSite, x: Value, p: float, train: bool | None) -> tuple[Value | None, ...]:
+    """Map PyTorch's dropout with probability `p`; its second result, the mask, has no mapping (None)."""
     return dropout(site, x, p, train is not False), None

@@ -9,7 +9,7 @@ import torch
 
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import add, mul
-from unity_ir.frontends.torch.site import Site, maps
+from unity_ir.frontends.torch.site import CallSite, maps
 from unity_ir.frontends.torch.values import Operand, Shape, op, reshape
 from unity_ir.pcg.graph import Value
 
@@ -17,14 +17,17 @@ Ints = int | Sequence[int]
 
 
 def pair(x: Ints, last: int = 2) -> tuple[int, ...]:
-    """Return `x`, sizes per dim, as a tuple of `last` numbers; a single number holds for all dims."""
+    """
+    Return sizes per dim as a tuple of `last` numbers, one for each of the last dims; of a single number `x`, that
+    number for all.
+    """
     x = [x] if isinstance(x, int) else list(x)
     return tuple(x) * last if len(x) == 1 else tuple(x)
 
 
 @maps("conv2d", "conv1d")
 def conv(
-    site: Site,
+    site: CallSite,
     x: Value,
     weight: Operand,
     bias: Operand | None = None,
@@ -34,7 +37,9 @@ def conv(
     groups: int = 1,
 ) -> Value:
     """
-    Map a convolution over one or two dims. Raises `UnityError` for other ranks, and for operands without a batch dim.
+    Map PyTorch's convolution over one or two dims, in `groups` groups of channels; `stride`, `padding` and `dilation`
+    are per dim, or one number for all, and `padding` may be "valid" or "same". Raises `UnityError` for other ranks, and
+    for operands without a batch dim.
     """
     w = site.value(weight, site.dtype)
     dims = len(w.shape) - 2
@@ -63,7 +68,7 @@ def conv(
 
 @maps("convolution", "_convolution")
 def convolution(
-    site: Site,
+    site: CallSite,
     x: Value,
     weight: Operand,
     bias: Operand | None,
@@ -75,18 +80,22 @@ def convolution(
     groups: int,
     *_: object,
 ) -> Value:
-    """Map `aten.convolution`, of one or two dims. Raises `UnityError` for transposed ones."""
+    """
+    Map `aten.convolution`, of one or two dims, as `conv` does. Raises `UnityError` for transposed ones, to which
+    `output_padding` belongs.
+    """
     del output_padding
     if transposed:
         raise UnityError("a transposed convolution has no operator")
     return conv(site, x, weight, bias, stride, padding, dilation, groups)
 
 
-def check_floor(site: Site, sizes: Shape, kernel: Shape, stride: Shape, edge: Shape, spread: Shape) -> None:
+def check_floor(site: CallSite, sizes: Shape, kernel: Shape, stride: Shape, edge: Shape, spread: Shape) -> None:
     """
-    Raise `UnityError` if `ceil_mode` would add a window that reaches beyond the padded edge, so that it has an effect.
+    Raise `UnityError` if `ceil_mode` of a pooling would add a window that reaches beyond the padded edge, so that it
+    has an effect.
 
-    `edge` is the padding and `spread` the dilation, each per dim as are `sizes` (the input's), `kernel` and `stride`.
+    All are per pooled dim: `sizes` of the input, `kernel`, `stride`, `edge` (the padding) and `spread` (the dilation).
     """
     for size, k, s, p, d, out in zip(sizes, kernel, stride, edge, spread, site.shape[-2:], strict=True):
         if (size + 2 * p - d * (k - 1) - 1) // s + 1 != out:
@@ -95,7 +104,7 @@ def check_floor(site: Site, sizes: Shape, kernel: Shape, stride: Shape, edge: Sh
 
 @maps("max_pool2d")
 def max_pool(
-    site: Site,
+    site: CallSite,
     x: Value,
     kernel: Ints,
     stride: Ints = (),
@@ -103,7 +112,10 @@ def max_pool(
     dilation: Ints = 1,
     ceil_mode: bool = False,
 ) -> Value:
-    """Map max pooling over two dims. Raises `UnityError` where `ceil_mode` has an effect."""
+    """
+    Map PyTorch's max pooling over two dims; `kernel`, `stride` (by default the kernel's), `padding` and `dilation` are
+    per dim, or one number for both. Raises `UnityError` where `ceil_mode` has an effect.
+    """
     del ceil_mode
     k, p, d = pair(kernel), pair(padding), pair(dilation)
     s = pair(stride) or k
@@ -112,14 +124,17 @@ def max_pool(
 
 
 @maps("max_pool2d_with_indices")
-def max_pool_with_indices(site: Site, x: Value, *rest: Ints) -> tuple[Value | None, ...]:
-    """Map max pooling over two dims; its second result, the indices, has no mapping (None)."""
+def max_pool_with_indices(site: CallSite, x: Value, *rest: Ints) -> tuple[Value | None, ...]:
+    """
+    Map PyTorch's max pooling over two dims, with the arguments `rest` as of `max_pool`; its second result, the indices,
+    has no mapping (None).
+    """
     return max_pool(site, x, *rest), None
 
 
 @maps("avg_pool2d")
 def avg_pool(
-    site: Site,
+    site: CallSite,
     x: Value,
     kernel: Ints,
     stride: Ints = (),
@@ -128,7 +143,13 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Value:
-    """Map mean pooling over two dims. Raises `UnityError` where `ceil_mode` has an effect."""
+    """
+    Map PyTorch's mean pooling over two dims; `kernel`, `stride` (by default the kernel's) and `padding` are per dim, or
+    one number for both. Raises `UnityError` where `ceil_mode` has an effect.
+
+    `count_include_pad` counts padding as zeros; `divisor_override` divides windows' sums by that number instead of by
+    their elements.
+    """
     del ceil_mode
     k, p = pair(kernel), pair(padding)
     s = pair(stride) or k
@@ -143,15 +164,15 @@ def avg_pool(
 
 
 @maps("adaptive_avg_pool2d", "_adaptive_avg_pool2d")
-def adaptive_avg_pool(site: Site, x: Value, sizes: Ints) -> Value:
-    """Map adaptive mean pooling over two dims."""
+def adaptive_avg_pool(site: CallSite, x: Value, sizes: Ints) -> Value:
+    """Map PyTorch's adaptive mean pooling over two dims, to the sizes (height, width) of its result."""
     del sizes
     return op("adaptive_avg_pool2d", x, sizes=site.shape[-2:])
 
 
 @maps("adaptive_avg_pool1d")
-def adaptive_avg_pool1d(site: Site, x: Value, sizes: Ints) -> Value:
-    """Map adaptive mean pooling over one dim."""
+def adaptive_avg_pool1d(site: CallSite, x: Value, sizes: Ints) -> Value:
+    """Map PyTorch's adaptive mean pooling over one dim, to the size of its result."""
     del sizes
     x = reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
     return reshape(op("adaptive_avg_pool2d", x, sizes=(1, site.shape[-1])), site.shape)
@@ -159,7 +180,7 @@ def adaptive_avg_pool1d(site: Site, x: Value, sizes: Ints) -> Value:
 
 @maps("avg_pool1d")
 def avg_pool1d(
-    site: Site,
+    site: CallSite,
     x: Value,
     kernel: Ints,
     stride: Ints = (),
@@ -168,7 +189,8 @@ def avg_pool1d(
     count_include_pad: bool = True,
 ) -> Value:
     """
-    Map mean pooling over one dim. Raises `UnityError` for `ceil_mode`, and for padding that the mean does not count.
+    Map PyTorch's mean pooling over one dim, with `kernel`, `stride` (by default the kernel's) and `padding` along it.
+    Raises `UnityError` for `ceil_mode`, and for padding that the mean does not count (`count_include_pad` False).
     """
     if ceil_mode or (not count_include_pad and any(pair(padding, 1))):
         raise UnityError("ceil_mode and count_include_pad=False have no operator in one dim; use avg_pool2d")

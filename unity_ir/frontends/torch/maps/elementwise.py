@@ -8,18 +8,19 @@ import torch
 
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch import recognise
-from unity_ir.frontends.torch.site import Site, cast, finite, maps, number, shrink
+from unity_ir.frontends.torch.site import CallSite, cast, finite, maps, number, shrink
 from unity_ir.frontends.torch.values import Operand, constant, element_type, expand, like, op, squeeze_leading
 from unity_ir.pcg.graph import Value
 
 COMMUTATIVE = {"add", "mul", "maximum", "minimum", "eq", "ne", "logical_and", "logical_or"}
 
 
-def binary(site: Site, name: str, x: Operand, y: Operand, dtype: str | None = None) -> Value:
+def binary(site: CallSite, name: str, x: Operand, y: Operand, dtype: str | None = None) -> Value:
     """
-    Return operator `name` applied to two operands, broadcast to the shape and cast to the type of PyTorch's result.
+    Return the graph operator called `name` applied to two operands, broadcast to the shape and cast to the type of
+    PyTorch's result at `site`.
 
-    With `dtype`, the operands are cast to that element type first; by default, to the result's.
+    The operands are first cast to the element type `dtype`; None casts them to the result's.
     """
     dtype = dtype or site.dtype
     a, b = (site.value(shrink(v) if isinstance(v, torch.Tensor) else v, dtype) for v in (x, y))
@@ -37,12 +38,12 @@ def _is_ready(a: Value, b: Value) -> bool:
 
 def unary(name: str, *aten: str) -> None:
     """
-    Register a mapping to the operator `name` for ATen operators of one operand: those named, by default that of its
-    name.
+    Register a mapping to the graph operator `name`, of one operand, for the ATen operators named in `aten`; if none
+    are, for that called `name`.
     """
 
     @maps(*(aten or (name,)))
-    def one(site: Site, x: Value) -> Value:
+    def one(site: CallSite, x: Value) -> Value:
         return op(name, cast(x, site.dtype))
 
     del one
@@ -66,8 +67,8 @@ def scale(x: Value, by: float) -> Value:
 
 
 @maps("add")
-def add(site: Site, x: Operand, y: Operand, alpha: float = 1) -> Value:
-    """Map `x + alpha * y`."""
+def add(site: CallSite, x: Operand, y: Operand, alpha: float = 1) -> Value:
+    """Map PyTorch's `x + alpha * y`."""
     if isinstance(x, Value) and (by := number(y)) is not None:
         return site.fit(shift(cast(x, site.dtype), by * alpha))
     if isinstance(y, Value) and (by := number(x)) is not None:
@@ -78,8 +79,8 @@ def add(site: Site, x: Operand, y: Operand, alpha: float = 1) -> Value:
 
 
 @maps("sub", "subtract")
-def sub(site: Site, x: Operand, y: Operand, alpha: float = 1) -> Value:
-    """Map `x - alpha * y`."""
+def sub(site: CallSite, x: Operand, y: Operand, alpha: float = 1) -> Value:
+    """Map PyTorch's `x - alpha * y`."""
     if (by := number(y)) is not None or number(x) is not None:
         return add(site, x, y if by is None else by, alpha=-alpha)
     if alpha != 1:
@@ -88,14 +89,14 @@ def sub(site: Site, x: Operand, y: Operand, alpha: float = 1) -> Value:
 
 
 @maps("rsub")
-def rsub(site: Site, x: Operand, y: Operand, alpha: float = 1) -> Value:
-    """Map `y - alpha * x`."""
+def rsub(site: CallSite, x: Operand, y: Operand, alpha: float = 1) -> Value:
+    """Map PyTorch's `y - alpha * x`."""
     return sub(site, y, x, alpha)
 
 
 @maps("mul", "multiply")
-def mul(site: Site, x: Operand, y: Operand) -> Value:
-    """Map `x * y`; if the factors form a written-out gelu or RMS norm, map to that operator."""
+def mul(site: CallSite, x: Operand, y: Operand) -> Value:
+    """Map PyTorch's `x * y`; if the factors form a written-out gelu or RMS norm, map to that operator."""
     for a, b in ((x, y), (y, x)):
         if isinstance(a, Value) and (by := number(b)) is not None:
             return site.fit(scale(cast(a, site.dtype), by))
@@ -108,8 +109,8 @@ def mul(site: Site, x: Operand, y: Operand) -> Value:
 
 
 @maps("div", "divide", "true_divide")
-def div(site: Site, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
-    """Map `x / y`, rounded down if `rounding_mode` is "floor". Raises `UnityError` for "trunc"."""
+def div(site: CallSite, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
+    """Map PyTorch's `x / y`, rounded down if `rounding_mode` is "floor". Raises `UnityError` for "trunc"."""
     if rounding_mode == "trunc":
         raise UnityError("rounding_mode 'trunc' has no operator; use 'floor' or none")
     # What is rounded must be the quotient itself: 49 * (1 / 49) is below 1.
@@ -123,14 +124,14 @@ def div(site: Site, x: Operand, y: Operand, rounding_mode: str | None = None) ->
 
 
 @maps("floor_divide")
-def floor_divide(site: Site, x: Operand, y: Operand) -> Value:
-    """Map `floor(x / y)`."""
+def floor_divide(site: CallSite, x: Operand, y: Operand) -> Value:
+    """Map PyTorch's `floor(x / y)`."""
     return div(site, x, y, "floor")
 
 
 @maps("pow")
-def power(site: Site, x: Operand, y: Operand) -> Value:
-    """Map `x ** y`."""
+def power(site: CallSite, x: Operand, y: Operand) -> Value:
+    """Map PyTorch's `x ** y`."""
     exponent = number(y)
     if exponent is None or not isinstance(x, Value):
         return binary(site, "pow", x, y)
@@ -151,26 +152,26 @@ def power(site: Site, x: Operand, y: Operand) -> Value:
 
 
 @maps("maximum")
-def maximum(site: Site, x: Operand, y: Operand) -> Value:
-    """Map the elementwise maximum."""
+def maximum(site: CallSite, x: Operand, y: Operand) -> Value:
+    """Map PyTorch's elementwise maximum."""
     return binary(site, "maximum", x, y)
 
 
 @maps("minimum")
-def minimum(site: Site, x: Operand, y: Operand) -> Value:
-    """Map the elementwise minimum."""
+def minimum(site: CallSite, x: Operand, y: Operand) -> Value:
+    """Map PyTorch's elementwise minimum."""
     return binary(site, "minimum", x, y)
 
 
 @maps("addcmul")
-def addcmul(site: Site, x: Operand, a: Operand, b: Operand, value: float = 1) -> Value:
-    """Map `x + value * a * b`."""
+def addcmul(site: CallSite, x: Operand, a: Operand, b: Operand, value: float = 1) -> Value:
+    """Map PyTorch's `x + value * a * b`."""
     return add(site, x, mul(site, a, b), alpha=value)
 
 
 @maps("addcdiv")
-def addcdiv(site: Site, x: Operand, a: Operand, b: Operand, value: float = 1) -> Value:
-    """Map `x + value * a / b`."""
+def addcdiv(site: CallSite, x: Operand, a: Operand, b: Operand, value: float = 1) -> Value:
+    """Map PyTorch's `x + value * a / b`."""
     return add(site, x, div(site, a, b), alpha=value)
 
 
@@ -178,22 +179,22 @@ def addcdiv(site: Site, x: Operand, a: Operand, b: Operand, value: float = 1) ->
 
 
 @maps("gelu")
-def gelu(site: Site, x: Value, approximate: str = "none") -> Value:
-    """Map gelu, exact or approximated by tanh."""
+def gelu(site: CallSite, x: Value, approximate: str = "none") -> Value:
+    """Map PyTorch's gelu, exact or approximated by tanh."""
     del site
     return op("gelu_tanh" if approximate == "tanh" else "gelu", x)
 
 
 @maps("leaky_relu")
-def leaky_relu(site: Site, x: Value, slope: float = 0.01) -> Value:
-    """Map leaky relu, with slope `slope` below 0."""
+def leaky_relu(site: CallSite, x: Value, slope: float = 0.01) -> Value:
+    """Map PyTorch's leaky relu, with slope `slope` below 0."""
     del site
     return op("leaky_relu", x, slope=float(slope))
 
 
 @maps("elu")
-def elu(site: Site, x: Value, alpha: float = 1, scaled: float = 1, input_scale: float = 1) -> Value:
-    """Map `scaled * elu(x)` with parameter `alpha`. Raises `UnityError` if `input_scale` is not 1."""
+def elu(site: CallSite, x: Value, alpha: float = 1, scaled: float = 1, input_scale: float = 1) -> Value:
+    """Map PyTorch's `scaled * elu(x)` with parameter `alpha`. Raises `UnityError` if `input_scale` is not 1."""
     del site
     if input_scale != 1:
         raise UnityError(f"input_scale is {input_scale}; only 1 is supported")
@@ -201,14 +202,14 @@ def elu(site: Site, x: Value, alpha: float = 1, scaled: float = 1, input_scale: 
 
 
 @maps("selu")
-def selu(site: Site, x: Value) -> Value:
-    """Map selu, a scaled elu."""
+def selu(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's selu, a scaled elu."""
     return elu(site, x, 1.6732632423543772, 1.0507009873554805)
 
 
 @maps("softplus")
-def softplus(site: Site, x: Value, beta: float = 1, threshold: float = 20) -> Value:
-    """Map softplus, `log(1 + exp(beta x)) / beta`, and `x` itself where `beta x` is above the threshold."""
+def softplus(site: CallSite, x: Value, beta: float = 1, threshold: float = 20) -> Value:
+    """Map PyTorch's softplus, `log(1 + exp(beta x)) / beta`, and `x` itself where `beta x` is above the threshold."""
     del site
     scaled = scale(x, beta)
     out = scale(op("softplus", scaled), 1 / beta)
@@ -216,43 +217,46 @@ def softplus(site: Site, x: Value, beta: float = 1, threshold: float = 20) -> Va
 
 
 @maps("log_sigmoid")
-def log_sigmoid(site: Site, x: Value) -> Value:
-    """Map `log(sigmoid(x))`."""
+def log_sigmoid(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's `log(sigmoid(x))`."""
     del site
     return op("neg", op("softplus", op("neg", x)))
 
 
 @maps("mish")
-def mish(site: Site, x: Value) -> Value:
-    """Map `x * tanh(softplus(x))`."""
+def mish(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's `x * tanh(softplus(x))`."""
     del site
     return op("mul", x, op("tanh", op("softplus", x)))
 
 
 @maps("log1p")
-def log1p(site: Site, x: Value) -> Value:
-    """Map `log(1 + x)`."""
+def log1p(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's `log(1 + x)`."""
     del site
     return op("log", shift(x, 1))
 
 
 @maps("log2")
-def log2(site: Site, x: Value) -> Value:
-    """Map the logarithm to base 2."""
+def log2(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's logarithm to base 2."""
     del site
     return scale(op("log", x), 1 / math.log(2))
 
 
 @maps("expm1")
-def expm1(site: Site, x: Value) -> Value:
-    """Map `exp(x) - 1`."""
+def expm1(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's `exp(x) - 1`."""
     del site
     return shift(op("exp", x), -1)
 
 
 @maps("hardtanh")
-def hardtanh(site: Site, x: Value, low: float = -1, high: float = 1) -> Value:
-    """Map hardtanh: `x` clamped to [low, high]. Unlike that of clamp, its gradient is zero at the bounds themselves."""
+def hardtanh(site: CallSite, x: Value, low: float = -1, high: float = 1) -> Value:
+    """
+    Map PyTorch's hardtanh: `x` clamped to [low, high]. Unlike that of clamp, its gradient is zero at the bounds
+    themselves.
+    """
     match low, high:
         case -1, 1:
             return op("hardtanh", x)
@@ -264,14 +268,15 @@ def hardtanh(site: Site, x: Value, low: float = -1, high: float = 1) -> Value:
 
 
 def compared(name: str, x: Value, by: float) -> Value:
-    """Return operator `name` (a comparison) applied to `x` and the constant `by`, in the element type of `x`."""
+    """Return the graph's comparison `name` (such as `lt`) of `x` with the number `by`, in the element type of `x`."""
     return op(name, x, constant(by, (), x.type.dtype))
 
 
 @maps("clamp", "clip")
-def clamp(site: Site, x: Value, low: Operand | None = None, high: Operand | None = None) -> Value:
+def clamp(site: CallSite, x: Value, low: Operand | None = None, high: Operand | None = None) -> Value:
     """
-    Map `x` clamped to [low, high]; a bound that is None is infinite. Raises `UnityError` for bounds that are tensors.
+    Map PyTorch's clamp: `x` limited to [low, high]; a bound that is None is infinite. Raises `UnityError` for bounds
+    that are tensors.
     """
     if not isinstance(low, int | float | None) or not isinstance(high, int | float | None):
         raise UnityError("bounds that are tensors have no mapping; use maximum and minimum")
@@ -283,44 +288,45 @@ def clamp(site: Site, x: Value, low: Operand | None = None, high: Operand | None
 
 
 @maps("log10")
-def log10(site: Site, x: Value) -> Value:
-    """Map the logarithm to base 10."""
+def log10(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's logarithm to base 10."""
     del site
     return scale(op("log", x), 1 / math.log(10))
 
 
 @maps("tan")
-def tan(site: Site, x: Value) -> Value:
-    """Map the tangent."""
+def tan(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's tangent."""
     del site
     return op("div", op("sin", x), op("cos", x))
 
 
 @maps("sinh")
-def sinh(site: Site, x: Value) -> Value:
-    """Map the hyperbolic sine."""
+def sinh(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's hyperbolic sine."""
     del site
     return scale(op("sub", op("exp", x), op("exp", op("neg", x))), 0.5)
 
 
 @maps("cosh")
-def cosh(site: Site, x: Value) -> Value:
-    """Map the hyperbolic cosine."""
+def cosh(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's hyperbolic cosine."""
     del site
     return scale(op("add", op("exp", x), op("exp", op("neg", x))), 0.5)
 
 
 @maps("atanh")
-def atanh(site: Site, x: Value) -> Value:
-    """Map the inverse hyperbolic tangent."""
+def atanh(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's inverse hyperbolic tangent."""
     del site
     return scale(op("log", op("div", shift(x, 1), shift(op("neg", x), 1))), 0.5)
 
 
 @maps("asinh")
-def asinh(site: Site, x: Value) -> Value:
+def asinh(site: CallSite, x: Value) -> Value:
     """
-    Map asinh, computed from the absolute value: for large negative `x`, the terms of the plain formula would cancel.
+    Map PyTorch's asinh, computed from the absolute value: for large negative `x`, the terms of the plain formula would
+    cancel.
     """
     del site
     one, minus = (constant(v, (), x.type.dtype) for v in (1, -1))
@@ -330,41 +336,41 @@ def asinh(site: Site, x: Value) -> Value:
 
 
 @maps("acosh")
-def acosh(site: Site, x: Value) -> Value:
-    """Map the inverse hyperbolic cosine."""
+def acosh(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's inverse hyperbolic cosine."""
     del site
     return op("log", op("add", x, op("sqrt", shift(op("square", x), -1))))
 
 
 @maps("ceil")
-def ceil(site: Site, x: Value) -> Value:
-    """Map rounding up to the next integer."""
+def ceil(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's rounding up to the next integer."""
     del site
     return op("neg", op("floor", op("neg", x)))
 
 
 @maps("remainder")
-def remainder(site: Site, x: Operand, y: Operand) -> Value:
-    """Map `x - y * floor(x / y)`, which has the sign of the divisor."""
+def remainder(site: CallSite, x: Operand, y: Operand) -> Value:
+    """Map PyTorch's `x - y * floor(x / y)`, which has the sign of the divisor."""
     return sub(site, x, mul(site, div(site, x, y, "floor"), y))
 
 
 @maps("isnan")
-def isnan(site: Site, x: Value) -> Value:
-    """Map the test for nan, as `x != x`."""
+def isnan(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's test for nan, as `x != x`."""
     del site
     return op("ne", x, x)
 
 
 @maps("clamp_min")
-def clamp_min(site: Site, x: Value, low: float) -> Value:
-    """Map the elementwise maximum of `x` and the number `low`."""
+def clamp_min(site: CallSite, x: Value, low: float) -> Value:
+    """Map PyTorch's elementwise maximum of `x` and the number `low`."""
     return clamp(site, x, low, None)
 
 
 @maps("clamp_max")
-def clamp_max(site: Site, x: Value, high: float) -> Value:
-    """Map the elementwise minimum of `x` and the number `high`."""
+def clamp_max(site: CallSite, x: Value, high: float) -> Value:
+    """Map PyTorch's elementwise minimum of `x` and the number `high`."""
     return clamp(site, x, None, high)
 
 
@@ -372,10 +378,13 @@ def clamp_max(site: Site, x: Value, high: float) -> Value:
 
 
 def compare(name: str, *aten: str) -> None:
-    """Register a mapping to the comparison `name` for ATen operators: those named, by default that of its name."""
+    """
+    Register a mapping to the comparison `name` of the graph for the ATen operators named in `aten`; if none are, for
+    that called `name`.
+    """
 
     @maps(*(aten or (name,)))
-    def both(site: Site, x: Operand, y: Operand) -> Value:
+    def both(site: CallSite, x: Operand, y: Operand) -> Value:
         return binary(site, name, x, y, common(x, y))
 
     del both
@@ -392,31 +401,31 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 
 @maps("logical_and", "bitwise_and", "__and__")
-def logical_and(site: Site, x: Operand, y: Operand) -> Value:
-    """Map the logical and of booleans. Raises `UnityError` for integers, whose bits it would combine."""
+def logical_and(site: CallSite, x: Operand, y: Operand) -> Value:
+    """Map PyTorch's logical and of booleans. Raises `UnityError` for integers, whose bits it would combine."""
     return _of_bools(site, "logical_and", x, y, neutral=True)
 
 
 @maps("logical_or", "bitwise_or", "__or__")
-def logical_or(site: Site, x: Operand, y: Operand) -> Value:
-    """Map the logical or of booleans. Raises `UnityError` for integers, whose bits it would combine."""
+def logical_or(site: CallSite, x: Operand, y: Operand) -> Value:
+    """Map PyTorch's logical or of booleans. Raises `UnityError` for integers, whose bits it would combine."""
     return _of_bools(site, "logical_or", x, y, neutral=False)
 
 
 @maps("logical_xor", "bitwise_xor", "__xor__")
-def logical_xor(site: Site, x: Operand, y: Operand) -> Value:
-    """Map the exclusive or of booleans. Raises `UnityError` for integers, whose bits it would combine."""
+def logical_xor(site: CallSite, x: Operand, y: Operand) -> Value:
+    """Map PyTorch's exclusive or of booleans. Raises `UnityError` for integers, whose bits it would combine."""
     _check_bool(site)
     return binary(site, "ne", x, y, "bool")
 
 
-def _check_bool(site: Site) -> None:
+def _check_bool(site: CallSite) -> None:
     """Raise `UnityError` for bitwise operators of integers; those of booleans are the logical ones."""
     if site.dtype != "bool":
         raise UnityError("of the bits of integers it has no operator; of truth values it has")
 
 
-def _of_bools(site: Site, name: str, x: Operand, y: Operand, neutral: bool) -> Value:
+def _of_bools(site: CallSite, name: str, x: Operand, y: Operand, neutral: bool) -> Value:
     """
     Map `logical_and` or `logical_or`; an operand that is `neutral` everywhere is left out, one that
     decides the result folds.
@@ -429,8 +438,8 @@ def _of_bools(site: Site, name: str, x: Operand, y: Operand, neutral: bool) -> V
 
 
 @maps("where")
-def where(site: Site, condition: Operand, x: Operand, y: Operand) -> Value:
-    """Map `x` where the condition holds, `y` elsewhere."""
+def where(site: CallSite, condition: Operand, x: Operand, y: Operand) -> Value:
+    """Map PyTorch's where: `x` where the condition holds, `y` elsewhere."""
     known = number(condition)
     if known is not None:
         return site.fit(site.value(x if known else y, site.dtype))
@@ -441,18 +450,18 @@ def where(site: Site, condition: Operand, x: Operand, y: Operand) -> Value:
 
 
 @maps("masked_fill")
-def masked_fill(site: Site, x: Operand, mask: Operand, value: Operand) -> Value:
-    """Map masked_fill: `value` where the mask is true, `x` elsewhere."""
+def masked_fill(site: CallSite, x: Operand, mask: Operand, value: Operand) -> Value:
+    """Map PyTorch's masked_fill: `value` where the mask is true, `x` elsewhere."""
     return where(site, mask, value, x)
 
 
 @maps("tril")
-def tril(site: Site, x: Value, diagonal: int = 0) -> Value:
-    """Map tril: the last two dims' lower triangles, zero above the diagonal number `diagonal`."""
+def tril(site: CallSite, x: Value, diagonal: int = 0) -> Value:
+    """Map PyTorch's tril: the last two dims' lower triangles, zero above the diagonal number `diagonal`."""
     return where(site, torch.ones(x.shape[-2:], dtype=torch.bool).tril(diagonal), x, 0.0)
 
 
 @maps("triu")
-def triu(site: Site, x: Value, diagonal: int = 0) -> Value:
-    """Map triu: the last two dims' upper triangles, zero below the diagonal number `diagonal`."""
+def triu(site: CallSite, x: Value, diagonal: int = 0) -> Value:
+    """Map PyTorch's triu: the last two dims' upper triangles, zero below the diagonal number `diagonal`."""
     return where(site, torch.ones(x.shape[-2:], dtype=torch.bool).triu(diagonal), x, 0.0)

@@ -7,7 +7,7 @@ from math import prod
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch import recognise
 from unity_ir.frontends.torch.maps.elementwise import add, scale
-from unity_ir.frontends.torch.site import Site, maps
+from unity_ir.frontends.torch.site import CallSite, maps
 from unity_ir.frontends.torch.values import Operand, expand, op, permute, reshape, shape_of
 from unity_ir.pcg.graph import Value
 
@@ -23,15 +23,15 @@ def product(x: Value, y: Value) -> Value:
 
 
 @maps("linear")
-def linear(site: Site, x: Operand, weight: Operand, bias: Operand | None = None) -> Value:
-    """Map `x @ weight^T + bias`, of `x` [.., k], `weight` [n, k] and `bias` [n]."""
+def linear(site: CallSite, x: Operand, weight: Operand, bias: Operand | None = None) -> Value:
+    """Map PyTorch's `x @ weight^T + bias`, of `x` [.., k], `weight` [n, k] and `bias` [n]."""
     out = op("matmul_nt", site.value(x, site.dtype), site.value(weight, site.dtype))
     return out if bias is None else add(site, out, bias)
 
 
 @maps("matmul", "mm", "bmm", "mv", "dot", "vdot")
-def matmul(site: Site, x: Operand, y: Operand) -> Value:
-    """Map a matrix product; if its operands form written-out attention, map to that operator."""
+def matmul(site: CallSite, x: Operand, y: Operand) -> Value:
+    """Map PyTorch's matrix product; if its operands form written-out attention, map to that operator."""
     a, b = site.value(x, site.dtype), site.value(y, site.dtype)
     if len(b.shape) == 1:
         b = reshape(b, (*b.shape, 1))
@@ -45,14 +45,17 @@ def matmul(site: Site, x: Operand, y: Operand) -> Value:
 
 
 def unflattened(a: Value, b: Value) -> tuple[Value, Value]:
-    """Return the operands of `a @ b`, without the reshape that merged the leading dims of `a`, if `b` is a matrix."""
+    """
+    Return the operands of the matrix product `a @ b`, without the reshape that merged the leading dims of `a`, if `b`
+    is a matrix; else unchanged.
+    """
     before = a.node.operands[0] if a.node.op == "reshape" else a
     return (before if len(b.shape) == 2 and before.shape[-1:] == a.shape[-1:] else a), b
 
 
 @maps("addmm", "baddbmm", "addmv")
-def addmm(site: Site, bias: Operand, x: Operand, y: Operand, beta: float = 1, alpha: float = 1) -> Value:
-    """Map `beta * bias + alpha * x @ y`."""
+def addmm(site: CallSite, bias: Operand, x: Operand, y: Operand, beta: float = 1, alpha: float = 1) -> Value:
+    """Map PyTorch's `beta * bias + alpha * x @ y`."""
     a, b = site.value(x, site.dtype), site.value(y, site.dtype)
     if beta == alpha == 1 and len(shape_of(bias)) == 1 and len(a.shape) == len(b.shape) == 2:
         out = product(*unflattened(a, b))
@@ -62,9 +65,9 @@ def addmm(site: Site, bias: Operand, x: Operand, y: Operand, beta: float = 1, al
 
 
 @maps("einsum")
-def einsum(site: Site, equation: str, operands: list[Operand], path: object = None) -> Value:
+def einsum(site: CallSite, equation: str, operands: list[Operand], path: object = None) -> Value:
     """
-    Map an einsum of two operands to one batched matrix product, with permutations and reshapes around it.
+    Map PyTorch's einsum of two operands to one batched matrix product, with permutations and reshapes around it.
 
     Raises `UnityError` for other numbers of operands, letters repeated within one, ellipses, and letters summed over in
     one operand alone.

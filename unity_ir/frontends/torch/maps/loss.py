@@ -8,7 +8,7 @@ from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import scale
 from unity_ir.frontends.torch.maps.reduction import reduced
 from unity_ir.frontends.torch.padded import Padded
-from unity_ir.frontends.torch.site import Site, maps
+from unity_ir.frontends.torch.site import CallSite, maps
 from unity_ir.frontends.torch.values import Operand, constant, cut, op, permute, reshape
 from unity_ir.pcg.graph import Value
 
@@ -29,7 +29,7 @@ def reduce_mean_loss(mean: Value, reduction: int, count: int) -> Value:
 
 @maps("cross_entropy_loss")
 def cross_entropy(
-    site: Site,
+    site: CallSite,
     x: Value,
     target: Operand | Padded,
     weight: Operand | None = None,
@@ -38,7 +38,8 @@ def cross_entropy(
     smoothing: float = 0,
 ) -> Value:
     """
-    Map the cross-entropy of logits [n, c, ..] or [c] with class ids.
+    Map PyTorch's cross-entropy of logits [n, c, ..] or [c] with class ids; `reduction` is its code (1: mean, 2: sum),
+    `smoothing` the probability spread evenly over all classes.
 
     If the example has ids that are `ignore_index`, the mean is over the other ids of each batch; if it has none, every
     id is counted, whatever later batches hold. Raises `UnityError` for class weights and class probabilities.
@@ -62,12 +63,13 @@ def cross_entropy(
     return reduce_mean_loss(loss, reduction, count)
 
 
-def aligned(site: Site, x: Value, ids: Value | Padded, ignore_index: int) -> tuple[Value, Value]:
+def aligned(site: CallSite, x: Value, ids: Value | Padded, ignore_index: int) -> tuple[Value, Value]:
     """
-    Return logits [b.., c] and ids [b..] with the ids as they were before any reshape, and without positions padded on.
+    Return (logits [b.., c], ids [b..]) of a loss, with the ids as they were before any reshape, and without positions
+    padded on.
 
-    Language models shift their labels by one position and pad them with `ignore_index`; the logits there are cut off.
-    Raises `UnityError` if the padding is another id.
+    Language models shift their labels by one position and pad them with `ignore_index`; the logits `x` there are cut
+    off. Raises `UnityError` if the padding is another id.
     """
     if isinstance(ids, Padded):
         if ids.fill != ignore_index:
@@ -80,9 +82,10 @@ def aligned(site: Site, x: Value, ids: Value | Padded, ignore_index: int) -> tup
     return x, ids
 
 
-def has_ignored(site: Site, ids: Value, ignore_index: int) -> bool:
+def has_ignored(site: CallSite, ids: Value, ignore_index: int) -> bool:
     """
-    Return whether the values of the input or table that `ids` comes from contain `ignore_index`; True if not known.
+    Return whether the example's values of the input or table that `ids` comes from contain the class id `ignore_index`;
+    True if not known.
     """
     root = ids.node
     while root.op in ("slice", "reshape", "transpose"):
@@ -95,8 +98,11 @@ def has_ignored(site: Site, ids: Value, ignore_index: int) -> bool:
     return example is None or (not example.is_meta and bool((example == ignore_index).any()))
 
 
-def cross_entropy_of_kept(site: Site, x: Value, ids: Value, ignore_index: int, reduction: int) -> Value:
-    """Return the cross-entropy over the samples whose id is not `ignore_index`: sum or mean, as `reduction` says."""
+def cross_entropy_of_kept(site: CallSite, x: Value, ids: Value, ignore_index: int, reduction: int) -> Value:
+    """
+    Return the cross-entropy of logits `x` over the samples whose class id is not `ignore_index`; `reduction` is
+    PyTorch's code (1: mean, 2: sum).
+    """
     counts = op("ne", ids, constant(ignore_index, (), ids.type.dtype))
     known = op("select", counts, ids, constant(0, (), ids.type.dtype))
     score = op("class_score", op("log_softmax", x), known)
@@ -109,7 +115,7 @@ def cross_entropy_of_kept(site: Site, x: Value, ids: Value, ignore_index: int, r
 
 @maps("nll_loss", "nll_loss_nd")
 def nll(
-    site: Site,
+    site: CallSite,
     x: Value,
     target: Operand | Padded,
     weight: Operand | None = None,
@@ -117,9 +123,11 @@ def nll(
     ignore_index: int = -100,
 ) -> Value:
     """
-    Map the negative log-likelihood of a log-softmax over classes, to the cross-entropy of the logits it was taken of.
+    Map PyTorch's negative log-likelihood of a log-softmax over classes, to the cross-entropy of the logits it was taken
+    of.
 
-    Raises `UnityError` if the operand is no log-softmax over the classes.
+    `target`, `weight`, `reduction` (1: mean, 2: sum) and `ignore_index`, a class id that does not count, are as in
+    `cross_entropy`. Raises `UnityError` if `x` is no log-softmax over the classes.
     """
     # Classes are dim 1, or the only one; our log_softmax is over the last.
     perm = tuple(range(len(x.shape)))
@@ -132,17 +140,19 @@ def nll(
 
 @maps("nll_loss_forward", "nll_loss2d_forward")
 def nll_forward(
-    site: Site, x: Value, target: Operand | Padded, weight: Operand | None, reduction: int, ignore_index: int
+    site: CallSite, x: Value, target: Operand | Padded, weight: Operand | None, reduction: int, ignore_index: int
 ) -> tuple[Value | None, ...]:
-    """Map the negative log-likelihood; its second result, the total weight, has no mapping (None)."""
+    """
+    Map PyTorch's negative log-likelihood as `nll` does; its second result, the total weight, has no mapping (None).
+    """
     return nll(site, x, target, weight, reduction, ignore_index), None
 
 
 @maps("mse_loss")
-def mse(site: Site, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
+def mse(site: CallSite, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
     """
-    Map `mse_loss`, with PyTorch's code of the reduction (1: mean, 2: sum). Raises `UnityError` if shapes differ, and
-    for reduction "none" (0).
+    Map PyTorch's `mse_loss`; `reduction` is its code (1: mean, 2: sum). Raises `UnityError` if shapes differ, and for
+    reduction "none" (0).
     """
     a, b = site.value(x, site.dtype), site.value(y, site.dtype)
     if a.shape != b.shape:
@@ -151,15 +161,21 @@ def mse(site: Site, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
 
 
 @maps("l1_loss")
-def l1(site: Site, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
-    """Map the mean absolute error."""
+def l1(site: CallSite, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
+    """
+    Map PyTorch's mean absolute error; `reduction` is its code (1: mean, 2: sum). Raises `UnityError` for reduction
+    "none" (0).
+    """
     a = op("abs", op("sub", site.value(x, site.dtype), site.value(y, site.dtype)))
     return reduce_mean_loss(reduced("reduce_mean", a, range(len(a.shape))), reduction, prod(a.shape))
 
 
 @maps("binary_cross_entropy")
-def bce(site: Site, x: Value, y: Operand, weight: Operand | None = None, reduction: int = MEAN) -> Value:
-    """Map the binary cross-entropy of probabilities. Raises `UnityError` for weights."""
+def bce(site: CallSite, x: Value, y: Operand, weight: Operand | None = None, reduction: int = MEAN) -> Value:
+    """
+    Map PyTorch's binary cross-entropy of probabilities `x` with targets `y`; `reduction` is its code (1: mean, 2: sum).
+    Raises `UnityError` for weights.
+    """
     if weight is not None:
         raise UnityError("weights have no operator")
     return reduce_mean_loss(op("bce", x, site.value(y, site.dtype)), reduction, prod(x.shape))
@@ -167,14 +183,17 @@ def bce(site: Site, x: Value, y: Operand, weight: Operand | None = None, reducti
 
 @maps("binary_cross_entropy_with_logits")
 def bce_with_logits(
-    site: Site,
+    site: CallSite,
     x: Value,
     y: Operand,
     weight: Operand | None = None,
     pos_weight: Operand | None = None,
     reduction: int = MEAN,
 ) -> Value:
-    """Map the binary cross-entropy of logits. Raises `UnityError` for weights."""
+    """
+    Map PyTorch's binary cross-entropy of logits `x` with targets `y`; `reduction` is its code (1: mean, 2: sum). Raises
+    `UnityError` for weights.
+    """
     if weight is not None or pos_weight is not None:
         raise UnityError("weights have no operator")
     return reduce_mean_loss(op("bce_with_logits", x, site.value(y, site.dtype)), reduction, prod(x.shape))

@@ -9,12 +9,12 @@ import torch
 
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import add, mul
-from unity_ir.frontends.torch.site import Site, maps
+from unity_ir.frontends.torch.site import CallSite, maps
 from unity_ir.frontends.torch.values import Operand, constant, op, reshape
 from unity_ir.pcg.graph import Value, apply
 
 
-def affine(site: Site, weight: Operand | None, bias: Operand | None, size: int) -> tuple[Value, Value]:
+def affine(site: CallSite, weight: Operand | None, bias: Operand | None, size: int) -> tuple[Value, Value]:
     """Return weight and bias of a normalisation, [size] each: ones for a weight of None, zeros for a bias of None."""
     return tuple(
         constant(default, (size,), site.dtype) if v is None else reshape(site.value(v, site.dtype), (size,))
@@ -24,7 +24,7 @@ def affine(site: Site, weight: Operand | None, bias: Operand | None, size: int) 
 
 @maps("layer_norm")
 def layer_norm(
-    site: Site,
+    site: CallSite,
     x: Value,
     sizes: Sequence[int],
     weight: Operand | None = None,
@@ -32,7 +32,10 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn: bool = True,
 ) -> Value:
-    """Map layer normalisation over the last `len(sizes)` dims."""
+    """
+    Map PyTorch's layer normalisation over the last `len(sizes)` dims, with `eps` added to the variance; `cudnn` has no
+    effect.
+    """
     del cudnn
     flat = reshape(x, (*x.shape[: len(x.shape) - len(sizes)], prod(sizes)))
     return reshape(op("layer_norm", flat, *affine(site, weight, bias, prod(sizes)), eps=float(eps)), x.shape)
@@ -40,19 +43,20 @@ def layer_norm(
 
 @maps("native_layer_norm")
 def native_layer_norm(
-    site: Site, x: Value, sizes: Sequence[int], weight: Operand | None, bias: Operand | None, eps: float
+    site: CallSite, x: Value, sizes: Sequence[int], weight: Operand | None, bias: Operand | None, eps: float
 ) -> tuple[Value | None, ...]:
     """
-    Map layer normalisation over the last `len(sizes)` dims; mean and deviation, also returned, have no mapping (None).
+    Map PyTorch's layer normalisation over the last `len(sizes)` dims; mean and deviation, also returned, have no
+    mapping (None).
     """
     return layer_norm(site, x, sizes, weight, bias, eps), None, None
 
 
 @maps("rms_norm")
 def rms_norm(
-    site: Site, x: Value, sizes: Sequence[int], weight: Operand | None = None, eps: float | None = None
+    site: CallSite, x: Value, sizes: Sequence[int], weight: Operand | None = None, eps: float | None = None
 ) -> Value:
-    """Map RMS normalisation over the last `len(sizes)` dims; `eps` is by default that of the element type."""
+    """Map PyTorch's RMS normalisation over the last `len(sizes)` dims; `eps` is by default that of the element type."""
     size = prod(sizes)
     flat = reshape(x, (*x.shape[: len(x.shape) - len(sizes)], size))
     ones, _ = affine(site, weight, None, size)
@@ -62,7 +66,7 @@ def rms_norm(
 
 @maps("group_norm")
 def group_norm(
-    site: Site,
+    site: CallSite,
     x: Value,
     groups: int,
     weight: Operand | None = None,
@@ -70,7 +74,10 @@ def group_norm(
     eps: float = 1e-5,
     cudnn: bool = True,
 ) -> Value:
-    """Map group normalisation: a layer norm of every group of channels, then a weight and bias per channel."""
+    """
+    Map PyTorch's group normalisation: a layer norm of each of `groups` groups of channels, then a weight and bias per
+    channel. `cudnn` has no effect.
+    """
     del cudnn
     n, channels, *rest = x.shape
     size = prod((channels // groups, *rest))
@@ -84,7 +91,7 @@ def group_norm(
 
 @maps("native_group_norm")
 def native_group_norm(
-    site: Site,
+    site: CallSite,
     x: Value,
     weight: Operand | None,
     bias: Operand | None,
@@ -94,14 +101,17 @@ def native_group_norm(
     groups: int,
     eps: float,
 ) -> tuple[Value | None, ...]:
-    """Map group normalisation; mean and deviation, which ATen also returns, have no mapping (None)."""
+    """
+    Map PyTorch's group normalisation of `x` [batch, channels, ..], with `rest` elements per channel, in `groups` groups
+    of channels; mean and deviation, which ATen also returns, have no mapping (None).
+    """
     del batch, channels, rest
     return group_norm(site, x, groups, weight, bias, eps), None, None
 
 
 @maps("instance_norm")
 def instance_norm(
-    site: Site,
+    site: CallSite,
     x: Value,
     weight: Operand | None,
     bias: Operand | None,
@@ -112,7 +122,10 @@ def instance_norm(
     eps: float,
     cudnn: bool,
 ) -> Value:
-    """Map instance normalisation by the statistics of each sample. Raises `UnityError` for running statistics."""
+    """
+    Map PyTorch's instance normalisation by the statistics of each sample; `cudnn` has no effect. Raises `UnityError`
+    for running statistics.
+    """
     if not training:
         raise UnityError("an instance norm by running statistics has no mapping")
     del mean, var, momentum
@@ -121,7 +134,7 @@ def instance_norm(
 
 @maps("batch_norm")
 def batch_norm(
-    site: Site,
+    site: CallSite,
     x: Value,
     weight: Operand | None,
     bias: Operand | None,
@@ -133,9 +146,11 @@ def batch_norm(
     cudnn: bool = True,
 ) -> Value:
     """
-    Map batch normalisation by statistics of the whole batch, or, in evaluation mode, by the running statistics.
+    Map PyTorch's batch normalisation by statistics of the whole batch, or, in evaluation mode, by the running
+    statistics `mean` and `var`.
 
-    Updates of running statistics have no influence on the loss and are left out.
+    Updates of running statistics have no influence on the loss and are left out, so `momentum` has no effect, and
+    neither has `cudnn`.
     """
     del momentum, cudnn
     w, b = affine(site, weight, bias, x.shape[1])
@@ -152,7 +167,7 @@ def batch_norm(
 
 @maps("_native_batch_norm_legit", "native_batch_norm", "_native_batch_norm_legit_functional")
 def native_batch_norm(
-    site: Site,
+    site: CallSite,
     x: Value,
     weight: Operand | None,
     bias: Operand | None,
@@ -162,13 +177,16 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Value | None, ...]:
-    """Map batch normalisation; mean and deviation, which ATen also returns, have no mapping (None)."""
+    """
+    Map PyTorch's batch normalisation as `batch_norm` does; mean and deviation, which ATen also returns, have no mapping
+    (None).
+    """
     return batch_norm(site, x, weight, bias, mean, var, training, momentum, eps), *(None,) * 4
 
 
 @maps("_native_batch_norm_legit_no_training")
 def evaluated_batch_norm(
-    site: Site,
+    site: CallSite,
     x: Value,
     weight: Operand | None,
     bias: Operand | None,
@@ -178,6 +196,7 @@ def evaluated_batch_norm(
     eps: float,
 ) -> tuple[Value | None, ...]:
     """
-    Map batch normalisation in evaluation mode, by running statistics; ATen's other results have no mapping (None).
+    Map PyTorch's batch normalisation in evaluation mode, by running statistics; ATen's other results have no mapping
+    (None).
     """
     return batch_norm(site, x, weight, bias, mean, var, False, momentum, eps), None, None

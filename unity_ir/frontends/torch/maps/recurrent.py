@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.attention import dropout
-from unity_ir.frontends.torch.site import Site, maps
+from unity_ir.frontends.torch.site import CallSite, maps
 from unity_ir.frontends.torch.values import Operand, cut, op, reshape, swap
 from unity_ir.pcg.graph import Value, apply
 
 
 @maps("lstm")
 def lstm(
-    site: Site,
+    site: CallSite,
     x: Value,
     start: Sequence[Operand],
     parameters: Sequence[Operand],
@@ -25,11 +25,13 @@ def lstm(
     batch_first: bool,
 ) -> tuple[Value, Value, Value]:
     """
-    Map an LSTM on [sequence, batch, k] (with `batch_first`, [batch, sequence, k]), unrolled; return outputs, last h,
-    last c.
+    Map PyTorch's LSTM on [sequence, batch, k] (with `batch_first`, [batch, sequence, k]), unrolled; return outputs,
+    last h, last c.
 
-    Gates keep PyTorch's layout: input, forget, cell, output in a weight [4 n, k]. The inputs of all steps are
-    multiplied in one product. Raises `UnityError` without batch dim, and for packed sequences and projections.
+    `start` are the initial (h, c) of all `layers`, stacked; `parameters` are, per layer and direction, the weights of
+    the input and of the state, and their biases; `p` is the probability of dropout between layers. Gates keep PyTorch's
+    layout: input, forget, cell, output in a weight [4 n, k]. The inputs of all steps are multiplied in one product.
+    Raises `UnityError` without batch dim, and for packed sequences and projections.
     """
     if len(x.shape) != 3 or len(parameters) != layers * (2 + 2 * has_biases) * (1 + bidirectional):
         raise UnityError("an LSTM without a batch, of packed sequences or with projections has no mapping")

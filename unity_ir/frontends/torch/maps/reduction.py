@@ -9,7 +9,7 @@ import torch
 
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import binary, scale
-from unity_ir.frontends.torch.site import Site, cast, maps
+from unity_ir.frontends.torch.site import CallSite, cast, maps
 from unity_ir.frontends.torch.values import Operand, Shape, constant, expand, op, reshape, swap
 from unity_ir.pcg.graph import Value
 
@@ -17,7 +17,10 @@ Dims = int | Sequence[int] | None
 
 
 def dim_numbers(x: Value, dims: Dims) -> list[int]:
-    """Return dims as sorted, non-negative numbers; None and () mean all dims. For a scalar, returns []."""
+    """
+    Return the dims of `x` that `dims` names as sorted, non-negative numbers; None and () mean all dims. For a scalar,
+    returns [].
+    """
     rank = len(x.shape)
     if rank == 0 or dims is None or (not isinstance(dims, int) and not dims):
         return list(range(rank))
@@ -25,7 +28,10 @@ def dim_numbers(x: Value, dims: Dims) -> list[int]:
 
 
 def reduced(name: str, x: Value, dims: Sequence[int]) -> Value:
-    """Return `x` reduced over the sorted dims by operator `name`, applied once per run of neighbouring dims."""
+    """
+    Return `x` reduced over dims, given as sorted numbers, by the graph operator called `name`, applied once per run of
+    neighbouring dims.
+    """
     left = list(dims)
     while left:
         count = 1
@@ -37,10 +43,12 @@ def reduced(name: str, x: Value, dims: Sequence[int]) -> Value:
 
 
 def reduction(name: str, *aten: str) -> None:
-    """Register a mapping to the reduction `name` for the ATen operators `aten`, over given dims or all."""
+    """
+    Register a mapping to the graph's reduction `name` for the ATen operators named in `aten`, over given dims or all.
+    """
 
     @maps(*aten)
-    def over(site: Site, x: Value, dims: Dims = None, keepdim: bool = False, *, dtype: object = None) -> Value:
+    def over(site: CallSite, x: Value, dims: Dims = None, keepdim: bool = False, *, dtype: object = None) -> Value:
         del keepdim, dtype
         return reshape(reduced(name, cast(x, site.dtype), dim_numbers(x, dims)), site.shape)
 
@@ -56,11 +64,12 @@ reduction("reduce_prod", "prod")
 
 def extreme(name: str, pair: str) -> None:
     """
-    Register the mapping of ATen's `max` or `min`: a reduction or, of two operands, the elementwise operator `pair`.
+    Register the mapping of ATen's `max` or `min` (`name`): of one operand a reduction; of two, the elementwise graph
+    operator called `pair`.
     """
 
     @maps(name)
-    def over(site: Site, x: Operand, other: int | Operand | None = None, keepdim: bool = False) -> object:
+    def over(site: CallSite, x: Operand, other: int | Operand | None = None, keepdim: bool = False) -> object:
         """
         Map the maximum (minimum) of all elements, of two tensors, or over a dim, whose indices have no mapping (None).
         """
@@ -79,14 +88,14 @@ extreme("min", "minimum")
 
 
 def centred(x: Value, dims: Sequence[int]) -> Value:
-    """Return `x` minus its mean over the dims."""
+    """Return `x` minus its mean over the dims with the numbers `dims`."""
     kept: Shape = tuple(1 if d in dims else s for d, s in enumerate(x.shape))
     return op("sub", x, expand(reshape(reduced("reduce_mean", x, dims), kept), x.shape))
 
 
 def variance(x: Value, dims: Sequence[int], correction: float) -> Value:
     """
-    Return the variance over dims: the sum of squared deviations over (count - `correction`).
+    Return the variance over dims, given by number: the sum of squared deviations over (count - `correction`).
 
     Raises `UnityError` if there are no more than `correction` elements.
     """
@@ -98,9 +107,17 @@ def variance(x: Value, dims: Sequence[int], correction: float) -> Value:
 
 @maps("var")
 def var(
-    site: Site, x: Value, dims: Dims | bool = None, unbiased: bool = True, keepdim: bool = False, **more: float | None
+    site: CallSite,
+    x: Value,
+    dims: Dims | bool = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    **more: float | None,
 ) -> Value:
-    """Map the overloads `var(x, unbiased)`, `var(x, dims, unbiased)` and `var(x, dims, *, correction)`."""
+    """
+    Map PyTorch's overloads `var(x, unbiased)`, `var(x, dims, unbiased)` and `var(x, dims, *, correction)`: the
+    variance, of squares over (count - correction), where `unbiased` is a correction of 1.
+    """
     del keepdim
     if isinstance(dims, bool):
         dims, unbiased = None, dims
@@ -111,9 +128,14 @@ def var(
 
 @maps("std")
 def std(
-    site: Site, x: Value, dims: Dims | bool = None, unbiased: bool = True, keepdim: bool = False, **more: float | None
+    site: CallSite,
+    x: Value,
+    dims: Dims | bool = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    **more: float | None,
 ) -> Value:
-    """Map the standard deviation, in the overloads that `var` has."""
+    """Map PyTorch's standard deviation; arguments are as in `var`."""
     return root(var(site, x, dims, unbiased, keepdim, **more))
 
 
@@ -128,8 +150,13 @@ def root(x: Value) -> Value:
 
 
 @maps("linalg_vector_norm")
-def vector_norm(site: Site, x: Value, order: float = 2, dims: Dims = None, keepdim: bool = False, **_: object) -> Value:
-    """Map the Euclidean norm over dims. Raises `UnityError` for orders other than 2."""
+def vector_norm(
+    site: CallSite, x: Value, order: float = 2, dims: Dims = None, keepdim: bool = False, **_: object
+) -> Value:
+    """
+    Map PyTorch's norm of order `order` over dims (None: all). Raises `UnityError` for orders other than 2, the
+    Euclidean norm.
+    """
     del keepdim
     if order != 2:
         raise UnityError(f"a norm of order {order} has no mapping; of order 2 there is one")
@@ -138,19 +165,19 @@ def vector_norm(site: Site, x: Value, order: float = 2, dims: Dims = None, keepd
 
 
 @maps("cumsum")
-def cumsum(site: Site, x: Value, dim: int, *, dtype: object = None) -> Value:
-    """Map the cumulative sum along a dim."""
+def cumsum(site: CallSite, x: Value, dim: int, *, dtype: object = None) -> Value:
+    """Map PyTorch's cumulative sum along a dim."""
     del dtype
     return op("cumsum", cast(x, site.dtype), dim=dim % len(x.shape))
 
 
 @maps("softmax", "_softmax")
-def softmax(site: Site, x: Value, dim: int, *_: object, **__: object) -> Value:
-    """Map softmax over a dim."""
+def softmax(site: CallSite, x: Value, dim: int, *_: object, **__: object) -> Value:
+    """Map PyTorch's softmax over a dim."""
     return swap(op("softmax", swap(cast(x, site.dtype), dim, -1)), dim, -1)
 
 
 @maps("log_softmax", "_log_softmax")
-def log_softmax(site: Site, x: Value, dim: int, *_: object, **__: object) -> Value:
-    """Map log-softmax over a dim."""
+def log_softmax(site: CallSite, x: Value, dim: int, *_: object, **__: object) -> Value:
+    """Map PyTorch's log-softmax over a dim."""
     return swap(op("log_softmax", swap(cast(x, site.dtype), dim, -1)), dim, -1)

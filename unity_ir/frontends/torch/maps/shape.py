@@ -10,7 +10,7 @@ import torch
 
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.padded import PADDED, Padded
-from unity_ir.frontends.torch.site import Site, cast, finite, maps, number, tensor
+from unity_ir.frontends.torch.site import CallSite, cast, finite, maps, number, tensor
 from unity_ir.frontends.torch.values import Operand, constant, cut, expand, is_bool, op, permute, reshape, swap
 from unity_ir.pcg.graph import Value, apply
 
@@ -19,7 +19,7 @@ from unity_ir.pcg.graph import Value, apply
     *("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "flatten", "unflatten", "view_as", "reshape_as"),
     *("ravel", "_reshape_alias"),
 )
-def view(site: Site, x: Value | Padded, *to: object, **__: object) -> Value | Padded:
+def view(site: CallSite, x: Value | Padded, *to: object, **__: object) -> Value | Padded:
     """
     Map views and reshapes of all kinds, to the shape of PyTorch's result.
 
@@ -35,7 +35,7 @@ def view(site: Site, x: Value | Padded, *to: object, **__: object) -> Value | Pa
 @maps(
     *("contiguous", "clone", "alias", "lift_fresh", "lift_fresh_copy", "positive", "to", "_to_copy", "type_as"),
 )
-def same(site: Site, x: Value | Padded, *_: object, **__: object) -> Value | Padded:
+def same(site: CallSite, x: Value | Padded, *_: object, **__: object) -> Value | Padded:
     """Map copies and type conversions: a cast to the element type of PyTorch's result, if it differs."""
     if isinstance(x, Padded):
         if site.dtype != x.value.type.dtype:
@@ -45,42 +45,42 @@ def same(site: Site, x: Value | Padded, *_: object, **__: object) -> Value | Pad
 
 
 @maps("detach", "detach_copy")
-def detach(site: Site, x: Value) -> Value:
-    """Map detach, which stops gradients; a value that depends on no weight is returned as it is."""
+def detach(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's detach, which stops gradients; a value that depends on no weight is returned as it is."""
     return op("detach", x) if site.trained(x) else x
 
 
 @maps("transpose", "swapaxes", "swapdims")
-def transpose(site: Site, x: Value, a: int, b: int) -> Value:
-    """Map the transpose of the dims `a` and `b`."""
+def transpose(site: CallSite, x: Value, a: int, b: int) -> Value:
+    """Map PyTorch's transpose of the dims `a` and `b`."""
     del site
     return swap(x, a, b)
 
 
 @maps("numpy_T")
-def reversed_dims(site: Site, x: Value) -> Value:
-    """Map the reversal of the order of dims."""
+def reversed_dims(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's reversal of the order of dims."""
     del site
     return permute(x, range(len(x.shape))[::-1])
 
 
 @maps("t", "mT", "adjoint")
-def t(site: Site, x: Value) -> Value:
-    """Map `x.t()` and `x.mT`: the transpose of the last two dims."""
+def t(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's `x.t()` and `x.mT`: the transpose of the last two dims."""
     del site
     return x if len(x.shape) < 2 else swap(x, -1, -2)
 
 
 @maps("permute")
-def permuted(site: Site, x: Value, dims: Sequence[int]) -> Value:
-    """Map a permutation of dims."""
+def permuted(site: CallSite, x: Value, dims: Sequence[int]) -> Value:
+    """Map PyTorch's permutation of dims."""
     del site
     return permute(x, dims)
 
 
 @maps("movedim", "moveaxis")
-def movedim(site: Site, x: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
-    """Map movedim: the dims `source` moved to the positions `destination`."""
+def movedim(site: CallSite, x: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
+    """Map PyTorch's movedim: the dims `source` moved to the positions `destination`."""
     del site
     rank = len(x.shape)
     old, new = ([d % rank for d in ([v] if isinstance(v, int) else v)] for v in (source, destination))
@@ -89,22 +89,22 @@ def movedim(site: Site, x: Value, source: int | Sequence[int], destination: int 
 
 
 @maps("expand", "expand_as", "broadcast_to")
-def expanded(site: Site, x: Value, *_: object, **__: object) -> Value:
+def expanded(site: CallSite, x: Value, *_: object, **__: object) -> Value:
     """Map broadcasts (expand), to the shape of PyTorch's result."""
     return expand(x, site.shape)
 
 
 @maps("broadcast_tensors")
-def broadcast_tensors(site: Site, xs: Sequence[Operand]) -> list[Value]:
-    """Map the broadcast of several operands to one shape."""
+def broadcast_tensors(site: CallSite, xs: Sequence[Operand]) -> list[Value]:
+    """Map PyTorch's broadcast of the operands `xs` to one shape."""
     return [expand(site.value(x), site.shape) for x in xs]
 
 
 @maps("slice")
 def sliced(
-    site: Site, x: Value | Padded, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    site: CallSite, x: Value | Padded, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value | Padded:
-    """Map the slice `start:end:step` along a dim."""
+    """Map PyTorch's slice `start:end:step` along a dim."""
     dim %= len(x.shape)
     first = range(x.shape[dim])[slice(start, end, step)]
     if isinstance(x, Padded):
@@ -115,16 +115,16 @@ def sliced(
 
 
 @maps("narrow")
-def narrow(site: Site, x: Value, dim: int, start: int, length: int) -> Value:
-    """Map the slice of `length` positions from `start` on along a dim."""
+def narrow(site: CallSite, x: Value, dim: int, start: int, length: int) -> Value:
+    """Map PyTorch's slice of `length` positions from `start` on along a dim."""
     del site
     dim %= len(x.shape)
     return cut(x, dim, start % x.shape[dim], length)
 
 
 @maps("select")
-def select(site: Site, x: Value, dim: int, index: int) -> Value:
-    """Map the slice at one index of a dim, without that dim."""
+def select(site: CallSite, x: Value, dim: int, index: int) -> Value:
+    """Map PyTorch's slice at one index of a dim, without that dim."""
     dim %= len(x.shape)
     return reshape(cut(x, dim, index % x.shape[dim], 1), site.shape)
 
@@ -135,30 +135,33 @@ def parts(x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ...]:
 
 
 @maps("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk")
-def split(site: Site, x: Value, _: object, dim: int = 0) -> tuple[Value, ...]:
-    """Map splits of all kinds (split, chunk), into slices of the sizes of PyTorch's results."""
+def split(site: CallSite, x: Value, _: object, dim: int = 0) -> tuple[Value, ...]:
+    """
+    Map splits of all kinds (split, chunk) along a dim, into slices of the sizes of PyTorch's results; the argument `_`,
+    from which PyTorch took them, is not read.
+    """
     dim %= len(x.shape)
     return parts(x, dim, [m.shape[dim] for m in site.meta])
 
 
 @maps("unbind")
-def unbind(site: Site, x: Value, dim: int = 0) -> list[Value]:
-    """Map unbind: the slices at every index of a dim, each without that dim."""
+def unbind(site: CallSite, x: Value, dim: int = 0) -> list[Value]:
+    """Map PyTorch's unbind: the slices at every index of a dim, each without that dim."""
     dim %= len(x.shape)
     return [reshape(v, site.shape) for v in parts(x, dim, (1,) * x.shape[dim])]
 
 
 @maps("cat", "concat", "concatenate")
-def cat(site: Site, xs: Sequence[Operand], dim: int = 0) -> Value:
-    """Map concatenation along a dim; empty tensors that are known at import are left out."""
+def cat(site: CallSite, xs: Sequence[Operand], dim: int = 0) -> Value:
+    """Map PyTorch's concatenation of `xs` along a dim; empty tensors that are known at import are left out."""
     # PyTorch lets empty tensors of one dim pass.
     values = [site.value(_whole(x), site.dtype) for x in xs if not (isinstance(x, torch.Tensor) and x.numel() == 0)]
     return values[0] if len(values) == 1 else op("concat", *values, dim=dim % len(site.shape))
 
 
 @maps("stack")
-def stack(site: Site, xs: Sequence[Operand], dim: int = 0) -> Value:
-    """Map stacking along a new dim."""
+def stack(site: CallSite, xs: Sequence[Operand], dim: int = 0) -> Value:
+    """Map PyTorch's stacking of the operands `xs` along a new dim, which becomes dim `dim`."""
     dim %= len(site.shape)
     shape = (*site.shape[:dim], 1, *site.shape[dim + 1 :])
     values = [reshape(site.value(_whole(x), site.dtype), shape) for x in xs]
@@ -170,9 +173,10 @@ def _whole(x: Operand) -> Operand:
 
 
 @maps("constant_pad_nd")
-def constant_pad(site: Site, x: Value, amounts: Sequence[int], value: float = 0) -> Value | Padded:
+def constant_pad(site: CallSite, x: Value, amounts: Sequence[int], value: float = 0) -> Value | Padded:
     """
-    Map padding with the number `value`; `amounts` are (before, after) per dim, from the last dim on; negative ones cut.
+    Map PyTorch's padding with the number `value`; `amounts` are (before, after) per dim, flat, from the last dim on;
+    negative ones cut.
 
     Integers padded with a number other than 0 become `Padded`, which only a loss may read.
     """
@@ -209,16 +213,22 @@ def _filled(x: Value, dim: int, before: int, after: int, value: float) -> Value:
 
 @maps("pad")
 def pad(
-    site: Site, x: Value, amounts: Sequence[int], mode: str = "constant", value: float | None = None
+    site: CallSite, x: Value, amounts: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Value | Padded:
-    """Map padding in a mode: constant, reflect, replicate or circular; `amounts` are as in `constant_pad`."""
+    """
+    Map padding in a mode: constant (with `value`, None for 0), reflect, replicate or circular; `amounts` are as in
+    `constant_pad`.
+    """
     if mode == "constant":
         return constant_pad(site, x, amounts, value or 0)
     return edge_pad(site, x, amounts, mode)
 
 
-def edge_pad(site: Site, x: Value, amounts: Sequence[int], mode: str) -> Value:
-    """Return `x` padded with its own elements, as PyTorch's `mode` picks them; `amounts` are as in `constant_pad`."""
+def edge_pad(site: CallSite, x: Value, amounts: Sequence[int], mode: str) -> Value:
+    """
+    Return `x` padded with its own elements, as PyTorch's `mode` picks them: `reflect`, `replicate` or `circular`.
+    `amounts` are as in `constant_pad`.
+    """
     for i, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
         dim = len(x.shape) - 1 - i
         if before or after:
@@ -229,22 +239,22 @@ def edge_pad(site: Site, x: Value, amounts: Sequence[int], mode: str) -> Value:
 
 
 @maps("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
-def reflection_pad(site: Site, x: Value, amounts: Sequence[int]) -> Value:
-    """Map padding by reflection at the edges."""
+def reflection_pad(site: CallSite, x: Value, amounts: Sequence[int]) -> Value:
+    """Map PyTorch's padding by reflection at the edges; `amounts` are as in `constant_pad`."""
     return edge_pad(site, x, amounts, "reflect")
 
 
 @maps("replication_pad1d", "replication_pad2d", "replication_pad3d")
-def replication_pad(site: Site, x: Value, amounts: Sequence[int]) -> Value:
-    """Map padding by repetition of the edges."""
+def replication_pad(site: CallSite, x: Value, amounts: Sequence[int]) -> Value:
+    """Map PyTorch's padding by repetition of the edges; `amounts` are as in `constant_pad`."""
     return edge_pad(site, x, amounts, "replicate")
 
 
 @maps("upsample_nearest2d", "upsample_nearest1d")
-def upsample_nearest(site: Site, x: Value, *_: object) -> Value:
+def upsample_nearest(site: CallSite, x: Value, *_: object) -> Value:
     """
-    Map nearest-neighbour upsampling over all dims after the second. Raises `UnityError` unless sizes grow by whole
-    factors.
+    Map PyTorch's nearest-neighbour upsampling over all dims after the second, to the result's shape. Raises
+    `UnityError` unless sizes grow by whole factors.
     """
     old, new = x.shape[2:], site.shape[2:]
     if any(b % a for a, b in zip(old, new, strict=True)):
@@ -256,7 +266,7 @@ def upsample_nearest(site: Site, x: Value, *_: object) -> Value:
 
 @maps("slice_scatter")
 def slice_scatter(
-    site: Site,
+    site: CallSite,
     x: Operand,
     source: Operand,
     dim: int = 0,
@@ -265,7 +275,8 @@ def slice_scatter(
     step: int = 1,
 ) -> Value:
     """
-    Map `x` with positions `start:end` along a dim replaced by `source`. Raises `UnityError` for steps other than 1.
+    Map PyTorch's slice_scatter: `x` with positions `start:end` along a dim replaced by `source`. Raises `UnityError`
+    for steps other than 1.
     """
     value, part = site.value(x, site.dtype), site.value(source, site.dtype)
     dim %= len(value.shape)
@@ -281,8 +292,8 @@ def slice_scatter(
 
 
 @maps("select_scatter")
-def select_scatter(site: Site, x: Operand, source: Operand, dim: int, index: int) -> Value:
-    """Map `x` with one index of a dim replaced by `source`."""
+def select_scatter(site: CallSite, x: Operand, source: Operand, dim: int, index: int) -> Value:
+    """Map PyTorch's select_scatter: `x` with one index of a dim replaced by `source`."""
     part = site.value(source, site.dtype)
     dim %= len(site.shape)
     index %= site.shape[dim]
@@ -291,22 +302,22 @@ def select_scatter(site: Site, x: Operand, source: Operand, dim: int, index: int
 
 
 @maps("fill")
-def fill(site: Site, x: Operand, value: Value) -> Value:
-    """Map filling a tensor with a scalar value of the graph. (Filling with a number is folded.)"""
+def fill(site: CallSite, x: Operand, value: Value) -> Value:
+    """Map PyTorch's fill of a tensor with a scalar value of the graph. (Filling with a number is folded.)"""
     del x
     return site.fit(value)
 
 
 @maps("copy")
-def copy(site: Site, x: Operand, source: Operand, non_blocking: bool = False) -> Value:
-    """Map the copy of `source` into `x`: `source` in the shape and element type of `x`."""
+def copy(site: CallSite, x: Operand, source: Operand, non_blocking: bool = False) -> Value:
+    """Map PyTorch's copy of `source` into `x`: `source` in the shape and element type of `x`."""
     del x, non_blocking
     return site.fit(site.value(source, site.dtype))
 
 
 @maps("repeat", "tile")
-def repeat(site: Site, x: Value, counts: Sequence[int]) -> Value:
-    """Map tiling (`repeat`): each dim repeated as a whole, `counts` times."""
+def repeat(site: CallSite, x: Value, counts: Sequence[int]) -> Value:
+    """Map PyTorch's tiling (`repeat`): each dim repeated as a whole, as often as its number in `counts` says."""
     counts = [1] * (len(site.shape) - len(counts)) + list(counts)
     old = (1,) * (len(counts) - len(x.shape)) + x.shape
     x = reshape(x, [n for s in old for n in (1, s)])
@@ -315,10 +326,11 @@ def repeat(site: Site, x: Value, counts: Sequence[int]) -> Value:
 
 @maps("repeat_interleave")
 def repeat_interleave(
-    site: Site, x: Value, repeats: Operand, dim: int | None = None, *, output_size: int | None = None
+    site: CallSite, x: Value, repeats: Operand, dim: int | None = None, *, output_size: int | None = None
 ) -> Value:
     """
-    Map the repetition of each element along a dim (by default of the flattened operand), `repeats` times.
+    Map PyTorch's repetition of each element along a dim (by default of the flattened operand), `repeats` times;
+    `output_size`, which follows, is not read.
 
     Raises `UnityError` for counts that differ between elements.
     """
@@ -334,8 +346,10 @@ def repeat_interleave(
 
 
 @maps("roll")
-def roll(site: Site, x: Value, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Value:
-    """Map the cyclic shift along dims (by default of the flattened operand)."""
+def roll(site: CallSite, x: Value, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Value:
+    """
+    Map PyTorch's cyclic shift by `shifts` positions along `dims`, a shift for each; () shifts the flattened operand.
+    """
     del site
     shape, dims = x.shape, [dims] if isinstance(dims, int) else dims
     if not dims:
@@ -350,8 +364,8 @@ def roll(site: Site, x: Value, shifts: int | Sequence[int], dims: int | Sequence
 
 
 @maps("pixel_shuffle")
-def pixel_shuffle(site: Site, x: Value, factor: int) -> Value:
-    """Map [.., c * factor^2, h, w] to [.., c, h * factor, w * factor]."""
+def pixel_shuffle(site: CallSite, x: Value, factor: int) -> Value:
+    """Map PyTorch's pixel_shuffle: [.., c * factor^2, h, w] to [.., c, h * factor, w * factor]."""
     *lead, channels, height, width = x.shape
     x = reshape(x, (*lead, channels // factor**2, factor, factor, height, width))
     n = len(lead)
@@ -362,32 +376,36 @@ def pixel_shuffle(site: Site, x: Value, factor: int) -> Value:
 
 
 @maps("index_select")
-def index_select(site: Site, x: Operand, dim: int, index: Operand) -> Value:
-    """Map the slices of `x` along a dim at the indices [n]."""
+def index_select(site: CallSite, x: Operand, dim: int, index: Operand) -> Value:
+    """Map PyTorch's slices of `x` along a dim at the indices [n]."""
     value = site.value(x)
     return op("index_select", value, site.value(index, "i64"), dim=dim % len(value.shape))
 
 
 @maps("gather")
-def gather(site: Site, x: Operand, dim: int, index: Operand, *, sparse_grad: bool = False) -> Value:
-    """Map the elements of `x` along a dim at `index`, which has the result's shape."""
+def gather(site: CallSite, x: Operand, dim: int, index: Operand, *, sparse_grad: bool = False) -> Value:
+    """
+    Map `torch.gather`: the elements of `x` at `index` along a dim and at their own place along all others. `index` has
+    the result's shape.
+    """
     del sparse_grad
     value = site.value(x)
     return op("gather", value, site.value(index, "i64"), dim=dim % len(value.shape))
 
 
 @maps("scatter_add")
-def scatter_add(site: Site, x: Operand, dim: int, index: Operand, source: Operand) -> Value:
-    """Map `x` with the elements of `source` added at `index` along a dim."""
+def scatter_add(site: CallSite, x: Operand, dim: int, index: Operand, source: Operand) -> Value:
+    """Map PyTorch's scatter_add: `x` with the elements of `source` added at `index` along a dim."""
     value = site.value(x, site.dtype)
     index = site.value(index, "i64")
     return op("scatter_add", value, index, site.value(source, site.dtype), dim=dim % len(value.shape))
 
 
 @maps("index")
-def index(site: Site, x: Operand, indices: Sequence[Operand | None]) -> Value:
+def index(site: CallSite, x: Operand, indices: Sequence[Operand | None]) -> Value:
     """
-    Map `x[.., i, j, ..]`: several index tensors known at import, for neighbouring dims, or one that is not known.
+    Map PyTorch's `x[.., i, j, ..]`, where `indices` has one tensor per leading dim, None for a dim that is not indexed:
+    several index tensors known at import, for neighbouring dims, or one that is not known.
 
     Raises `UnityError` for other dims and for boolean masks.
     """
@@ -417,7 +435,7 @@ def index(site: Site, x: Operand, indices: Sequence[Operand | None]) -> Value:
 
 def flat_index(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
     """
-    Return several index tensors, into neighbouring dims of these sizes, as one flat index into the dims merged.
+    Return the index tensors `indices`, into neighbouring dims of these sizes, as one flat index into the dims merged.
 
     Given [[0], [1]] and [[0, 1, 2]] into sizes 2 and 3, returns 0 to 5.
     """
@@ -428,15 +446,23 @@ def flat_index(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.T
 
 
 @maps("one_hot")
-def one_hot(site: Site, ids: Operand, classes: int = -1) -> Value:
-    """Map one-hot encoding of class ids along a new last dim."""
+def one_hot(site: CallSite, ids: Operand, classes: int = -1) -> Value:
+    """
+    Map PyTorch's one-hot encoding of class ids along a new last dim of `classes` positions; for -1, of as many as
+    PyTorch's result has.
+    """
     del classes
     return op("one_hot", tensor(ids, "ids"), classes=site.shape[-1])
 
 
 @maps("topk")
-def topk(site: Site, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Value, Value]:
-    """Map the `k` largest elements along a dim and their indices. Raises `UnityError` for the smallest."""
+def topk(
+    site: CallSite, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Value, Value]:
+    """
+    Map PyTorch's `k` largest elements along a dim and their indices, always sorted. Raises `UnityError` for the
+    smallest.
+    """
     del site, sorted
     if not largest:
         raise UnityError("largest=False has no operator; negate the operand")
@@ -445,8 +471,8 @@ def topk(site: Site, x: Value, k: int, dim: int = -1, largest: bool = True, sort
 
 
 @maps("flip")
-def flip(site: Site, x: Value, dims: Sequence[int]) -> Value:
-    """Map the reversal of elements along dims."""
+def flip(site: CallSite, x: Value, dims: Sequence[int]) -> Value:
+    """Map PyTorch's reversal of elements along dims."""
     for dim in dims:
         backwards = torch.arange(x.shape[dim] - 1, -1, -1)
         x = op("index_select", x, site.value(backwards), dim=dim % len(x.shape))
@@ -454,8 +480,10 @@ def flip(site: Site, x: Value, dims: Sequence[int]) -> Value:
 
 
 @maps("argmax")
-def argmax(site: Site, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    """Map the index of the largest element along a dim (by default of the flattened operand)."""
+def argmax(site: CallSite, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    """
+    Map PyTorch's index of the largest element along a dim (by default of the flattened operand), in the result's shape.
+    """
     del keepdim
     if dim is None:
         x, dim = reshape(x, (prod(x.shape),)), 0
@@ -464,6 +492,9 @@ def argmax(site: Site, x: Value, dim: int | None = None, keepdim: bool = False) 
 
 
 @maps("argmin")
-def argmin(site: Site, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    """Map the index of the smallest element along a dim (by default of the flattened operand)."""
+def argmin(site: CallSite, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    """
+    Map PyTorch's index of the smallest element along a dim (by default of the flattened operand), in the result's
+    shape.
+    """
     return argmax(site, op("neg", x), dim, keepdim)

@@ -52,13 +52,19 @@ class CollectionReport:
 def import_rules(path: Path | str, seed: int = 0) -> CollectionReport:
     """
     Read TASO's or FlexFlow's collection of rules (JSON), and prove or refute each rule; return them with verdicts.
-    Raises `UnityError` (one line) where the file is no collection.
+
+    `seed` is that of the random samples on which rules are tested. Raises `UnityError` (one line) where the file is no
+    collection.
     """
     return CollectionReport(tuple(import_rule(rule, seed) for rule in read_rules(path)))
 
 
 def import_rule(foreign: ForeignRule, seed: int = 0) -> ImportedRule:
-    """Convert a rule of another system to a substitution, and prove or refute it; return it with its verdict."""
+    """
+    Convert a rule of another system to a substitution, and prove or refute it; return it with its verdict.
+
+    `seed` is that of the random samples on which it is tested.
+    """
     bound = {i for op in foreign.source for i, _ in op.inputs if i < 0}
     unbound = sorted({i for op in foreign.target for i, _ in op.inputs if i < 0} - bound, reverse=True)
     if unbound:

@@ -43,7 +43,8 @@ class SizeEquations:
 
     def equate(self, where: str, left: Poly, right: Poly) -> None:
         """
-        Add the equation `left = right`, and solve for one unknown. `where` begins the messages.
+        Add the equation `left = right`, and solve for one unknown. `where` begins the messages of errors, such as the
+        operation's name.
 
         Raises `UnityError` where it has no positive solution, `Unsupported` where it cannot be solved for any unknown.
         """

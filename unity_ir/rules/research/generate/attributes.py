@@ -48,7 +48,7 @@ class AttributeRoles:
 
 
 def roles(line: Line, attribute: str) -> AttributeRoles:
-    """Return what an attribute is used for in a line."""
+    """Return what the attribute of that name is used for in an operator's line."""
     clauses = [c for c in line.clauses if c.value == Entry(attribute) or str(c.value).split(".")[0] == attribute]
     axis = any(c.kind == "rank" for c in clauses)
     pieces = any(c.kind == "size" and isinstance(c.index, Starred) for c in clauses)
@@ -82,10 +82,11 @@ def steps(
     op: str, operands: tuple[Type, ...], sizes: Sequence[SizeAt], functions: frozenset[str]
 ) -> Iterator[TermStep]:
     """
-    Yield an operator with every combination of attributes to try on operands of these types.
+    Yield the operator called `op` with every combination of attributes to try on operands of these types.
 
-    `sizes` are those into which a dim may be split, `functions` the names that an attribute may have besides its
-    default. Some combinations are not well typed. Each step takes the operator's first result.
+    Types and `sizes` have an entry for each set of sizes at which terms are evaluated. `sizes` are those into which a
+    dim may be split, `functions` the names that an attribute may have besides its default. Some combinations are not
+    well typed. Each step takes the operator's first result.
     """
     line = find_operator(op).line
     choices = [[(a.name, v) for v in _values(line, a, operands, sizes, functions)] for a in line.attributes]

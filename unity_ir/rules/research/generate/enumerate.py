@@ -98,7 +98,10 @@ class Enumeration:
 
     @property
     def kept(self) -> int:
-        """The number of candidates, where candidates that differ only in the names of variables count once."""
+        """
+        The number of candidates for rules (pairs of equal terms), where those that differ only in the names of
+        variables count once.
+        """
         return sum(len(made_by) for made_by, _, _ in self._pairs)
 
     def run(self, tick: Tick = lambda size, done, total: None) -> None:

@@ -53,8 +53,8 @@ def mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def oracle(function: str, args: Sequence[Batch]) -> Batch:
     """
-    Apply an unknown scalar function to residues, elementwise: return pseudo-random residues, the same for the same
-    function name and arguments.
+    Apply an unknown scalar function to residues modulo the prime 2^31 - 1, elementwise: return pseudo-random residues,
+    the same for the same function name and arguments.
     """
     state = np.asarray(crc32(function.encode()) + 1, dtype=np.uint64)
     for a in args:
@@ -64,7 +64,7 @@ def oracle(function: str, args: Sequence[Batch]) -> Batch:
 
 def residue(value: float) -> int:
     """
-    Return a number modulo the prime, taken as the nearest rational p/q with q at most 10^6.
+    Return a number modulo the prime 2^31 - 1, taken as the nearest rational p/q with q at most 10^6.
 
     Infinities and NaN have a fixed residue each.
     """
@@ -75,7 +75,7 @@ def residue(value: float) -> int:
 
 
 def inverse(x: Batch) -> Batch:
-    """Return 1/x modulo the prime for each residue, and 0 for 0."""
+    """Return 1/x modulo the prime 2^31 - 1 for each residue, and 0 for 0."""
     out, power, left = np.ones_like(x), x, P - 2
     while left:
         if left & 1:

@@ -24,7 +24,8 @@ def _salt(elements: int) -> Fingerprints:
 
 def fingerprints(values: Batch) -> Fingerprints:
     """
-    Return a 64-bit fingerprint of each value of a batch: the sum over its elements of a hash of element and position.
+    Return a 64-bit fingerprint of each value of a batch [value, ..] of residues: the sum over its elements of a hash of
+    element and position.
     """
     flat = values.reshape(len(values), -1).astype(np.uint64)
     with np.errstate(over="ignore"):
@@ -38,9 +39,9 @@ def fingerprints(values: Batch) -> Fingerprints:
 
 def random_value(name: str, type: TensorType, seed: int, at: int) -> Batch:
     """
-    Return the random value of a variable, as a batch of one, at the sets of sizes' number `at`; integers are 0 or 1.
+    Return the random value of a variable at set of sizes number `at`, as a batch of one; integers are 0 or 1.
 
-    It depends only on the name, the shape, `seed` and `at`.
+    `type` is the variable's type at these sizes. The value depends only on the name, the shape, `seed` and `at`.
     """
     random = np.random.default_rng([seed, at, crc32(name.encode()), prod(type.shape)])
     high = 2 if type.is_integer or type.dtype == "bool" else P
@@ -50,7 +51,8 @@ def random_value(name: str, type: TensorType, seed: int, at: int) -> Batch:
 @cache
 def line(step: TermStep, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], at: int) -> ResidueLine:
     """
-    Bind the line of a compute step, with its attributes at the sets of sizes' number `at`, for evaluation on residues.
+    Bind the line of a compute step, for evaluation on residues; `shapes` and `dtypes` are the operands', and the
+    attributes those at set of sizes number `at`.
 
     Raises `UnityError` where the operands' shapes do not fit.
     """

@@ -34,8 +34,10 @@ def most_general(
 ) -> Sides:
     """
     Generalise an equation between terms: put variables in the place of subterms, and several variables in the place of
-    one, wherever both sides stay equal and `allowed` holds. `terms` holds all terms that the sides refer to; `values`
-    evaluates terms on random tensors, by which they are compared.
+    one, wherever both sides stay equal and `allowed` holds.
+
+    `sides` are the terms: each of the first half equals its counterpart in the second. `terms` makes the new terms;
+    `values` evaluates terms on random tensors, by which they are compared.
 
     Returns the sides with variables numbered in order of use. Given `add(relu(x), y)` and `add(y, relu(x))`, returns
     `add(x, y)` and `add(y, x)`; given `matmul(add(x, x), w)` and `add(matmul(x, w), matmul(x, w))`, returns both over
@@ -103,8 +105,8 @@ class General:
 
 def general(name: str, sources: Sequence[TypedTerm], targets: Sequence[TypedTerm], degree: int) -> General | None:
     """
-    Make the substitution of `sources` by `targets`, with symbols for all sizes and degrees; None where the sizes found
-    at samples have no general form.
+    Make the substitution called `name` of `sources` by `targets`, result by result, with symbols for all sizes and
+    degrees; None where the sizes found at samples have no general form.
 
     `degree` is the degree of the parallel operators in the terms.
     """

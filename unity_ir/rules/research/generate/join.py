@@ -39,7 +39,7 @@ class Join:
         self._found: dict[AppliedStep, dict[int, TypedTerm]] = {}
 
     def add(self, pair: Pair) -> None:
-        """Add an equation between two terms; its first side may be one result of an operator that has several."""
+        """Add an equation between two terms, (left, right); left may be one result of an operator that has several."""
         term, other = pair
         if term.step is not None and not term.step.is_parallel:
             key = application(term)
@@ -47,7 +47,12 @@ class Join:
                 self._found.setdefault(key, {}).setdefault(term.step.result, other)
 
     def joined(self, terms: Terms, values: Values) -> list[Joined]:
-        """Return the joined equations in their most general form; small ones first."""
+        """
+        Return the joined equations in their most general form, small ones first: (terms equal to the results of one
+        operator, these results).
+
+        `terms` makes terms, and `values` evaluates them on random tensors.
+        """
         found: dict[Joined, None] = {}
         for (step, operands), results in self._found.items():
             if len(results) < len(_types((step, operands))):
@@ -65,7 +70,7 @@ class Join:
 
 
 def has_several(op: str) -> bool:
-    """Return whether an operator may have several results."""
+    """Return whether the operator called `op` may have several results."""
     if op in PARALLEL_OPERATORS:
         return False
     results = find_operator(op).line.results
@@ -74,10 +79,11 @@ def has_several(op: str) -> bool:
 
 def composite(joined: Joined, rules: Sequence[Substitution], single: Rewriting) -> bool:
     """
-    Return whether a joined equation follows from smaller ones.
+    Return whether a joined equation, (terms, the results of one operator that they equal), follows from smaller ones.
 
-    It does if its target is reached by `rules` of several results, one after the other, and by `single`, the rules of
-    one result. Given rules that take `relu` and `matmul` out of `split`, it is true of one that takes both out at once.
+    It does if the results are reached from the terms by `rules` of several results, one after the other, and by
+    `single`, the rules of one result. Given rules that take `relu` and `matmul` out of `split`, it is true of one that
+    takes both out at once.
     """
     sources, targets = joined
     largest = max(t.size for t in (*sources, *targets))

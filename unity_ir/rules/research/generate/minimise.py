@@ -18,7 +18,7 @@ SLACK = 2
 
 def order(pair: Pair) -> tuple[object, ...]:
     """
-    Return the sort key of an equation.
+    Return the sort key of an equation between two terms.
 
     Small equations come first; of equally small ones, the more general: with many variables, in few pieces, of few
     types.
@@ -33,7 +33,7 @@ def order(pair: Pair) -> tuple[object, ...]:
 
 def follows(pair: Pair, rules: Rewriting, most: int = MOST) -> bool:
     """
-    Return whether the rules imply an equation: whether they rewrite one side to the other.
+    Return whether the rules imply an equation between two terms: whether they rewrite one to the other.
 
     False may also mean that the search was given up after `most` terms.
     """
@@ -63,8 +63,8 @@ def superfluous(rules: Sequence[tuple[Pair, Substitution]], terms: Terms, sets: 
     """
     Return the indices of the rules that the other rules imply, including those found later.
 
-    `rules` are equations with their substitutions; `sets` is the number of sets of sizes of `terms`, `degree` that of
-    the parallel operators. Rules with repeated variables are dropped first.
+    `rules` are (equation between two terms, its substitution); `sets` is the number of sets of sizes of `terms`,
+    `degree` the degree of the parallel operators. Rules with repeated variables are dropped first.
     """
 
     def special(i: int) -> int:

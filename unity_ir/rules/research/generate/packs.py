@@ -27,7 +27,7 @@ def packed(rule: Substitution, shape: ShapeOf) -> Iterator[Substitution]:
     Generalise a rule to any number of leading dims: yield it with a pack for all dims of its inputs, and with a pack
     for each leading size, where these can be written. These are guesses, to be proved.
 
-    `shape` gives the sizes of the rule's terms.
+    `shape` is a function from a term of the rule to its shape in symbols.
     """
     terms = list(_terms(rule))
     shapes = {shape(t) for t in terms}

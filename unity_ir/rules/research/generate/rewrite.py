@@ -74,8 +74,8 @@ class Rewriting:
 
     def make(self, step: TermStep, operands: list[TypedTerm]) -> TypedTerm | None:
         """
-        Apply an operator to terms, with operands of commutative operators in a fixed order; None where it is not well
-        typed.
+        Apply the operator of `step` to terms, with operands of commutative operators in a fixed order; return the term,
+        None where it is not well typed.
         """
         if step.op in self.commutative and len(operands) == 2 and operands[0].text > operands[1].text:
             operands = operands[::-1]

@@ -76,7 +76,7 @@ class StageCounts:
     """Rules that hold for any number of leading dims."""
 
     def add(self, proof: Proof) -> None:
-        """Count the verdict of a proof."""
+        """Add one to the count of the proof's verdict."""
         name = proof.verdict.replace(" ", "_")
         setattr(self, name, getattr(self, name) + 1)
 
@@ -101,8 +101,9 @@ def generate(
     Generate the rules over a space of terms: all equalities that the others do not imply, proved for all sizes and
     degrees. Return them with counts and seconds of each stage.
 
-    `state` is the file in which the outcome of each stage is kept, `jobs` the number of processes that prove. The rules
-    are the same for the same space, whatever `jobs` is. Raises `UnityError` for a state file of another space.
+    `state` is the file in which the outcome of each stage is kept (None: nowhere), `jobs` the number of processes that
+    prove, and `progress` is called with the stage, the steps done and their number. The rules are the same for the same
+    space, whatever `jobs` is. Raises `UnityError` for a state file of another space.
     """
     return _Run(space, state, jobs, progress).report()
 

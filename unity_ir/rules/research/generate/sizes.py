@@ -55,25 +55,25 @@ class TermSizes:
     # -- symbols
 
     def fresh(self, values: SizeAt) -> Poly:
-        """Make a new symbol, given its value at each set of sizes."""
+        """Make a new symbol, given its value at each set of sizes at which the terms were tried; return it."""
         # In order of creation, so that sums are compared term by term.
         name = f"s{len(self.values):04}"
         self.values[name] = values
         return symbol(name)
 
     def known(self, poly: Poly) -> Poly:
-        """Substitute the values of the symbols that are solved for in a polynomial."""
+        """Return the polynomial with the values of the symbols that are solved for substituted."""
         while not poly.symbols.isdisjoint(self.bindings):
             poly = poly.substitute(self.bindings)
         return poly
 
     def value(self, poly: Poly) -> SizeAt:
-        """Return the value of a polynomial at each set of sizes."""
+        """Return the value of a polynomial in sizes at each set of sizes at which the terms were tried."""
         sets = len(next(iter(self.values.values())))
         return tuple(poly.at({DEGREE: self.degree, **{s: v[i] for s, v in self.values.items()}}) for i in range(sets))
 
     def unify(self, a: Poly, b: Poly) -> None:
-        """Add the equation that two sizes are the same. Raises `Special` where they cannot be."""
+        """Add the equation `a = b` of two sizes. Raises `Special` where they cannot be equal in general."""
         a, b = self.known(a), self.known(b)
         if a == b:
             return
@@ -127,7 +127,7 @@ class TermSizes:
             self.unify(x, y)
 
     def divide(self, size: Poly) -> Poly:
-        """Make a size a multiple of the degree; return the quotient."""
+        """Make a size (a polynomial) a multiple of the degree; return the quotient."""
         size = self.known(size)
         for m, _ in size.terms:
             if DEGREE in m:
@@ -145,7 +145,7 @@ class TermSizes:
     # -- terms
 
     def shape(self, term: TypedTerm) -> PolyShape:
-        """Return the shape of a term as polynomials."""
+        """Return the shape of a term as polynomials in symbols for sizes."""
         found = self._shapes.get(term)
         if found is None:
             found = self._shapes[term] = self._variable(term) if term.step is None else self._result(term.step, term)
@@ -228,7 +228,7 @@ class TermSizes:
 
 def application(term: TypedTerm) -> AppliedStep:
     """
-    Return a term's operator, attributes and operands, without which result it is: equal for all results of one
+    Return (operator with attributes, operands) of a term, without which result it is: equal for all results of one
     operator.
     """
     assert term.step is not None

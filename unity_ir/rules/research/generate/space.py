@@ -84,12 +84,18 @@ class Space:
 
     @property
     def sizes(self) -> tuple[SizeAt, ...]:
-        """The sizes into which a dim may be split: those of dims, and their halves."""
+        """
+        The sizes into which a dim may be split, each as its value at every set of sizes: those of dims, and their
+        halves.
+        """
         halves = tuple(zip(*BASES, strict=True))
         return (*(tuple(2 * n for n in base) for base in halves), *halves)
 
     def arity(self, name: str) -> int:
-        """Return the number of operands an operator is applied to: two for an operator that takes any number."""
+        """
+        Return the number of operands the operator called `name` is applied to: two for an operator that takes any
+        number.
+        """
         if name in PARALLEL:
             return 1
         parameters = find_operator(name).line.parameters

@@ -19,10 +19,11 @@ VERSION = 2
 
 def load(path: Path | None, of: dict[str, Any]) -> dict[str, Any]:
     """
-    Read the state of a run from the file at `path`: the outcome of each stage by name; empty where there is no file.
+    Read the state of a run from the file at `path`: the outcome of each stage by its name; empty where there is no
+    file, or `path` is None.
 
-    `of` has the parameters of the run. Raises `UnityError` for the state of a run with other parameters, and for a file
-    that is no state.
+    `of` has the parameters of the run, by name. Raises `UnityError` for the state of a run with other parameters, and
+    for a file that is no state.
     """
     if path is None or not path.exists():
         return {}
@@ -40,9 +41,9 @@ def load(path: Path | None, of: dict[str, Any]) -> dict[str, Any]:
 
 def save(path: Path | None, of: dict[str, Any], stages: dict[str, Any]) -> None:
     """
-    Write the state of a run to a file, atomically; do nothing without a path.
+    Write the state of a run to a file, atomically; do nothing if `path` is None.
 
-    `of` has the parameters of the run, `stages` the outcome of each stage, both as data for JSON.
+    `of` has the parameters of the run, `stages` the outcome of each stage, both by name, as data for JSON.
     """
     if path is None:
         return

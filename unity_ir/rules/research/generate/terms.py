@@ -37,14 +37,20 @@ class TermStep:
 
 
 def parallel_step(op: str, sets: int, **attributes: int) -> TermStep:
-    """Return a parallel operator as a step, with the same attributes at all `sets` sets of sizes."""
+    """
+    Return the parallel operator called `op` as a step, with the same attributes, such as `dim=0, by=2`, at each of the
+    `sets` sets of sizes at which terms are tried.
+    """
     return TermStep(op, (tuple(sorted(attributes.items())),) * sets)
 
 
 @cache
 def result_types(op: str, attributes: tuple[Attributes, ...], operands: tuple[Type, ...]) -> tuple[Type, ...]:
     """
-    Return the type of each result of an operator, at every set of sizes; () where it is not well typed at all of them.
+    Return the type of each result of the operator called `op`; () where it is not well typed at all sets of sizes.
+
+    `attributes` has the attributes at every set of sizes at which terms are tried; a type, of an operand or a result,
+    is a tensor type at each.
     """
     found: list[tuple[TensorType, ...]] = []
     try:
@@ -62,8 +68,9 @@ def result_types(op: str, attributes: tuple[Attributes, ...], operands: tuple[Ty
 
 def result_type(step: TermStep, operands: tuple[Type, ...]) -> Type | None:
     """
-    Return the type of the result that a step takes, at every set of sizes; None where it is not well typed at all of
-    them.
+    Return the type of the result that a step takes; None where it is not well typed at all sets of sizes.
+
+    A type, of an operand or the result, is a tensor type at every set of sizes at which terms are tried.
     """
     found = result_types(step.op, step.attributes, operands)
     return found[step.result] if step.result < len(found) else None
@@ -107,7 +114,9 @@ class Terms:
         return len(self._made)
 
     def variable(self, index: int, type: Type) -> TypedTerm:
-        """Return variable number `index` of a type."""
+        """
+        Return variable number `index` of a type, which is a tensor type at every set of sizes at which terms are tried.
+        """
         key = (index, type)
         if key not in self._made:
             name = f"x{index}{'|'.join(map(_type_text, type))}"
@@ -116,7 +125,7 @@ class Terms:
         return self._made[key]
 
     def make(self, step: TermStep, operands: Sequence[TypedTerm]) -> TypedTerm | None:
-        """Apply an operator to terms; return the term, or None where it is not well typed."""
+        """Apply the operator of `step` to terms; return the term, or None where it is not well typed."""
         key = (step, *(o.number for o in operands))
         found = self._made.get(key)
         if found is None:
@@ -138,7 +147,10 @@ class Terms:
         return term
 
     def replaced(self, term: TypedTerm, values: Mapping[TypedTerm, TypedTerm]) -> TypedTerm | None:
-        """Substitute terms for the subterms in `values`; return the new term, or None where that is not well typed."""
+        """
+        Substitute terms for subterms of `term`, as `values` maps them; return the new term, or None where that is not
+        well typed.
+        """
         found = values.get(term)
         if found is not None or term.step is None:
             return found or term
