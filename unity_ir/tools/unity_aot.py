@@ -296,7 +296,12 @@ def _table(title: str, rows: Sequence[Mapping[str, object]]) -> Table:
 
 
 def report(rows: Sequence[CompiledKernel], asked: CompileRequests, options: Namespace) -> dict[str, object]:
-    """Return the results as a JSON value, the content of the file that `--json` names."""
+    """
+    Return the results as a JSON value, the content of the file that `--json` names.
+
+    `rows` are the compiled kernels, `asked` the programs they are of and those that could not be emitted, `options` the
+    parsed command line, of which the machines count.
+    """
     return {
         "triton": triton_version(),
         "unity-ir": __version__,

@@ -257,7 +257,8 @@ class Stage:
 
 class KernelBuilder:
     """
-    Builder of the kernel of a stage: first parameters, then the body (by `writer`), and finally its launch.
+    Builder of the kernel of a stage (a result of a line, computed by one kernel): first its parameters, then the body, by
+    the `KernelWriter` `writer`, and finally its launch.
 
     `extents` are those of the stage unless given; the kernel stores the results of `more` stages, too.
     """
@@ -286,7 +287,7 @@ class KernelBuilder:
 
     def out(self, number: int) -> str:
         """
-        Return the key by which `writer` knows the result pointer of stage `number`: 0 is `stage`, 1 and up are `more`.
+        Return the key of a result pointer in the writer's pointers: of `stage` for number 0, of those in `more` from 1.
         """
         return f"{self.OUT} {number}" if number else self.OUT
 

@@ -66,13 +66,13 @@ def _cut(x, dim, axes):
 
 
 def all_reduce(ctx, x, axes):
-    """Start an all-reduce: every rank of the group along mesh axes `axes` gets the sum of the group's tensors."""
+    """Start an all-reduce of `x` along mesh axes `axes`: a Pending of the sum over these ranks (the group)."""
     out = x.clone()
     return Pending(axes, dist.all_reduce(out, group=ctx.groups[axes], async_op=True), lambda: out, out)
 
 
 def all_reduce_many(ctx, tensors, axes):
-    """Start one all-reduce of several tensors along mesh axes `axes`: every rank of the group gets the sum of each."""
+    """Start one all-reduce of several tensors along mesh axes `axes`: a Pending of the sum of each over the group."""
     out = torch.cat([x.reshape(-1) for x in tensors])
     shapes = [x.shape for x in tensors]
     work = dist.all_reduce(out, group=ctx.groups[axes], async_op=True)
@@ -85,7 +85,7 @@ def all_reduce_many(ctx, tensors, axes):
 
 
 def all_gather(ctx, x, dim, axes):
-    """Start an all-gather along mesh axes `axes`: every rank gets the group's pieces, concatenated along dim `dim`."""
+    """Start an all-gather of piece `x` along mesh axes `axes`: a Pending of the group's pieces, joined along `dim`."""
     out, shape, x = x.new_empty((_ways(axes) * x.numel(),)), x.shape, x.contiguous().view(-1)
     work = _all_gather(out, x, group=ctx.groups[axes], async_op=True)
     if dim == 0:
@@ -94,7 +94,7 @@ def all_gather(ctx, x, dim, axes):
 
 
 def all_gather_many(ctx, tensors, dims, axes):
-    """Start one all-gather along mesh axes `axes` of several tensors, each concatenated along its own dim of `dims`."""
+    """Start one all-gather of several pieces along mesh axes `axes`: a Pending of all, joined along their `dims`."""
     ways, sizes = _ways(axes), [x.numel() for x in tensors]
     mine, shapes = torch.cat([x.reshape(-1) for x in tensors]), [x.shape for x in tensors]
     out = mine.new_empty((ways * mine.numel(),))
@@ -108,7 +108,7 @@ def all_gather_many(ctx, tensors, dims, axes):
 
 
 def reduce_scatter(ctx, x, dim, axes):
-    """Start a reduce-scatter along mesh axes `axes`: every rank gets its part, along dim `dim`, of the group's sum."""
+    """Start a reduce-scatter of `x` along mesh axes `axes`: a Pending of this rank's part, along `dim`, of the sum."""
     parts = _cut(x, dim, axes)
     out = torch.empty_like(parts[0])
     work = _reduce_scatter(out.view(-1), parts.view(-1), group=ctx.groups[axes], async_op=True)
@@ -116,7 +116,7 @@ def reduce_scatter(ctx, x, dim, axes):
 
 
 def reduce_scatter_many(ctx, tensors, dims, axes):
-    """Start one reduce-scatter along mesh axes `axes`: a rank gets its part of each sum, along its dim of `dims`."""
+    """Start one reduce-scatter along mesh axes `axes`: a Pending of this rank's part of each sum, along its `dims`."""
     parts = [_cut(x, dim, axes) for x, dim in zip(tensors, dims)]
     shapes, mine = [p.shape[1:] for p in parts], torch.cat([p.flatten(1) for p in parts], 1)
     out = mine.new_empty((mine.shape[1],))
@@ -130,7 +130,7 @@ def reduce_scatter_many(ctx, tensors, dims, axes):
 
 
 def all_to_all(ctx, x, source, target, axes):
-    """Start an all-to-all that turns a tensor sharded along dim `source` into one sharded along dim `target`."""
+    """Start an all-to-all along mesh axes `axes`: a Pending of `x`, a shard of dim `source`, now of dim `target`."""
     parts = _cut(x, target, axes)
     out = torch.empty_like(parts)
     work = dist.all_to_all_single(out, parts, group=ctx.groups[axes], async_op=True)
@@ -138,14 +138,14 @@ def all_to_all(ctx, x, source, target, axes):
 
 
 def broadcast(ctx, x, root, shape, dtype, axes):
-    """Start a broadcast from rank `root` of the group; others pass None as `x`, and its `shape` and `dtype`."""
+    """Start a broadcast of `x` from rank `root` of those along `axes`; others pass None, its `shape` and `dtype`."""
     out = x.contiguous() if ctx.index(axes) == root else torch.empty(shape, dtype=dtype, device=ctx.device)
     work = dist.broadcast(out, group=ctx.groups[axes], group_src=root, async_op=True)
     return Pending(axes, work, lambda: out, out)
 
 
 def scatter(ctx, x, dim, root, shape, dtype, axes):
-    """Start a scatter: each rank gets its part along `dim` of the tensor `x`, of `shape`, that rank `root` has."""
+    """Start a scatter of `x` (of `shape`) by rank `root` of those along `axes`: a Pending of this rank's `dim` part."""
     shape = [size // _ways(axes) if i == dim else size for i, size in enumerate(shape)]
     out = torch.empty(shape, dtype=dtype, device=ctx.device)
     parts = [p.contiguous() for p in x.chunk(_ways(axes), dim)] if ctx.index(axes) == root else None
@@ -154,7 +154,7 @@ def scatter(ctx, x, dim, root, shape, dtype, axes):
 
 
 def gather(ctx, x, dim, root, axes):
-    """Start a gather: rank `root` gets the group's pieces, concatenated along `dim`; the others get None."""
+    """Start a gather: a Pending, at rank `root` of those along `axes` of pieces `x` joined along `dim`, else None."""
     mine = ctx.index(axes) == root
     parts = [torch.empty_like(x) for _ in range(_ways(axes))] if mine else []
     x = x.contiguous()
@@ -163,14 +163,14 @@ def gather(ctx, x, dim, root, axes):
 
 
 def reduce(ctx, x, root, axes):
-    """Start a reduce: rank `root` of the group gets the sum of the group's tensors; the others get None."""
+    """Start a reduce of `x`: a Pending, at rank `root` of those along mesh axes `axes` of the sum, else of None."""
     out = x.clone()
     work = dist.reduce(out, group=ctx.groups[axes], group_dst=root, async_op=True)
     return Pending(axes, work, lambda: out if ctx.index(axes) == root else None, out)
 
 
 def send(ctx, x, root, to, shape, dtype, axes):
-    """Start sending the tensor of rank `root` of the group to its rank `to`; other ranks than `to` get None."""
+    """Start sending `x` of rank `root` of those along `axes` to rank `to`: a Pending; other ranks get None."""
     group, mine = ctx.groups[axes], ctx.index(axes)
     if mine == root:
         x = x.contiguous()

@@ -54,7 +54,7 @@ def lines_of(function):
 
 
 def first_not_finite(ctx, weights, batch):
-    """Repeat the step; return (line number, text, rank) of the first line that makes nan or inf; None if none does."""
+    """Run forward_backward on pieces by name; (its first line with nan or inf, text, rank), or None if none has."""
     lines, found = lines_of(forward_backward), []
 
     def look(what, number, value):

@@ -142,7 +142,12 @@ def weird_trick(graph: Graph, machine: Machine) -> Iterator[Graph]:
 
 
 def by_layer(graph: Graph, machine: Machine) -> Iterator[Graph]:
-    """Yield a plan for every number of inner axes along which layers are pinned to devices of their own."""
+    """
+    Yield plans of a recurrent network with whole layers on devices of their own, one for each split of the mesh axes.
+
+    For n from 0 to all axes, the n outer ones shard the samples, and the devices along the others take a contiguous run
+    of layers each: the operators that read the weights of one module, and those that follow them (see `_layers`).
+    """
     mesh = machine.mesh
     layers = _layers(graph)
     count = max(layers.values(), default=0) + 1

@@ -174,8 +174,8 @@ class SimulatedPlans:
     def fastest(self, plans: Sequence[PricedGraph], candidates: Sequence[Candidate] = ()) -> PricedGraph:
         """
         Return the plan with the least simulated time as emitted: the first, unless another one that fits is faster by
-        `limits().faster`. Plans whose quick simulation is not within `limits().replayed_within` of the least are left
-        out.
+        `limits().faster`. `candidates` are baselines, of which estimates are known. Plans whose quick simulation is not
+        within `limits().replayed_within` of the least are left out.
         """
         best, *others = plans
         if not others and not candidates:

@@ -84,9 +84,10 @@ def steps(
     """
     Yield the operator called `op` with every combination of attributes to try on operands of these types.
 
-    Types and `sizes` have an entry for each set of sizes at which terms are evaluated. `sizes` are those into which a
-    dim may be split, `functions` the names that an attribute may have besides its default. Some combinations are not
-    well typed. Each step takes the operator's first result.
+    Terms are evaluated at several sets of sizes at once (say a = 4, b = 6 and a = 8, b = 9). So each type, and each of
+    `sizes`, has one entry for each set: an element of `sizes` is a size that an attribute may name, as (4, 8) for a.
+    `functions` are the names that an attribute may have besides its default. Some combinations are not well typed. Of
+    operators with several results, a step is the first result.
     """
     line = find_operator(op).line
     choices = [[(a.name, v) for v in _values(line, a, operands, sizes, functions)] for a in line.attributes]
