@@ -257,7 +257,7 @@ class Stage:
 
 class KernelBuilder:
     """
-    Builder of the kernel of a stage (a result of a line, computed by one kernel): first its parameters, then the body, by
+    Builder of the kernel of a stage (a result of a line, computed by one kernel): first parameters, then the body, by
     the `KernelWriter` `writer`, and finally its launch.
 
     `extents` are those of the stage unless given; the kernel stores the results of `more` stages, too.
