@@ -64,7 +64,7 @@ def test_towers_that_nothing_divides_are_side_by_side(machine: Machine, count: i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "where"), [("xdl", "summit:1"), ("dlrm", "pcie:4")])
+@pytest.mark.parametrize(("model", "where"), [("xdl", "summit:1"), ("dlrm", "pcie:8")])
 def test_embeddings_have_devices_of_their_own(model: str, where: str):
     machine = load(where)
     found = run(models.build(model), machine)

@@ -52,7 +52,7 @@ def believed(mapper: Mapper, piece: Subgraph, degrees: dict[Node, Degrees], chos
         for value, need in brought:
             made = of[value.node].makes[value.index][chosen[value.node]]
             gradient = value.node in piece.trained and node in piece.trained
-            total += mapper.prices.move(value.shape, value.dtype, made, need, gradient)
+            total += mapper.prices.move(value.type, made, need, gradient)
     return total
 
 

@@ -60,7 +60,7 @@ def _joined(parts, dim):
 def _cut(x, dim, axes):
     """Return the group's parts of `x` along `dim`, stacked along a new first dim and contiguous (as along dim 0)."""
     if dim == 0:
-        return x.contiguous().view(_ways(axes), -1, *x.shape[1:])
+        return x.contiguous().view(-1).view(_ways(axes), x.shape[0] // _ways(axes), *x.shape[1:])
     parts = x.chunk(_ways(axes), dim)
     return torch.stack(parts, out=x.new_empty((len(parts), *parts[0].shape)))
 
