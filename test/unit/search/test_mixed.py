@@ -17,7 +17,7 @@ ADAMW = Optimizer("adamw")
 
 
 def gpt2(reduce: str) -> Graph:
-    graph = build("gpt2", layers=1, batch=8, sequence=64, hidden=64, heads=4, vocabulary=128)
+    graph = build("gpt2", layers=1, batch=64, sequence=256, hidden=512, heads=4, vocabulary=4096)
     return mixed_precision(graph, "bf16", reduce)
 
 
