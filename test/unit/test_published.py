@@ -9,6 +9,8 @@ from published import Predicted, Row, degrees_of, machine_of, predicted, publish
 
 from unity_ir.search.baselines.recipe import Degrees
 
+pytestmark = pytest.mark.slow
+
 ROWS, MISSING = published()
 SMALL = Row(
     "test",

@@ -14,6 +14,8 @@ from unity_ir.search import run
 from unity_ir.search.flexflow.mcmc import Settings, mcmc
 from unity_ir.search.joint.best_first import joint
 
+pytestmark = pytest.mark.slow
+
 ADAMW = Optimizer("adamw")
 
 

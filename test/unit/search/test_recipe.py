@@ -22,6 +22,8 @@ from unity_ir.pcg.types import tensor_type
 from unity_ir.search import run
 from unity_ir.search.baselines.recipe import Degrees, recipe
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"f32": (4, 4), "bf16": (2, 4), "bf16,reduce=bf16": (2, 2)}
 """Bytes of an element of a weight as it is moved, and of its gradient as it is summed."""
 
