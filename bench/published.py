@@ -166,7 +166,7 @@ def degrees_of(row: Row) -> dict[str, Any]:
 
 
 def forward_seconds(row: Row, machine: Machine, layers: int) -> dict[str, float]:
-    """Return the seconds of the forward of a plan of so many layers: `product`, `attention`, `other` and `move`."""
+    """Return the seconds of a plan's forward with `layers` layers: `product`, `attention`, `other` and `move`."""
     plan = plan_of(row, machine, layers)
     program = plan.program
     tensor = set(Degrees(**degrees_of(row)).on(machine).tensor)
