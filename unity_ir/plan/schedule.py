@@ -339,8 +339,7 @@ class _Scheduler:
 
     def _made_at(self, register: Register) -> int:
         """Return the earliest operator before which a register can exist; 0 if it is made of leaves by moves alone."""
-        while register in self.move_of:
-            register = self._held(self.move_of[register].operand)
+        register, _ = self._source(register)
         return self.maker[register] + 1 if register in self.maker else 0
 
     def _is_small_gather(self, move: Move) -> bool:

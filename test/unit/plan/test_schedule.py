@@ -20,8 +20,8 @@ from unity_ir.pcg.sharding import REPEAT
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.deadlock import CollectiveCall, Place, calls, check_order
 from unity_ir.plan.lower import lower
-from unity_ir.plan.program import Compute, HaloExchange, Leaf, Program, ReshardMove, UpdateWeight
-from unity_ir.plan.schedule import LAG, Bucket, Schedule, Wait, crosses, piece_bytes, schedule
+from unity_ir.plan.program import Compute, HaloExchange, Instruction, Leaf, Program, ReshardMove, UpdateWeight
+from unity_ir.plan.schedule import LAG, Action, Bucket, Schedule, Wait, crosses, piece_bytes, schedule
 from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
 from unity_ir.search.baselines.follow import follow
 from unity_ir.search.baselines.random_plan import sample
@@ -87,6 +87,40 @@ def test_what_is_read_is_there_and_nothing_stays(seed: int, with_pins: bool, buc
     assert [c for c in scheduled if not read.isdisjoint(c.results)] == [
         c for c in computes if not read.isdisjoint(c.results)
     ]
+
+
+def with_retypes(program: Program, random: Random) -> Program:
+    """The program in which what some moves read has been called something else before, which takes no step."""
+    body: list[Instruction] = []
+    tensors = dict(program.tensors)
+    for instruction in program.body:
+        if isinstance(instruction, ReshardMove | HaloExchange) and random.random() < 0.5:
+            operand = instruction.operand
+            again = max(tensors) + 1
+            tensors[again] = tensors[operand]
+            body.append(ReshardMove(operand, again, "retype", (0,), REPEAT, REPEAT))
+            instruction = replace(instruction, operand=again)
+        body.append(instruction)
+    return replace(program, body=tuple(body), tensors=tensors)
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=40)
+def test_what_takes_no_step_changes_no_order(seed: int):
+    program = random_program(seed, False)
+    found, want = schedule(with_retypes(program, Random(seed))), schedule(program)
+
+    def known(action: Action) -> Action:
+        match action:
+            case ReshardMove() | HaloExchange():
+                return replace(action, operand=found.held(action.operand))
+            case Bucket(moves):
+                return Bucket(tuple(replace(m, operand=found.held(m.operand)) for m in moves))
+            case _:
+                return action
+
+    held = replace(want, lines=tuple(replace(line, action=known(line.action)) for line in want.lines))
+    assert [known(line.action) for line in found.lines] == [line.action for line in held.lines]
 
 
 def sources_read(program: Program) -> set[int]:
