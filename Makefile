@@ -52,7 +52,7 @@ ZOO := test/programs/test_aot.py test/programs/test_check_rounding.py test/progr
 	test/unit/rules/proof/test_library.py test/unit/search/test_brute.py test/unit/simulate/test_replay.py
 
 zoo: setup ## programs of every model of the zoo on 2, 4 and 8 ranks, and every move of some done wrong
-	ZOO=all pytest -n 2 $(ZOO)
+	ZOO=all pytest -n $(WORKERS) --dist worksteal $(ZOO)
 
 aot: setup ## compile every kernel of the zoo at full size for three GPUs, which need not be there
 	python -m unity_ir.tools.unity_aot --json bench/results/aot.json

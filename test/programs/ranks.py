@@ -129,26 +129,28 @@ def gradients(program: Any, seed: int = 0) -> tuple[Any, ...]:
     batch = program.Data(None, seed).batch(0)
     local = {n: program.piece(ctx, batch[n], s) for n, s in program.INPUTS.items()}
     loss, grads = program.forward_backward(ctx, weights, local)
-    whole = {n: program.whole(ctx, grads[n], s)[0].numpy() for n, s in program.WEIGHTS.items()}
     initial = {n: program.initial(n, s, seed).numpy() for n, s in program.WEIGHTS.items()}
     found = program.whole(ctx, loss, program.LOSS)[0].numpy()
-    return initial, {n: b.numpy() for n, b in batch.items()}, found, whole
+    return initial, {n: b.numpy() for n, b in batch.items()}, found, whole(program, ctx, grads)
 
 
-def trained(program: Any, steps: int, seed: int = 0) -> dict[str, Any]:
+def trained(program: Any, steps: int, each_step: bool, seed: int = 0) -> dict[str, Any]:
     """
     A training run, whole: initial `weights`, `batches`, the `losses`, the `gradients` of every step, the weights
-    `after` them, Adam's `moments`, both before every step as well, its `states`, and which of these is not the same on
-    all ranks that should hold the same.
+    `after` them, Adam's `moments`, of `each_step` both before it as well, its `states`, and which of these is not the
+    same on all ranks that should hold the same.
     """
     ctx = program.build("gloo")
     apart: list[str] = []
 
-    def whole(what: str, part: Any, spec: Any) -> Any:
-        value, off = program.whole(ctx, part, spec)
-        if not off <= 1e-5 * float(value.abs().max() if value.numel() else 0):
-            apart.append(f"{what}: {off}")
-        return value.clone()
+    def whole(what: str, parts: Any, specs: Any) -> Any:
+        """These parts, by name, whole."""
+        made = {}
+        for n, (value, off) in program.wholes(ctx, {n: parts.get(n) for n in specs}, specs).items():
+            if not off <= 1e-5 * float(value.abs().max() if value.numel() else 0):
+                apart.append(f"{what} {n}: {off}")
+            made[n] = value.clone()
+        return made
 
     weights = program.init_weights(ctx, seed)
     moments = program.init_moments(weights)
@@ -157,22 +159,22 @@ def trained(program: Any, steps: int, seed: int = 0) -> dict[str, Any]:
 
     def state() -> dict[str, Any]:
         """Weights and moments, whole."""
+        each = range(0 if program.OPTIMIZER[0] == "sgd" else 2)
+        own = ({n: pair[k] for n, pair in moments.items()} for k in each)
+        found = [whole("moment", part, program.WEIGHTS) for part in own]
         return {
-            "after": {n: whole(f"weight {n}", weights.get(n), s) for n, s in program.WEIGHTS.items()},
-            "moments": {
-                n: tuple(whole(f"moment {n}", moments.get(n, (None, None))[k], s) for k in range(2))
-                for n, s in program.WEIGHTS.items()
-                if program.OPTIMIZER[0] != "sgd"
-            },
+            "after": whole("weight", weights, program.WEIGHTS),
+            "moments": {n: tuple(part[n] for part in found) for n in program.WEIGHTS if found},
         }
 
     for t in range(steps):
-        states.append(state())
+        if each_step:
+            states.append(state())
         batches.append(data.batch(t))
         local = {n: program.piece(ctx, batches[-1][n], s) for n, s in program.INPUTS.items()}
         loss, grads = program.forward_backward(ctx, weights, local)
-        losses.append(whole(f"step {t}: loss", loss, program.LOSS))
-        gradients.append({n: whole(f"step {t}: gradient of {n}", grads[n], s) for n, s in program.WEIGHTS.items()})
+        losses.append(whole(f"step {t}:", {"loss": loss}, {"loss": program.LOSS})["loss"])
+        gradients.append(whole(f"step {t}: gradient of", grads, program.WEIGHTS))
         program.update(weights, grads, moments, t + 1)
     found = {
         "weights": {n: program.initial(n, s, seed) for n, s in program.WEIGHTS.items()},
@@ -283,7 +285,8 @@ def _state_and_later(program: Any, ctx: Any, weights: Any, moments: Any, steps: 
 
 def whole(program: Any, ctx: Any, weights: Any) -> dict[str, Any]:
     """Whole weights by name, as numpy arrays."""
-    return {n: program.whole(ctx, weights.get(n), s)[0].numpy().copy() for n, s in program.WEIGHTS.items()}
+    parts = {n: weights.get(n) for n in program.WEIGHTS}
+    return {n: found.numpy().copy() for n, (found, _) in program.wholes(ctx, parts, program.WEIGHTS).items()}
 
 
 class Refused(Exception):

@@ -44,5 +44,5 @@ def by_hand(w: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize(("plan", "world"), PLANS)
 def test_equals_pytorch(ranks: Ranks, plan: str, world: int):
     adam = Optimizer("adam", 1e-2)
-    found = ranks.run(program(tied(), plan, world, adam, double=True), world, trained, 3)[0]
+    found = ranks.run(program(tied(), plan, world, adam, double=True), world, trained, 3, False)[0]
     assert differences(found, by_hand, adam, "f64") == []

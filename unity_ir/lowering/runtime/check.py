@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from unity_ir.lowering.runtime.pieces import init_moments, init_weights, piece, whole
+from unity_ir.lowering.runtime.pieces import init_moments, init_weights, piece, whole, wholes
 from unity_ir.lowering.runtime.plan import (
     COARSEST,
     INPUTS,
@@ -91,7 +91,8 @@ def in_double(ctx, weights, local):
             weights = {n: _double(w) for n, w in weights.items()}
             local = {n: x if x is None else _double(x) for n, x in local.items()}
             grads = double.forward_backward(ctx, weights, local)[1]
-        found = {n: double.whole(ctx, grads[n], spec)[0] for n, spec in double.WEIGHTS.items()}
+        parts = {n: grads[n] for n in double.WEIGHTS}
+        found = {n: g for n, (g, _) in double.wholes(ctx, parts, double.WEIGHTS).items()}
     except Exception:  # kernels may fail to compile or to run in many ways; then the check reports float32's errors
         found = None
     return found if _everywhere(ctx, found is not None) else None
@@ -134,32 +135,34 @@ def check(ctx, steps, seed, data, start=None, notes=None):
             wrong.append(f"{what} is not the same on devices that should hold the same: {apart:.3g} apart")
         return value.detach().clone()
 
-    def whole_moments():
-        parts = [{n: moments.get(n, (None, None))[k] for n in WEIGHTS} for k in _states()]
-        return [{n: whole(ctx, own[n], s) for n, s in WEIGHTS.items()} for own in parts]
+    def state():
+        """Return the weights and each of the moments, whole, and how far copies of them are apart."""
+        own = [weights, *({n: moments.get(n, (None, None))[k] for n in WEIGHTS} for k in _states())]
+        return [wholes(ctx, {n: part.get(n) for n in WEIGHTS}, WEIGHTS) for part in own]
 
+    after = state()
     for t in range(steps):
         ctx.moved()
         batch = {n: b.to(ctx.device) for n, b in data.batch(t).items()}
         local = {n: piece(ctx, batch[n], s) for n, s in INPUTS.items()}
-        plain = {n: _double(whole(ctx, weights.get(n), s)[0]) for n, s in WEIGHTS.items()}
-        before = whole_moments()
+        before = [{n: _double(x) for n, (x, _) in values.items()} for values in after]
+        plain = before[0]
         loss, grads = forward_backward(ctx, weights, local)
         want_loss, want = gradients(plain, {n: _double(b) for n, b in batch.items()})
         line = compare(f"step {t}: loss", same(f"step {t}: loss", *whole(ctx, loss, LOSS)), want_loss)
         wrong += [line] if line else []
-        got = {n: same(f"step {t}: gradient of {n}", *whole(ctx, grads[n], s)) for n, s in WEIGHTS.items()}
+        parts = {n: grads[n] for n in WEIGHTS}
+        got = {n: same(f"step {t}: gradient of {n}", *g) for n, g in wholes(ctx, parts, WEIGHTS).items()}
         off = {n: line for n in WEIGHTS if (line := compare(f"step {t}: gradient of {n}", got[n], want[n]))}
         if not _everywhere(ctx, not off):
             ctx.moved()
             wrong += tell(ctx, off, got, want, plain, batch, weights, local, notes) if loose is None else off.values()
         ctx.moved()
         update(weights, grads, moments, t + 1)
-        after = [{n: whole(ctx, weights.get(n), s) for n, s in WEIGHTS.items()}, *whole_moments()]
+        after = state()
         for n in WEIGHTS:
             found = [same(f"step {t}: {what} {n}", *values[n]) for what, values in zip(("weight", *MOMENTS), after)]
-            old = [plain[n], *(m[n][0].double() for m in before)]
-            line = compare_update(f"step {t}: weight {n}", t + 1, old, got[n], found)
+            line = compare_update(f"step {t}: weight {n}", t + 1, [b[n] for b in before], got[n], found)
             wrong += [line] if line else []
     return wrong
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 
 import torch
@@ -35,12 +36,28 @@ def pins(spec):
 
 def whole(ctx, part, spec):
     """Return the tensor of which every rank passes its `part`, and the largest difference between ranks with copies."""
-    if part is None:  # a placeholder, which `assemble` ignores
-        shape = [size // _ways([i for i, r in enumerate(spec.roles) if r == d]) for d, size in enumerate(spec.shape)]
-        part = torch.zeros(shape, dtype=spec.dtype, device=ctx.device)
-    parts = [torch.empty_like(part) for _ in range(WORLD)]
-    dist.all_gather(parts, part.contiguous())
-    return assemble(parts, spec)
+    return wholes(ctx, {"": part}, {"": spec})[""]
+
+
+def wholes(ctx, parts, specs):
+    """Return what `whole` returns for each of `parts`, by name; one call gathers about 2^24 elements of a rank."""
+    own = {n: _placeholder(ctx, specs[n]) if p is None else p for n, p in parts.items()}
+    ends = dict(zip(own, itertools.accumulate(p.numel() for p in own.values())))
+    found = {}
+    for _, together in itertools.groupby(own, lambda n: (own[n].dtype, ends[n] >> 24)):
+        mine = {n: own[n] for n in together}
+        flat = torch.cat([p.flatten() for p in mine.values()])
+        gathered = [torch.empty_like(flat) for _ in range(WORLD)]
+        dist.all_gather(gathered, flat)
+        for (n, p), *pieces in zip(mine.items(), *(g.split([p.numel() for p in mine.values()]) for g in gathered)):
+            found[n] = assemble([x.view(p.shape) for x in pieces], specs[n])
+    return found
+
+
+def _placeholder(ctx, spec):
+    """Return a piece of the right shape for a rank that has none; `assemble` ignores it."""
+    shape = [size // _ways([i for i, r in enumerate(spec.roles) if r == d]) for d, size in enumerate(spec.shape)]
+    return torch.zeros(shape, dtype=spec.dtype, device=ctx.device)
 
 
 def assemble(parts, spec):
