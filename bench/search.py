@@ -4,14 +4,14 @@ Every strategy on every model and machine, scored by one simulator.
     python bench/search.py [--models M ..] [--gpus N ..] [--strategies S ..] [--limit SECONDS] [--jobs N] [--json FILE]
         [--resume]
 
-Unity's seven models on Summit with its batches per GPU (section 6.1), and GPT-2, Llama 3 8B and a mixture of experts on
-DGX H100. Each search is a process of its own, so that caches are cold and its memory is its own. A cell is the
-simulated time of an iteration as it is emitted, communication overlapped, and in brackets that with every move waited
-for; beside them the seconds of joint's search, its and its second process's seconds of a core (from the start) and peak
-memory, and how far the plan is from the bound. `ratio`
-is the best other strategy's time by joint's: what the paper's speed-ups are to the best of what there was. Exits with
-code 1 where joint is slower than another. The file is written after every search; with `--resume` what is in it is not
-searched again.
+Unity's seven models on Summit with its batches per GPU (section 6.1); GPT-2, Llama 3 8B and a mixture of experts on
+DGX H100; these and BERT there in mixed precision with AdamW, as they are trained. Each search is a process of its
+own, so that caches are cold and its memory is its own. A cell is the simulated time of an iteration as it is emitted,
+communication overlapped, and in brackets that with every move waited for; beside them the seconds of joint's search,
+its and its second process's seconds of a core (from the start) and peak memory, and how far the plan is from the
+bound. `ratio` is the best other strategy's time by joint's: what the paper's speed-ups are to the best of what there
+was. Exits with code 1 where joint is slower than another. The file is written after every search; with `--resume`
+what is in it is not searched again.
 """
 
 from __future__ import annotations
@@ -47,6 +47,10 @@ SUMMIT = {
 DGX = {"gpt2": 8, "llama3_8b": 1, "moe": 1}
 """Samples per GPU."""
 
+IN_BF16 = " in bf16"
+MIXED = {"bert_large": 32, **DGX}
+"""Samples per GPU in bf16, with weights and their optimizer in f32; `--models "gpt2 in bf16"` selects one."""
+
 ADAM = ("bert_large", "gpt2", "llama3_8b", "moe")
 """Trained with Adam; the others with SGD."""
 
@@ -60,7 +64,12 @@ def cells(models: list[str], gpus: list[int]) -> list[tuple[str, str, int]]:
     """(model with its batch, machine, GPUs)."""
     found: list[tuple[str, str, int]] = []
     for model in models:
-        if model in SUMMIT:
+        if model.endswith(IN_BF16):
+            name = model.removesuffix(IN_BF16)
+            found += [
+                (f"{name},batch={MIXED[name] * n}{IN_BF16}", f"dgx-h100:{n // 8}", n) for n in DGX_GPUS if n in gpus
+            ]
+        elif model in SUMMIT:
             found += [
                 (f"{model},batch={SUMMIT[model][0] * n}", f"summit:{n // 6}", n) for n in SUMMIT_GPUS if n in gpus
             ]
@@ -76,11 +85,14 @@ def one(model: str, where: str, strategy: str) -> dict[str, Any]:
     from unity_ir.machine import load
     from unity_ir.models import from_text
     from unity_ir.pcg.graph import Optimizer
+    from unity_ir.pcg.mixed_precision import mixed_precision
     from unity_ir.search import run
     from unity_ir.simulate.report import simulated
 
-    graph, machine = from_text(model), load(where)
+    graph, machine = from_text(model.removesuffix(IN_BF16)), load(where)
     optimizer = Optimizer("adam" if model.partition(",")[0] in ADAM else "sgd")
+    if model.endswith(IN_BF16):
+        graph, optimizer = mixed_precision(graph, "bf16"), Optimizer("adamw")
     start = time.perf_counter()
     try:
         budgets = {"mcmc": {"budget": PROPOSALS}, "unity": {"budget": CANDIDATES}}
@@ -143,7 +155,7 @@ def table(title: str, strategies: list[str], rows: list[tuple[str, int, Found]])
         seconds, waiting, joint = times(found), times(found, "waited for"), found.get("joint", {})
         of = ratio(found)
         out.add_row(
-            model.partition(",")[0],
+            model.partition(",")[0] + (IN_BF16 if model.endswith(IN_BF16) else ""),
             str(gpus),
             *(f"{seconds[s] * 1e3:.1f} ({waiting[s] * 1e3:.1f})" if s in seconds else "-" for s in strategies),
             "" if of is None else f"{of:.3f}",
@@ -156,7 +168,7 @@ def table(title: str, strategies: list[str], rows: list[tuple[str, int, Found]])
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Every strategy on every model and machine.")
-    parser.add_argument("--models", nargs="*", default=[*SUMMIT, *DGX])
+    parser.add_argument("--models", nargs="*", default=[*SUMMIT, *DGX, *(m + IN_BF16 for m in MIXED)])
     parser.add_argument("--gpus", nargs="*", type=int, default=sorted({*SUMMIT_GPUS, *DGX_GPUS}))
     parser.add_argument("--strategies", nargs="*", default=STRATEGIES)
     parser.add_argument("--limit", type=int, default=120, help="seconds of a core a search may take (joint: x 4)")

@@ -78,7 +78,7 @@ def by_hand(
 def estimated(plan: PricedGraph, optimizer: Optimizer) -> float:
     """
     Return the seconds of an iteration of a plan by quick simulation: operators are not fused, and collectives start in
-    the order of the forward (`simulate.build`). It decides which plans are worth planning as they would be emitted.
+    the order of the forward (`simulate.build`). Searches for plans on parts of the machine compare their many plans so.
     """
     return simulate(task_graph(*plan, optimizer)).seconds
 
@@ -95,14 +95,14 @@ def on_parts(priced: PlanCost) -> bool:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A baseline plan as the choice between plans sees it: seconds, simulated seconds, and bytes per device."""
+    """A baseline plan as the choice between plans sees it: its seconds, those as emitted, and bytes per device."""
 
     graph: Graph
     name: str
     seconds: float
     """Seconds with every move waited for."""
-    estimate: float
-    """Seconds by quick simulation (`estimated`); infinite for a plan that does not fit."""
+    emitted: float
+    """Simulated seconds as emitted; infinite for a plan that does not fit."""
     on_parts: bool
     needs: int
     """Bytes per device."""
@@ -110,7 +110,7 @@ class Candidate:
     @property
     def fits(self) -> bool:
         """Whether the plan fits a device's memory."""
-        return isfinite(self.estimate)
+        return isfinite(self.emitted)
 
 
 def that_fit(candidates: Iterable[Candidate]) -> list[Candidate]:
@@ -136,8 +136,9 @@ class Baselines:
         with beside(), suppress(OutOfBudget):
             for name, plan in by_hand(graph, self.machine, self.optimizer, QUICK if quick else BY_HAND):
                 needs = needed(*plan, self.optimizer)
-                estimate = estimated(plan, self.optimizer) if needs <= self.machine.device.memory else inf
-                candidates.append(Candidate(plan[0], name, plan[1].time, estimate, on_parts(plan[1]), needs))
+                fit = needs <= self.machine.device.memory
+                emitted = as_emitted(plan[0], self.machine, self.optimizer)[0] if fit else inf
+                candidates.append(Candidate(plan[0], name, plan[1].time, emitted, on_parts(plan[1]), needs))
         return candidates
 
 
@@ -147,16 +148,8 @@ class SimulatedPlans:
 
     machine: Machine
     optimizer: Optimizer
-    _estimates: dict[Graph, float] = field(default_factory=dict[Graph, float])
     _seconds: dict[Graph, float] = field(default_factory=dict[Graph, float])
     _plans: dict[Graph, PricedGraph] = field(default_factory=dict[Graph, PricedGraph])
-
-    def estimate(self, plan: PricedGraph) -> float:
-        """Return the seconds of a plan by quick simulation (`estimated`)."""
-        if plan[0] not in self._estimates:
-            spend(limits().work_candidate * len(plan[0].nodes()))
-            self._estimates[plan[0]] = estimated(plan, self.optimizer)
-        return self._estimates[plan[0]]
 
     def seconds(self, plan: PricedGraph) -> float:
         """Return the simulated seconds of a plan as it is emitted (`simulate.report.as_emitted`)."""
@@ -174,21 +167,17 @@ class SimulatedPlans:
     def fastest(self, plans: Sequence[PricedGraph], candidates: Sequence[Candidate] = ()) -> PricedGraph:
         """
         Return the plan with the least simulated time as emitted: the first, unless another one that fits is faster by
-        `limits().faster`. `candidates` are baselines, of which estimates are known. Plans whose quick simulation is not
-        within `limits().replayed_within` of the least are left out.
+        `limits().faster`. `candidates` are baselines that fit.
         """
         best, *others = plans
-        if not others and not candidates:
-            return best
-        estimates = [self.estimate(plan) for plan in plans] + [c.estimate for c in candidates]
-        near = min(estimates) * limits().replayed_within
         for plan in others:
-            if self.estimate(plan) <= near and self._is_faster(plan, best):
+            if self._is_faster(self.seconds(plan), best) and fits(*plan, self.optimizer):
                 best = plan
         for candidate in candidates:
-            if candidate.estimate <= near and self._is_faster(self.plan(candidate), best):
+            if self._is_faster(candidate.emitted, best):
+                self._seconds[candidate.graph] = candidate.emitted
                 best = self.plan(candidate)
         return best
 
-    def _is_faster(self, plan: PricedGraph, best: PricedGraph) -> bool:
-        return self.seconds(plan) < self.seconds(best) * limits().faster and fits(*plan, self.optimizer)
+    def _is_faster(self, seconds: float, best: PricedGraph) -> bool:
+        return seconds < self.seconds(best) * limits().faster

@@ -105,7 +105,7 @@ class Chooser:
         if not candidates:
             smallest = min(known, key=lambda c: c.needs, default=None)
             raise refused if smallest is None else refused.known(smallest.name, smallest.needs, smallest.seconds)
-        best = self.emitted.plan(min(candidates, key=lambda c: c.estimate))
+        best = self.emitted.plan(min(candidates, key=lambda c: c.emitted))
         found = self.bounding.ask(KnownPlan(self.serial, best[1].time))()
         _, _, bound = bounded(best, found, self.emitted.optimizer)
         return SearchResult(self.strategy, *best, (), bound)
@@ -146,7 +146,7 @@ class Chooser:
         by_hand = self.by_hand.ask((found.rewritten, False))
         plans = [own, *plans_with_hidden_moves(found, self.machine, self.emitted.optimizer)]
         for plan in plans:
-            self.emitted.estimate(plan)
+            self.emitted.seconds(plan)
         meanwhile()
         candidates = that_fit(by_hand())
         proved = own if bounding is None else self._least_sum(own, candidates)
@@ -206,7 +206,7 @@ class Chooser:
         if self.strategy != "joint" or not found.derivation or found.source is None or found.price > 0:
             return []
         priced = self._priced(realise(self.serial, found.source, found.solver))
-        self.emitted.estimate(priced)
+        self.emitted.seconds(priced)
         return [priced] if fits(*priced, self.emitted.optimizer) else []
 
     def _with_unrewritten(

@@ -172,11 +172,6 @@ class SearchLimits:
     """Work charged for making, pricing and simulating a plan, per operator."""
     faster: float = 1 - 1e-6
     """A plan replaces another if its simulated time is below this part of the other's."""
-    replayed_within: float = 1.05
-    """
-    A plan is planned as it would be emitted if its quick simulation takes at most this multiple of the least: fusion
-    and buckets were seen to change that by up to 7%, alike for plans of one model.
-    """
     sibling_operators: int = 120
     """
     Operators of a graph up to which sibling placements are tried: for more, simulating them takes longer than the
