@@ -77,8 +77,9 @@ def by_hand(
 
 def estimated(plan: PricedGraph, optimizer: Optimizer) -> float:
     """
-    Return the seconds of an iteration of a plan by quick simulation: operators are not fused, and collectives start in
-    the order of the forward (`simulate.build`). It decides which plans are worth planning as they would be emitted.
+    Return the seconds of an iteration of a plan by quick simulation, in which operators are not fused and collectives
+    start in the order of the forward (`simulate.build`). Only plans that are fast by it are simulated as emitted, which
+    is slower to compute. `optimizer` is used if the graph names none.
     """
     return simulate(task_graph(*plan, optimizer)).seconds
 
@@ -173,9 +174,11 @@ class SimulatedPlans:
 
     def fastest(self, plans: Sequence[PricedGraph], candidates: Sequence[Candidate] = ()) -> PricedGraph:
         """
-        Return the plan with the least simulated time as emitted: the first, unless another one that fits is faster by
-        `limits().faster`. `candidates` are baselines, of which estimates are known. Plans whose quick simulation is not
-        within `limits().replayed_within` of the least are left out.
+        Return the plan with the least simulated time as emitted: the first of `plans`, at least one, unless another one
+        that fits the memory takes less than `limits().faster` times its seconds.
+
+        `candidates` are baselines to compare, too, whose quick simulation (`estimated`) is known. Other plans than the
+        first are left out where their quick simulation takes more than `limits().replayed_within` times the least.
         """
         best, *others = plans
         if not others and not candidates:
