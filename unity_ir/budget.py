@@ -67,8 +67,8 @@ class Budget:
 
     def part(self) -> Budget:
         """
-        Return a new budget of a fixed fraction of this one's whole work, with the same deadline: for bounds and
-        baselines.
+        Return a new budget of a quarter of this one's whole work limit, none of it used, with the same deadline: the
+        limit for bounds and baselines that are computed beside a search.
         """
         return Budget(self.work / PART, self.deadline)
 
@@ -101,10 +101,10 @@ def within(budget: Budget | None) -> Generator[None]:
 @contextmanager
 def beside() -> Generator[None]:
     """
-    Count work done in the `with` statement against a `Budget.part` of the current budget, not against the budget
-    itself.
+    Count work done in the `with` statement against a new `Budget.part` of the current budget, and nothing against the
+    current budget itself; count nothing if there is none.
 
-    So the work has the same limit in this process or in another, before the search or after it.
+    So a bound or a baseline has the same limit wherever and whenever it is computed, and leaves the search what it has.
     """
     budget = _CURRENT.get()
     with within(None if budget is None else budget.part()):

@@ -30,11 +30,12 @@ class Exchange:
 
 def exchanges(node: Node, degrees: Mapping[str, int]) -> Iterator[Exchange]:
     """
-    Yield the halo exchanges that an operator needs if its index variables are divided; `degrees` has the number of
-    parts of each, by name.
+    Yield the halo exchanges that a serial compute node needs if its index variables are divided, one per operand and
+    dim that reads beyond its shard.
 
-    The dims of an operand are exchanged one after the other: later exchanges include the borders received before, so
-    that corners arrive.
+    `degrees` maps the name of an index variable to its number of parts; variables left out are whole. An `Exchange`
+    counts elements, of one device. The dims of an operand are exchanged one after the other, and later exchanges
+    include the borders received before, so that corners arrive.
     """
     analysis = node.analysis
     if not analysis.operand_halos:
@@ -53,8 +54,10 @@ def exchanges(node: Node, degrees: Mapping[str, int]) -> Iterator[Exchange]:
 
 def halo_moves(node: Node, assignment: Assignment, mesh: Mesh) -> dict[int, tuple[tuple[Move, Move], ...]]:
     """
-    Return the halo exchanges that an operator needs under an assignment (the role of each mesh axis), as (forward's
-    move, gradient's move) pairs, keyed by the operand's index.
+    Return the halo exchanges that a serial compute node needs under an assignment (the role of each axis of `mesh`).
+
+    Keys are the indices of the operands that need one; values are their (forward's move, gradient's move) pairs, one
+    per dim exchanged. The gradient's moves (`halo_reduce`) add the borders back to the neighbours' shards.
     """
     degrees: dict[str, int] = {}
     for what, size in zip(assignment, mesh.sizes, strict=True):

@@ -20,10 +20,11 @@ def backward_reads(
     same: tuple[int, ...],
 ) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
     """
-    Return (per operand, per result): whether the gradient of an operator reads it.
+    Return (per operand, per result): whether the gradient of the operator named `operator` reads that value.
 
-    `operands` are (global shape, element type) pairs; `needs` says, per operand, whether its gradient is wanted; `same`
-    is, per operand, the index of the first operand that is the same value.
+    `operands` are (global shape, element type) pairs; `attributes` are sorted (name, value) pairs; `needs` says, per
+    operand, whether its gradient is wanted; `same` is, per operand, the index of the first operand that is the same
+    value. The answer does not depend on sharding.
     """
     node, backward = applied(operator, operands, attributes, (), needs, same)
     read = {v for n in backward for v in n.operands}
@@ -59,15 +60,17 @@ class Keeps:
 
     def operands(self, node: Node) -> tuple[bool, ...]:
         """
-        Return, per operand of a compute node, whether the backward reads it, in the layout in which the node reads it.
+        Return, per operand of a compute node of the graph, whether the node's backward, or recomputing the node there,
+        reads it: in the layout in which the node reads it, after any reshard.
         """
         return self._operands[node]
 
     def reads(self, node: Node, value: Value) -> bool:
         """
-        Return whether the backward of a compute node reads its operand `value`.
+        Return whether the backward reads `value`, an operand of `node`, in the layout in which the node reads it.
 
-        For a parallel operator: whether the backward of a later operator reads its result.
+        For a compute node: whether its own backward, or recomputing it there, does. For a parallel operator: whether
+        the operator's result is kept for the backward of a later operator; `value` is not looked at.
         """
         if node.is_compute:
             return any(r for v, r in zip(node.operands, self._operands[node], strict=True) if v == value)

@@ -10,12 +10,13 @@ from unity_ir.pcg.types import ELEMENT_BYTES
 
 def emitted_bound(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> float:
     """
-    Return a lower bound in seconds on the emitted step of every placement of a graph, on parts of the machine too.
+    Return a lower bound in seconds on one emitted training step of `graph`, for any plan of it on all or part of
+    `machine`.
 
-    No fusion, order or division removes arithmetic, or the bytes of the optimizer's update (of `optimizer`, if the
-    graph names none); that of all devices together is at least the whole, so one device does its share. What fusion may
-    remove (bytes between operators, launches) and what overlap may hide (moves) counts nothing. On a device whose
-    kernels were measured, peaks bound them; else the efficiency that prices assume.
+    Counted are the FLOPs of all kernels, forward and backward, and the bytes of the optimizer's update (of `optimizer`,
+    or else SGD, if the graph names none), spread evenly over all devices: no fusion, order or sharding removes these.
+    Bytes that fusion may save, launches, and communication that overlap may hide count nothing. Rates are the device's
+    peaks if it has a measured profile or fitted curves, else its `efficiency` times these.
     """
     serial = erase(graph)
     optimizer = graph.optimizer or optimizer or Optimizer()

@@ -59,8 +59,8 @@ def kernel_seconds(program: Program, compute: Compute, device: Device) -> float:
 
 def kernel_of_line(program: Program, compute: Compute) -> Kernel:
     """
-    Return the kernel of `compute`, an operator or fused group of a rank's program, on the rank's pieces; a value read
-    twice counts once in its bytes.
+    Return the kernel of `compute`, an operator or fused group of a rank's program: its sizes, FLOPs and bytes on that
+    rank's pieces. A value read twice counts once in its bytes.
     """
     registers = list(dict.fromkeys((*compute.operands, *compute.results)))
     if not isinstance(compute, Fused):

@@ -24,17 +24,21 @@ HOLDS = ("weights", "gradients", "optimizer state", "activations")
 
 def leaf_bytes(leaf: Node, updated: bool, optimizer: Optimizer) -> int:
     """
-    Return the bytes that a leaf takes in memory for each of its elements.
+    Return the bytes per element that a leaf (weight, input or constant) takes in memory.
 
-    That is itself, its master if it has one and, if it is a weight that is `updated`, its gradient and the optimizer's
-    states, which have the master's element type.
+    A weight that is `updated` counts four parts: itself as stored, its gradient and the optimizer's states, each in the
+    stored type (`Node.master`), and its cast to the type it is computed with, if that is another. Other leaves count
+    only themselves and such a cast.
     """
     tensors = 2 + optimizer.states if leaf.op == "weight" and updated else 1
     return tensors * ELEMENT_BYTES[leaf.master] + cast_bytes(leaf)
 
 
 def cast_bytes(leaf: Node) -> int:
-    """Return the bytes per element of a weight's cast to the type it is computed with; 0 if it is stored in it."""
+    """
+    Return the bytes per element of the copy of a weight that is cast to the type it is computed with (bf16 of an f32
+    master: 2); 0 if the weight is stored in that type.
+    """
     (type,) = leaf.types
     return 0 if leaf.master == type.dtype else ELEMENT_BYTES[type.dtype]
 

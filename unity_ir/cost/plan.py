@@ -46,7 +46,7 @@ class Reshard:
 
     @property
     def moves(self) -> tuple[tuple[Move, str], ...]:
-        """Every move, forward and backward, with the element type moved."""
+        """Every move of the reshard, as (move, element type): those of the value, then those of its gradient."""
         type = self.value.type
         return (*((m, type.dtype) for m in self.forward), *((m, type.grad_dtype) for m in self.backward))
 
@@ -78,7 +78,10 @@ class PlanCost:
 
     @cached_property
     def moves(self) -> tuple[tuple[Move, str], ...]:
-        """Every move of an iteration, with the element type moved."""
+        """
+        Every move of an iteration, forward and backward, as (move, element type moved); last, those of weights'
+        gradients.
+        """
         return tuple(move for r in (*self.reshards, *self.weight_reshards) for move in r.moves)
 
     @cached_property
@@ -292,7 +295,9 @@ def update_time(weight: Node, optimizer: Optimizer, machine: Machine) -> float:
 
 def update_kernel(elements: int, moved: int, dtype: str, optimizer: Optimizer) -> Kernel:
     """
-    Return the optimizer's kernel that updates a weight's piece of `elements` elements; `moved` is the bytes it reads
-    and writes.
+    Return the optimizer's kernel that updates one device's piece of a weight, of `elements` elements.
+
+    `moved` is the bytes it reads and writes (`update_bytes`), and `dtype` the element type in which the weight is
+    stored.
     """
     return Kernel(f"update {optimizer.name}({dtype})", (elements,), "elementwise", 4 * elements, moved, dtype)

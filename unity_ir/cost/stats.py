@@ -45,11 +45,11 @@ def report(
     graph: Graph, machine: Machine | None = None, derivation: list[str] | None = None, bound: float | None = None
 ) -> str:
     """
-    Return the text of `--stats` for a graph on a machine; without a machine, on the smallest plain box with a device
-    for each piece.
+    Return the text of `--stats` for a placed graph: time, communication, memory, and the plan operator by operator.
 
-    `derivation` (rule applications) and `bound` (lower bound in seconds) are a search's results, if there was one.
-    Raises `UnityError` where the graph does not fit the machine.
+    `machine` None is the preset `box:N`, with as many devices as the graph's views name or its largest task grid has
+    tasks. `derivation` (rule applications, a text each) and `bound` (lower bound in seconds) are a search's results,
+    None without one. Raises `UnityError` where the graph does not fit the machine.
     """
     if machine is None:
         machine = load(f"box:{devices_of(graph)}")
@@ -64,7 +64,10 @@ def text(
     simulated: Simulated | None = None,
 ) -> str:
     """
-    Return the text of `--stats` for a plan called `name` whose cost is known; `derivation` and `bound` as of `report`.
+    Return the text of `--stats` for a plan called `name` whose cost is known.
+
+    `derivation` (rule applications) and `bound` (lower bound in seconds) are a search's results; `simulated` adds the
+    lines on simulated time, peak memory and launches. None leaves those lines out.
     """
     machine = plan.machine
     out = StringIO()

@@ -85,7 +85,10 @@ class Template:
     unknown: tuple[int, ...]
 
     def tells(self, degrees: Ints) -> npt.NDArray[np.bool_]:
-        """Return, per row of `degrees` [row, variable], whether `counts` is exact for it: [row]."""
+        """
+        Return a mask [row]: True where `counts` is exact for that row of `degrees` [row, variable], since no variable
+        is divided whose effect is unknown. The other rows need `cost.work.work`.
+        """
         return np.all(degrees[:, self.unknown] == 1, axis=1) & bool(self.kernels)
 
 
@@ -163,7 +166,10 @@ def _operands(node: Node) -> tuple[tuple[tuple[int, ...], str], ...]:
 
 
 def counts(template: Template, degrees: Ints) -> Iterator[Counts]:
-    """Evaluate a template: yield the sizes, FLOPs and bytes of each kernel, for rows of `degrees` [row, variable]."""
+    """
+    Evaluate a template for rows of `degrees` [row, variable]: yield, for each kernel (the forward's first), its sizes
+    [row, size], FLOPs [row] and bytes [row] on one device. Only rows for which `Template.tells` are exact.
+    """
     for kernel in template.kernels:
         yield _count(kernel, degrees)
 

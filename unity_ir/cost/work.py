@@ -38,7 +38,8 @@ class Work:
 
 def kernel_of(node: Node) -> Kernel:
     """
-    Return the kernel of one task of a compute node: its sizes, FLOPs, and the bytes of the pieces it reads and writes.
+    Return the kernel of one task of a compute node (the work of one device): its sizes, FLOPs, and the bytes of the
+    pieces it reads and writes. A value read twice counts once.
     """
     local = piece(node.analysis.bound, node.configuration, node.analysis)
     values = (*node.operands, *node.results)
@@ -67,8 +68,11 @@ def kind_of(node: Node) -> str:
 @lru_cache(maxsize=65536)
 def kind_of_operator(operator: str, shapes: Shapes, attributes: Attributes, dtypes: tuple[str, ...]) -> str:
     """
-    Return the kind of an operator's kernel (`contraction`, `gather`, `reduction`, `elementwise` or `copy`), given its
-    operands' global shapes and element types.
+    Return the kind of the kernel of the operator named `operator`: `contraction`, `gather`, `reduction`, `elementwise`
+    or `copy`.
+
+    `shapes` and `dtypes` are its operands' global shapes and element types; `attributes` are sorted (name, value)
+    pairs.
     """
     return kind(find_operator(operator).bind(shapes, attributes, dtypes))
 
@@ -114,12 +118,13 @@ def work(
     same: tuple[int, ...],
 ) -> Work:
     """
-    Return the kernels of one task of the operator named `operator`, whose index variables are divided by `degrees`:
-    (variable, number of parts) pairs.
+    Return the forward and backward kernels of one task (one device's share) of the operator named `operator`, whose
+    index variables are divided by `degrees`: (variable, number of parts) pairs.
 
-    `operands` are (global shape, element type); `needs` says, per operand, whether its gradient is wanted; `same` is,
-    per operand, the index of the first operand that is the same value (see `repeats`), since a value read twice counts
-    once. Copies and partial sums do not change a task, so they are no arguments.
+    `operands` are (global shape, element type) pairs, `attributes` sorted (name, value) pairs; `needs` says, per
+    operand, whether its gradient is wanted; `same` is, per operand, the index of the first operand that is the same
+    value (see `repeats`), since a value read twice counts once. Copies and partial sums do not change a task, so they
+    are no arguments.
     """
     forward, backward = applied(operator, operands, attributes, degrees, needs, same)
     return Work((kernel_of(forward),), tuple(map(kernel_of, backward)))
@@ -134,12 +139,12 @@ def applied(
     same: tuple[int, ...],
 ) -> tuple[Node, tuple[Node, ...]]:
     """
-    Build one task of an operator and its gradient as nodes; return the forward's node, and the backward's nodes in
-    topological order.
+    Build one task (one device's share) of an operator and of its gradient as nodes on new inputs; return (the forward's
+    node, the backward's compute nodes in topological order), the latter () if no gradient is wanted.
 
-    `operands` are (global shape, element type), `degrees` are (index variable, number of parts); `needs` says, per
-    operand, whether its gradient is wanted; `same` is, per operand, the index of the first operand that is the same
-    value.
+    `operands` are (global shape, element type) pairs, `attributes` sorted (name, value) pairs, `degrees` (index
+    variable, number of parts) pairs; `needs` says, per operand, whether its gradient is wanted; `same` is, per operand,
+    the index of the first operand that is the same value.
     """
     of = find_operator(operator)
     shapes = tuple(shape for shape, _ in operands)
@@ -160,7 +165,8 @@ def applied(
 
 def work_of(node: Node, needs: tuple[bool, ...], backward: bool = True) -> Work:
     """
-    Return the kernels of one task of a compute node, divided as its types say.
+    Return the forward and backward kernels of one task (one device's share) of a compute node, sharded as its types
+    say.
 
     `needs` says, per operand, whether its gradient is wanted; `backward` False leaves out the kernels of the backward.
     """

@@ -44,7 +44,10 @@ from unity_ir.tdl.parallel import Configuration, operand_degrees, result_degrees
 
 
 def to_op(program: Program) -> ProgramOp:
-    """Return a rank's program as an `spmd.program` operation, from which `from_op` makes it again."""
+    """
+    Return one rank's program (the plan that every device runs on its local shapes) as an `spmd.program` operation, from
+    which `from_op` makes it again.
+    """
     block = Block()
     values: dict[Register, SSAValue] = {}
 

@@ -19,7 +19,11 @@ IMPORTED = "pcg.imported"
 
 
 def origin_attribute(origin: Origin) -> DictionaryAttr:
-    """Return an imported model's origin (names of tables and of tied weights) as an attribute, without empty fields."""
+    """
+    Return an imported model's origin as the attribute `pcg.imported`: a dictionary with `tables`, the names of constant
+    inputs that come with the weights, and `names`, pairs [key in the state dict, weight or table that it is]; empty
+    ones are left out.
+    """
     tables = ArrayAttr(StringAttr(name) for name in origin.tables)
     names = ArrayAttr(ArrayAttr([StringAttr(key), StringAttr(of)]) for key, of in origin.names.items())
     return DictionaryAttr({key: value for key, value in (("tables", tables), ("names", names)) if value.data})
@@ -27,7 +31,8 @@ def origin_attribute(origin: Origin) -> DictionaryAttr:
 
 def origin_of(func: FuncOp, graph: Graph) -> Origin | None:
     """
-    Return the origin of an imported function, whose graph is `graph`; tables and weights it no longer has are left out.
+    Return the origin of an imported function from its attribute `pcg.imported`: names of tables (constant inputs) and
+    of tied weights, without those that its graph `graph` no longer has.
 
     Returns None if the function was not imported. Raises `UnityError` for an attribute of another form.
     """

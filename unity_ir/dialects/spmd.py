@@ -74,8 +74,8 @@ class LocalTensorType:
     @property
     def borders(self) -> Halos:
         """
-        For each dim, the number of elements (before, after) by which the piece reaches beyond its shard, of either
-        kind.
+        For each dim, the numbers of elements (before, after) by which the piece reaches beyond its shard: those of
+        `halo`, copies of neighbours' elements, or else of `halo_sum`, addends to them; (0, 0) where it does not.
         """
         return self.halo or self.halo_sum or ((0, 0),) * len(self.shape)
 
@@ -175,8 +175,8 @@ class ProgramOp(IRDLOperation):
 
     def verify_(self) -> None:
         """
-        Raise `VerifyException` for an invalid mesh, values used before they are made, and local shapes that do not
-        follow.
+        Raise `VerifyException` for an invalid mesh, values used before they are made, and local shapes other than the
+        global shape divided by the sizes of the mesh axes that shard it (with the halo added).
         """
         sizes = tuple(int(s) for s in self.mesh.get_values())
         if any(size < 1 for size in sizes) or prod(sizes) > MAX_DEVICES:
@@ -280,7 +280,7 @@ class BetweenRanks(IRDLOperation):
 
     @property
     def along(self) -> tuple[int, ...]:
-        """The mesh axes along which ranks communicate."""
+        """The numbers of the mesh axes, from 0 (outermost), along which ranks communicate."""
         return tuple(int(a) for a in self.axes.get_values())
 
     @property
@@ -309,8 +309,10 @@ class MoveOp(BetweenRanks):
     @property
     def roles(self) -> tuple[int, int]:
         """
-        (before, after): the role of the mesh axes in the operand and in the result, as `role_class` gives it. Raises
-        `VerifyException` if axes differ in them.
+        (before, after): the role of the mesh axes in the operand and in the result, as a number: a sharded dim (0 or
+        more), or below 0 one of `pcg.sharding`'s `COPY`, `SUM`, `REPEAT` and `PINNED` (whatever the coordinate).
+
+        Raises `VerifyException` if the axes differ in their roles.
         """
         before, after = (piece.layout for piece in self.pieces)
         found = {(role_class(before[a]), role_class(after[a])) for a in self.along if 0 <= a < len(before)}

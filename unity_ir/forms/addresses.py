@@ -35,7 +35,7 @@ class Names:
 
     def new(self, wish: str) -> str:
         """
-        Return an identifier based on `wish` that this scope does not have yet.
+        Return a Python identifier based on `wish` that this scope does not have yet, and reserve it.
 
         Given `x` three times returns `x`, `x_2`, `x_3`. Characters that identifiers cannot have become underscores.
         """
@@ -62,10 +62,11 @@ class Address:
 
 def address(indices: Sequence[WrittenIndex], extents: Mapping[str, int]) -> Address:
     """
-    Return the flat index, in elements, of the element at `indices` (one per dim) of a contiguous tensor, as a stride
-    for each index variable; `extents` has each variable's number of positions.
+    Return the address of the element at `indices` (one per dim) of a contiguous row-major tensor: a stride in elements
+    by index variable (none for variables with one position), and a constant offset.
 
-    Given `[b, (h d)]` with h=2, d=8 returns strides b=16, h=8, d=1.
+    `extents` maps each index variable to its number of positions. Given `[b, (h d)]` with h=2, d=8 returns strides
+    b=16, h=8, d=1. Raises `TypeError` for indices that are not bound yet (packs).
     """
     strides: dict[str, int] = {}
     offset, stride = 0, 1
@@ -116,11 +117,12 @@ class Run:
 
 def runs(variables: Sequence[str], extents: Mapping[str, int], where: Address) -> list[Run]:
     """
-    Flatten `variables` (outermost first) into as few runs as possible by which to compute the address `where`.
-    Variables without a stride in it are left out.
+    Group `variables`, the digits of one flat position (outermost first), into as few runs of neighbours as possible
+    that each step through the tensor at the address `where` with one stride; return the runs, outermost first.
 
-    `extents` has each variable's number of positions. Given variables a, b, c of 2, 3, 4 and strides b=4, c=1, returns
-    one run (b, c) of size 12 and stride 1.
+    `extents` maps each index variable to its number of positions. Variables with one position, or without a stride in
+    `where`, are left out. Given variables a, b, c of 2, 3, 4 positions and strides b=4, c=1, returns one run (b, c) of
+    size 12 and stride 1.
     """
     found: list[Run] = []
     inner = 1
@@ -144,7 +146,10 @@ def runs(variables: Sequence[str], extents: Mapping[str, int], where: Address) -
 
 
 def operand_shapes(bound: Bound) -> dict[str, tuple[int, ...]]:
-    """Return, by name, the shape of every operand that the line reads; of a piece's line, the shape of the piece."""
+    """
+    Return the shape of every operand that a bound TDL line reads, by the operand's name. For the line of one task
+    (`tdl.parallel.piece`), these are the shapes of that task's shards.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for access in bound_accesses(bound):
         shapes.setdefault(access.tensor, tuple(index_extent(i, bound.extents) for i in access.indices))
@@ -152,14 +157,14 @@ def operand_shapes(bound: Bound) -> dict[str, tuple[int, ...]]:
 
 
 def bound_accesses(bound: Bound) -> tuple[Access, ...]:
-    """Return every tensor read in the expressions of a line's results, in reading order."""
+    """Return every read of a tensor in the expressions of a bound TDL line's results, in reading order."""
     return tuple(a for r in bound.results for a in accesses(r.expr))
 
 
 def needs_int64(bound: Bound) -> bool:
     """
-    Return whether a flat index into an operand or a result of a bound line, or over a reduction, may need more than 32
-    bits.
+    Return whether the kernel of a bound TDL line needs 64-bit indices: whether an operand, a result or the range of a
+    reduction has more than about 2^31 elements.
     """
     shapes = [*operand_shapes(bound).values(), *bound.result_shapes]
     shapes += [tuple(bound.extents[n] for n in r.names) for result in bound.results for r in _reductions(result.expr)]
@@ -174,14 +179,17 @@ def _reductions(expr: Expr) -> list[Reduce]:
 
 
 def power_of_two(n: int) -> int:
-    """Return the least power of two that is not below `n`."""
+    """Return the least power of two that is not below `n`; 1 for `n` of 0."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 def flat_address(names: Sequence[str], extents: Mapping[str, int]) -> Address:
     """
-    Return the flat index of elements of a contiguous tensor whose dims are the variables `names`, outermost first, of
-    these extents: given a, b of 2, 3, returns strides a=3, b=1.
+    Return the address of an element of a contiguous row-major tensor whose dims are the index variables `names`,
+    outermost first: a stride in elements for each variable with more than one position.
+
+    `extents` maps each index variable to its number of positions. Given a, b of 2, 3 positions, returns strides a=3,
+    b=1.
     """
     strides: dict[str, int] = {}
     stride = 1

@@ -57,7 +57,8 @@ class Scores:
 
     def causal(self) -> str | None:
         """
-        Return the row (query) variable that a causal mask compares columns (keys) with; None without a causal mask.
+        Return the name of the index variable of rows (queries) up to which a causal mask lets columns (keys) be seen;
+        None if the scores have no causal mask.
         """
         match self.score:
             case Call("where", (Call("gt", (Binary("-", Name(column), Name(row)), Const(0))), Const(low), _)) if (
@@ -103,8 +104,9 @@ class Attention:
     @property
     def is_forward(self) -> bool:
         """
-        Whether the line is a forward: it computes the softmax itself, and its only sum is over columns of the weights
-        or a multiple of them.
+        Whether the line computes attention itself, not a gradient: it computes the softmax (rather than reading the
+        saved logarithms of its sums), and its only sum is over keys, of the weights (scaled, or with dropout) times the
+        values.
         """
         one = self.sums[0]
         computed = self.scores.saved is None
@@ -113,10 +115,12 @@ class Attention:
 
 def attention(bound: Bound, starts: Mapping[str, str]) -> Attention | None:
     """
-    Match a simplified line as attention, forward or backward; return None for any other line, and where there is only
-    one row, column or feature.
+    Match a bound TDL line as attention or its gradients: sums over keys or queries of a tensor times the softmax of
+    scores, which are a function of a product of queries and keys. Return its parts; None for any other line, and where
+    there is only one query, key or feature.
 
-    `starts` maps index variables whose piece does not start at 0 to the name of the index at which it starts.
+    The line must be simplified (`rewrite.simplified`). `starts` maps each index variable of which a task computes only
+    a part to the name of the kernel argument with the global index at which the part begins; the others begin at 0.
     """
     return _Matching(bound, starts).line()
 

@@ -60,10 +60,12 @@ _LEADING = (OpaqueLine, WindowWrites, Contraction, Scatter, Reduction, Pointwise
 
 def classify(bound: Bound, starts: Mapping[str, str]) -> Form:
     """
-    Return the form of a simplified line (`rewrite.simplified`); if its results have several, the first in `_LEADING`.
+    Return what a bound TDL line computes, by which kernels are chosen: `Contraction`, `Convolution`, `Attention`,
+    `Grouped`, `Scatter`, `WindowWrites`, `Reduction`, `Pointwise` or `OpaqueLine`. If its results differ, returns the
+    first that occurs in the order `OpaqueLine`, `WindowWrites`, `Contraction`, `Scatter`, `Reduction`, `Pointwise`.
 
-    `starts` maps the index variables that the line uses as values, and whose piece does not start at 0, to the name of
-    the index at which it starts.
+    The line must be simplified (`rewrite.simplified`). `starts` maps each index variable of which a task computes only
+    a part to the name of the kernel argument with the global index at which the part begins; the others begin at 0.
     """
     if any(is_opaque(r.expr) for r in bound.results):
         return OpaqueLine()
@@ -78,10 +80,11 @@ def classify(bound: Bound, starts: Mapping[str, str]) -> Form:
 
 def form_of(result: Result, extents: Mapping[str, int]) -> Form:
     """
-    Return the form of one result by itself: one of `WindowWrites`, `OpaqueLine`, `Pointwise`, `Contraction`, `Scatter`
-    and `Reduction`.
+    Return what one result of a bound TDL line computes, whatever the others do: `WindowWrites`, `OpaqueLine`,
+    `Pointwise`, `Contraction`, `Scatter` or `Reduction`. Convolutions, attention and grouped products are found by
+    `classify` alone.
 
-    `extents` has the number of positions of each index variable.
+    `extents` maps each index variable to its number of positions.
     """
     if writes_windows(result):
         return window_writes(result, extents) or OpaqueLine()
@@ -91,21 +94,26 @@ def form_of(result: Result, extents: Mapping[str, int]) -> Form:
 
 
 def is_opaque(expr: Expr) -> bool:
-    """Return whether an expression contains a function that TDL has no formula for."""
+    """Return whether an expression calls a function that TDL has no formula for, such as `topk`."""
     return isinstance(expr, Opaque) or any(map(is_opaque, children(expr)))
 
 
 def is_product(result: Result, extents: Mapping[str, int]) -> bool:
     """
-    Return whether a result is one convolution, or one matrix product, at most with an activation applied to it;
-    `extents` has the number of positions of each index variable.
+    Return whether a result is a matrix product, or a convolution or one of its gradients. A matrix product may have an
+    activation (relu, gelu) applied to it.
+
+    `extents` maps each index variable to its number of positions.
     """
     bare = isinstance(without_activation(result.expr), Reduce)
     return (bare and contraction(result, extents) is not None) or is_convolution(result, extents)
 
 
 def without_activation(expr: Expr) -> Expr:
-    """Given `relu(sum[k](..))`, return the sum; return any other expression as it is."""
+    """
+    Return the reduction to which an expression applies an activation (relu or gelu): given `relu(sum[k](..))`,
+    `sum[k](..)`. Returns any other expression as it is.
+    """
     match expr:
         case Call(activation, (Reduce() as inner,)) if activation in FUSED:
             return inner
@@ -115,10 +123,10 @@ def without_activation(expr: Expr) -> Expr:
 
 def is_convolution(result: Result, extents: Mapping[str, int]) -> bool:
     """
-    Return whether a result is a convolution or one of its gradients; `extents` has the number of positions of each
-    index variable.
+    Return whether a result is a convolution or one of its gradients. A 1 x 1 convolution, which has no windows, counts
+    unless it is a single matrix product (one image).
 
-    A 1 x 1 convolution has no windows; it is one unless it is a single matrix product, with no batch of images.
+    `extents` maps each index variable to its number of positions.
     """
     if convolution(result.indices, result.expr, extents) is not None:
         return True

@@ -65,11 +65,12 @@ class Part:
 
 def composed(parts: Sequence[Part], kept: Sequence[Register]) -> Part | None:
     """
-    Compose operators, given in program order, into one line over the variables of the last; None where one kernel would
-    not be allowed or would repeat work.
+    Fuse operators of one rank's program, given in program order, into one line for one kernel, by substituting the
+    expression of a result wherever another operator reads it.
 
-    Its results are the registers `kept` (numbers of the program's values), in that order, which include the last
-    operator's; other values are not stored.
+    `kept` are the registers (numbers of the program's values) that the fused line returns, in this order; other results
+    are not stored. Returns None where fusing would compute an element more than once, or a dim's indices cannot be
+    substituted.
     """
     try:
         return _Composer(parts).composed(kept)

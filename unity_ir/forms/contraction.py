@@ -64,9 +64,10 @@ class Contraction:
 
 def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | None:
     """
-    Match a result as a function of a matrix product, or of a batch of them; return None if it does not match.
+    Match a result as a matrix product, or a batch of them, with any function applied to each element of it; return its
+    factors, sizes and strides, or None for any other result.
 
-    `extents` has the number of positions of each index variable. Each of `m` (variables of the first factor and the
+    `extents` maps each index variable to its number of positions. Each of `m` (variables of the first factor and the
     result), `n` (of the second and the result), `k` (reduced) and `b` (of all three) may be several variables if one
     stride steps over them in each of the product's factors. If not, the outermost variables of `m` or `n` may become a
     batch of products with the same other factor (images times the weight of a 1 x 1 convolution). If only the result
@@ -150,11 +151,11 @@ def strides(
     groups: Mapping[str, Sequence[str]], extents: Mapping[str, int], where: Address, dims: str
 ) -> dict[str, int] | None:
     """
-    Return, for each letter of `dims` ("bmk", ..), the stride in the address `where` of the variables `groups[letter]`,
-    flattened into one index.
+    Return, for each letter of `dims` (such as "bmk"), the stride in elements by which the address `where` steps through
+    the index variables `groups[letter]`, outermost first, as if they were one dim; 0 if none of them is in it.
 
-    `extents` has the number of positions of each variable. A stride is 0 if none of the variables occurs. Returns None
-    if some group has several strides.
+    `extents` maps each index variable to its number of positions. Returns None if some group would need several
+    strides.
     """
     out: dict[str, int] = {}
     for dim in dims:
@@ -168,8 +169,11 @@ def strides(
 
 def one_stride(names: Sequence[str], extents: Mapping[str, int], where: Address) -> int | None:
     """
-    Return the stride in the address `where` of the variables `names`, flattened into one index, outermost first; 0 if
-    none occurs, None if that takes several strides.
+    Return the stride in elements by which the address `where` steps through the index variables `names`, outermost
+    first, as if they were one dim; 0 if `names` is empty.
+
+    Returns None if they need several strides, or if one of them is not in the address or has only one position.
+    `extents` maps each index variable to its number of positions.
     """
     if not names:
         return 0
@@ -182,8 +186,8 @@ def one_stride(names: Sequence[str], extents: Mapping[str, int], where: Address)
 
 def product_in(expr: Expr) -> Reduce | None:
     """
-    Return the matrix product in an expression, `sum[..](a * b)`, if that is its only reduction not inside another; else
-    None.
+    Return the sum of products `sum[..](a * b)` in an expression (a matrix product), if it is the only reduction that is
+    not inside another one; else None.
     """
     found = dict.fromkeys(outermost(expr))
     if len(found) != 1:
@@ -194,8 +198,8 @@ def product_in(expr: Expr) -> Reduce | None:
 
 def product_factors(expr: Expr) -> tuple[Expr, Expr] | None:
     """
-    Return the two factors a and b of the matrix product `sum[..](a * b)` in an expression; None if it has none
-    (`product_in`).
+    Return the two factors (a, b) of the sum of products `sum[..](a * b)` in an expression; None where `product_in`
+    finds none.
     """
     product = product_in(expr)
     if product is None or not isinstance(product.body, Binary):
@@ -205,7 +209,8 @@ def product_factors(expr: Expr) -> tuple[Expr, Expr] | None:
 
 def with_factors(result: Result, factors: Sequence[Expr]) -> Result:
     """
-    Return a result with the two factors of its matrix product (`product_in`) replaced by `factors`, (first, second).
+    Return a result with the factors a and b of its sum of products `sum[..](a * b)` replaced by the two of `factors`.
+    The result must have such a sum (`product_in`).
     """
     product = product_in(result.expr)
     assert product is not None

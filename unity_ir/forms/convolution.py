@@ -71,10 +71,11 @@ class Convolution:
 
 def convolution(result: Sequence[object], expr: Expr, extents: Mapping[str, int]) -> Convolution | None:
     """
-    Match `expr`, the expression of a result, as a convolution or a gradient of one; return None for anything else.
+    Match a result of a bound TDL line as a convolution, or its gradient by the image or the weight; return its tensors
+    and the role of each index variable, or None for anything else.
 
-    `result` has the bound index of each of the result's dims, in which a gradient may have a `Window`; `extents` has
-    the number of positions of each index variable.
+    `result` has the indices of the result's dims, `expr` is the expression of its elements. `extents` maps each index
+    variable to its number of positions.
     """
     match expr:
         case Reduce("sum", _, Binary("*", Access() as left, Access() as right)):
@@ -148,10 +149,11 @@ def _named(
 
 def pointwise_convolution(expr: Expr, extents: Mapping[str, int]) -> Convolution | None:
     """
-    Match a 1 x 1 (pointwise) convolution or the gradient of its weight, which have no windows: a matrix product at
-    every position of two or three trailing dims. Return None for anything else.
+    Match an expression as a 1 x 1 convolution or the gradient of its weight: without windows, a matrix product at every
+    position of two or three trailing dims. Return its tensors and the role of each index variable, or None for anything
+    else.
 
-    `extents` has the number of positions of each index variable.
+    `extents` maps each index variable to its number of positions.
     """
     match expr:
         case Reduce("sum", _, Binary("*", Access() as left, Access() as right)):
@@ -213,8 +215,10 @@ class Pooling:
 
 def pooling(expr: Expr, extents: Mapping[str, int]) -> Pooling | None:
     """
-    Match an expression `max[..](x[windows])` or `sum[..](x[windows])` as a pooling; return None for anything else.
-    `extents` has the number of positions of each index variable.
+    Match an expression as a pooling, the maximum or sum of each window of one tensor: `max[i](x[.., 2*y + i])`; return
+    its kind, tensor and windows, or None for anything else.
+
+    `extents` maps each index variable to its number of positions.
     """
     match expr:
         case Reduce("max" | "sum" as kind, _, Access() as image):
@@ -232,10 +236,10 @@ def pooling(expr: Expr, extents: Mapping[str, int]) -> Pooling | None:
 
 def pooled_sum(result: Sequence[object], expr: Expr) -> tuple[Sliding, ...] | None:
     """
-    Match the gradient of a sum pooling: `result`, the indices of a result, has windows to all of which one value is
-    added, as in `out[.., 2*y + i] = g[.., y]`.
+    Match a result as the gradient of a sum pooling: one value is added to every position of a window, as in `out[..,
+    2*y + i] = g[.., y]`. `result` has the indices of the result's dims, `expr` is the expression of its elements.
 
-    Returns these windows; None for anything else.
+    Returns the windows, one to three, in the order of the dims; None for anything else.
     """
     free = free_variables(expr)
     inner = frozenset(n for i in result if isinstance(i, Window) for n in index_names(i) if n not in free)
@@ -254,10 +258,12 @@ class MaxPoolingGradient:
 
 def max_pooling_gradient(bound: Bound, result: Result, starts: Mapping[str, str]) -> MaxPoolingGradient | None:
     """
-    Match the gradient of a max pooling, which goes to the first maximum in row-major order; return None for anything
-    else.
+    Match a result of a bound TDL line as the gradient of a max pooling, which is added to the first maximum (in
+    row-major order) of each window; return the pooling, the value added and the windows of the result, or None for
+    anything else.
 
-    `starts` maps index variables whose piece does not start at 0 to the name of the index at which it starts.
+    `starts` maps each index variable of which a task computes only a part to the name of the kernel argument with the
+    global index at which the part begins; the others begin at 0.
     """
     match result.expr:
         case Call("where", (Call("eq", (_, Reduce("min") as first)), value, Const(0))):
@@ -296,10 +302,11 @@ def max_pooling_gradient(bound: Bound, result: Result, starts: Mapping[str, str]
 
 def slidings_of(indices: Sequence[object], inner: Collection[str]) -> tuple[Sliding, ...] | None:
     """
-    Return the windows among the bound indices of a tensor, one to three; indices that are no windows are left out.
+    Return the windows among the indices of a tensor's dims, in order, each taken apart into stride, dilation, the
+    variable that counts windows and the variable that counts positions in the kernel; other indices are left out.
 
-    Each window may have at most one variable of `inner` (its tap) and one other. None if a window has more variables,
-    two share one, or there are none or over three.
+    Variables of `inner` count positions in the kernel. None if a window has more than one variable of either kind, two
+    windows share one, or there are none or more than three.
     """
     found: list[Sliding] = []
     for index in indices:
@@ -316,9 +323,9 @@ def slidings_of(indices: Sequence[object], inner: Collection[str]) -> tuple[Slid
 
 def plain_names(access: Access) -> tuple[str, ...] | None:
     """
-    Return the variables of those indices of an access that are not windows.
+    Return the index variables of the dims of a read that are not indexed by windows, in order.
 
-    None if a variable occurs twice, or an index is a concatenation (`Segments`).
+    None if a variable occurs twice, or a dim is indexed by a concatenation (`Segments`).
     """
     names: list[str] = []
     for index in access.indices:

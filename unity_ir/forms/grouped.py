@@ -43,10 +43,10 @@ class Routed:
 
 def routed(expr: Expr, extents: Mapping[str, int]) -> Routed | None:
     """
-    Match an expression as a product of rows, each with the weight that an integer operand names, or as the gradient of
-    these weights; return None for anything else.
+    Match an expression as a mixture of experts' product, of each row of `x` with the one weight whose number an integer
+    operand gives for that row, or as the gradient of these weights; return its parts, or None for anything else.
 
-    `extents` has the number of positions of each index variable.
+    `extents` maps each index variable to its number of positions.
     """
     found = gather(expr)
     if found is None and (single := pick(expr)) is not None and extents[single.variable] == 1:
@@ -110,8 +110,11 @@ class Grouped:
 
 def grouped(result: Result, extents: Mapping[str, int]) -> Grouped | None:
     """
-    Match a result as a grouped matrix product; return None if it is none, or if some dim cannot be addressed by one
-    stride. `extents` has the number of positions of each index variable.
+    Match a result as a grouped matrix product (mixture of experts): for each weight, a product with the rows that
+    integers assign to it, or that weight's gradient. Return its sizes and strides; None if it is no such product, or if
+    some dim cannot be addressed by one stride.
+
+    `extents` maps each index variable to its number of positions.
     """
     of = routed(result.expr, extents)
     if of is None:

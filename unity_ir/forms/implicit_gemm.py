@@ -45,9 +45,12 @@ class ImplicitGemm:
 
 def implicit_gemm(of: Convolution, result: Sequence[object], extents: Mapping[str, int]) -> ImplicitGemm | None:
     """
-    Return the convolution `of` as an implicit GEMM; `result` has the index of each dim of the convolution's result.
+    Describe the convolution `of` as one matrix product per group with gathered operands (implicit GEMM): return its
+    sizes, strides (in elements) and window geometry, as the Triton kernel takes them. `result` has the indices of the
+    dims of the convolution's result.
 
-    None if it has three windows (3D), or a group of variables cannot be addressed by one stride in some tensor.
+    `extents` maps each index variable to its number of positions. None for a convolution over three dims, or if some
+    tensor needs several strides for one of the product's dims.
     """
     if len(of.slidings) > 2:
         return None

@@ -13,10 +13,12 @@ KINDS = ("contraction", "gather", "reduction", "elementwise", "copy")
 
 def kind(analysis: Analysis) -> str:
     """
-    Return the kind of an operator's kernel, from its line alone.
+    Return the kind of an operator's kernel, which picks its efficiency curve in the cost model, given the analysis of
+    its bound TDL line.
 
-    `contraction` if the line has a matrix product, a convolution or attention; `gather` if it gathers or scatters by an
-    integer operand; `reduction` or `elementwise` otherwise; `copy` if it has no arithmetic.
+    `contraction` if it has a matrix product, a convolution or attention; else `gather` if it gathers or scatters by an
+    integer operand; else `reduction` if it reduces or calls a function without formula (top-k); else `copy` if it only
+    moves elements, or `elementwise`.
     """
     roots = [r.expr for r in analysis.bound.results]
     if contraction_flops(analysis.bound):

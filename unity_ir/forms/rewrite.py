@@ -45,7 +45,10 @@ _CHEAP = frozenset({"gt", "ge", "lt", "le", "eq", "ne", "and", "or", "not"})
 
 
 def map_children(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
-    """Return the expression with `change` applied to each direct subexpression."""
+    """
+    Return a copy of the expression in which each direct subexpression is replaced by the result of `change`. An
+    expression without any, such as a constant or a read, is returned as it is.
+    """
     match expr:
         case Binary(op, left, right):
             return Binary(op, change(left), change(right))
@@ -62,7 +65,10 @@ def map_children(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
 
 
 def reductions(expr: Expr) -> list[Reduce]:
-    """Return every reduction in `expr`, each once, inner ones first. Gathers, which read one element, do not count."""
+    """
+    Return every reduction in `expr`, each once, inner ones first. Sums that gather one element by an integer
+    (`tdl.gather`) are left out.
+    """
     found: dict[Reduce, None] = {}
 
     def visit(part: Expr) -> None:
@@ -77,8 +83,8 @@ def reductions(expr: Expr) -> list[Reduce]:
 
 def outermost(expr: Expr) -> list[Reduce]:
     """
-    Return the reductions in `expr` that are not inside another reduction. Gathers, which read one element, do not
-    count.
+    Return the reductions in `expr` that are not inside another reduction, in reading order. Sums that gather one
+    element by an integer (`tdl.gather`) are looked through, not returned.
     """
     if isinstance(expr, Reduce) and gather(expr) is None:
         return [expr]
@@ -87,8 +93,8 @@ def outermost(expr: Expr) -> list[Reduce]:
 
 def is_work(expr: Expr) -> bool:
     """
-    Return whether an expression is worth computing once and naming where it occurs twice: whether it contains a
-    reduction or a costly function.
+    Return whether an expression that occurs twice is worth computing once and keeping: whether it contains a reduction,
+    or a function other than comparisons and logic.
     """
     match expr:
         case Reduce():
@@ -108,10 +114,10 @@ def rename(
     bind: Callable[[Reduce, Mapping[str, str]], Mapping[str, str]] = lambda node, _: {n: n for n in node.names},
 ) -> Expr:
     """
-    Rename the free variables of an expression: `names` maps old to new.
+    Return the expression with its free index variables renamed: `names` maps old names to new ones.
 
-    `bind` returns the new names of a reduction's variables (by default the old ones), given the reduction and the new
-    names around it. Given `sum[k](x[i, k])` and `{"i": "j"}`, returns `sum[k](x[j, k])`.
+    `bind`, called with a reduction and the renaming in force around it, returns the new name of each variable that the
+    reduction binds; by default they keep theirs. Given `sum[k](x[i, k])` and `{"i": "j"}`, returns `sum[k](x[j, k])`.
     """
     match expr:
         case Reduce(reducer, _, body):
@@ -141,12 +147,14 @@ def _renamed(index: WrittenIndex, names: Mapping[str, str]) -> WrittenIndex:
 
 def canonical(expr: Expr, extents: Mapping[str, int], starts: Mapping[str, str]) -> tuple[Expr, tuple[str, ...]]:
     """
-    Rename an expression's variables canonically, so that expressions which differ in names only become equal; return it
-    and its free variables, in order of occurrence.
+    Return (the expression with its index variables renamed by order of occurrence, the old names of its free variables
+    in that order), so that expressions which differ only in names become equal. They also stay apart where extents
+    differ, or entries of `starts`.
 
-    `extents` has the number of positions of each variable, `starts` the name of the global index at which its piece
-    starts. Given `sum[k](x[i, k])` and `sum[l](x[j, l])` of the same extents, returns the same expression, with
-    `("i",)`, `("j",)`. Variables also stay apart if their extents differ, or their entries in `starts`.
+    `extents` maps each index variable to its number of positions. `starts` maps each index variable of which a task
+    computes only a part to the name of the kernel argument with the global index at which the part begins; the others
+    begin at 0. Given `sum[k](x[i, k])` and `sum[l](x[j, l])` of the same extents, returns the same expression, with
+    `("i",)` and `("j",)`.
     """
     free = _free_in_order(expr)
 
@@ -177,11 +185,12 @@ def _free_in_order(expr: Expr) -> tuple[str, ...]:
 
 def simplified(bound: Bound, starts: Mapping[str, str]) -> Bound:
     """
-    Fold the constants of a line, and drop operations that are then trivial: `1 * x`, `x + 0`, `where` of a constant.
+    Return a bound TDL line with constants folded, and operations dropped that are then trivial: `1 * x`, `x + 0`,
+    `where` of a constant.
 
     A variable of extent 1 that starts at 0 is the constant 0, and a reduction over one element is that element.
-    `starts` maps the variables that do not start at 0 to the name of the index at which they start. Raises `UnityError`
-    for constants that are not finite.
+    `starts` maps each index variable of which a task computes only a part to the name of the kernel argument with the
+    global index at which the part begins; the others begin at 0. Raises `UnityError` for constants that are not finite.
     """
     folding = _Fold(bound, starts)
     return replace(bound, results=tuple(replace(r, expr=folding.expr(r.expr)) for r in bound.results))
@@ -189,18 +198,19 @@ def simplified(bound: Bound, starts: Mapping[str, str]) -> Bound:
 
 def fold(expr: Expr, bound: Bound, starts: Mapping[str, str]) -> Expr:
     """
-    Fold the constants of an expression over the variables of the line `bound`, and drop trivial operations, such as `1
-    * x`.
+    Return an expression over the index variables of the line `bound` with constants folded, and trivial operations such
+    as `1 * x` dropped.
 
-    `starts` maps the variables that do not start at 0 to the name of the index at which they start.
+    `starts` maps each index variable of which a task computes only a part to the name of the kernel argument with the
+    global index at which the part begins; the others begin at 0. Raises `UnityError` for constants that are not finite.
     """
     return _Fold(bound, starts).expr(expr)
 
 
 def without_ones(bound: Bound) -> Bound:
     """
-    Replace all variables of extent 1 that index operands by a single one, and drop those in reductions over longer
-    ones, so that lines which compute the same have the same text.
+    Return the line with all variables of extent 1 that index operands replaced by a single one, and dropped from
+    reductions over longer ones, so that lines which compute the same become equal (and share a kernel).
     """
     one = "one"
     while one in bound.extents:

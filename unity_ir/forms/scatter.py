@@ -24,10 +24,10 @@ class Scatter:
 
 def scattered(result: Result, extents: Mapping[str, int]) -> Scatter | None:
     """
-    Match a result as a scatter-add over all integers of the operand that gives the positions; return None for anything
-    else.
+    Match a result as a scatter-add, such as an embedding's gradient: each element is added at the position that an
+    integer operand gives, and the sum is over all dims of that operand. Return its parts; None for anything else.
 
-    `extents` has the number of positions of each index variable; those of extent 1 are ignored.
+    `extents` maps each index variable to its number of positions. Variables of extent 1 are ignored.
     """
     found = scatter(result.expr)
     if found is None or not isinstance(result.expr, Reduce) or reductions(found.body):

@@ -11,12 +11,13 @@ from unity_ir.tdl.syntax import Binary, Call, Expr, Reduce, Var
 
 def softmax(expr: Expr, extents: Mapping[str, int], starts: Mapping[str, str]) -> tuple[Expr, str] | None:
     """
-    Match an expression as a softmax; return (its scores, before the maximum is subtracted; the variable it normalises
-    over), or None.
+    Match an expression as a softmax; return (its scores, before a maximum is subtracted; the index variable it
+    normalises over), or None for anything else.
 
-    `extents` has the number of positions of each variable, `starts` the name of the index at which those start that do
-    not start at 0. Given `exp(x[i, j] - max[k](x[i, k])) / sum[k](exp(x[i, k] - max[l](x[i, l])))`, returns `x[i, j]`
-    and `j`.
+    `extents` maps each index variable to its number of positions. `starts` maps each index variable of which a task
+    computes only a part to the name of the kernel argument with the global index at which the part begins; the others
+    begin at 0. Given `exp(x[i, j] - max[k](x[i, k])) / sum[k](exp(x[i, k] - max[l](x[i, l])))`, returns `x[i, j]` and
+    `j`.
     """
     match expr:
         case Binary("/", Call("exp", (scores,)) as above, Reduce("sum", (Var(summed),), below)):

@@ -36,16 +36,17 @@ class WindowWrites:
 
 
 def writes_windows(result: Result) -> bool:
-    """Return whether some dim of a result is indexed by a window."""
+    """Return whether some dim of a result is written through a window, such as `out[2*y + i] = ..`."""
     return any(isinstance(i, Window) for i in result.indices)
 
 
 def window_writes(result: Result, extents: Mapping[str, int]) -> WindowWrites | None:
     """
-    Match a result written through windows; return None if its elements cannot be gathered by a loop over taps.
+    Match a result written through windows, such as `out[2*y + i] = f(y, i)`, and choose for each the variable to solve
+    for (`y`), so that a kernel can gather every element by a loop over the others (`i`). Return this choice by dim.
 
-    They cannot if they are integers, if a variable is in two dims, or if a reduction would be computed for every tap.
-    `extents` has the number of positions of each index variable.
+    Returns None where that is not possible: results of integers, a variable in two dims, and reductions that would be
+    computed anew in every pass of the loop. `extents` maps each index variable to its number of positions.
     """
     reduced = frozenset[str]().union(*(free_variables(r) for r in outermost(result.expr)))
     counts = Counter(n for i in result.indices for n in index_names(i) if extents[n] > 1)
@@ -69,6 +70,7 @@ def window_writes(result: Result, extents: Mapping[str, int]) -> WindowWrites | 
 
 def is_covered(bound: Bound) -> bool:
     """
-    Return whether the elements of all results that a line writes through windows can be gathered (see `window_writes`).
+    Return whether a kernel can gather the elements of every result that a bound TDL line writes through windows
+    (`window_writes`); True if there are none.
     """
     return all(not writes_windows(r) or window_writes(r, bound.extents) is not None for r in bound.results)

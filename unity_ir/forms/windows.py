@@ -16,8 +16,10 @@ NEUTRAL: Mapping[str, float] = {"sum": 0.0, "max": -inf, "min": inf, "prod": 1.0
 
 def reach(window: Window, extents: Mapping[str, int]) -> tuple[int, int]:
     """
-    Return (first, last): the positions that a window reads, counted in a piece's local tensor, as its variables run
-    over `extents`; either may be outside of it.
+    Return (first, last): the least and the greatest position in the local tensor that a window reads as its variables
+    run over their positions. Below 0 or beyond the end of the tensor, they are outside of it.
+
+    `extents` maps each index variable to its number of positions.
     """
     first = window.offset + window.low
     return first, first + window.span(extents)
@@ -25,8 +27,9 @@ def reach(window: Window, extents: Mapping[str, int]) -> tuple[int, int]:
 
 def exceeds_tensor(window: Window, extents: Mapping[str, int]) -> bool:
     """
-    Return whether a window is outside of the whole tensor at some position, in this piece, whose variables have these
-    `extents`, or in another one.
+    Return whether a window reads or writes outside of the whole tensor, in this task or in any other.
+
+    `extents` maps each index variable to its number of positions in this task.
     """
     last = window.offset + window.span(extents)
     if window.terms:
@@ -39,8 +42,10 @@ def exceeds_tensor(window: Window, extents: Mapping[str, int]) -> bool:
 
 def windows_to_mask(expr: Reduce, extents: Mapping[str, int]) -> list[Window]:
     """
-    Return the windows through which a reduction reads zeros outside of the tensor that would change its value, such as
-    zeros in a maximum. `extents` has the number of positions of each variable.
+    Return the windows of the reduction `expr` that must be masked: outside of the tensor they read zeros, which would
+    change its value (of a maximum, say; in a sum of products they do not).
+
+    `extents` maps each index variable to its number of positions.
     """
     found: dict[Window, None] = {}
     for index in (i for a in accesses(expr.body) for i in a.indices):
@@ -55,8 +60,10 @@ def windows_to_mask(expr: Reduce, extents: Mapping[str, int]) -> list[Window]:
 
 def masked(expr: Expr, extents: Mapping[str, int]) -> Expr:
     """
-    Mask positions outside of the tensor, by `where(inside, body, neutral element)`, in every reduction of an expression
-    that they would change; return the expression. `extents` has the number of positions of each variable.
+    Return the expression with every reduction in it that zeros read outside of a tensor would change made to skip them,
+    by `where(inside, body, neutral element)`.
+
+    `extents` maps each index variable to its number of positions.
     """
     expr = map_children(expr, lambda child: masked(child, extents))
     return masked_body(expr, extents) if isinstance(expr, Reduce) else expr
@@ -64,8 +71,10 @@ def masked(expr: Expr, extents: Mapping[str, int]) -> Expr:
 
 def masked_body(expr: Reduce, extents: Mapping[str, int]) -> Reduce:
     """
-    Mask positions outside of the tensor in the reduction `expr` as `masked` does, leaving the reductions inside of it
-    as they are.
+    Return the reduction `expr` made to skip zeros read outside of a tensor, if they would change its value (see
+    `masked`); reductions inside of it stay as they are.
+
+    `extents` maps each index variable to its number of positions.
     """
     windows = windows_to_mask(expr, extents)
     if not windows:
@@ -76,7 +85,8 @@ def masked_body(expr: Reduce, extents: Mapping[str, int]) -> Reduce:
 
 def inside(window: Window) -> Expr:
     """
-    Return the expression that is true where a window's position, in global indices, is inside of the whole tensor.
+    Return the boolean expression that is true where a window's position is inside of the whole tensor; index variables
+    in it stand for global indices, also in a task that computes only a part.
     """
     position: Expr = Const(float(window.offset))
     for factor, name in window.terms:
@@ -87,8 +97,8 @@ def inside(window: Window) -> Expr:
 
 def needs_start(bound: Bound, variable: str) -> bool:
     """
-    Return whether a piece's kernel must be given the global index at which `variable` starts: the line uses the
-    variable as a value, or the mask of a window does.
+    Return whether the kernel of a task that computes only a part of `variable` must be given the global index at which
+    the part begins: because the line uses the variable as a value (as a causal mask does), or to mask a window.
     """
     if uses_as_value(bound, variable):
         return True

@@ -59,8 +59,8 @@ def launcher(
     bound: Bound, operand_dtypes: Sequence[str], impl: str = "triton", offsets: Sequence[str] = ()
 ) -> Launcher:
     """
-    Return the Python function that computes a TDL line on one rank's pieces, whose extents `bound` has, and its
-    kernels.
+    Return the launcher of a TDL line bound to one rank's local extents, `bound`: the text of a Python function that
+    computes the operator on this rank's pieces, and of the kernels that it launches.
 
     `operand_dtypes` has `f32`, `f16`, `bf16`, `i64`, `i32` or `bool` for each operand; results have the type of the
     first floating point operand, unless the line gives another. `impl` is `triton` or `torch`; a line for which there

@@ -26,12 +26,14 @@ class Capacity:
     """Bandwidth of links whose directions share it, in bytes/s."""
 
     def seconds(self, out: float, back: float) -> float:
-        """Return the least seconds in which `out` bytes can leave the part and `back` bytes can enter it."""
+        """
+        Return the least seconds in which `out` bytes can leave this part of the machine while `back` bytes enter it.
+        """
         one_way = max(out, back) / (self.duplex + self.half)
         return max(one_way, (out + back) / (2 * self.duplex + self.half))
 
     def plus(self, wire: Wire, count: float) -> Capacity:
-        """Return the capacity with the bandwidth of `count` more links like `wire`."""
+        """Return this capacity with the bandwidth of `count` more links like `wire` added."""
         bandwidth = wire.bandwidth * count
         return Capacity(self.duplex + bandwidth * wire.duplex, self.half + bandwidth * (not wire.duplex))
 
@@ -62,7 +64,9 @@ DEMANDS: Mapping[str, Demand] = {
 
 
 def capacity(levels: Sequence[Level], i: int) -> Capacity:
-    """Return the bandwidth of all links out of one member (a node, a GPU) of level number `i`, outermost 0."""
+    """
+    Return the bandwidth in bytes/s of all links that leave one member (a node, a GPU) of level number `i`, outermost 0.
+    """
     found = Capacity()
     devices = below(levels, i)
     for j in range(i + 1):
@@ -82,10 +86,10 @@ def capacity(levels: Sequence[Level], i: int) -> Capacity:
 
 def cuts(levels: Sequence[Level], sizes: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
     """
-    Yield the cuts that separate devices of a group, one member of a level from the rest: (number of the level, devices
-    of a group in one member, groups in one member).
+    Yield the cuts of the machine that separate devices of a collective's group: at each such level, one member against
+    the rest, as (number of the level, devices of one group in a member, groups in a member).
 
-    `sizes` maps the numbers of levels to the number of a group's devices along them.
+    `sizes` maps level numbers (outermost 0) to the number of a group's devices along each level.
     """
     for i in range(len(levels)):
         m = prod(n for k, n in sizes.items() if k > i)
@@ -95,10 +99,11 @@ def cuts(levels: Sequence[Level], sizes: Mapping[int, int]) -> Iterator[tuple[in
 
 def least_seconds(kind: str, levels: Sequence[Level], sizes: Mapping[int, int], bytes: float) -> float:
     """
-    Return a lower bound on the seconds of a collective by any algorithm, without latency (min-cut).
+    Return a lower bound on the seconds of a collective by any algorithm, without latency: the bytes that must cross a
+    cut of the machine over the cut's bandwidth (min-cut), with all groups of the machine at once.
 
-    `kind` is the collective's name, such as `all_reduce`; `sizes` maps the numbers of levels to the number of a group's
-    devices along them; `bytes` is the size of a device's piece before the collective.
+    `kind` is the collective's name, such as `all_reduce`. `sizes` maps level numbers (outermost 0) to the number of a
+    group's devices along each level. `bytes` is the size of a device's shard before the collective.
     """
     n = prod(sizes.values())
     bound = 0.0

@@ -53,7 +53,7 @@ class CollectiveSchedule:
 
     @property
     def tree(self) -> bool:
-        """Whether messages go along a tree (rather than a ring, or directly)."""
+        """Whether messages go along a tree, rather than a ring or directly from member to member."""
         return self.algorithm == "tree"
 
 

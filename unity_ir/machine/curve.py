@@ -41,8 +41,8 @@ class RooflineCurve:
 
     def seconds(self, flops: Numbers, bytes: Numbers, peak: float, bandwidth: float) -> Floats:
         """
-        Return the estimated seconds of kernels of `flops` operations that read and write `bytes` bytes, as arrays of
-        equal shape.
+        Return the estimated seconds of kernels of `flops` floating point operations that read and write `bytes` bytes:
+        numbers, or arrays with an element per kernel.
 
         `peak` is the device's in FLOP/s, `bandwidth` its memory's in bytes/s.
         """
@@ -68,11 +68,11 @@ def _seconds(size: Numbers, rate: float, half: float, power: float) -> Floats:
 
 def curves(where: str, tables: Any) -> dict[str, RooflineCurve]:
     """
-    Read efficiency curves, by kind of kernel, from tables of a TOML file: `[curves.contraction]` with a number per
-    parameter.
+    Read efficiency curves from `tables`, the table `curves` of a TOML file: one table per kind of kernel
+    (`[curves.contraction]`), with a number per parameter of `RooflineCurve`. Return the curves by kind.
 
-    `tables` has a table per kind; other keys of a table, such as the quality of the fit, are ignored. `where` names the
-    file in errors. Raises `UnityError` for tables of another form.
+    Other keys of a table, such as the quality of the fit, are ignored. `where` names the file in errors. Raises
+    `UnityError` for tables of another form.
     """
     if not isinstance(tables, dict):
         raise UnityError(f"machine: {where}: curves must be a table with a table for each kind of kernel")

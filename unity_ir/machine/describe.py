@@ -45,8 +45,9 @@ def machine_from(name: str, described: TomlTable, count: object = None, profile:
     """
     Make the machine called `name` from its description: the tables of a TOML file, or of the machine dialect.
 
-    `count` replaces sizes given as "parameter", by default with the description's `parameter`, or 1. `profile` is the
-    path of a profile to use instead of the one that comes with the package for this device, if any.
+    `count` replaces the sizes of levels that the description gives as "parameter"; None takes the description's own
+    `parameter`, or 1. `profile` is the path of a file of measurements; "" takes the one that comes with the package for
+    this device, if any.
 
     Raises `UnityError` for impossible figures, for missing or unknown fields, and for devices that no link connects.
     """
@@ -323,7 +324,10 @@ class _Reader:
 
 
 def described(machine: Machine) -> dict[str, Any]:
-    """Describe a machine as tables, from which `machine_from` makes an equal one."""
+    """
+    Return the tables (of a TOML file) that describe a machine, from which `machine_from` makes an equal one; its name
+    and its measured profile are not in them.
+    """
     out: dict[str, Any] = {}
     if machine.overhead != Machine.overhead:
         out["overhead"] = machine.overhead

@@ -51,17 +51,19 @@ class Device:
 
     def kernel_time(self, flops: float, bytes: float, dtype: str, kind: str = "") -> float:
         """
-        Return the estimated seconds of one kernel of `flops` operations in `dtype` that reads and writes `bytes` bytes.
+        Return the estimated seconds of one kernel of `flops` floating point operations in the element type `dtype` that
+        reads and writes `bytes` bytes.
 
-        The estimate is by the curve of `kind` (see `forms.kinds`), such as `contraction`; without one, by roofline. It
-        ignores the profile's measurements (see `cost.time`).
+        The estimate is by the curve of the kernel's kind (see `forms.kinds`), such as `contraction`; if the device has
+        none for it, by roofline. It ignores the profile's measurements (see `cost.time`). Raises `UnityError` if the
+        device has no peak for `dtype`.
         """
         return float(self.kernel_times(flops, bytes, dtype, kind))
 
     def kernel_times(self, flops: Numbers, bytes: Numbers, dtype: str, kind: str = "") -> Floats:
         """
-        Return the estimated seconds of many kernels of one kind and element type, as `kernel_time` does, given arrays
-        of FLOPs and bytes: [kernel].
+        Return the estimated seconds of many kernels of one kind and element type, [kernel], as `kernel_time` does for
+        one, given their FLOPs and bytes: arrays [kernel], or numbers.
         """
         curve = self.curves.get(kind)
         if curve is not None:
@@ -72,10 +74,12 @@ class Device:
 
 def profiled(device: Device, ranks: int, path: str = "") -> Device:
     """
-    Return a device with a measured profile, and the curves fitted to it, from a `.toml` file in the same folder.
+    Return a device with measured times (a profile), and with the efficiency curves fitted to them, if a `.toml` file
+    beside the profile has any.
 
     The profile is the file at `path` (`.json` for a table of `unity-tune`), or else the one that comes with the package
-    for this device; if there is none, returns `device`. `ranks` is the number of devices of the machine.
+    for this device; if there is none, returns `device`. `ranks` is the number of devices of the machine, which picks
+    the measurements made with as many at work at once.
 
     Raises `UnityError` for a file that cannot be read, and for a profile of another device.
     """
@@ -107,5 +111,8 @@ _shipped = lru_cache(_read)
 
 
 def fit_path(profile: Path, ranks: int) -> Path:
-    """Return the path of the curves fitted to a profile, for `ranks` ranks at work at once."""
+    """
+    Return the path of the `.toml` file with the curves fitted to the profile at `profile`, as measured with `ranks`
+    ranks at work at once: `h100.sqlite` and 8 give `h100-8.toml`, in the same folder.
+    """
     return profile.with_name(f"{profile.stem}-{ranks}.toml")

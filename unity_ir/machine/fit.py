@@ -43,9 +43,11 @@ _POSITIVE = np.array([True, True, True, False, True, True, False])
 
 def fit(samples: Sequence[Measurement], bandwidth: float) -> Fit:
     """
-    Fit an efficiency curve to the measured kernels `samples`, by least squares of log(measured / predicted seconds).
+    Fit an efficiency curve to measured kernels, of one kind and device, by least squares of log(measured / predicted
+    seconds).
 
-    `bandwidth` is the peak of the device's memory in bytes/s.
+    `bandwidth` is the peak of the device's memory in bytes/s. `samples` must not be empty; fewer than `FEWEST` make no
+    sound fit, which callers check.
     """
     flops, bytes, peaks, measured = (
         np.array([getattr(s, name) for s in samples], dtype=np.float64)
@@ -117,7 +119,10 @@ class FittedLine:
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> FittedLine:
-    """Fit a line to (bytes, seconds) points, by least squares of log(measured / predicted seconds)."""
+    """
+    Fit the line seconds = latency + bytes / bandwidth to (bytes, seconds) points, at least one, by least squares of
+    log(measured / predicted seconds).
+    """
     sizes, measured = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
 
     def residuals(free: Floats) -> Floats:

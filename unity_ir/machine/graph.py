@@ -60,9 +60,11 @@ class Topology:
     @staticmethod
     def of(name: str, levels: tuple[Level, ...], links: tuple[Link, ...]) -> Topology:
         """
-        Build the graph of the machine called `name` from its levels and its links in addition to those of the levels.
+        Build the graph of the machine called `name` from its levels, outermost first, and `links`, those that it has in
+        addition to the levels'.
 
-        Raises `UnityError` if it has too many devices, or devices that no link connects.
+        Raises `UnityError` if it has more than `MAX_DEVICES` devices, devices that no link connects, or vertices where
+        only one of `links` ends.
         """
         devices = prod(level.size for level in levels)
         if devices > MAX_DEVICES:
@@ -81,11 +83,10 @@ class Topology:
 
     def check_connected(self, name: str, devices: int, own: Container[Vertex]) -> None:
         """
-        Raise `UnityError` for a device, of the first `devices`, not connected to device 0, and for a vertex where only
-        one link ends.
+        Raise `UnityError` if one of the first `devices` devices is not connected to device 0, or if only one link ends
+        at a vertex that is no device, such as a switch, and not in `own`.
 
-        `name` is the machine's, for the message; `own` are the vertices that the levels make, which may end in one
-        link.
+        `name` is the machine's, for the message; `own` are the vertices that its levels make, where one link may end.
         """
         for vertex, arcs in self.arcs.items():
             if isinstance(vertex, str) and len(arcs) == 1 and vertex not in own:
@@ -108,7 +109,10 @@ class Topology:
         return {}
 
     def route(self, source: int, target: int) -> list[Arc]:
-        """Return the arcs of the route from device `source` to device `target`."""
+        """
+        Return the arcs (directed links), in order, that a message takes from device `source` to device `target`: the
+        route of least latency, and of those the widest.
+        """
         if source not in self._routes:
             self._routes[source] = self._routes_from(source)
         via, path, at = self._routes[source], list[Arc](), target
@@ -138,17 +142,17 @@ class Topology:
 
     def latency(self, source: int, target: int, protocol: str, tree: bool) -> float:
         """
-        Return the seconds of an empty message from device `source` to device `target`.
+        Return the seconds that an empty message takes from device `source` to device `target`.
 
-        `protocol` is its name (NCCL's `LL`, `LL128`, `Simple`); `tree` says whether the message is part of a tree
-        algorithm, else of a ring.
+        `protocol` is the message protocol's name (NCCL's `LL`, `LL128`, `Simple`); `tree` says whether the message is
+        part of a tree algorithm, else of a ring.
         """
         return sum(arc.wire.hop(protocol, tree) * arc.share for arc in self.route(source, target))
 
     def busy(self, messages: Iterable[Message]) -> float:
         """
-        Return the seconds that all messages (source, target, bytes) take when sent at once: those of the busiest
-        resource.
+        Return the seconds, without latency, that all messages (source, target, bytes) take when sent at once: those of
+        the link or medium that is busiest. Sources and targets are device numbers.
         """
         loads = np.zeros(len(self.bandwidths))
         for source, target, bytes in messages:
@@ -162,11 +166,12 @@ class Topology:
         self, kind: str, mesh: Mesh, axes: Sequence[int], axis_levels: Sequence[int], protocols: Sequence[Protocol]
     ) -> tuple[tuple[float, float], ...]:
         """
-        Return the cost of a collective for groups along mesh axes as lines (seconds before the first byte, seconds per
-        byte of a device's piece), one per algorithm and protocol.
+        Return the cost of a collective in all groups along mesh axes at once, as lines (seconds before the first byte,
+        seconds per byte of a device's shard before it), one per algorithm and protocol. The cost is the least of the
+        lines.
 
-        `kind` is the collective's name, `axes` are the numbers of mesh axes, and `axis_levels` has the machine level of
-        each mesh axis.
+        `kind` is the collective's name, `axes` are the numbers of mesh axes, at least one, `axis_levels` has the
+        machine level of each axis of the mesh, `protocols` are the message protocols to choose from.
         """
         groups = _groups(mesh, axes, axis_levels)
         out: list[tuple[float, float]] = []
@@ -185,10 +190,11 @@ class Topology:
 
     def least_seconds(self, kind: str, mesh: Mesh, sizes: Mapping[int, int], bytes: float) -> float:
         """
-        Return a lower bound on the seconds of a collective, over cuts of the graph.
+        Return a lower bound on the seconds of a collective: the bytes that must cross a cut of the graph over the cut's
+        bandwidth, for the cuts of one member of a level against the rest.
 
-        `kind` is its name; `sizes` maps the numbers of levels to the number of a group's devices along them; `bytes` is
-        the size of a device's piece before it.
+        `kind` is the collective's name, `mesh` the machine's. `sizes` maps level numbers (outermost 0) to the number of
+        a group's devices along each level. `bytes` is the size of a device's shard before the collective.
         """
         n = prod(sizes.values())
         bound = 0.0

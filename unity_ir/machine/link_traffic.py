@@ -30,14 +30,14 @@ class LinkUse:
 
 
 def below(levels: Sequence[Level], i: int) -> int:
-    """Return the number of devices in one member of level number `i`, outermost 0."""
+    """Return the number of devices in one member (a node, a GPU) of level number `i`, outermost 0."""
     return prod(level.size for level in levels[i + 1 :])
 
 
 def crossing_links(levels: Sequence[Level], i: int) -> tuple[LinkUse, ...]:
     """
-    Return the kinds of links that a message across level number `i` goes over on one side, from the switch or medium
-    that joins the members of the level to a device, outermost first.
+    Return the kinds of links that a message between two members of level number `i` (outermost 0) takes on one of its
+    sides: from the switch or medium that joins the members down to a device, outermost first.
     """
     level = levels[i]
     uses = [LinkUse(("port", i), None if level.port == "device" else i, level.wire, level.link == "bus")]
@@ -59,7 +59,10 @@ def _to_hub(levels: Sequence[Level], first: int) -> list[LinkUse]:
 
 
 def cut_off_level(levels: Sequence[Level]) -> Level | None:
-    """Return a level whose members share a port of an outer level but have no link to it; None if there is none."""
+    """
+    Return a level whose members share a port of an outer level but have no link to reach it by, which makes the
+    description of a machine invalid; None if there is none.
+    """
     for i, level in enumerate(levels):
         if level.port == "member":
             for use in _to_hub(levels, i + 1):
@@ -131,10 +134,10 @@ def _loads(levels: Sequence[Level], sizes: Mapping[int, int], crossing: Crossing
 
 def phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase) -> dict[LinkKey, float]:
     """
-    Return the seconds that a phase of a collective keeps each kind of link busy, per byte of a device's piece; a kind
-    is (`port` or `hub`, level number).
+    Return the seconds per byte of a device's shard for which a phase of a collective keeps each kind of link busy; a
+    kind is (`port` or `hub`, level number).
 
-    `sizes` maps the numbers of levels to the number of a group's devices along them.
+    `sizes` maps level numbers (outermost 0) to the number of a group's devices along each level.
     """
     out: dict[LinkKey, float] = {}
     for crossing in phase:
@@ -145,10 +148,11 @@ def phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase)
 
 def hop(levels: Sequence[Level], i: int, n: int, protocol: str, schedule: CollectiveSchedule) -> float:
     """
-    Return the seconds of latency of an empty message across level number `i`, over the hubs on both sides.
+    Return the latency in seconds of an empty message between two members of level number `i` (outermost 0): of the
+    level's own link, and of the links that lead to it on both sides.
 
-    `n` is the number of devices that a group has along the level; protocols (NCCL's names) and the algorithms of
-    `schedule` differ in latency.
+    `n` is the number of devices that a group has along the level, `protocol` the message protocol's name (NCCL's `LL`,
+    `LL128`, `Simple`); `schedule` is the algorithm, since trees, rings and direct messages differ in latency.
     """
     own, *others = crossing_links(levels, i)
     tree = schedule.tree
@@ -167,10 +171,10 @@ def line(
     levels: Sequence[Level], sizes: Mapping[int, int], schedule: CollectiveSchedule, protocol: Protocol
 ) -> tuple[float, float]:
     """
-    Return the cost of one algorithm of a collective with one protocol as a line: (seconds before the first byte,
-    seconds per byte of a device's piece).
+    Return the cost of one algorithm of a collective with one message protocol as a line: (seconds before the first
+    byte, seconds per byte of a device's shard before the collective). All groups of the machine run at once.
 
-    `sizes` maps the numbers of levels to the number of a group's devices along them.
+    `sizes` maps level numbers (outermost 0) to the number of a group's devices along each level.
     """
     tree = schedule.tree
     start = protocol.tree if tree else protocol.ring

@@ -34,8 +34,9 @@ class Wire:
 
     def hop(self, protocol: str, tree: bool) -> float:
         """
-        Return the seconds of latency of a message over the link with a protocol (`LL`, `LL128`, `Simple`), in tree
-        algorithms if `tree`, else in rings.
+        Return the latency in seconds of a message over the link with a message protocol (NCCL's `LL`, `LL128`,
+        `Simple`), in tree algorithms if `tree`, else in rings; for a protocol without a figure of its own, the link's
+        `latency`.
         """
         for name, ring, of_tree in self.protocol_latency:
             if name == protocol:
@@ -68,7 +69,7 @@ class Level:
 
     @property
     def wire(self) -> Wire:
-        """The links that join the level's members, as a `Wire`."""
+        """One of the links that join the level's members: its bandwidth, latency and whether it is duplex."""
         return Wire(self.bandwidth, self.latency, self.duplex, protocol_latency=self.protocol_latency)
 
 

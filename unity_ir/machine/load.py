@@ -23,11 +23,12 @@ def presets() -> list[str]:
 
 def load(name: str) -> Machine:
     """
-    Return the machine called `name`, a preset or the path of a `.toml` file.
+    Return the machine called `name`: a preset, or the path of a `.toml` file.
 
     A preset may be followed by `:N` for its parameter (nodes of a cluster, devices of a box), or by `:NxG` for the
-    sizes of all levels, outermost first. `,profile=FILE` after either sets a profile. Given `dgx-h100:2`, returns 2
-    nodes of 8 GPUs; given `dgx-h100:1x1`, one GPU of one node.
+    sizes of all levels, outermost first. `,profile=FILE` after either gives a file of measurements, by `unity-profile`
+    or `unity-tune`, to price with. Given `dgx-h100:2`, returns 2 nodes of 8 GPUs; given `dgx-h100:1x1`, one GPU of one
+    node.
 
     Raises `UnityError` for an unknown name, an unreadable file, or impossible figures.
     """

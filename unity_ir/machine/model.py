@@ -54,16 +54,16 @@ class Machine:
 
     @cached_property
     def axis_levels(self) -> tuple[int, ...]:
-        """For each mesh axis, the number of the level that it is a factor of."""
+        """For each mesh axis, the number of the level (outermost 0) whose size it is a factor of."""
         return tuple(i for i, level in enumerate(self.levels) for _ in prime_factors(level.size))
 
     @cached_property
     def devices(self) -> int:
-        """The number of devices."""
+        """The number of devices: the product of the levels' sizes."""
         return prod(level.size for level in self.levels)
 
     def device_of(self, number: int) -> Device:
-        """Return the kind of the device with this number."""
+        """Return the kind of the device with this number, from 0; in a machine of one kind, that kind."""
         named = {kind.name: kind for kind in self.kinds}
         for i, level in enumerate(self.levels):
             if level.kinds:
@@ -76,11 +76,11 @@ class Machine:
     def lines(self, kind: str, sizes: Mapping[int, int]) -> tuple[CostLine, ...]:
         """
         Return the cost of a collective as lines (a, b), one per algorithm and protocol: a + b * bytes seconds
-        (alpha-beta model).
+        (alpha-beta model). The cost is the least of the lines; all groups of the machine run at once.
 
-        The cost is the least of the lines. `kind` is its name, such as `all_reduce`; `sizes` maps the numbers of levels
-        to the number of a group's devices along them; all groups of the machine run at once. `bytes` is the size of a
-        device's piece before the collective; for halo exchanges, the border's.
+        `kind` is the collective's name, such as `all_reduce`. `sizes` maps level numbers (outermost 0) to the number of
+        a group's devices along each level. `bytes` is the size of a device's shard before the collective; for halo
+        exchanges, the border's.
         """
         spans = tuple((i, sizes[i]) for i in sorted(sizes) if sizes[i] > 1)
         key = (kind, spans)
@@ -90,9 +90,10 @@ class Machine:
 
     def lines_of_axes(self, kind: str, axes: Sequence[int]) -> tuple[CostLine, ...]:
         """
-        Return the cost of a collective, as `lines` does, for groups along the mesh axes with the numbers `axes`.
+        Return the cost of a collective as lines (a, b), as `lines` does, in the groups along the mesh axes with the
+        numbers `axes`; for no axes, one line without a cost per byte.
 
-        If the machine has links in addition to its levels', axes of one level may differ.
+        Only on a machine with links in addition to its levels' may axes of the same level and size differ in cost.
         """
         axes = tuple(sorted(axes))
         if not self.links:
@@ -109,8 +110,8 @@ class Machine:
 
     def sizes_of(self, axes: Sequence[int]) -> dict[int, int]:
         """
-        Return the number of devices along each level, by level number, in a group along mesh axes: the argument `sizes`
-        of `lines`. `axes` are the axes' numbers.
+        Return the number of devices that a group along the mesh axes with the numbers `axes` has along each machine
+        level, by level number: the argument `sizes` of `lines`.
         """
         sizes: dict[int, int] = {}
         for axis in axes:
@@ -162,19 +163,21 @@ class Machine:
 
     def collective_time(self, kind: str, sizes: Mapping[int, int], bytes: float) -> float:
         """
-        Return the seconds of a collective: the least over its algorithms and protocols.
+        Return the estimated seconds of a collective: the least over its algorithms and protocols, with all groups of
+        the machine at once.
 
-        `kind` is a row of `pcg.collectives`, `sizes` maps the numbers of levels to the number of a group's devices
-        along them, `bytes` is the size of a device's piece before it.
+        `kind` is the collective's name, such as `all_reduce`. `sizes` maps level numbers (outermost 0) to the number of
+        a group's devices along each level. `bytes` is the size of a device's shard before the collective.
         """
         return min(a + b * bytes for a, b in self.lines(kind, sizes))
 
     def least_seconds(self, kind: str, sizes: Mapping[int, int], bytes: float) -> float:
         """
-        Return a lower bound on the seconds of a collective: the bytes that must cross a cut over the cut's bandwidth.
+        Return a lower bound on the seconds of a collective by any algorithm: the bytes that must cross a cut of the
+        machine over the cut's bandwidth (min-cut).
 
-        `kind` is its name; `sizes` maps the numbers of levels to the number of a group's devices along them; `bytes` is
-        the size of a device's piece before it.
+        `kind` is the collective's name, such as `all_reduce`. `sizes` maps level numbers (outermost 0) to the number of
+        a group's devices along each level. `bytes` is the size of a device's shard before the collective.
         """
         if self.links:
             return self.topology.least_seconds(kind, self.mesh, sizes, bytes)
@@ -182,8 +185,8 @@ class Machine:
 
     def link_keys(self, axes: Sequence[int]) -> tuple[tuple[int, str], ...]:
         """
-        Return the ports and media that a collective along the mesh axes numbered `axes` occupies: (level number, kind)
-        per level it crosses, outermost first.
+        Return the ports and shared media that a collective along the mesh axes with the numbers `axes` occupies, so
+        that collectives with a common one compete: (level number, kind) for each level it crosses, outermost first.
 
         Kinds are `device` (every device has a port of its own), `member` (one port per member) and `level` (one medium
         for all).
@@ -194,17 +197,21 @@ class Machine:
     # --- what is done on a device -------------------------------------------------------------------------------------
 
     def local_time(self, bytes: float) -> float:
-        """Return the seconds of copying `bytes` bytes within a device's own memory."""
+        """
+        Return the estimated seconds of a kernel that copies `bytes` bytes within a device's own memory (reads and
+        writes them).
+        """
         return self.device.launch + 2 * bytes / self.device.memory_bandwidth / self.device.efficiency
 
     def move_seconds(
         self, kind: str, sizes: Mapping[int, int], elements: float, elements_after: float, item: int
     ) -> float:
         """
-        Return the seconds of a reshard move of kind `kind`: measured, if the device's profile has them, else estimated.
+        Return the seconds of one reshard move (a collective, or a step on each device by itself), whose name is `kind`:
+        0 if it moves nothing, measured if the device's profile has it, else estimated.
 
-        A device's piece has `elements` elements of `item` bytes before the move, and `elements_after` after it. `sizes`
-        maps the numbers of levels to the number of a group's devices along them.
+        A device's shard has `elements` elements of `item` bytes before the move, and `elements_after` after it. `sizes`
+        maps level numbers (outermost 0) to the number of a group's devices along each level.
         """
         if kind in FREE:
             return 0.0
@@ -223,12 +230,12 @@ class Machine:
         self, kinds: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
     ) -> tuple[npt.NDArray[np.bool_], Floats, Floats]:
         """
-        Return the estimates of `move_seconds` for many moves, as lines in the bytes of a piece. A move is (kind,
-        sizes); sizes are (level number, number of a group's devices along it) pairs.
+        Return the estimates of `move_seconds` for many moves, as lines in the bytes of a device's shard, without regard
+        to measurements. A move is (name, sizes), where sizes are pairs (level number, number of a group's devices along
+        the level).
 
         Returns, per move: whether its cost depends on the bytes after the move (else on those before); the seconds at
         no bytes [line, move]; and the seconds per byte [line, move]. The cost of a move is the least of its lines.
-        Measurements are ignored.
         """
         if kinds not in self._move_lines:
             local = np.array([kind not in BETWEEN_DEVICES for kind, _ in kinds], dtype=bool)
@@ -248,7 +255,10 @@ class Machine:
         return {}
 
     def move_time(self, move: Move, dtype: str) -> float:
-        """Return the seconds of a reshard move of a value of element type `dtype`."""
+        """
+        Return the seconds of a reshard move of a value of element type `dtype`, such as `bf16`, as `move_seconds` does;
+        but on a machine with links in addition to its levels', moves between devices are always estimated.
+        """
         item = ELEMENT_BYTES[dtype]
         elements = move.border or move.elements
         if self.links and move.kind in BETWEEN_DEVICES:
@@ -258,8 +268,8 @@ class Machine:
 
 def slowest(kinds: Sequence[Device]) -> Device:
     """
-    Return a device that is in every respect as slow, or as small, as the worst of the devices `kinds`, for the element
-    types that all have.
+    Return a device that is in every respect as slow, or as small, as the worst of the devices `kinds` (at least one);
+    it has the element types that all of them have.
     """
     if len(kinds) == 1:
         return kinds[0]

@@ -82,8 +82,8 @@ class Profile:
 
     def collective(self, kind: str, members: int, bytes: float) -> float | None:
         """
-        Return the seconds of a collective on pieces of `bytes` bytes in groups of `members` devices; None if it was not
-        measured.
+        Return the seconds of a collective on shards of `bytes` bytes (before it) in groups of `members` devices; None
+        if no size was measured for that collective and number of devices. `kind` is its name, such as `all_reduce`.
 
         Between two measured sizes, interpolates linearly between logarithms. Below the smallest, returns the seconds of
         the smallest; above the largest, extrapolates in proportion.
@@ -152,17 +152,17 @@ class ProfileFile:
         return [KernelRow(o, _sizes(s), *rest) for o, s, *rest in rows]
 
     def collectives(self, ranks: int | None = None) -> list[CollectiveRow]:
-        """Return the collectives measured with `ranks` ranks; None returns all."""
+        """Return the collectives measured on `ranks` ranks, all groups of them at once; None returns all."""
         columns = ", ".join(CollectiveRow.__slots__)
         rows = self.connection.execute(f"select {columns} from collectives where ?1 is null or ranks = ?1", (ranks,))
         return [CollectiveRow(*row) for row in rows]
 
     def add_kernel(self, row: KernelRow) -> None:
-        """Write a measured kernel, in place of one with the same operator, sizes and ranks."""
+        """Write a measured kernel to the file, in place of one with the same operator, sizes and ranks."""
         self._add("kernels", [getattr(row, n) if n != "sizes" else _text(row.sizes) for n in row.__slots__])
 
     def add_collective(self, row: CollectiveRow) -> None:
-        """Write a measured collective, in place of one with the same kind, members, bytes and ranks."""
+        """Write a measured collective to the file, in place of one with the same kind, members, bytes and ranks."""
         self._add("collectives", [getattr(row, n) for n in row.__slots__])
 
     def _add(self, table: str, values: list[object]) -> None:
@@ -171,10 +171,10 @@ class ProfileFile:
 
     def profile(self, ranks: int) -> Profile:
         """
-        Return the measurements for a machine of `ranks` devices.
+        Return the file's measurements for a machine of `ranks` devices.
 
-        Kernels are those measured with that many ranks at work, or else with one; collectives
-        those with that many ranks.
+        Kernels are those measured with that many ranks at work at once, or else, where there are none, with one rank;
+        collectives are those measured with that many ranks. A time above that of a larger size is lowered to it.
         """
         found: dict[str, dict[tuple[int, ...], float]] = {}
         for row in (*self.kernels(1), *(self.kernels(ranks) if ranks != 1 else ())):
@@ -189,11 +189,11 @@ class ProfileFile:
 @contextmanager
 def open_profile(path: Path, create: Mapping[str, str] | None = None) -> Generator[ProfileFile]:
     """
-    Open a profile file for reading, or, with `create`, for adding measurements.
+    Return a context manager that opens a profile file for reading, or, with `create`, for adding measurements.
 
     `create` describes the measurements to be added, as `ProfileFile.about` does: device, host, versions; a missing file
     is then made with it. Raises `UnityError` where the file cannot be read, is of another format or version, or its
-    `about` differs from `create`.
+    `about` differs from `create` in more than the date.
     """
     new = create is not None and not path.exists()
     if not new and (not path.is_file() or path.stat().st_size == 0):
@@ -220,7 +220,8 @@ def open_profile(path: Path, create: Mapping[str, str] | None = None) -> Generat
 
 def read_profile(path: str | Path, device: str, ranks: int) -> Profile:
     """
-    Read the profile in a file, for a machine of `ranks` devices of the kind called `device`; see `ProfileFile.profile`.
+    Return the measurements in the profile file at `path`, for a machine of `ranks` devices of the kind called `device`:
+    those made with that many ranks at work at once (`ProfileFile.profile`).
 
     Raises `UnityError` if the file cannot be read, or is of another device.
     """

@@ -36,14 +36,15 @@ class Table:
     def choice(self, key: str) -> str | None:
         """
         Return the fastest implementation of an operator, `triton` or `torch`; None if it was not measured. `key` is the
-        name of its launcher and its element types.
+        operator's key in the table (`plan.local_operator`), which stands for its line, local shapes and element types.
         """
         found = self.seconds.get(key)
         return min(found, key=lambda name: found[name]) if found else None
 
     def profile(self) -> Profile:
         """
-        Convert the table to a profile for the cost model: for each kernel, the seconds of its fastest implementation.
+        Return the table as a profile for the cost model: for each kernel, the seconds of its fastest implementation; no
+        collectives.
         """
         found: dict[str, dict[tuple[int, ...], float]] = {}
         for key, (operator, sizes) in self.kernels.items():
@@ -52,7 +53,7 @@ class Table:
         return Profile(self.about.get("machine's device", ""), found, {}, self.about)
 
     def write(self, path: Path) -> None:
-        """Write the table to `path`, replacing the file atomically."""
+        """Write the table as JSON to the file at `path`, replacing it atomically."""
         new = path.with_name(f".{path.name}.new")
         kernels = {key: {"operator": operator, "sizes": sizes} for key, (operator, sizes) in self.kernels.items()}
         rows = {"about": self.about, "seconds": self.seconds, "kernels": kernels}
@@ -61,7 +62,7 @@ class Table:
 
 
 def read_table(path: Path) -> Table:
-    """Read a table of `unity-tune`. Raises `UnityError` if the file cannot be read or is no such table."""
+    """Read the JSON table of `unity-tune` at `path`. Raises `UnityError` if it cannot be read or is no such table."""
     try:
         read: Any = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
     except OSError as error:
@@ -84,8 +85,8 @@ def read_table(path: Path) -> Table:
 
 def read_tuned(path: Path, device: str) -> Profile:
     """
-    Read a table of `unity-tune` as a profile of the device called `device`. Raises `UnityError` if it is no such table,
-    or one of another device.
+    Read the JSON table of `unity-tune` at `path` as a profile of the device called `device`. Raises `UnityError` if the
+    file cannot be read, is no such table, or is of another device.
     """
     profile = read_table(path).profile()
     if profile.device != device:

@@ -20,7 +20,10 @@ class Builder:
         self._inputs: list[Node] = []
 
     def input(self, name: str, *shape: int, dtype: str | None = None) -> Value:
-        """Add an input of the graph, after those added before; its element type `dtype` is by default the builder's."""
+        """
+        Add an input of this shape to the graph, after those added before, and return its value; its element type
+        `dtype` is by default the builder's.
+        """
         node = leaf("input", tensor_type(shape, dtype or self.dtype), name=name)
         self._inputs.append(node)
         return node.result
@@ -30,13 +33,16 @@ class Builder:
         return leaf("weight", tensor_type(shape, self.dtype), name=name).result
 
     def op(self, name: str, *operands: Value, **attributes: AttrValue) -> Value:
-        """Apply the operator called `name` to operands; return its only result."""
+        """
+        Apply the graph operator called `name`, which has one result, to operands; return that result. Raises
+        `UnityError` for an unknown operator, and where operands or attributes do not fit.
+        """
         result = operator(name).one(*operands, **attributes)
         assert isinstance(result, Value)
         return result
 
     def results(self, name: str, *operands: Value, **attributes: AttrValue) -> list[Value]:
-        """Apply the operator called `name` to operands; return all its results."""
+        """Apply the graph operator called `name` to operands; return all its results, in order."""
         return [v for v in operator(name)(*operands, **attributes) if isinstance(v, Value)]
 
     def zeros(self, *shape: int) -> Value:
@@ -44,7 +50,9 @@ class Builder:
         return leaf("constant", tensor_type(shape, self.dtype), value=0.0).result
 
     def split(self, x: Value, dim: int, sizes: tuple[int, ...]) -> list[Value]:
-        """Return consecutive slices of `x` along a dim, of these sizes."""
+        """
+        Return consecutive slices of `x` along dim number `dim`, of the sizes `sizes`, which must sum to the dim's.
+        """
         return self.results("split", x, dim=dim, sizes=sizes)
 
     def linear(self, x: Value, name: str, size: int, bias: bool = True) -> Value:
@@ -93,5 +101,7 @@ class Builder:
         return self.op("reduce_mean", losses, dim=0, count=len(labels.shape))
 
     def graph(self, *outputs: Value) -> Graph:
-        """Return the graph that has been built, with these outputs, the loss first."""
+        """
+        Return the graph that has been built, with its inputs in the order added and these outputs, the loss first.
+        """
         return Graph(self.name, tuple(self._inputs), outputs)

@@ -45,7 +45,10 @@ class Vision(Builder):
         return self.op("add", y, self.op("reshape", self.weight(f"{name}.bias", size), shape=(size, 1, 1)))
 
     def batch_norm(self, x: Value, name: str, eps: float = 1e-5) -> Value:
-        """Normalise `x` by the statistics of the batch; weights are `name.weight` and `name.bias` [channels]."""
+        """
+        Normalise images `x` [batch, channels, height, width] per channel by the statistics of the batch, with `eps`
+        added to the variance; weights are `name.weight` and `name.bias` [channels].
+        """
         center = self.op("batch_mean", x)
         shift, square = self.results("batch_stats", x, center)
         weight, bias = (self.weight(f"{name}.{part}", x.shape[1]) for part in ("weight", "bias"))
@@ -94,7 +97,7 @@ def resnet(
     it doubles at each later stage. Within a block there are `inner` times as many channels, in `groups` groups, and 4
     times as many come out. `image` is the height and width of images.
 
-    Raises `UnityError` for a depth that is not in `BLOCKS`.
+    Raises `UnityError` unless `depth` is 14, 26, 50, 101 or 152.
     """
     if depth not in BLOCKS:
         raise UnityError(f"--model: {name}: depth is {depth}; it must be one of {', '.join(map(str, BLOCKS))}")

@@ -31,7 +31,10 @@ def operators() -> Mapping[str, Operator]:
 
 @cache
 def savings() -> tuple[Saving, ...]:
-    """Return every `Saving`: operators with a variant whose forward saves values that the backward then reads."""
+    """
+    Return every `Saving` that operators declare: a forward operator and its backward, with variants of both in which
+    the forward also returns values that the backward then reads.
+    """
     modules = (import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
     return tuple(saving for module in modules for saving in getattr(module, "SAVINGS", ()))
 

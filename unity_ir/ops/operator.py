@@ -34,7 +34,7 @@ class Tensor(Protocol):
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """Degree of each dim."""
+        """The number of parts that each dim is divided into; 1 where it is not."""
         ...
 
     @property
@@ -45,7 +45,10 @@ class Tensor(Protocol):
     def build(
         self, operator: Operator, operands: Sequence[Tensor], attributes: Mapping[str, AttrValue]
     ) -> tuple[Tensor, ...]:
-        """Add a node to the graph of this tensor, which applies `operator` to `operands`; return its results."""
+        """
+        Add a node that applies `operator` to `operands`, with `attributes`, to the graph of this tensor; return its
+        results.
+        """
         ...
 
 
@@ -64,22 +67,22 @@ class Application:
 
     @property
     def grad(self) -> Tensor:
-        """The gradient of the operator's only result that has a gradient."""
+        """The gradient of the operator's result, for operators with exactly one result that has a gradient."""
         (grad,) = self.grads
         return grad
 
     def ints(self, name: str) -> tuple[int, ...]:
-        """Return the value of the attribute `name`, which is of kind `ints`."""
+        """Return the value of the operator's attribute `name`, which must be declared as several integers."""
         value = self.attributes[name]
         assert isinstance(value, tuple)
         return value
 
     def float(self, name: str) -> float:
-        """Return the value of the attribute `name`, which is of kind `float`."""
+        """Return the value of the operator's attribute `name`, which must be declared as a number."""
         return float(str(self.attributes[name]))
 
     def int(self, name: str) -> int:
-        """Return the value of the attribute `name`, which is of kind `int`."""
+        """Return the value of the operator's attribute `name`, which must be declared as one integer."""
         value = self.attributes[name]
         assert isinstance(value, int)
         return value
@@ -109,8 +112,8 @@ class Operator:
     @cached_property
     def line(self) -> Line:
         """
-        The operator's TDL line, parsed. If the line depends on shapes, only its name, parameters and attributes are
-        meaningful.
+        The operator's TDL line, parsed. If the line depends on operand shapes (as of a reshape), it is a stand-in of
+        which only name, parameters and attributes are meaningful.
         """
         if isinstance(self.tdl, str):
             return parse_line(self.tdl)
@@ -136,8 +139,8 @@ class Operator:
 
     def bind(self, shapes: Shapes, attributes: Attributes, dtypes: tuple[str, ...] = ()) -> Analysis:
         """
-        Bind the operator's line to the operands' global shapes; return the analysis, which says how the operator can be
-        divided.
+        Bind the operator's TDL line to the operands' global shapes, and to attributes with defaults filled in; return
+        the analysis, which has the bound line and says how the operator can be divided.
 
         `dtypes` are the operands' element types, all floating point if left out; they matter only for operators that
         take operands of any type. Raises `UnityError` where shapes or attributes do not fit.
@@ -147,11 +150,11 @@ class Operator:
 
     def divided(self, shapes: Shapes, attributes: Attributes, degrees: Mapping[str, int]) -> Attributes:
         """
-        Return the attributes that the operator has in one task when its index variables are divided; `degrees` has the
-        number of parts of each, by name.
+        Return the attributes that the operator has in each task when its index variables are divided; `degrees` maps
+        variables to their numbers of parts (1 if left out). `shapes` are the operands' global shapes.
 
         They change only for operators with index variables that occur in no operand, whose degrees are an attribute:
-        given `expand` with degrees (1,) and k0 by 2, returns them with degrees (2,).
+        given `expand` with degrees (1,) and k0 divided by 2, returns them with degrees (2,).
         """
         names = [c.value.attribute for c in self.line.clauses if c.kind == "degree" and isinstance(c.value, Entry)]
         if not names:
@@ -164,7 +167,10 @@ class Operator:
         return operands[0].build(self, operands, attributes)
 
     def one(self, *operands: Tensor, **attributes: AttrValue) -> Tensor:
-        """Build a node of an operator with a single result; return that result."""
+        """
+        Build a node that applies the operator, which has a single result, in the graph of the operands; return that
+        result.
+        """
         (result,) = self(*operands, **attributes)
         return result
 

@@ -33,9 +33,11 @@ class ApplyDerivation(GraphPass):
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         """
-        Return the graph after the rule applications that the derivation's file has for its function, in order.
+        Return the graph after the rule applications that the pass's `file` lists for the graph's function, in order.
+        `machine` is not used.
 
-        Raises `UnityError` for a step that does not apply, or a rule that is unknown or not proved.
+        Raises `UnityError` for a step that does not apply, and a rule that is unknown or not proved (unless the option
+        `unproved` allows it).
         """
         from unity_ir.rules.derivation import replay
 
@@ -45,7 +47,10 @@ class ApplyDerivation(GraphPass):
         )
 
     def unproved_rules(self) -> tuple[str, ...]:
-        """Return the names of the file's rules that are not proved, if `unproved` allows them."""
+        """
+        Return the names of the rules in the pass's `file` that are not proved, if its option `unproved` allows them;
+        else ().
+        """
         from unity_ir.rules.library import find
         from unity_ir.rules.trust import unproved
 

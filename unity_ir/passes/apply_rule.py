@@ -40,9 +40,11 @@ class ApplyRule(GraphPass):
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         """
-        Return the graph after the rule is applied at the operator `at`, or else wherever it matches.
+        Return the graph after the pass's rule is applied at the operator of its option `at`, or else, without `at`,
+        until it applies nowhere. Returns `graph` itself if the option `function` names another; `machine` is not used.
 
-        Raises `UnityError` if it matches nowhere, or is unknown or not proved.
+        Raises `UnityError` if the rule matches nowhere, is unknown, or is not proved (unless the option `unproved`
+        allows it).
         """
         from unity_ir.rules.check import free
         from unity_ir.rules.derivation import apply_at, parse_given
@@ -65,7 +67,9 @@ class ApplyRule(GraphPass):
         return after
 
     def unproved_rules(self) -> tuple[str, ...]:
-        """Return the name of the rule if it is not proved and `unproved` allows it."""
+        """
+        Return the names of the rule's cases that are not proved, if the pass's option `unproved` allows them; else ().
+        """
         from unity_ir.rules.trust import unproved
 
         return unproved(self._rule()) if self.unproved is not False else ()

@@ -31,7 +31,13 @@ class Differentiate(GraphPass):
     weight_decay: float | int | None = None
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
-        """Return the training step of a forward graph: its backward, and an optimizer update per weight, added."""
+        """
+        Return the training step of a forward graph: it with its backward, and an optimizer update per weight, added.
+        The optimizer is that of the pass's options, else the graph's, else sgd; the mesh is that of `machine()`, or one
+        of as many devices as the graph uses.
+
+        Raises `UnityError` for options that are no hyperparameters of the optimizer, or out of range.
+        """
         searched = "sgd" if graph.optimizer is None else graph.optimizer.name
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise UnityError(f"pcg-differentiate: lr is {self.lr}; it must be a number above 0")

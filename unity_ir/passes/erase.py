@@ -19,5 +19,8 @@ class Erase(GraphPass):
     name = "pcg-erase"
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
-        """Return the serial graph of a parallel one: without parallel operators and views."""
+        """
+        Return the serial graph of a parallel one, which computes the same on one device: without parallel operators,
+        degrees and machine views. `machine` is not used.
+        """
         return erase(graph)

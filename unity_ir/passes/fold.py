@@ -28,5 +28,8 @@ class Fold(ModulePass):
     name = "pcg-fold"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        """Apply the patterns, in place, until none matches."""
+        """
+        Remove from the module, in place, parallel operators that undo each other, do nothing or repeat each other, by
+        the patterns of `dialects.pcg.fold`, until none matches.
+        """
         PatternRewriteWalker(GreedyRewritePatternApplier(list(PATTERNS))).rewrite_module(op)

@@ -23,5 +23,8 @@ class FuseCollectives(GraphPass):
     name = "pcg-fuse-collectives"
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
-        """Return the graph with chains of parallel operators replaced by collectives."""
+        """
+        Return the graph with chains of parallel operators replaced by the collective that performs them, such as
+        `replicate(reduce(x))` by `all_reduce(x)`; `machine` is not used.
+        """
         return fuse_collectives(graph)

@@ -32,7 +32,10 @@ class LowerToSpmd(ModulePass):
     name = "lower-pcg-to-spmd"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        """Replace each pcg function of the module, in place, by one rank's program and its serial forward."""
+        """
+        Replace each pcg function of the module, in place, by one rank's program (`spmd.program`) and its serial
+        forward, a function called `NAME_reference`. Raises `UnityError` for graphs that cannot be lowered.
+        """
         machine = module_machine(op)
         for func in pcg_functions(op):
             graph = to_graph(func)

@@ -24,5 +24,8 @@ class MixedPrecision(GraphPass):
     """The element type in which gradients of weights are summed, f32 or `type`."""
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
-        """Return the forward graph computed in the lower precision, with weights kept in f32."""
+        """
+        Return the forward graph computed in the pass's `type` (bf16 by default), with weights kept in f32, and their
+        gradients summed in its `reduce` type. `machine` is not used.
+        """
         return mixed_precision(graph, self.type, self.reduce)

@@ -36,7 +36,10 @@ UNIT = 1e9
 
 
 def option_kinds() -> dict[str, type]:
-    """Return the type of every option that any strategy has, by name: the options of the pass."""
+    """
+    Return the type of every option of any search strategy, by name; these are fields of the pass `pcg-search`, beside
+    its own.
+    """
     return {name: kind for strategy in all_strategies().values() for name, kind in option_types(strategy).items()}
 
 

@@ -61,9 +61,11 @@ class TritonTarget(Target):
 
     def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
         """
-        Write the Python program of the module's training step to `output`, lowering the module first if needed.
+        Write the Python program of the module's training step to `output`, lowering the module in place first if it has
+        no `spmd.program`; `ctx` is xDSL's context.
 
-        Raises `UnityError` unless the module has exactly one training step, with its serial forward.
+        Raises `UnityError` unless the module has exactly one training step, with its serial forward, and for operators
+        that no kernel covers.
         """
         lowered = any(isinstance(op, ProgramOp) for op in module.ops)
         names = ("optimizer", "lr", "beta1", "beta2", "eps", "weight_decay")

@@ -18,7 +18,12 @@ class Anchors:
         self._outputs = {*graph.outputs, *(u.grad for u in graph.updates)}
 
     def materialised(self, value: Value) -> bool:
-        """Return whether a value exists on devices, rather than being only a step of a reshard."""
+        """
+        Return whether a value is a tensor of its own on devices: True for leaves and results of compute operators.
+
+        The result of a parallel operator is one if it has a view, is an output or a gradient that an update reads, or
+        if a compute operator and another user read it; else it is only a step, or the end, of a reshard.
+        """
         node = value.node
         if not node.is_parallel or node.view is not None or value in self._outputs:
             return True
@@ -26,7 +31,10 @@ class Anchors:
         return len(users) > 1 and any(user.is_compute for user, _ in users)
 
     def of(self, value: Value) -> Value:
-        """Return the value at which the reshard that makes `value` starts; `value` itself if it exists on devices."""
+        """
+        Return the nearest value before `value`, along its chain of parallel operators, that is a tensor on devices:
+        where the reshard that makes `value` starts. That is `value` itself if it is one (`materialised`).
+        """
         while not self.materialised(value):
             value = value.node.operands[0]
         return value

@@ -79,15 +79,15 @@ class Collective:
     @property
     def attributes(self) -> tuple[str, ...]:
         """
-        The names of the parallel operator's attributes, in written order: the dims of its chain, then the degree:
-        ("dim", "to", "by") for all_to_all.
+        The names of the attributes of the parallel operator with this collective's name, in written order: the dims of
+        the operators it fuses, then the degree: ("dim", "to", "by") for all_to_all, ("by",) for all_reduce.
         """
         return (*(dim for _, dim in self.fuses if dim is not None), "by")
 
     def profiled_call(self) -> tuple[RuntimeCall, tuple[int, ...]]:
         """
-        Return (call, dims): the runtime call that `unity-profile` measures, and the dims it is given, such as `(0,)`
-        for all_gather.
+        Return (call, dims) to measure: the runtime function that `unity-profile` times for this collective, and the
+        dims of its matrix that it gives the function, such as `(0,)` for all_gather and `(0, 1)` for all_to_all.
 
         Raises `UnityError` for a collective that profiles do not hold.
         """
@@ -109,8 +109,8 @@ class Collective:
     @property
     def is_free(self) -> bool:
         """
-        Whether the collective only renames roles (copies are taken for repeats), so that nothing is computed, copied or
-        sent.
+        Whether the collective does nothing at run time: it only renames roles of mesh axes (COPY to REPEAT, say), so
+        that nothing is computed, copied or sent.
         """
         return not any(self.calls.values())
 
@@ -255,8 +255,8 @@ COLLECTIVES: Mapping[str, Collective] = {
 
 def names(*members: Members) -> tuple[str, ...]:
     """
-    Return the names of the collectives in which these members of a group exchange messages: "all", "root", "neighbours"
-    or "none".
+    Return the names of all collectives whose `Collective.members`, which says who in a group exchanges messages, is one
+    of `members`: "all", "root", "neighbours" or "none".
 
     Given "root", returns ("broadcast", "scatter", "gather", "reduce", "send").
     """

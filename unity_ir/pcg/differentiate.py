@@ -35,8 +35,8 @@ from unity_ir.pcg.view import View
 
 def needs_gradient(nodes: Iterable[Node]) -> set[Node]:
     """
-    Return the nodes that depend on a weight through floating point values only: the values of all others have no
-    gradient.
+    Return the nodes of which a gradient can be wanted: the weights, and all nodes that a path of floating point values
+    leads to from a weight.
 
     `nodes` have operands before users.
     """
@@ -62,11 +62,12 @@ def operand_gradients(
     node: Node, grads: Sequence[Value], view: View | None = None, again: Recomputation | None = None
 ) -> tuple[Value | None, ...]:
     """
-    Build the gradient of each operand of `node`, of the operand's dual type; None for operands without a gradient.
+    Build the gradient of each operand of `node` as new nodes; None for operands without one (integers, say).
 
-    The gradient that a compute node makes has the operand's own element type (`TensorType.grad_dtype` may be another).
-    `grads` are the gradients of the node's floating point results, in order. `view` is the machine view of the gradient
-    of a parallel operator's operand. `again` replaces values of the forward that the backward reads by recomputed ones.
+    `grads` are the gradients of the node's floating point results, in order. A gradient has the dual type of its
+    operand (partial sums and copies change places) and, made by a compute node, the operand's own element type; casting
+    it to `TensorType.grad_dtype` is the caller's. `view` is the machine view of the gradient that a parallel operator
+    returns. `again` replaces values of the forward that are not kept by recomputed ones; None reads the forward's.
     Raises `UnityError` if the operator has no gradient.
     """
     if node.is_parallel:

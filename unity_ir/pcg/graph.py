@@ -75,7 +75,10 @@ class Node:
 
     @property
     def master(self) -> str:
-        """The element type in which a leaf is stored and updated: of a weight in mixed precision, f32 (its master)."""
+        """
+        The element type in which a leaf is stored, and a weight updated: f32 for a bf16 weight with an f32 master, else
+        that of its type.
+        """
         return str(dict(self.attributes).get("master", self.types[0].dtype))
 
     @property
@@ -251,8 +254,11 @@ def _check_elements(operator: Operator, bound: Bound, operands: tuple[TensorType
 
 def parallel(op: str, operand: Value, view: View | None = None, **attributes: int) -> Node:
     """
-    Apply the parallel operator `op` (`partition`, `reduce`, ..) to a value; return the node. Raises `UnityError` where
-    its degree does not fit the type.
+    Apply the parallel operator `op` (`partition`, `reduce`, ..) to a value; return the node.
+
+    `attributes` are the operator's own, such as `dim=0, by=2` of partition or `by=4` of replicate; `view` is the
+    machine view of the result. Raises `UnityError` where they do not fit the operand's type or the view does not fit
+    the result.
     """
     rule = PARALLEL_OPERATORS[op]
     type = rule.type(operand.type, attributes)
@@ -264,10 +270,12 @@ def parallel(op: str, operand: Value, view: View | None = None, **attributes: in
 
 def grid(node: Node) -> tuple[int, ...]:
     """
-    Return the sizes above 1 of a node's task grid, the grid of tasks that its work is divided into.
+    Return the sizes, those of 1 left out, of a node's task grid: its work is divided into one task per place of the
+    grid, each on a device of its own.
 
-    Its axes are the index variables in TDL order (for a leaf or parallel operator, the result's dims), then copies,
-    then partial sums for each set of operands in `Analysis.carriers`.
+    The grid's axes are, in order, the index variables of the operator's TDL line (for a leaf or parallel operator, the
+    result's dims), then copies, then partial sums: one axis for each set of operands that can be in partial sums
+    together.
     """
     if node.is_compute:
         c = node.configuration
@@ -295,9 +303,11 @@ def check_view(node: Node) -> None:
 
 def divide(node: Node, operands: Sequence[Value], configuration: Configuration, view: View | None = None) -> Node:
     """
-    Return the node of `node`'s operator on other operands, whose types are sharded already as `configuration` says.
+    Apply the operator of the serial compute node `node` to the parallel values `operands`, which are already sharded as
+    `configuration` (the degree of each index variable) says; return the new node.
 
-    Only attributes that are degrees change with it. `view` places the new node; without one it has no view.
+    Attributes that are degrees become those of one shard; the others stay. `view` places the new node; None gives it no
+    view. Raises `UnityError` where types or view do not fit.
     """
     operator = node.operator
     shapes = tuple(v.type.shape for v in node.operands)
@@ -306,8 +316,10 @@ def divide(node: Node, operands: Sequence[Value], configuration: Configuration, 
 
 def rebuild(node: Node, operands: Sequence[Value], view: View | None = None) -> Node:
     """
-    Apply a node's operator to other operands; return the node. Its types are inferred again if the operands' types
-    differ.
+    Apply a node's operator, with its attributes, to other operands; return the new node, which has only the view given
+    here. Its result types are inferred again if the operands' types differ from the old ones'.
+
+    Raises `UnityError` where they do not fit.
     """
     if not node.is_leaf and all(v.type == old.type for v, old in zip(operands, node.operands, strict=True)):
         built = _make(node.op, tuple(operands), node.attributes, node.types, view)
@@ -430,7 +442,10 @@ class Graph:
         return _unpickled, (self.name, nodes, *ends, self.optimizer)
 
     def users(self) -> dict[Value, list[tuple[Node, int]]]:
-        """Return the (node, operand index) pairs that use each value."""
+        """
+        Return, for each value that some node reads, the (node, operand index) pairs that read it, in graph order.
+        Outputs and updates are not counted as uses; values without any are left out.
+        """
         found: dict[Value, list[tuple[Node, int]]] = {}
         for node in self.nodes():
             for i, operand in enumerate(node.operands):
@@ -462,7 +477,10 @@ def _unpickled(
 
 
 def topological(roots: Iterable[Value], first: Iterable[Node] = ()) -> list[Node]:
-    """Return the nodes that the roots reach, operands first, in a deterministic order that begins with `first`."""
+    """
+    Return every node that the values `roots` depend on, operands before users, in a deterministic order that begins
+    with the nodes `first` (a graph's inputs, say), needed or not.
+    """
     order: dict[Node, None] = dict.fromkeys(first)
     for root in roots:
         stack: list[tuple[Node, Iterator[Value]]] = []

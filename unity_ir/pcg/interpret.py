@@ -28,10 +28,11 @@ Pieces = dict[Piece, Array]
 
 def interpret(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[Value, Array]:
     """
-    Run a serial or parallel graph in numpy on whole arrays; return the array of every operator's result.
+    Run a serial or parallel graph in numpy on whole arrays; return the array, of global shape, of every value: leaves,
+    and results of compute and parallel operators (which are identities here).
 
-    `inputs` and `weights` are arrays of global shape, by name. Raises `UnityError` where one is missing or has another
-    shape.
+    `inputs` and `weights` are arrays of global shape, by the leaf's name. Raises `UnityError` where one is missing or
+    has another shape.
     """
     values: dict[Value, Array] = {}
     for node in graph.nodes():
@@ -47,11 +48,11 @@ def interpret(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, A
 
 def interpret_pieces(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[Value, Pieces]:
     """
-    Run a graph in numpy piece by piece, as devices do; return the pieces of every value, keyed by shard, partial sum
-    and copy.
+    Run a graph in numpy piece by piece, as devices do; return, for every value, its pieces: arrays of the piece's
+    shape, keyed by `Piece` (shard along each dim, partial sum, copy).
 
-    `inputs` and `weights` are whole arrays, by name. Raises `AssertionError` where copies are not equal, `UnityError`
-    where an array is missing or has another shape.
+    `inputs` and `weights` are whole arrays, by the leaf's name. Raises `AssertionError` where copies are not equal,
+    `UnityError` where an array is missing or has another shape.
     """
     values: dict[Value, Pieces] = {}
     for node in graph.nodes():
@@ -82,7 +83,8 @@ def _leaf(node: Node, inputs: Mapping[str, Array], weights: Mapping[str, Array])
 
 def split(array: Array, type: TensorType) -> Pieces:
     """
-    Divide a whole array into the pieces of a type. Of partial sums, the first is the value and the others are zero.
+    Divide a whole array, of the global shape of `type`, into the pieces of `type`, keyed by `Piece`. Of partial sums,
+    the first holds the value's shard and the others zeros; copies are equal.
     """
     out: Pieces = {}
     for at in type.all_pieces():

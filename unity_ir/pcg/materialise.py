@@ -62,12 +62,13 @@ def materialise(
     again: Collection[Node] = (),
 ) -> Graph:
     """
-    Build the parallel graph of a serial forward graph; `assignments` has the role of every mesh axis in each operator.
+    Build the parallel graph of a serial forward graph; `assignments` has the role of every mesh axis in each compute
+    node.
 
-    `rests` has the layouts in which leaves are stored, by default as their first use reads them; other values in
-    `rests` are brought to that layout once they are made. Leaves in `relays` are brought to that layout before all
-    uses. The results of the operators in `again` are recomputed in the backward. Raises `UnityError` where an
-    assignment does not fit.
+    Two mappings, of values of the serial graph, add layouts (a role per mesh axis): `rests` those in which leaves are
+    stored, by default as their first use reads them, or to which other values are resharded once they are made;
+    `relays` those to which leaves are resharded once, before all uses. The results of the compute nodes in `again` are
+    recomputed in the backward. Raises `UnityError` where an assignment does not fit.
     """
     rests = {**resting_layouts(graph, assignments, mesh), **(rests or {})}
     new: dict[Value, Value] = {}
@@ -114,15 +115,20 @@ def stored_piece(node: Node, type: TensorType) -> Node:
 
 
 def retyped(node: Node, type: TensorType, view: View | None) -> Value:
-    """Make the leaf `node` again with another parallel type and view (None: without one); return its result."""
+    """
+    Make the leaf `node` again, with its name and other attributes but another parallel type and view (None: without a
+    view); return its result.
+    """
     return leaf(node.op, type, view, **dict(node.attributes)).result
 
 
 def assigned(node: Node, operands: Sequence[Value], assignment: Assignment, mesh: Mesh) -> Node:
     """
-    Return the parallel node of the serial operator `node` whose mesh axes have the roles in `assignment`.
+    Apply the operator of the serial compute node `node` to parallel values, sharded and placed as `assignment` (the
+    role of each axis of `mesh`) says; return the parallel node.
 
-    `operands` are parallel values, already in the layouts it reads, except for halos, which this adds.
+    `operands` must be in the layouts in which the operator reads them under that assignment; halo exchanges, where it
+    needs any, are added here.
     """
     configuration = Configuration(degrees(assignment, mesh.sizes))
     needs = operand_degrees(node.analysis, configuration)

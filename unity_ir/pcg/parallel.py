@@ -177,8 +177,8 @@ STAYING = (*HALO_OPERATORS, "recompute")
 
 def chain_type(x: TensorType, steps: tuple[ParallelStep, ...]) -> TensorType:
     """
-    Return the type of a value of type `x` after a chain of parallel operators, `steps`: the first is applied first.
-    Raises `UnityError` where one does not apply.
+    Return the type of a value of type `x` after a chain of parallel operators. `steps` are (operator's name,
+    attributes) pairs, the first applied first. Raises `UnityError` where one does not apply.
     """
     for name, attributes in steps:
         x = PARALLEL_OPERATORS[name].type(x, dict(attributes))

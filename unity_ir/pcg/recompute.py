@@ -41,10 +41,11 @@ class Recomputation:
 
     def in_backward(self, gradient: Value) -> Value:
         """
-        Return a gradient that reads nothing of the forward that is not kept.
+        Return `gradient`, an operator's gradient as built from the forward's values, rebuilt so that it depends on no
+        value of the forward that is not kept: each of those is replaced by a recomputed one.
 
-        An operator's gradient may build a node that the forward has, such as the product below an activation: equal
-        nodes are one.
+        That includes nodes that a gradient shares with the forward because equal nodes are one object, such as the
+        product below an activation.
         """
         if not self.not_kept:
             return gradient

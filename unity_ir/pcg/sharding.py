@@ -61,7 +61,10 @@ def coordinate_of(role: int) -> int:
 
 
 def role_class(role: int) -> int:
-    """Return the role of a mesh axis with coordinates left out: PINNED for pinned_at(2), any other role itself."""
+    """
+    Return a role with the coordinate of pinned ones left out, to compare kinds of roles: PINNED for pinned_at(2), any
+    other role itself.
+    """
     return max(role, PINNED)
 
 
@@ -122,8 +125,8 @@ class Mesh:
 
 def devices_of(graph: Graph) -> int:
     """
-    Return the number of devices to use for a graph where no machine is given: as many as its views name, or as its
-    largest task grid has tasks.
+    Return the number of devices to assume for a graph where no machine is given: the highest device number in its
+    machine views plus one or, if more, the number of tasks of its largest task grid; 1 if it is not sharded.
     """
     views = [n.view.last + 1 for n in graph.nodes() if n.view is not None]
     return max((*views, *(prod(grid(n)) for n in graph.nodes())), default=1)
@@ -340,8 +343,9 @@ def result_layout(analysis: Analysis, result: int, assignment: Assignment) -> La
 
 def infer_assignment(analysis: Analysis, operands: Sequence[Layout]) -> Assignment | None:
     """
-    Return the role of each mesh axis in an operator that reads its operands in these layouts; None if no assignment
-    does.
+    Return the role of each mesh axis in an operator, inferred from the layouts (a role per mesh axis) in which it reads
+    its operands: along each axis, an index variable, operands in partial sums, or the one role that all operands have.
+    None if the layouts do not fit each other or the operator.
     """
     names = [p.name for p in analysis.bound.operands]
     dims = [analysis.operand_dims[n] for n in names]
@@ -425,8 +429,8 @@ def assignment_for(analysis: Analysis, operands: Sequence[Layout], result: Layou
 
 def as_layout(assignment: Assignment) -> Layout:
     """
-    Return the assignment of a leaf or parallel operator, whose roles are all dims or integers, as the layout of its
-    result.
+    Return the assignment of a leaf or parallel operator as the layout of its result: the same roles, which are all
+    integers (dims, COPY, SUM, REPEAT or pinned). Not for compute operators, whose other roles it would drop.
     """
     return tuple(what for what in assignment if isinstance(what, int))
 

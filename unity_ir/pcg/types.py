@@ -104,8 +104,8 @@ class TensorType:
     @property
     def borders(self) -> Halos:
         """
-        Per dim, the numbers of elements (before, after) that a piece has in addition to its own: its halo, of either
-        kind.
+        Per dim, the numbers of elements (before, after) that a piece has in addition to its shard: those of `halo` or,
+        in a gradient, of `halo_sum`; (0, 0) for dims without.
         """
         return self.halo or self.halo_sum or ((0, 0),) * len(self.shape)
 
@@ -116,12 +116,15 @@ class TensorType:
 
     @cached_property
     def parts(self) -> Degrees:
-        """How the value is divided, without shape and element type."""
+        """
+        How the value is divided: the degree of each dim, partial sums, copies and halos, without shape and element
+        type.
+        """
         return Degrees(self.degrees, self.sum, self.copy, self.halo, self.halo_sum)
 
     @property
     def serial(self) -> TensorType:
-        """The type of the same value in one piece."""
+        """The type of the same value undivided: one shard, no partial sums, copies or halo."""
         return tensor_type(self.shape, self.dtype, grad=self.grad)
 
     @property
@@ -130,16 +133,21 @@ class TensorType:
         return tensor_type(self.shape, self.grad_dtype, self.degrees, self.copy, self.sum, self.halo_sum, self.halo)
 
     def with_degree(self, dim: int, degree: int) -> TensorType:
-        """Return the type with `dim` sharded into `degree` pieces instead."""
+        """
+        Return the type with dim number `dim` in `degree` shards instead; partial sums and copies stay, a halo is
+        dropped.
+        """
         degrees = (*self.degrees[:dim], degree, *self.degrees[dim + 1 :])
         return tensor_type(self.shape, self.dtype, degrees, self.sum, self.copy, grad=self.grad)
 
     def with_sum(self, degree: int) -> TensorType:
-        """Return the type with `degree` partial sums instead."""
+        """Return the type with `degree` partial sums (1: none) instead; shards and copies stay, a halo is dropped."""
         return tensor_type(self.shape, self.dtype, self.degrees, degree, self.copy, grad=self.grad)
 
     def with_copy(self, degree: int) -> TensorType:
-        """Return the type with `degree` copies instead."""
+        """
+        Return the type with `degree` copies (1: a single one) instead; shards and partial sums stay, a halo is dropped.
+        """
         return tensor_type(self.shape, self.dtype, self.degrees, self.sum, degree, grad=self.grad)
 
     def with_halo(self, dim: int, low: int, high: int, kind: str = "halo") -> TensorType:

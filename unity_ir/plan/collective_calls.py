@@ -12,7 +12,10 @@ from unity_ir.plan.program import HaloExchange, Program, ReshardMove
 
 
 def move_of(program: Program, moved: ReshardMove | HaloExchange) -> Move:
-    """Return a move of a program as the machine prices it."""
+    """
+    Return a collective or halo exchange of a rank's program as a `pcg.reshard.Move`, which `Machine.move_time` prices:
+    its kind, mesh axes, devices per group, and the elements of a device's piece before it.
+    """
     held = program.tensors[moved.operand]
     local = held.local(program.mesh)
     elements = prod(local)
@@ -25,6 +28,11 @@ def move_of(program: Program, moved: ReshardMove | HaloExchange) -> Move:
 
 
 def bucket_move(program: Program, moves: Sequence[ReshardMove]) -> Move:
-    """Return the one collective that does several moves of one kind and group."""
+    """
+    Return one move that stands for several done by one call (a bucket), to price it: the first with the elements of
+    all.
+
+    `moves`, at least one, have the same kind and mesh axes.
+    """
     found = [move_of(program, move) for move in moves]
     return replace(found[0], elements=sum(move.elements for move in found))

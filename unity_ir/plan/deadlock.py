@@ -39,8 +39,10 @@ class CollectiveCall:
 
 def calls(program: Program, schedule: Schedule) -> dict[Place, list[CollectiveCall]]:
     """
-    Return, for the ranks at each place (coordinates on mesh axes with pinned tensors), the collectives they call, in
-    order.
+    Return the collective calls of every rank of a scheduled program, in the order in which it makes them.
+
+    Keys are coordinates along the mesh axes on which some tensor is pinned to a part of the machine: ranks with the
+    same ones make the same calls. With no pinned tensors the only key is ().
     """
     sizes = program.mesh.sizes
     layouts = [t.layout for t in program.tensors.values()]
@@ -76,7 +78,8 @@ def check_order(name: str, found: dict[Place, list[CollectiveCall]]) -> None:
     """
     Simulate the collective calls of all ranks: a call ends once all ranks of its group make the same one.
 
-    Raises `UnityError`, naming the operator, if some call never ends (a deadlock). `name` is the program's.
+    `found` are the calls as `calls` returns them, `name` is the program's. Raises `UnityError`, naming the operator, if
+    some call never ends (a deadlock).
     """
     at = dict.fromkeys(found, 0)
     current = {place: mine[0] for place, mine in found.items() if mine}
@@ -108,10 +111,11 @@ def _words(call: CollectiveCall) -> str:
 
 def there(program: Program, move: ReshardMove | HaloExchange) -> tuple[tuple[int, int], ...]:
     """
-    Return where a move is done: pairs of a mesh axis and the coordinate of the ranks that do it; () if all ranks do.
+    Return which ranks do a move: (mesh axis, coordinate) pairs that a rank's coordinates must match; () if all ranks
+    do.
 
-    They are where the operand is pinned, axes that the move goes along left out; for a retype, where the result is
-    pinned.
+    These are the axes on which the operand is pinned to a part of the machine, but for those that the move goes along;
+    for the kind `retype`, which moves nothing, those on which the result is pinned.
     """
     if isinstance(move, HaloExchange):
         return pins(program.tensors[move.operand].layout)

@@ -67,7 +67,7 @@ class GroupMemo:
     """The one line of every group, over numbers in place of registers; None if it has none."""
 
     def shrink(self) -> None:
-        """Forget everything once there is too much."""
+        """Forget everything if more than `MOST_REMEMBERED` operators and groups are remembered."""
         if len(self.launches) + len(self.lines) > MOST_REMEMBERED:
             self.launches.clear()
             self.lines.clear()
@@ -75,9 +75,11 @@ class GroupMemo:
 
 def with_fusions(program: Program, choice: Choice, memo: GroupMemo | None = None) -> Program:
     """
-    Return the program with one `Fused` instruction for every group of operators that one Triton kernel computes.
+    Return the program with each group of consecutive operators that one Triton kernel can compute, and that is worth
+    fusing, replaced by one `Fused` instruction.
 
-    `memo` remembers groups between programs; all its calls must have the same `choice`.
+    `choice` returns the implementation, `triton` or `torch`, of an operator: only operators in `triton` are fused.
+    `memo` keeps what was found for later programs (None: nothing); all its calls must have the same `choice`.
     """
     memo = GroupMemo() if memo is None else memo
     memo.shrink()

@@ -30,13 +30,19 @@ class LocalOperator:
 
     @property
     def key(self) -> str:
-        """The operator's key in tuning tables, equal for equal lines over equal shapes and element types."""
+        """
+        The operator's key in tables of tuned kernels (`machine.tuned`): equal for equal TDL lines over equal local
+        shapes and element types.
+        """
         name = launcher(self.line, self.dtypes, "torch", self.divided).name.removesuffix("_torch")
         return f"{name} {' '.join(self.dtypes)}"
 
 
 def local_operator(program: Program, instruction: Compute) -> LocalOperator:
-    """Return the operator of an instruction, at the shapes of one rank's pieces."""
+    """
+    Return the operator, or fused group of operators, of an instruction: its TDL line at the shapes of one rank's
+    pieces, and its operands' element types.
+    """
     local = program.local_line(instruction)
     dtypes = tuple(program.tensors[r].dtype for r in instruction.operands)
     divided = tuple(v for v in dict.fromkeys(instruction.assignment) if isinstance(v, str) and needs_start(local, v))

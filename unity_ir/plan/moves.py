@@ -16,9 +16,11 @@ def plan_moves(
     value: Value, source: Layout, target: Layout, machine: Machine, gradient: bool = False
 ) -> tuple[Move, ...]:
     """
-    Return the cheapest moves that bring a value from one layout to another on a machine (planned by `pcg.coarse`).
+    Return the cheapest moves that bring a value from layout `source` to `target` (a role per mesh axis each) on a
+    machine, in order; () if the layouts are equal. Planned by `pcg.coarse`, memoised.
 
-    With `gradient`, those of its gradient, whose element type is `grad_dtype`, between layouts of the gradient.
+    With `gradient`, they are priced for the value's gradient, whose element type is `grad_dtype`; `source` and `target`
+    are then the gradient's own layouts. Raises `UnityError` if the mesh axes do not divide the shape.
     """
     if source == target:
         return ()

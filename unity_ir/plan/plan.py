@@ -62,7 +62,11 @@ class PlanOptions:
             raise UnityError("triton: with kernels in torch there is nothing to choose; leave out tune or kernels")
 
     def implementation(self, operator: LocalOperator) -> str:
-        """Return the implementation of an operator, `triton` or `torch`: the tuned table first, then the options."""
+        """
+        Return the implementation of an operator at its local shapes, `triton` or `torch`: always `triton` for a fused
+        group; else `torch` if `kernels` is; else the faster one in the tuned table, if that has the operator; else what
+        the options say for its kind.
+        """
         if operator.fused:
             return "triton"
         if self.kernels == "torch":
@@ -125,9 +129,10 @@ class Plan:
 
 def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
     """
-    Return the plan of a rank's step.
+    Return the plan of one rank's step: the program with operators fused, an implementation of each, and the order of
+    all kernels, collectives and waits. `options` None is the defaults.
 
-    Raises `UnityError` for operators that no kernel covers, and if ranks would wait for each other for ever.
+    Raises `UnityError` if ranks would wait for each other for ever (a deadlock).
     """
     options = options or DEFAULT
     if options.kernels == "triton":

@@ -195,14 +195,18 @@ class Program:
 
     def analysis(self, instruction: Compute) -> Analysis:
         """
-        Return the analysis (which variables can be sharded, and how) of an operator's TDL line at the global shapes.
+        Return the analysis (which index variables can be sharded, and how) of an operator's TDL line, bound to the
+        global shapes of its operands. Not for a fused group, which has no operator of its own.
         """
         return global_line(
             instruction.operator, [self.tensors[r] for r in instruction.operands], instruction.attributes
         )
 
     def local_line(self, instruction: Compute) -> Bound:
-        """Return an operator's TDL line, bound to the shapes of one rank's pieces."""
+        """
+        Return the TDL line of an operator or fused group, bound to the shapes of one rank's pieces: what its kernel
+        computes.
+        """
         if isinstance(instruction, Fused):
             assert instruction.line is not None
             return instruction.line
@@ -210,13 +214,19 @@ class Program:
 
 
 def global_line(operator: str, operands: Sequence[Tensor], attributes: Attributes) -> Analysis:
-    """Return the analysis of an operator's line, bound to the global shapes of its operands."""
+    """
+    Return the analysis (which index variables can be sharded, and how) of the TDL line of the operator named
+    `operator`, bound to the global shapes and element types of `operands`; `attributes` are sorted (name, value) pairs.
+    """
     shapes, dtypes = tuple(t.shape for t in operands), tuple(t.dtype for t in operands)
     return find_operator(operator).bind(shapes, attributes, dtypes)
 
 
 def piece_of_line(analysis: Analysis, assignment: Assignment, mesh: Mesh) -> Bound:
-    """Return the line of one rank's piece of an operator whose mesh axes have these roles."""
+    """
+    Return an operator's TDL line bound to the shapes of one rank's piece: each index variable of `analysis` divided by
+    the sizes of the axes of `mesh` that have it as their role in `assignment`.
+    """
     degrees: dict[str, int] = {}
     for what, size in zip(assignment, mesh.sizes, strict=True):
         if isinstance(what, str):
@@ -226,7 +236,10 @@ def piece_of_line(analysis: Analysis, assignment: Assignment, mesh: Mesh) -> Bou
 
 def check_step(program: Program, reference: Graph) -> None:
     """
-    Check that a program is a whole training step of the serial forward `reference`. Raises `UnityError` if it is not.
+    Raise `UnityError` unless a program is a training step of the serial forward graph `reference`.
+
+    It must have a backward, inputs and weights of the same names, global shapes and stored types as `reference`, one
+    update of every weight and of nothing else, and return a scalar loss first.
     """
     if program.optimizer is None or not any(isinstance(i, UpdateWeight) for i in program.body):
         raise UnityError(f"func.func @{program.name}: has no backward yet; run pcg-differentiate before lowering it")

@@ -19,9 +19,11 @@ from unity_ir.plan.program import Compute, Instruction, Program, Tensor
 
 def with_savings(program: Program) -> Program:
     """
-    Return the program in which forwards return what their backwards would compute again, and backwards read it.
+    Return the program in which some forward operators also return values that their backwards would compute again, such
+    as the row sums of attention's softmax, and those backwards read them.
 
-    It is done for operators that have a `Saving` and where both are sharded alike, such as attention and its gradient.
+    It is done for operators for which `ops.savings` declares such variants, where forward and backward read the same
+    operands and shard them in the same way; the others stay.
     """
     body: list[Instruction] = list(program.body)
     tensors = dict(program.tensors)

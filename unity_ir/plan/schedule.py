@@ -103,12 +103,16 @@ class Schedule:
 
     def held(self, register: Register) -> Register:
         """
-        Return the register that holds this one's value at run time: another one, if the move between them does nothing.
+        Return the register that holds the tensor of `register` at run time: another one where the move that makes
+        `register` does nothing, such as one from COPY to REPEAT; else itself.
         """
         return self.same.get(register, register)
 
     def reads_and_makes(self, action: Action) -> tuple[tuple[Register, ...], tuple[Register, ...]]:
-        """Return the registers that a line reads, and those that it makes."""
+        """
+        Return (registers that the action of a scheduled line reads, registers that it makes); those read are the
+        registers that hold the tensors at run time (`held`). A wait reads what its collectives made.
+        """
         match action:
             case Leaf(_, result):
                 return (), (result,)
@@ -136,10 +140,11 @@ def piece_bytes(program: Program, register: Register) -> int:
 
 def schedule(program: Program, bucket: int = BUCKET_BYTES, under_way: int = UNDER_WAY) -> Schedule:
     """
-    Return the order in which a rank runs the forward and backward: collectives started early, and waited for late.
+    Return the lines of a rank's forward and backward in the order in which it runs them: collectives started early, and
+    waited for late. Updates of weights, which follow, are not among them.
 
-    `bucket` is the most bytes of a bucket (0: no buckets), `under_way` the most bytes of collectives in flight; see
-    `BUCKET_BYTES` and `UNDER_WAY`.
+    Gathers of weights and reductions of gradients of fewer than `bucket` bytes each share calls, of about as many bytes
+    (0: none do). When gradients' collectives hold more than `under_way` bytes of operands, the oldest are waited for.
     """
     return _Scheduler(program, bucket, under_way).schedule()
 

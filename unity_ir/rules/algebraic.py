@@ -34,7 +34,10 @@ WITHOUT = "~"
 
 @cache
 def algebraic() -> tuple[Rule, ...]:
-    """Return the library's rules that matter for models (those named in `SEARCHED`), in its order."""
+    """
+    Return the rules of the library that searches rewrite with by default, which are known to pay in real models (those
+    named in `SEARCHED`), in the order in which they are tried.
+    """
     known = group(rule for name in FAMILIES for rule in family(name))
     return tuple(known[name] for name in SEARCHED)
 
@@ -42,11 +45,11 @@ def algebraic() -> tuple[Rule, ...]:
 @cache
 def selected(text: str) -> tuple[Rule, ...]:
     """
-    Return the rules that a text selects, in the order in which they are tried.
+    Return the rules that a search option's text selects, in the order in which they are tried.
 
-    Names are joined by `+`: `common` (the rules of `SEARCHED`), `library` (all, `common` first), `none`, a family, a
-    rule. `~` before a name leaves it out: `library+~fuse-activation`. The word `unproved` among the names allows rules
-    without a proof. Raises `UnityError` for unknown names, and for rules that are not proved.
+    Names are joined by `+`: `common` (the rules of `SEARCHED`), `library` (all, `common` first), `none`, a family (a
+    file of the library), a rule. `~` before a name leaves it out: `library+~fuse-activation`. The word `unproved` among
+    the names allows rules without a proof. Raises `UnityError` for unknown names, and for rules that are not proved.
     """
     found: dict[str, Rule] = {}
     names = [n for n in (n.strip() for n in text.split("+")) if n]

@@ -181,8 +181,8 @@ def _check_types(rule: Substitution) -> None:
 
 def sample_inputs(rule: Substitution, bindings: Bindings) -> dict[str, Value]:
     """
-    Make an input leaf for each of the rule's inputs, whose sizes and degrees have the values that `bindings` gives the
-    rule's symbols; return them by name. Element types are i64 or f32.
+    Make an input node for each of the rule's inputs, whose sizes and degrees are what `bindings`, values by name, gives
+    the rule's symbols; return their values by input name. Element types are i64 for integers, else f32.
 
     Raises `UnityError` if the bindings give an impossible type.
     """
@@ -197,7 +197,8 @@ def samples(rule: Substitution) -> Iterator[Bindings]:
     """
     Yield up to `TRIES` choices of values for a rule's symbols, by name, at which to try it; the same in every run.
 
-    Sizes are small, unequal for unequal symbols, and fulfil the rule's conditions; all degrees are 2.
+    Dim sizes are small, unequal for unequal symbols, and fulfil the rule's conditions; all degrees are 2, and each run
+    of any number of dims (`a..`) has 0 to 2 dims.
     """
     symbols = {s for s in rule.symbols if not s.startswith("#")}
     shapes = frozenset[str]().union(*(s.symbols for i in rule.inputs for s in i.shape if isinstance(s, Poly)))

@@ -65,7 +65,8 @@ _LINE = re.compile(r"(?P<rule>[A-Za-z_][\w.-]*) at (?P<at>\w+#\d+(\.\d+)?)( with
 
 def parse_derivations(text: str, where: str) -> Derivations:
     """
-    Parse the derivations in the text of a file; return them by function name. `where` is the file's name, for messages.
+    Parse the derivations in the text of a file; return the rule applications of each, in order, by function name (""
+    for lines before the first `@function`). `where` is the file's name, for messages.
 
     Raises `UnityError` naming the line that cannot be read.
     """

@@ -46,8 +46,8 @@ class OpIndex:
 
     def place(self, node: Node) -> str:
         """
-        Return the name by which derivations refer to a node: its operator and its number among the graph's nodes,
-        `matmul#3`.
+        Return the name by which derivations refer to a node: its operator and its number, from 0, among the graph's
+        nodes in topological order, `matmul#3`.
         """
         return f"{node.op}#{self.number[node]}"
 
@@ -108,8 +108,9 @@ class Match:
         """
         Whether applying the match would compute something twice.
 
-        It would if matched operators stay in the graph, and the new operators do more work (FLOPs and elements written)
-        than the removed ones. An example is `relu(matmul(x, w)) -> matmul(x, w) {act}` where others use the product.
+        It would if matched operators stay in the graph, as others use their results, and the new operators do more work
+        (FLOPs and elements written) than the removed ones. An example is `relu(matmul(x, w)) -> matmul(x, w) {act}`
+        where others use the product, too.
         """
         if not self.kept:
             return False

@@ -227,8 +227,8 @@ def _error(message: str, token: Token) -> RuleTextError:
 
 def check_rule_name(name: str, position: int = 0) -> None:
     """
-    Check that a rule's name prints as it is written; raise `RuleTextError` for other characters, at `position`, the
-    name's offset in the text.
+    Check that a rule's name prints as it is written: printable, with single blanks inside only, without double quotes
+    and backslashes. Raises `RuleTextError` otherwise, at `position`, the name's offset in the text.
 
     An empty name passes: `check.check` reports it.
     """

@@ -130,12 +130,15 @@ class Substitution:
 
     @property
     def symbols(self) -> frozenset[str]:
-        """The symbols of a rule: those of all sizes, degrees and numbers of dims."""
+        """
+        The names of all symbols of a rule, whose values are integers: those in sizes, degrees, attributes and
+        conditions; `#a` is the number of dims that `a..` stands for.
+        """
         return frozenset[str]().union(*(p.symbols for p in self.polys))
 
     @property
     def polys(self) -> list[Poly]:
-        """All polynomials in a rule: its sizes, degrees, attributes and conditions."""
+        """All polynomials in a rule, in no particular order: its sizes, degrees, attributes and conditions."""
         polys: list[Poly] = [c.poly for c in self.conditions]
         for i in self.inputs:
             polys += [*(s for s in i.shape if isinstance(s, Poly)), *i.degrees, i.sum, i.copy]
@@ -184,7 +187,9 @@ def input_type(of: Input, dtype: str, bindings: Bindings) -> TensorType:
 
 def attribute_value(value: AttrExpr, bindings: Bindings) -> AttrValue:
     """
-    Return the value of an attribute in a rule when its symbols and parameters have the values in `bindings`, by name.
+    Return the value of an attribute in a rule: polynomials are evaluated with the values of their symbols in
+    `bindings`, by name, a parameter (`$act`) has its value there, and other constants stay. Raises `UnityError` for
+    symbols without a value.
     """
     match value:
         case Poly():

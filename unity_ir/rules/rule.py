@@ -60,8 +60,9 @@ class Rule:
         self, graph: Graph, given: Bindings | None = None, most: int = MOST_AT_ONCE
     ) -> tuple[list[str], Graph]:
         """
-        Apply the rule until it applies no more, `most` times at most; return the places (`matmul#3`), in order, and the
-        last graph.
+        Apply the rule at the first place where that repeats no work, again and again until there is none, `most` times
+        at most; return the places (`matmul#3`, in the graph at that moment), in order of application, and the last
+        graph.
 
         `given` has values by name for symbols that no match determines.
         """

@@ -33,7 +33,10 @@ class Equations:
 
     @staticmethod
     def given(bindings: Bindings) -> Equations:
-        """Make a system in which symbols already have the values in `bindings`, by name."""
+        """
+        Make a system in which symbols already have the values in `bindings`, by name; only integers are taken over, not
+        the sizes of packs and the values of attribute parameters.
+        """
         equations = Equations()
         for name, value in bindings.items():
             if isinstance(value, int):
@@ -42,8 +45,9 @@ class Equations:
 
     def equal(self, poly: Poly, value: int) -> bool:
         """
-        Add the equation `poly = value`; solve it if one unknown is left, keep it for `again` if more are. Return False
-        if it has no solution.
+        Add the equation `poly = value`: solve it if one unknown is left, keep it for `again` if more are. Return False
+        if it has no solution in integers of at least 1 (0 for numbers of dims), or is not linear in the one unknown,
+        else True.
         """
         constant = poly.constant
         if constant is not None:
@@ -69,7 +73,8 @@ class Equations:
 
     def attribute(self, pattern: AttrExpr, value: AttrValue) -> bool:
         """
-        Add the equation that an attribute of the pattern equals that of the graph, `value`. Return False if it has no
+        Add the equation that the value of an attribute in the pattern, `pattern`, equals that in the graph, `value`; a
+        parameter (`$act`) takes the value, which must be the same wherever it occurs. Return False if it has no
         solution.
         """
         match pattern:
@@ -99,8 +104,9 @@ class Equations:
 
     def shape(self, item: Input, type: TensorType) -> bool | None:
         """
-        Add the equations that an input of the pattern has the shape and degrees of a type; return whether they may have
-        a solution, or None, and add nothing, while the number of dims in several of its packs is unknown.
+        Add the equations that an input of the pattern has the shape and degrees of a type. Return False if they have no
+        solution, True if they may have one, and None, adding nothing, while the numbers of dims of several of its packs
+        (`a..`) are unknown.
         """
         if type.halo or type.halo_sum or item.integer == type.is_floating:
             return False
@@ -130,7 +136,10 @@ class Equations:
         return self.equal(item.sum, type.sum) and self.equal(item.copy, type.copy)
 
     def bindings(self) -> Bindings:
-        """Return the values found for symbols, packs and attribute parameters, by name."""
+        """
+        Return the values found, by name: an integer for a symbol, a tuple of sizes for a pack `a..`, and the
+        attribute's value for a parameter `$act`.
+        """
         sizes = {name: value for name, value in self.known.items() if not name.startswith("#")}
         return {**sizes, **self.packs, **self.parameters}
 

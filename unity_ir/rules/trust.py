@@ -94,13 +94,17 @@ def _proved_now(rule: Substitution) -> Proof:
 
 
 def unproved(rule: Rule) -> tuple[str, ...]:
-    """Return the names of those cases of a rule whose values are not proved to stay the same."""
+    """
+    Return the names of those cases of a rule for which it is not proved that they keep the forward's values; cases that
+    may change gradients only are not among them.
+    """
     return tuple(case.name for case in rule.cases if not proof_of(case).forward)
 
 
 def equal_but_at_ties(names: Iterable[str]) -> tuple[str, ...]:
     """
-    Return those of the library rules called `names` whose gradients are proved equal only except at ties of a maximum.
+    Return those of the rules called `names` whose gradients are proved equal only except at ties of a maximum; names
+    that are no rule of the library are ignored.
     """
     known = {n: rules()[n] for n in dict.fromkeys(names) if n in rules()}
     return tuple(n for n, r in known.items() if any(proof_of(c).verdict == "almost everywhere" for c in r.cases))
@@ -108,10 +112,11 @@ def equal_but_at_ties(names: Iterable[str]) -> tuple[str, ...]:
 
 def check_trusted(rule: Rule, allow_unproved: bool = False, graph: Graph | None = None) -> None:
     """
-    Raise `UnityError` if a case of `rule` is not proved, unless `allow_unproved`.
+    Raise `UnityError` if it is not proved that every case of `rule` keeps the forward's values, unless
+    `allow_unproved`.
 
-    In any case, raise it if only forward values are proved equal and `graph` is still to be differentiated; None stands
-    for a graph that may be.
+    In any case, raise it if only forward values are proved equal and `graph` is still to be differentiated, since
+    gradients may change; with None for the graph, it is taken to be.
     """
     for case in rule.cases:
         proof = proof_of(case)

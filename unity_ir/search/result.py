@@ -43,5 +43,8 @@ class SearchResult:
 
     @property
     def gap(self) -> float | None:
-        """(seconds - bound) / bound of the plan nearest to the bound; None without a bound."""
+        """
+        How far the plan nearest to the lower bound (`proved`, or else this one) is above it: (its seconds - bound) /
+        bound, with every move waited for; None without a bound.
+        """
         return None if not self.bound else (self.proved or self.cost).time / self.bound - 1

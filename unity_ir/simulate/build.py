@@ -45,11 +45,12 @@ def task_graph(
     axes: Sequence[int] | None = None,
 ) -> TaskGraph:
     """
-    Build the task graph of one iteration of a graph whose cost is `plan`.
+    Build the task graph of one iteration of a placed graph, forward, backward and update, for quick simulation
+    (operators are not fused); `plan` is its cost (`cost.plan.cost`).
 
-    `optimizer` is used if the graph names none. With `overlap`, communication runs beside kernels, as in the emitted
-    program; without, every move is waited for. `axes` are the mesh axes along which devices are simulated separately:
-    by default those that some layout pins; with all axes, every device is.
+    `optimizer` is used if the graph names none. With `overlap`, communication runs beside kernels; without, every move
+    is waited for at once. `axes` are the mesh axes along which devices are simulated separately: by default those on
+    which some layout is pinned, so that devices differ; with all axes, every device is.
     """
     placement = plan.placement
     if axes is None:
@@ -353,7 +354,10 @@ class _Builder:
 
 
 def source_name(value: Value) -> str:
-    """Return the name of a leaf, or the operator that makes a value."""
+    """
+    Return what to call a value in traces: the name of an input or weight, else the kind of the operator that makes it
+    (`matmul`).
+    """
     node = value.node
     return node.name if node.op in ("input", "weight") else node.op
 

@@ -20,8 +20,8 @@ Task = tuple[int, tuple[int, ...], tuple[int, ...], tuple[Key, ...], tuple[Key, 
 
 def arrivals(numbers: Sequence[int], streams: Streams, of: int) -> tuple[Key, ...]:
     """
-    Return the keys that tasks on device class number `of` wait for before they read the results of the reshards with
-    these numbers.
+    Return the arrivals (keys of `Task`s) that a task on device class number `of` waits for before it reads the results
+    of reshards: one for each of `numbers`, the numbers of those reshards.
     """
     return tuple(n * streams.classes + of for n in numbers)
 
@@ -35,12 +35,13 @@ def chain(
     levels: tuple[int, ...] = (),
 ) -> list[tuple[str, Task]]:
     """
-    Return the tasks of a reshard, each as (move's kind, task): one per move and group of device classes that
-    communicate.
+    Return the tasks of one reshard, each as (move's kind, task): per move, one for each group of device classes that
+    exchange data. A class stands for devices that do the same (`Streams`).
 
-    `steps` are its moves, `number` is the reshard's, and `sources` are the numbers of the reshards whose results it
-    reads. `levels` are the machine levels crossed by the collective that made its operand, () if none did: local moves
-    run on the streams that made their operand. Without `overlap`, every collective occupies the compute streams, too.
+    `steps` are its moves, `number` is the number by which other tasks wait for its result, and `sources` are the
+    numbers of the reshards whose results it reads. `levels` are the machine levels crossed by the collective that made
+    its operand, () if none did: moves on the devices themselves run on that collective's streams. Without `overlap`,
+    every collective occupies the compute streams, too.
     """
     out: list[tuple[str, Task]] = []
     reads = sources
@@ -60,10 +61,10 @@ def chain(
 
 def stall(streams: Streams, steps: Sequence[Step], sources: Sequence[int]) -> list[tuple[str, Task]]:
     """
-    Return the tasks of moves during which kernels wait, such as halo exchanges, each as (move's kind, task).
+    Return the tasks of moves during which kernels wait, such as halo exchanges, each as (move's kind, task): they
+    occupy the compute streams, too, and cause no arrivals.
 
-    `steps` are the moves. They occupy the compute streams, too. The first move waits for the reshards with numbers
-    `sources`.
+    `steps` are the moves. The first waits for the results of the reshards with numbers `sources`.
     """
     found = chain(streams, steps, 0, sources, overlap=False)
     first = len(steps[0][3]) if steps else 0

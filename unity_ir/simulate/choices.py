@@ -44,8 +44,8 @@ def _roles(analysis: Analysis) -> tuple[GridRole, ...]:
 
 def fits(node: Node, assignment: Assignment, mesh: Mesh) -> bool:
     """
-    Return whether an assignment (the role of each mesh axis) fits a serial compute node: degrees divide sizes, and no
-    integers are in partial sums.
+    Return whether a serial compute node can have an assignment (the role of each axis of `mesh`): its roles are the
+    node's or pinned, sizes are divisible, and no integers or booleans are in partial sums.
     """
     return _fits(node.op, tuple(v.type for v in node.operands), node.attributes, node.types, assignment, mesh)
 

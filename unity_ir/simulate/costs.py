@@ -55,8 +55,10 @@ class Costs:
 
     def choice(self, node: Node, needs: tuple[bool, ...], assignment: Assignment) -> Choice:
         """
-        Return the layouts and ticks of a serial compute node under an assignment; `needs` says, per operand, whether
-        its gradient is wanted.
+        Return a serial compute node under an assignment (the role of each mesh axis): its layouts, the ticks
+        (picoseconds) of its kernels, its halo exchanges, and the device classes that run it; memoised.
+
+        `needs` says, per operand, whether its gradient is wanted.
         """
         same = tuple(node.operands.index(v) for v in node.operands)
         key = (node.op, node.attributes, tuple(v.type for v in node.operands), same, needs, assignment)
@@ -99,8 +101,11 @@ class Costs:
 
     def steps(self, type: TensorType, source: Layout, target: Layout, gradient: bool = False) -> tuple[Step, ...]:
         """
-        Return the moves that bring a value of a serial type, or its gradient, from one layout to another, with their
-        ticks and streams; moves that only rename roles are left out.
+        Return the moves that bring a value of the serial type `type` from layout `source` to `target` (a role per mesh
+        axis), in order, each with its kind, ticks, machine levels crossed and device classes; moves that only rename
+        roles are left out.
+
+        With `gradient`, those of the value's gradient (of element type `grad_dtype`), between layouts of the gradient.
         """
         dtype = type.grad_dtype if gradient else type.dtype
         key = (type.shape, dtype, source, target)
@@ -115,16 +120,20 @@ class Costs:
         self, type: TensorType, ends: tuple[Layout, Layout], number: int, overlap: bool, gradient: bool = False
     ) -> tuple[Task, ...]:
         """
-        Return the tasks of the reshard number `number`, of a value of a serial type, or of its gradient, from one
-        layout to another (`ends`).
+        Return the tasks of the reshard of a value of the serial type `type` between two layouts, `ends` (source,
+        target).
 
-        Without `overlap`, they occupy compute streams, too.
+        `number` is that by which other tasks wait for its result. Without `overlap`, the tasks occupy compute streams,
+        too. With `gradient`, it is the value's gradient that moves, between layouts of the gradient.
         """
         steps = self.steps(type, *ends, gradient)
         return tuple(task for _, task in chain(self.streams, steps, number, (), overlap))
 
     def update(self, value: Value, layout: Layout) -> int:
-        """Return the ticks of the optimizer's update of a weight that is stored in a layout."""
+        """
+        Return the ticks (picoseconds) that the optimizer's update of the weight `value` takes on each device, if the
+        weight is stored in `layout` (a role per mesh axis).
+        """
         key = (value.type.shape, value.type.dtype, value.node.master, layout)
         if key not in self._updates:
             machine = self.streams.machine

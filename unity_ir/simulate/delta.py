@@ -141,7 +141,7 @@ class Simulation:
         return self.choices[self.position[node]].assignment
 
     def realised(self) -> Graph:
-        """Build the parallel graph, with views, of the current assignments."""
+        """Build the parallel graph, with machine views, that the current assignments describe."""
         return materialise(self.graph, self.assignments, self.streams.machine.mesh)
 
     def ticks(self, node: Node) -> int:
@@ -187,7 +187,8 @@ class Simulation:
 
     def choice(self, p: int, assignment: Assignment) -> Choice:
         """
-        Return the layouts and ticks of operator `p` under an assignment.
+        Return an operator under an assignment: its layouts, the ticks of its kernels, its halo exchanges and device
+        classes. `p` is its position in `nodes`. The current assignment is not changed.
 
         Raises `UnityError` where the assignment does not fit the operator, or pins an axis that is not among `axes`.
         """
@@ -210,8 +211,8 @@ class Simulation:
 
     def number(self, v: int, layout: Layout) -> int:
         """
-        Return the number that identifies the reshard of value `v` to a layout; that of its gradient has the next
-        number.
+        Return the number by which tasks wait for the reshard of a value to `layout`; that of its gradient's reshard
+        back is one more. `v` is the value's index in `values`.
         """
         return self._numbers.setdefault((v, layout), 2 * len(self._numbers))
 
@@ -229,9 +230,12 @@ class Simulation:
 
     def groups_of(self, v: int) -> list[Group]:
         """
-        Return the reshards of value `v` as (source, target, first use, last use), in order of first use.
+        Return the reshards of a value under the current assignments, one per layout that its users need and it is not
+        made in, as (source layout, target layout, first use, last use), in order of first use. `v` is its index in
+        `values`.
 
-        The last use is that whose backward comes last, or None without a gradient.
+        A use is (operator's position, operand index). The last is the use whose backward comes last, None without a
+        gradient.
         """
         uses = self.uses[v]
         if not uses:
@@ -256,7 +260,11 @@ class Simulation:
         return [(source, need, use, last.get(need)) for need, use in first.items() if need != source]
 
     def forward(self, p: int) -> Block:
-        """Return the tasks of the forward of operator `p`, with the reshards issued around it."""
+        """
+        Return the tasks of the forward of an operator, with its halo exchanges and the reshards issued around it: with
+        overlap, of leaves for the next operator and of this one's results; without, of its own operands. `p` is its
+        position in `nodes`.
+        """
         out: Block = []
         if self.overlap:
             for q in (0, 1) if p == 0 else (p + 1,):
@@ -292,7 +300,8 @@ class Simulation:
 
     def backward_kernel(self, p: int) -> Block:
         """
-        Return the tasks of the backward kernels of operator `p`, and, without overlap, the reshards they wait for.
+        Return the tasks of the backward kernels of an operator, with its halo exchanges and, without overlap, the
+        reshards of the gradients it waits for; none if it has no backward. `p` is its position in `nodes`.
         """
         out: Block = []
         if not self.backward[p]:
@@ -313,7 +322,8 @@ class Simulation:
 
     def backward_sends(self, p: int) -> Block:
         """
-        Return the tasks that reshard those gradients which are complete once the backward of operator `p` is done.
+        Return the tasks that reshard the gradients of an operator's operands, those which are complete once its
+        backward is done; without overlap, only those of leaves. `p` is its position in `nodes`.
         """
         out: Block = []
         if not self.backward[p]:
@@ -348,8 +358,8 @@ class Simulation:
 
     def update_of(self, v: int) -> tuple[int, Classes]:
         """
-        Return the ticks of the optimizer's update of value `v`, and the device classes that run it; (0, ()) if `v` is
-        no weight with a gradient.
+        Return (ticks, device classes): how long the optimizer's update of a value takes, with its current layout at
+        rest, and where it runs; (0, ()) if the value is no weight with a gradient. `v` is its index in `values`.
         """
         if not self.updated[v]:
             return 0, ()
@@ -470,10 +480,9 @@ class Simulation:
 
 def run_tasks(block: Block, clocks: list[int], pending: Pending) -> None:
     """
-    Run tasks in order, changing in place `clocks` (the ticks at which each stream is free) and `pending` (the ticks at
-    which each reshard's result arrives, by key).
-
-    Scheduling is that of `simulate.full`.
+    Simulate the tasks of a block in order, as `simulate.full` schedules them, from the state given, which is changed in
+    place: `clocks` [stream], the tick from which each stream is free, and `pending`, the tick at which each reshard's
+    result arrives, by key.
     """
     for ticks, after, held, waits, sets in block:
         end = clocks[after[0]]

@@ -43,15 +43,14 @@ class Hop:
 
     @property
     def root(self) -> Value:
-        """The value that the tree's reshards start from: a leaf, or an operator's result."""
+        """The value that the tree of reshards starts from: a leaf, or the result of a compute operator."""
         return self.reshard.value if self.parent is None else self.parent.root
 
     @property
     def awaited(self) -> tuple[int, ...]:
         """
-        The numbers of the reshards to wait for before reading this reshard's result.
-
-        That is itself, or, if it only renames roles, those of its parent.
+        The numbers of the reshards to wait for before reading this reshard's result: its own or, if it only renames
+        roles, those of the reshard it starts from; () if there is nothing to wait for.
         """
         if self.forward:
             return (self.number,)
@@ -67,18 +66,19 @@ class Hop:
 
     def awaited_at_source(self, numbers: int) -> tuple[int, ...]:
         """
-        Return the numbers of the reshards to wait for before reading the gradient in this reshard's source layout.
+        Return the numbers to wait for before reading the value's gradient in this reshard's source layout: that of this
+        reshard's way back or, if it only renames roles, those at its target.
 
-        `numbers` is the number of the plan's reshards: the gradient's reshard of reshard n has number `numbers` + n.
+        `numbers` is the count of the plan's reshards: the way back of reshard n has number `numbers` + n.
         """
         return (numbers + self.number,) if self.backward else self.awaited_at_target(numbers)
 
     def awaited_at_target(self, numbers: int) -> tuple[int, ...]:
         """
-        Return the numbers of the reshards to wait for before reading the gradient in this reshard's target layout:
-        those of its children's gradients.
+        Return the numbers to wait for before reading the value's gradient in this reshard's target layout: those of the
+        ways back of the reshards that start there, its children.
 
-        `numbers` is the number of the plan's reshards: the gradient's reshard of reshard n has number `numbers` + n.
+        `numbers` is the count of the plan's reshards: the way back of reshard n has number `numbers` + n.
         """
         return tuple(n for child in self.children for n in child.awaited_at_source(numbers))
 
@@ -119,7 +119,12 @@ class Hops:
 
 
 def hops(graph: Graph, plan: PlanCost, streams: Streams, with_gradient: set[Node]) -> Hops:
-    """Arrange the reshards of a plan as trees; `with_gradient` are the nodes that have a backward."""
+    """
+    Arrange the reshards of a placed graph, whose cost is `plan`, as trees: each starts at a leaf, at an operator's
+    result, or where another reshard ends. Halo exchanges are listed apart.
+
+    `streams` gives the ticks and streams of their moves; `with_gradient` are the nodes that have a backward.
+    """
     nodes = graph.nodes()
     order = [n for n in nodes if n.is_compute]
     position = {n: i for i, n in enumerate(order)}

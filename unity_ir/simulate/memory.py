@@ -25,7 +25,8 @@ class Curve:
 
 def memory(timeline: Timeline, of: int = 0) -> Curve:
     """
-    Return the bytes over time that a device of class number `of` (see `Streams`) holds.
+    Return the bytes over time that each device of class number `of` holds in a simulated iteration; devices of a class
+    do the same (see `Streams`), and with one class it stands for all.
 
     Weights, optimizer state and inputs are held throughout; results of operators and reshards, and gradients, from the
     start of the task that makes them to the end of the last that reads them.

@@ -30,10 +30,11 @@ from unity_ir.simulate.tasks import BACKWARD, BACKWARD_MOVE, FORWARD, FORWARD_MO
 
 def replay(plan: Plan, machine: Machine, overlap: bool = True, axes: Sequence[int] | None = None) -> TaskGraph:
     """
-    Return the tasks of one iteration of a plan on a machine.
+    Return the task graph of one iteration of a rank's planned step on a machine: a task for every kernel, collective
+    and wait, in the plan's order, then the updates. Simulate it with `simulate.full.simulate`.
 
     Without `overlap`, every collective holds the compute stream, too. `axes` are the mesh axes along which devices are
-    simulated separately: by default those that some tensor is pinned on.
+    simulated separately: by default those that some tensor is pinned on, so that devices differ.
     """
     if axes is None:
         axes = pinned_axes(t.layout for t in plan.program.tensors.values())

@@ -18,8 +18,9 @@ from unity_ir.simulate.replay import replay
 
 def simulated(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> Simulated:
     """
-    Return the simulated seconds of an iteration of a placed graph, as it is emitted and with every move waited for, and
-    its peak memory in bytes. `optimizer` is used if the graph names none.
+    Plan and simulate one iteration of a placed graph's training step as it is emitted: return its seconds, with
+    communication overlapped and with every move waited for, the peak memory in bytes on a device, counts of launches,
+    collectives and bytes, and a lower bound in seconds. `optimizer` is used if the graph names none.
     """
     plan = plan_graph(graph, machine, optimizer)
     overlapped = simulate(replay(plan, machine))
@@ -29,14 +30,16 @@ def simulated(graph: Graph, machine: Machine, optimizer: Optimizer | None = None
 
 
 def peak(timeline: Timeline) -> int:
-    """Return the most bytes that a device holds at once."""
+    """Return the most bytes that any device holds at once in a simulated iteration."""
     return max(memory(timeline, k).peak for k in range(timeline.tasks.streams.classes))
 
 
 def as_emitted(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> tuple[float, int]:
     """
-    Return the simulated seconds of a placed graph's training step, with communication beside kernels as in the emitted
-    program, and its peak memory in bytes. `optimizer` is used if the graph names none.
+    Return (seconds, peak bytes): the simulated time of one iteration of a placed graph's training step, with
+    communication beside kernels as in the emitted program, and the most bytes that a device holds at once. Memoised.
+
+    `optimizer` is used if the graph names none.
     """
     return _as_emitted(graph, ByIdentity(machine), optimizer)
 

@@ -94,7 +94,10 @@ class Streams:
         return "compute" if (kind := stream % self.width) == 0 else self.machine.levels[kind - 1].name
 
     def class_of(self, device: int) -> int:
-        """Return the class of the device with this number."""
+        """
+        Return the number of the device class that a device, given by number, belongs to: that of its coordinates along
+        `axes`, in row-major order.
+        """
         at = self.machine.mesh.coordinates(device)
         found = 0
         for axis, size in zip(self.axes, self.sizes, strict=True):
@@ -107,15 +110,16 @@ class Streams:
 
     def where(self, roles: Sequence[GridRole]) -> Classes:
         """
-        Return the device classes that take part in an operator, or hold a value, given the role of each mesh axis: all,
-        but for pinned axes.
+        Return the device classes that take part in an operator, or hold a value, given the role of each mesh axis: all
+        or, with pinned axes, those at the coordinates pinned. Axes pinned in `roles` must be among `axes`.
         """
         fixed = [(self.axes.index(axis), pin) for axis, pin in pins(roles)]
         return tuple(k for k, at in enumerate(self._coordinates) if all(at[i] == pin for i, pin in fixed))
 
     def step(self, move: Move, before: Layout, dtype: str) -> Step:
         """
-        Return what simulating a move takes: its kind, ticks, levels crossed and groups of device classes.
+        Return what simulating a move takes: (its kind, its ticks, the machine levels it crosses, the device classes of
+        each group that exchanges data); () and single classes for a move on the devices themselves.
 
         The move starts from the layout `before` (a role per mesh axis), of values of element type `dtype`.
         """

@@ -37,7 +37,10 @@ def trace(timeline: Timeline, title: str) -> str:
 
 
 def rows(timeline: Timeline) -> list[tuple[str, int]]:
-    """Return the devices that the trace shows, as (name, device class): all, or one of each class on large machines."""
+    """
+    Return the devices to show in a trace, as (name to show, device class): all devices on machines of at most
+    `MAX_DEVICES`, else one of each class, whose devices all do the same.
+    """
     streams = timeline.tasks.streams
     devices = streams.machine.devices
     if devices <= MAX_DEVICES:

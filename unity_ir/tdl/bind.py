@@ -75,10 +75,12 @@ def spell(
     line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue], dtypes: Sequence[str] = ()
 ) -> Spelled:
     """
-    Expand the packs (`a..`) and variadic names of a line for operands of these shapes, whose ranks alone count; keep
-    sizes and attribute values symbolic (see `Spelled`).
+    Expand the packs (`a..`) and variadic names of an operator's TDL line to single names (`a0, a1`), for operands of
+    the ranks of `shapes`; keep sizes and attribute values symbolic, so that the result holds for all operands of these
+    ranks, as proofs of rewrite rules need.
 
-    `attributes` and `dtypes` are as in `bind`. Raises `UnityError` as `bind` does.
+    The sizes in `shapes` must fit, but matter only where they are 1; `attributes` and `dtypes` are as in `bind`. Raises
+    `UnityError` as `bind` does.
     """
     return Binder(line, shapes, check_attributes(line, attributes), dtypes, keep=True).spell()
 
@@ -91,10 +93,10 @@ class Binder(Extents):
 
     def expr(self, expr: Expr, copy: int | None) -> Expr:
         """
-        Return an expression, as written, with bound indices and attribute values in it.
+        Return a written expression with its indices bound, and attributes replaced by their values.
 
-        `copy` numbers the operand or result that the expression is for, among those of its variadic parameter or
-        result; None if it is not variadic.
+        `copy` is the number (from 0) of the operand or result that the expression is for, among those that the line's
+        variadic parameter or result (`i*`) stands for; None if it is not variadic.
         """
         match expr:
             case Access(tensor, indices, starred):
@@ -135,11 +137,14 @@ class Binder(Extents):
                 return expr
 
     def extent_of(self, index: Index) -> int:
-        """Return the product of the extents (numbers of positions) of a bound index's variables."""
+        """Return the number of positions that a bound index runs over: the product of its variables' extents."""
         return prod(self.extents[n] for n in index_names(index))
 
     def bind(self) -> Bound:
-        """Return the bound line; see the function `bind` for errors."""
+        """
+        Return the TDL line bound to the operands given to the constructor. Raises `UnityError` where ranks, sizes or
+        attributes do not fit.
+        """
         self._solve_extents()
         self.spelling = self.keep
         results: list[Result] = []
@@ -167,7 +172,10 @@ class Binder(Extents):
         return Bound(self.line.operator, self.operands, tuple(results), extents, self._free_degrees())
 
     def spell(self) -> Spelled:
-        """Return the line with packs and variadic names expanded; see the function `spell`."""
+        """
+        Return the TDL line with packs and variadic names expanded, its sizes still symbolic (the function `spell`). The
+        object must have been made with `keep`.
+        """
         bound = self.bind()
         sizes: dict[str, Entry | int] = {}
         windows: dict[WrittenIndex, Entry | int] = {}

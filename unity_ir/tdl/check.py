@@ -37,7 +37,8 @@ from unity_ir.tdl.syntax import (
 
 def check_line(line: Line) -> None:
     """
-    Raise `UnityError`, with the operator and the name, if a name of a written line breaks a rule.
+    Raise `UnityError`, with the operator and the name, if a name of a written TDL line (parameter, attribute, index,
+    result) breaks a rule.
 
     A name must not be unknown, defined twice, read where it is not bound, or never read.
     """
@@ -271,8 +272,8 @@ class _Check:
 
 def written_names(index: WrittenIndex) -> tuple[str, ...]:
     """
-    Return the names that an index, as written, binds or reads: `k`, `a..` for a pack, `i*` for one per variadic
-    operand.
+    Return the names that an index, as written in a TDL line, mentions: `k` for a variable, `a..` for a pack, `i*` for
+    one variable per variadic operand, of an affine index the variables of its terms.
     """
     match index:
         case Var(name):

@@ -49,10 +49,12 @@ class FlopsTerm:
 
 def terms(bound: Bound) -> tuple[FlopsTerm, ...]:
     """
-    Return the FLOPs of a bound line, as a term for every subexpression of the results that takes any, in reading order;
-    subexpressions that differ in the names of variables only are one.
+    Return the FLOPs of a bound TDL line as symbolic terms, in reading order: for every subexpression of the results
+    that takes any, the FLOPs of one evaluation and the index variables over which it is evaluated. Subexpressions that
+    are equal up to the names of variables have one term.
 
-    The terms depend on a line's extents only where a window does.
+    `flops` multiplies them by the variables' extents and adds them up; they are the same for all extents, unless the
+    line has windows.
     """
     return _terms(tuple(r.expr for r in bound.results))
 
@@ -109,15 +111,15 @@ def _places(over: frozenset[str], picks: Picks) -> frozenset[str]:
 
 def flops(bound: Bound, whole: Mapping[str, int] | None = None) -> int:
     """
-    Return the floating point operations (FLOPs) to compute all results of a bound line once.
+    Return the floating point operations (FLOPs) to compute all results of a bound TDL line once.
 
     Every distinct subexpression is evaluated once per value of the variables it depends on, as a kernel would; one that
-    is gathered (read at the position that an integer operand names) is evaluated once per integer. If the line is a
-    piece of another, `whole` has the extents of the whole line, and the integers are taken to be spread evenly over the
-    positions.
+    is gathered (read at the position that an integer operand names) is evaluated once per integer. If the line is one
+    task's part of a larger one, `whole` has the extents of the larger one, and the integers are taken to be spread
+    evenly over the positions.
 
     Given `out[m, n] = sum[k](x[m, k] * w[k, n])` returns `2 * m * n * k`; given `out[t, n] = sum[v](where(eq(v, e[t]),
-    sum[k](x[t, k] * w[v, k, n]), 0))` returns `2 * t * n * k`, and half of it for a piece of half of v.
+    sum[k](x[t, k] * w[v, k, n]), 0))` returns `2 * t * n * k`, and half of it for a task with half of v.
     """
     whole = whole or bound.extents
     distinct = {(t.form, tuple(bound.extents[n] for n in t.names)): t for t in reversed(terms(bound))}
@@ -205,7 +207,10 @@ def _operations(expr: Expr) -> int:
 
 
 def free_variables(expr: Expr) -> frozenset[str]:
-    """Return the index variables that an expression's value depends on: those not bound by a reduction inside of it."""
+    """
+    Return the names of the index variables that an expression's value depends on: those not bound by a reduction inside
+    of it.
+    """
     match expr:
         case Access(_, indices):
             return frozenset(n for i in indices for n in index_names(i))

@@ -56,50 +56,54 @@ class Analysis:
     @property
     def operand_dims(self) -> Mapping[str, tuple[str | None, ...]]:
         """
-        Per operand and dim, the index variable that shards it: dividing the variable by d gives the dim degree d.
+        By operand name, for each dim the index variable that shards it: dividing the variable among d tasks shards the
+        dim d ways.
 
-        None where the dim must have degree 1: segments, or a dim that two different variables index. An operand that is
-        never read has no entry. Given `out[m, n] = sum[k](x[m, k] * w[k, n])`, returns x: (m, k), and w: (k, n).
+        None where the dim cannot be sharded: it is a concatenation, or two different variables index it. An operand
+        that is never read has no entry. Given `out[m, n] = sum[k](x[m, k] * w[k, n])`, returns x: (m, k), and w: (k,
+        n).
         """
         return self._derived.operand_dims
 
     @property
     def result_dims(self) -> tuple[tuple[str | None, ...], ...]:
         """
-        Per result and dim, the index variable that shards it, or None where the dim must have degree 1; see
-        `operand_dims`.
+        For each result, and each of its dims, the index variable that shards it; None where the dim cannot be sharded.
+        See `operand_dims`.
         """
         return self._derived.result_dims
 
     @property
     def operand_halos(self) -> Mapping[str, Halos]:
         """
-        Per operand and dim, the numbers of elements (before, after) its own piece that a task reads when the dim is
-        sharded.
+        By operand name, for each dim the numbers of elements (before, after) its own shard that a task also reads when
+        the dim is sharded, as a convolution does.
 
-        An operand without halos has no entry.
+        An operand without such a halo has no entry.
         """
         return self._derived.operand_halos
 
     @property
     def result_halos(self) -> tuple[Halos, ...]:
         """
-        Per result and dim, the numbers of elements (before, after) its own piece to which a task adds when the dim is
-        sharded; () for a result without halos.
+        For each result, and each of its dims, the numbers of elements (before, after) its own shard to which a task
+        also adds when the dim is sharded, as a convolution's gradient does; () for a result without such a halo.
         """
         return self._derived.result_halos
 
     @property
     def splittable(self) -> tuple[str, ...]:
         """
-        The index variables that can be divided among tasks, in the order of the line: results' dims, then reductions.
+        The names of the index variables that can be divided among tasks, in the order of the line: those of results'
+        dims, then those that are summed over.
         """
         return self._derived.splittable
 
     @property
     def carriers(self) -> tuple[frozenset[str], ...]:
         """
-        The minimal sets of operands that may hold partial sums together.
+        The minimal sets of operands in which the operator is linear, so that all operands of a set may be partial sums
+        (addends on different devices) at once, and the results are then partial sums of the true results.
 
         Every result is linear in the operands of such a set taken together, or reads none of them. Given `x + y`
         returns `({x, y},)`; given `x * y` returns `({x}, {y})`; given `relu(x)` returns `()`.
@@ -108,8 +112,8 @@ class Analysis:
 
     def carried(self, result: int, carriers: frozenset[str]) -> bool:
         """
-        Return whether result number `result` holds partial sums when the operands `carriers` do: whether it reads one
-        of them. If not, every task computes the same result (copies).
+        Return whether result number `result` is in partial sums when the operands named in `carriers` (one of the sets
+        of the property `carriers`) are: whether it reads one of them. If not, every task computes the same result.
         """
         return not carriers.isdisjoint(self._derived.tensors[result])
 
@@ -119,7 +123,10 @@ class Analysis:
         return self._derived.moves_data_only
 
     def leading(self, index: object) -> str | None:
-        """Return the index variable by which a dim with this index can be sharded, or None; see `regions.leading`."""
+        """
+        Return the index variable by which a dim with the bound index `index` can be sharded: of `(h d)`, h. None if the
+        dim cannot be sharded; see `regions.leading`.
+        """
         return leading(_bound_index(index), self.bound.extents)
 
 
@@ -337,8 +344,8 @@ def _joint(terms: tuple[Expr, ...]) -> list[frozenset[str]] | None:
 
 def uses_as_value(bound: Bound, variable: str) -> bool:
     """
-    Return whether the line computes with an index variable's global position (as a causal mask does), so that a piece
-    must know at which position it starts.
+    Return whether the line computes with the global position of the index variable `variable` (as a causal mask does),
+    so that a task which computes only a part must know at which position the part begins.
     """
 
     def visit(expr: Expr) -> bool:

@@ -23,7 +23,8 @@ NUMPY: Mapping[str, Any] = {
 
 def converted(array: Array, dtype: str) -> Array:
     """
-    Return an array converted to element type `dtype`, rounding as PyTorch does.
+    Return an array converted to the element type `dtype`, such as `bf16`, rounding as PyTorch does; bfloat16 is held as
+    float32.
 
     Conversion is towards zero to integers, and to the nearest, ties to even, to bfloat16. Given 2.7 and `i64`, returns
     2; given 0 and `bool`, returns False.

@@ -43,10 +43,11 @@ _REDUCERS: Mapping[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "pr
 
 def evaluate(bound: Bound, operands: Sequence[Array], offsets: Mapping[str, int] | None = None) -> tuple[Array, ...]:
     """
-    Evaluate a bound line on numpy operands of the shapes its extents imply; return its results, in order.
+    Evaluate a bound TDL line on numpy operands, in the line's order and of the shapes that it was bound to; return its
+    results, in order. This is the reference with which kernels and programs are compared.
 
-    `offsets` has, if the line is a piece of a larger one, the global index at which each of its variables starts (0 if
-    left out), for expressions that use an index as a value.
+    If the line is one task's part of a larger one, `offsets` maps index variables to the global index at which the part
+    begins (0 if left out); it matters where an index is used as a value, in a gather, or in a window.
     """
     tensors = {p.name: a for p, a in zip(bound.operands, operands, strict=True)}
     return tuple(_result(bound, r, tensors, offsets or {}) for r in bound.results)

@@ -31,10 +31,11 @@ class Indices(Ranks):
 
     def index(self, index: WrittenIndex, copy: int | None) -> list[Index]:
         """
-        Return the bound indices that one written index stands for: a pack `a..` of rank 2 becomes `a0, a1`.
+        Return the bound indices, one per dim, that one written index stands for: a pack `a..` of rank 2 becomes `a0,
+        a1`; other indices become one.
 
-        `copy` numbers the operand or result that the index is for, among those of its variadic parameter or result
-        (`i*`); None if it is not variadic.
+        `copy` is the number (from 0) of the operand or result that the index is for, among those that the line's
+        variadic parameter or result (`i*`) stands for; None if it is not variadic.
         """
         match index:
             case Pack(name, permuted_by):
@@ -78,8 +79,9 @@ class Indices(Ranks):
         self, written: Sequence[WrittenIndex], copy: int | None, tensor: str | None = None
     ) -> tuple[Index, ...]:
         """
-        Return the bound indices for the `written` ones of an access to the operand named `tensor`, whose shape gives
-        windows their sizes; with None, of a result, whose windows get theirs from clauses.
+        Return the bound indices, one per dim, that the `written` ones stand for: those of a read of the operand called
+        `tensor`, or, if that is None, of a result. The size of a dim indexed by a window is the operand's; of a result,
+        it is given by the line's where clause.
 
         `copy` is as in `index`.
         """

@@ -44,9 +44,11 @@ class Definition:
 
 def inline(definitions: Iterable[Definition], results: Iterable[WrittenResult]) -> tuple[WrittenResult, ...]:
     """
-    Substitute every definition where it is used; return the results. A definition may use those before it.
+    Return the results of a TDL line with its definitions (`let mean[a..] = ..;`) substituted where they are used. A
+    definition may use those before it.
 
-    Raises `UnityError` for a name defined twice, and for definitions with, or used with, indices that do not fit.
+    Raises `UnityError` for a name defined twice, for definitions over other indices than variables and packs, and for
+    uses with another number or kind of indices.
     """
     known: dict[str, Definition] = {}
     for definition in definitions:
@@ -84,8 +86,8 @@ def _written_out(expr: Expr, known: Mapping[str, Definition]) -> Expr:
 
 def renamed(expr: Expr, names: Mapping[WrittenIndex, WrittenIndex]) -> Expr:
     """
-    Return the expression with its free indices replaced: `names` has the new index of each old one. Indices that a
-    reduction binds keep their names.
+    Return the expression with its free indices replaced: `names` maps old indices (variables, packs) to new ones.
+    Indices that a reduction inside of it binds keep their names.
     """
 
     def index(old: WrittenIndex) -> WrittenIndex:

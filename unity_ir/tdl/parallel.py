@@ -55,7 +55,10 @@ class Configuration:
 
     @property
     def sum(self) -> int:
-        """The number of partial sums that the operands are in: the product over all sets of operands in `sums`."""
+        """
+        The number of partial sums (addends) that the operands are in, all sets of operands in `sums` multiplied; 1 if
+        none is.
+        """
         return prod(self.sums.values())
 
     def degree(self, variable: str | None) -> int:
@@ -72,10 +75,11 @@ WHOLE = Configuration()
 
 def operand_degrees(analysis: Analysis, configuration: Configuration) -> tuple[Degrees, ...]:
     """
-    Return how each operand is divided when an operator's tasks are divided as `configuration` says.
+    Return, for each operand, how it must be divided for the tasks of `configuration`: the degree of each dim, and the
+    numbers of partial sums and of copies.
 
-    Given `out[m, n] = sum[k](x[m, k] * w[k, n])` and m by 2, returns x: dims (2, 1), and w: dims (1, 1), copy 2.
-    `analysis` is that of the operator's bound line.
+    `analysis` is that of the operator's bound line. Given `out[m, n] = sum[k](x[m, k] * w[k, n])` and m divided by 2,
+    returns x: dims (2, 1), and w: dims (1, 1), copy 2.
     """
     out: list[Degrees] = []
     for parameter in analysis.bound.operands:
@@ -91,10 +95,11 @@ def operand_degrees(analysis: Analysis, configuration: Configuration) -> tuple[D
 
 def result_degrees(analysis: Analysis, configuration: Configuration) -> tuple[Degrees, ...]:
     """
-    Return how each result is divided when an operator's tasks are divided as `configuration` says: its dims as their
-    index variables, and in one partial sum per part of the reduced variables.
+    Return, for each result, how it is divided after the tasks of `configuration`: the degree of each dim is that of its
+    index variable, and dividing variables that are summed over leaves as many partial sums.
 
-    Given `out[m, n] = sum[k](x[m, k] * w[k, n])` and k by 2, returns dims (1, 1), sum 2.
+    `analysis` is that of the operator's bound line. Given `out[m, n] = sum[k](x[m, k] * w[k, n])` and k divided by 2,
+    returns dims (1, 1), sum 2.
     """
     if configuration == WHOLE:
         return tuple(Degrees((1,) * len(r.indices)) for r in analysis.bound.results)
@@ -116,7 +121,8 @@ def _divided(halos: Halos, degrees: Sequence[int]) -> Halos:
 
 def infer_configuration(analysis: Analysis, operands: Sequence[Degrees]) -> Configuration:
     """
-    Return the only configuration whose `operand_degrees` are these degrees of the operands.
+    Return how an operator's tasks are divided, given how its operands are (dims, partial sums, copies): the only
+    configuration with these `operand_degrees`. This is the type check of parallel graphs.
 
     Raises `UnityError` where there is none, with the operator, the dim or operand that breaks a rule, and the parallel
     operator to insert.
@@ -215,9 +221,10 @@ def _check_halo(operator: str, name: str, have: Degrees, need: Degrees) -> None:
 
 def piece(bound: Bound, configuration: Configuration, analysis: Analysis | None = None) -> Bound:
     """
-    Return the line that one task computes under a configuration: the same expressions, over extents divided by degrees.
+    Return the TDL line that one task computes under a configuration: the same expressions, each extent divided by the
+    number of parts of its index variable, windows with the sizes of the task's shards and halos.
 
-    `analysis` is that of `bound`; None computes it.
+    `analysis` is that of `bound`; None computes it if it is needed.
     """
     extents = {v: size // configuration.degree(v) for v, size in bound.extents.items()}
     results = bound.results

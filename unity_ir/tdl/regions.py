@@ -29,7 +29,7 @@ class ExtentSum:
     terms: tuple[tuple[ExtentProduct, int], ...]
 
     def at(self, extents: Mapping[str, int]) -> int:
-        """Return the value of the combination at the given extents of the index variables."""
+        """Return the number that the linear combination has at the given extents, by index variable."""
         return sum(factor * prod(extents[v] for v in names) for names, factor in self.terms)
 
     def __str__(self) -> str:
@@ -65,10 +65,11 @@ _NOTHING = ExtentSum(())
 def region(index: Index, variable: str) -> Region | None:
     """
     Return the interval of a dim that worker p of d reads when `variable`, one of those in the dim's `index`, is divided
-    among d workers: from `step` * p / d - `low` to `step` * (p + 1) / d + `high`.
+    among d workers, as (step, low, high) in terms of the extents: from `step` * p / d - `low` to `step` * (p + 1) / d +
+    `high`.
 
-    None if the workers' regions are not intervals of equal step. Given `2*y + i - 3` and y: step 2*|y|, low 3 and high
-    |i| - 5.
+    None if the workers do not read such intervals. Given `2*y + i - 3` and y: step 2*|y|, low 3 and high |i| - 5, where
+    |y| is the extent of y.
     """
     match index:
         case Var():
@@ -89,12 +90,12 @@ def region(index: Index, variable: str) -> Region | None:
 
 def leading(index: Index, extents: Mapping[str, int]) -> str | None:
     """
-    Return the index variable by which a dim with this `index` can be sharded: the outermost one, if its workers' steps
-    make up the whole dim; else None.
+    Return the index variable by which a dim with this `index` can be sharded, the outermost one; None if the dim cannot
+    be sharded.
 
-    `extents` has the number of positions of each index variable. Given `k` returns k; given `(h d)` returns h; given
-    `2*y + i - 3` returns y where 2*|y| is the size of the dim, and no halo wider than that; given segments returns
-    None: such a dim has degree 1.
+    `extents` maps each index variable to its number of positions. Given `k` returns k; given `(h d)` returns h; given
+    `2*y + i - 3` returns y where 2*|y| is the size of the dim, and no halo wider than that; given a concatenation
+    (`Segments`) returns None.
     """
     variable = next(iter(index_names(index)), None)
     found = None if variable is None else region(index, variable)
@@ -109,10 +110,11 @@ def leading(index: Index, extents: Mapping[str, int]) -> str | None:
 
 def halo(index: Index, variable: str, extents: Mapping[str, int]) -> tuple[int, int]:
     """
-    Return the numbers of elements (before, after) its own piece of a dim that a worker reads when `variable` is
-    divided.
+    Return the numbers of elements (before, after) its own shard that each worker also reads of a dim with this `index`,
+    when the index variable `variable` is divided.
 
-    `index` is the dim's index, `extents` has the number of positions of each index variable.
+    `extents` maps each index variable to its number of positions. Asserts that the dim can be divided by `variable`
+    (`region`).
     """
     found = region(index, variable)
     assert found is not None, f"{variable} cannot be divided in {index}"

@@ -128,7 +128,8 @@ class Window:
 
     def span(self, extents: Mapping[str, int], without: str | None = None) -> int:
         """
-        Return the highest minus the lowest position that the index takes on as its variables run over their extents.
+        Return the highest minus the lowest position that the index takes on as its variables run over `extents`, their
+        numbers of positions.
 
         `without` names a variable that is held still; None holds none.
         """
@@ -209,7 +210,7 @@ class Reduce:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The variables reduced over, once bound; undefined for a written reduction."""
+        """The names of the variables reduced over, in a bound line; before binding, packs are left out."""
         return tuple(i.name for i in self.indices if isinstance(i, Var))
 
 
@@ -235,12 +236,18 @@ class Opaque:
 
     @property
     def made(self) -> tuple[str, ...]:
-        """The variables of the result's dims that the function makes, once bound; undefined for a written call."""
+        """
+        The names of the index variables of the dims that the function makes (`topk`: the k elements), in a bound line;
+        a line that is not bound may have packs, left out here.
+        """
         return tuple(i.name for i in self.outputs if isinstance(i, Var))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The variables of the body's dims that the function takes, once bound; undefined for a written call."""
+        """
+        The names of the index variables of the dims that the function takes away (`topk`: all elements), in a bound
+        line; before binding, packs are left out.
+        """
         return tuple(i.name for i in self.inputs if isinstance(i, Var))
 
 
@@ -260,7 +267,7 @@ class Parameter:
 
     @property
     def floating(self) -> bool:
-        """Whether the operand holds floating point numbers; only these may be in partial sums, and have a gradient."""
+        """Whether the operand holds floating point numbers; only these can be in partial sums and have gradients."""
         return self.kind == "float"
 
     @property
@@ -292,7 +299,7 @@ class WrittenResult:
 
     @cached_property
     def accesses(self) -> tuple[Access, ...]:
-        """Every tensor access of the expression, as written, in reading order."""
+        """Every read of a tensor in the expression, as written, in reading order."""
         return accesses(self.expr)
 
 
@@ -343,7 +350,7 @@ class Result:
 
     @cached_property
     def accesses(self) -> tuple[Access, ...]:
-        """Every tensor access of the expression, in reading order."""
+        """Every read of a tensor in the expression, in reading order."""
         return accesses(self.expr)
 
 
@@ -361,7 +368,7 @@ class Bound:
 
     def result_shape(self, result: Result) -> tuple[int, ...]:
         """
-        Return the global shape of a result.
+        Return the shape of a result, one of the line's: global, or, for the line of one task, that of the task's shard.
 
         Given `out[m, (h d)]` with extents m=4, h=2, d=8, returns `(4, 16)`.
         """
@@ -369,17 +376,20 @@ class Bound:
 
     @property
     def result_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The global shape of every result."""
+        """The shape of every result, in order: global, or, for the line of one task, those of the task's shards."""
         return tuple(self.result_shape(r) for r in self.results)
 
     @property
     def has_windows(self) -> bool:
-        """Whether any dim is indexed by a window."""
+        """Whether any dim of an operand or result is indexed by a window (an affine index, as of convolutions)."""
         return any(isinstance(i, Window) for r in self.results for of in (r, *r.accesses) for i in of.indices)
 
 
 def index_names(index: WrittenIndex) -> tuple[str, ...]:
-    """Return the variables of one bound index, outermost first: given `(h d)` returns h and d."""
+    """
+    Return the variables of one bound index, outermost first: given `(h d)` returns h and d. Raises `TypeError` for an
+    index that is not bound (a pack).
+    """
     match index:
         case Var(name):
             return (name,)
@@ -393,17 +403,18 @@ def index_names(index: WrittenIndex) -> tuple[str, ...]:
 
 def index_extent(index: WrittenIndex, extents: Mapping[str, int]) -> int:
     """
-    Return the size of the dim that a bound index runs over; `extents` has the number of positions of each index
-    variable.
+    Return the size of the dim that a bound index runs over. `extents` maps each index variable to its number of
+    positions.
     """
     return index.size if isinstance(index, Window) else joined_extent(index, extents)
 
 
 def joined_extent(index: WrittenIndex, extents: Mapping[str, N]) -> N:
     """
-    Return the size of the dim that a bound index other than a window runs over. Extents may be ints or polynomials.
+    Return the size of the dim that a bound index other than a window runs over: given `(h d)`, the product of the
+    extents of h and d; given a concatenation (`Segments`) of h and d, their sum.
 
-    Given `(h d)` as a composite returns the product of the extents of h and d, as segments their sum.
+    `extents` maps each index variable to its number of positions, as int or polynomial.
     """
     sizes: list[Any] = [extents[n] for n in index_names(index)]
     return reduce(add if isinstance(index, Segments) else mul, sizes)
@@ -414,8 +425,8 @@ def joined_position(index: WrittenIndex, extents: Mapping[str, Any], at: Callabl
     Return the position in its dim to which a bound index other than a window points.
 
     `at(name)` is the position of each of its variables, `extents` the number of positions of each; both may be ints,
-    arrays or polynomials. Given `(h d)` as a composite returns `at(h) * |d| + at(d)`; as segments, with d active,
-    `at(d) + |h|`.
+    arrays or polynomials. Given `(h d)` returns `at(h) * |d| + at(d)`; given a concatenation (`Segments`) of h and d
+    that is read through d, `at(d) + |h|`.
     """
     names = index_names(index)
     if isinstance(index, Segments):
@@ -426,7 +437,7 @@ def joined_position(index: WrittenIndex, extents: Mapping[str, Any], at: Callabl
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
-    """Return the direct sub-expressions of `expr`."""
+    """Return the direct subexpressions of `expr`, in reading order; () for constants, names and reads of tensors."""
     match expr:
         case Binary(_, left, right):
             return (left, right)
@@ -441,12 +452,12 @@ def children(expr: Expr) -> tuple[Expr, ...]:
 
 
 def accesses(expr: Expr) -> tuple[Access, ...]:
-    """Return every tensor access in `expr`, in reading order."""
+    """Return every read of a tensor in `expr`, in reading order, repeated as often as it occurs."""
     if isinstance(expr, Access):
         return (expr,)
     return tuple(a for child in children(expr) for a in accesses(child))
 
 
 def tensors(expr: Expr) -> frozenset[str]:
-    """Return the names of the tensors `expr` reads."""
+    """Return the names of the tensors that `expr` reads."""
     return frozenset(a.tensor for a in accesses(expr))

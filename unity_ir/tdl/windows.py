@@ -15,10 +15,11 @@ from unity_ir.tdl.syntax import Composite, Index, Var, Window
 
 def read(array: Array, indices: Sequence[Index], extents: Mapping[str, int], order: Sequence[str]) -> Array:
     """
-    Return a read-only view of an array whose dims are indexed by `indices`, some of them windows.
+    Return a read-only numpy view of an operand's elements by index variable: an axis per variable of `order`, as long
+    as the variable's extent, or of size 1 where `indices`, the indices of the array's dims, do not have the variable.
 
-    The view has an axis per variable of `order`, of size 1 where the variable does not occur, and else of its extent in
-    `extents`; elements outside of the array are 0.
+    `extents` maps each index variable to its number of positions. Elements that windows read outside of the array are
+    0.
     """
     starts: list[int] = []
     pads: list[tuple[int, int]] = []
@@ -39,11 +40,11 @@ def read(array: Array, indices: Sequence[Index], extents: Mapping[str, int], ord
 
 def inside(index: Window, extents: Mapping[str, int], offsets: Mapping[str, int], order: Sequence[str]) -> Array:
     """
-    Return a boolean array with an axis per variable of `order`, True where a window's position lies inside the whole
-    tensor.
+    Return a boolean array that is True where a window's position lies inside of the whole tensor, with an axis per
+    variable of `order`, of size 1 for variables that the window does not have.
 
-    `extents` has the number of positions of each variable in this piece, `offsets` the global index at which each
-    starts (0 if left out).
+    `extents` maps variables to their numbers of positions in this task, `offsets` to the global index at which they
+    begin (0 if left out).
     """
     position = np.full((1,) * len(order), index.offset)
     for factor, variable in index.terms:
@@ -54,11 +55,11 @@ def inside(index: Window, extents: Mapping[str, int], offsets: Mapping[str, int]
 
 def write(value: Array, indices: Sequence[Index], extents: Mapping[str, int]) -> Array:
     """
-    Write `value` through windows (as the gradient of a convolution is); return an array with the dims that `indices`
-    describe.
+    Return an array of zeros of the shape that `indices`, the indices of its dims, describe, to which `value` is added
+    through windows (as in a convolution's gradient).
 
-    `value` has an axis for each variable of the indices, in their order, of its extent in `extents`. Elements written
-    to one position are added up; elements written outside are dropped.
+    `value` has an axis for each variable of the indices, in their order. Elements written to one position are added up;
+    elements written outside are dropped. `extents` maps each index variable to its number of positions.
     """
     # A dim by several variables in the usual way, outermost first, is one axis.
     terms = [

@@ -54,9 +54,10 @@ def exit_code(
     parser: Parser, work: Callable[[Namespace], int], argv: Sequence[str] | None, interrupted: str = ""
 ) -> int:
     """
-    Parse `argv`, call `work` with the options, and return the exit code (see `outcome`).
+    Parse the command line `argv` (None: that of the process), call `work` with the options, and return its exit code,
+    or 1 or 130 for the exception it raises (see `outcome`).
 
-    `argv` None is that of the process. `interrupted` is the message for Ctrl-C, after the tool's name.
+    `interrupted` is the message for Ctrl-C, printed after the tool's name.
     """
     return outcome(parser.prog, lambda: work(parser.parse_args(argv)), interrupted)
 
@@ -66,9 +67,9 @@ def outcome(tool: str, work: Callable[[], int], interrupted: str = "interrupted"
     Call `work`; return its exit code, or 1 or 130 for the exception it raises. `tool` is the name with which messages
     begin.
 
-    Errors in the input (`UnityError`, ..) print one line on stderr: exit code 1. Ctrl-C, SIGTERM and SIGHUP print
-    `interrupted`: exit code 130. Any other exception is a bug and prints `internal error`, or is raised if `TRACEBACK`
-    is set.
+    Errors in the input (`UnityError`, `OSError`, ..) print one line on stderr: exit code 1. Ctrl-C, SIGTERM and SIGHUP
+    print `interrupted`: exit code 130. Any other exception is a bug and prints `internal error` with exit code 1, or is
+    raised if the environment variable `UNITY_IR_TRACEBACK` is set.
     """
     try:
         _open_streams()

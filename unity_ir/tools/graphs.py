@@ -10,10 +10,11 @@ from unity_ir.pcg.graph import Graph
 
 def read_graphs(name: str) -> list[Graph]:
     """
-    Return the graphs of a file's functions, if `name` ends in `.pcg` or `.mlir`, else that of a model of the zoo
-    (`bert_large,layers=1`).
+    Return the graphs of the functions in the file called `name`, if that ends in `.pcg` or `.mlir`; else the one graph
+    of the model of the zoo that it names, such as `bert_large,layers=1`.
 
-    Raises `UnityError` for wrong text, and for a file without functions.
+    Raises `UnityError` for wrong text or another name, and for a file without functions; `OSError` if it cannot be
+    read.
     """
     if not name.endswith((".pcg", ".mlir")):
         from unity_ir.models import from_text

@@ -19,7 +19,7 @@ from unity_ir.rules.trust import digest
 
 
 def import_options(parser: ArgumentParser) -> None:
-    """Add the options of `unity-rules import` to a parser."""
+    """Add the options of `unity-rules import`, which `import_collection` reads, to a parser."""
     parser.add_argument("collection", type=Path, help="a rule collection (JSON)")
     parser.add_argument("--all", action="store_true", help="list every rule, not only those that are not proved")
     parser.add_argument("--seed", type=int, default=0, help="of the values tried (default: %(default)s)")
@@ -32,7 +32,12 @@ PROVED = ("proved", "almost everywhere")
 
 
 def import_collection(options: Namespace) -> int:
-    """Run `unity-rules import`; return the exit code. Raises `UnityError` where the file is no rule collection."""
+    """
+    Run `unity-rules import` with its parsed options: read a rule collection of TASO or FlexFlow, prove its rules, print
+    the verdicts, and write the proved ones to the file of `-o`; return the exit code, 0.
+
+    Raises `UnityError` where the file is no rule collection.
+    """
     report = import_rules(options.collection, options.seed)
     if options.output is not None:
         proved = [_recorded(r, r.rule) for r in report.rules if r.verdict in PROVED and r.rule is not None]

@@ -15,7 +15,10 @@ from unity_ir.errors import UnityError
 
 
 def add_arguments(parser: ArgumentParser) -> list[Action]:
-    """Add this project's options to those of xDSL's driver; return their argparse actions."""
+    """
+    Add this project's options of `unity-opt` to the parser of xDSL's driver; return their argparse actions, in order,
+    as `--help` lists them.
+    """
     return [
         parser.add_argument(
             "--model",
@@ -102,7 +105,7 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
 
 def expanded(argv: Sequence[str]) -> list[str]:
     """
-    Return the command line with `--search` alone replaced by `--search=joint`.
+    Return the arguments of a command line with each `--search` that stands alone replaced by `--search=joint`.
 
     Argparse would take the next argument, a file, as its value.
     """
@@ -111,9 +114,10 @@ def expanded(argv: Sequence[str]) -> list[str]:
 
 def check_repeated(flag: str, text: str) -> None:
     """
-    Check that `text`, the value of option `flag` (a pipeline of passes or a target), gives no argument twice.
+    Raise `UnityError` if `text`, the value of the option `flag` (`-p`, a pipeline of passes, or `-t`, a target), gives
+    an argument of a pass or target twice, of which xDSL would take the last.
 
-    xDSL takes the last. Raises `UnityError`, and `ArgSpecParseError` for text that is no pipeline.
+    Raises `ArgSpecParseError` for text that is no pipeline.
     """
     lexer = PipelineLexer(text)
     seen: set[str] = set()
@@ -131,9 +135,10 @@ def check_repeated(flag: str, text: str) -> None:
 
 def check_arguments(given: str, spec: ArgSpec, kind: Any) -> None:
     """
-    Check that the arguments in `spec` are fields of the pass or target class `kind`, and have their types.
+    Raise `UnityError` unless the arguments in `spec` are fields of the dataclass `kind`, a pass or target, and have
+    their types.
 
-    Raises `UnityError`; `given`, the command line's option and its value, begins the message.
+    `given`, the command line's option and its value, begins the message.
     """
     known = [field.name for field in fields(kind) if field.init and field.name != "name"]
     hints = get_type_hints(kind)
@@ -164,10 +169,11 @@ _COMMON = {"optimizer": str, "work": float, "seconds": float}
 
 def search_options(text: str, flag: str = "--search") -> dict[str, str | int | float | bool]:
     """
-    Parse the value of `--search` into options of pcg-search: given `joint,optimizer=adam`, returns `{"strategy":
-    "joint", "optimizer": "adam"}`.
+    Parse the value of `--search` into options of the pass pcg-search: given `joint,optimizer=adam`, returns
+    `{"strategy": "joint", "optimizer": "adam"}`.
 
-    Raises `UnityError` for unknown options and wrong values; `flag` is what the user wrote.
+    Raises `UnityError` for unknown options and wrong values, in a message that begins with `flag`, the option that the
+    user wrote; an unknown strategy is left for the search to refuse.
     """
     from unity_ir.search.strategy import all_strategies, option_types
 
@@ -201,8 +207,9 @@ def _option(flag: str, key: str, kind: type, value: str) -> str | int | float | 
 
 def mixed_precision_options(text: str) -> dict[str, str]:
     """
-    Parse the value of `--mixed-precision` into options of pcg-mixed-precision: given `bf16,reduce=f32`, returns
-    `{"type": "bf16", "reduce": "f32"}`. Raises `UnityError` for other options.
+    Parse the value of `--mixed-precision` into options of the pass pcg-mixed-precision: given `bf16,reduce=f32`,
+    returns `{"type": "bf16", "reduce": "f32"}`. Raises `UnityError` for options other than `reduce`; types are left for
+    the pass to check.
     """
     dtype, *settings = text.split(",")
     found = {"type": dtype}
@@ -217,7 +224,10 @@ def mixed_precision_options(text: str) -> dict[str, str]:
 
 
 def seconds(text: str) -> float:
-    """Return the value of `--budget` as a number of seconds. Raises `UnityError` unless it is a number above 0."""
+    """
+    Return `text`, the value of `--budget`, as a number of seconds. Raises `UnityError` unless it is a finite number
+    above 0.
+    """
     try:
         found = float(text)
     except ValueError:

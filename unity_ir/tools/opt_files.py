@@ -15,16 +15,16 @@ class Kept(StringIO):
     """String buffer that keeps its text when it is closed, as the driver does even after an error."""
 
     def close(self) -> None:
-        """Do nothing, so that the text stays readable."""
+        """Do nothing, so that the text can be read after the driver closes the buffer."""
         pass
 
 
 def staged_files(texts: Mapping[str, str]) -> dict[str, str]:
     """
-    Write texts to temporary files next to their targets; `texts` has the text of each target path. Return the temporary
-    files' paths by target path.
+    Write texts to temporary files next to the files they are for, so that they can be renamed into place together;
+    `texts` maps the wanted files' paths to their texts. Return the temporary files' paths by wanted path.
 
-    Texts for pipes and terminals are not staged. Raises `UnityError`, and leaves no file, if one cannot be written.
+    Paths of pipes and terminals are left out. Raises `UnityError`, and leaves no file, if one cannot be written.
     """
     staged: dict[str, str] = {}
     path = ""
@@ -52,11 +52,11 @@ def staged_files(texts: Mapping[str, str]) -> dict[str, str]:
 
 def write_files(texts: Mapping[str, str], staged: dict[str, str]) -> None:
     """
-    Rename the temporary files in `staged` (path by target path, see `staged_files`) to their targets, and remove them
-    from `staged`.
+    Rename the temporary files of `staged_files` to the wanted ones, and remove them from `staged`, which maps wanted
+    paths to temporary ones.
 
-    `texts` has the text of each target path: those that are not staged (for pipes and terminals) are written directly.
-    Raises `UnityError` where that fails.
+    `texts` maps the wanted paths to their texts: those that are not staged (pipes, terminals) are written directly.
+    Raises `UnityError` where that fails; what is left in `staged` then is the caller's to remove.
     """
     for path, text in texts.items():
         try:

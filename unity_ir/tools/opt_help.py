@@ -55,14 +55,20 @@ class HelpAll(Action):
 
 
 def add_help(parser: ArgumentParser, own: Sequence[Action]) -> None:
-    """Add to a parser a short `--help`, which lists the options `own`, and `--help-all`."""
+    """
+    Make a parser's `--help` short, so that it lists this project's options `own`, passes and targets only, and add
+    `--help-all` for the full text.
+    """
     full = parser.format_help
     parser.add_argument("--help-all", action=HelpAll, full=full, help="show this")
     parser.format_help = lambda: short_help(own)
 
 
 def short_help(own: Sequence[Action]) -> str:
-    """Return the text of `--help` for the options `own`; of each option's help text, the part before a semicolon."""
+    """
+    Return the text of `unity-opt --help`: the options `own` (each with its help text up to a semicolon), the passes and
+    targets, and the most needed options of xDSL's driver.
+    """
     options = {f"{a.option_strings[0]} {a.metavar or ''}".rstrip(): (a.help or "").partition(";")[0] for a in own}
     parts = (
         USAGE,
@@ -76,10 +82,11 @@ def short_help(own: Sequence[Action]) -> str:
 
 def summary(path: str) -> str:
     """
-    Return the first line of the docstring of a pass's module, without the pass's name.
+    Return the first line of the docstring of a pass's or target's module, without its name and the full stop; the
+    module is not imported.
 
-    `path` is `module:class`. Given `unity_ir.passes.erase:Erase`, returns `the serial graph that a
-    parallel one stands for`.
+    `path` is `module:class`. Given `unity_ir.passes.erase:Erase`, returns `the serial graph that a parallel one stands
+    for`.
     """
     spec = find_spec(path.partition(":")[0])
     assert spec is not None

@@ -18,8 +18,8 @@ _STRING = re.compile(r'//[^\n]*|"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*+
 
 def check_strings(text: str, name: str) -> None:
     """
-    Raise `ParseError` for an unterminated string in `text`, that of the file called `name`: xDSL's lexer takes
-    exponential time on one.
+    Raise `ParseError` for an unterminated string or an unknown escape in `text`, before xDSL's lexer reads it, which
+    would take exponential time. `name` is the file's name, for the message.
     """
     for match in _STRING.finditer(text):
         if match[0] == '"':
@@ -28,8 +28,8 @@ def check_strings(text: str, name: str) -> None:
 
 def name_operation(module: ModuleOp, error: VerifyException) -> str:
     """
-    Return the message of a verification error, beginning with the operation's name, which xDSL's own verifiers leave
-    out. `module` is the module that was verified.
+    Return the message of a verification error as one line that begins with the operation's name, which xDSL's own
+    verifiers leave out. `module` is the module that failed to verify, in which the operation is looked for.
     """
     text = one_line(str(error))
     missing = re.fullmatch(r"(?:\S+: )?property '(\S+)' expected in operation '(\S+)'", text)
@@ -47,8 +47,8 @@ def name_operation(module: ModuleOp, error: VerifyException) -> str:
 
 def parse_error(error: ParseError, known: Iterable[str]) -> str:
     """
-    Return a parse error as `file:line:col: message`; for an unknown operation, with similar names among `known`, all
-    operations' names.
+    Return a parse error as one line, `file:line:col: message`; for an unknown operation, with similar names among
+    `known`, the names of all operations.
     """
     message = one_line(error.msg)
     if message == "Could not parse entire input!":

@@ -56,10 +56,10 @@ def read_module(
     context: Context, data: bytes, name: str, implicit: bool = True, raise_verify: bool = False
 ) -> ModuleOp:
     """
-    Return the module in the text `data`, parsed but not verified. `name` is the file name for error messages.
+    Return the module in the UTF-8 text `data`, parsed but not verified. `name` is the file name for error messages.
 
-    `implicit` allows operations without a module around them. With `raise_verify`, attributes that do not
-    verify raise `VerifyException`.
+    `implicit` allows operations without a module around them. Raises `UnityError` for an empty text or one that is not
+    UTF-8, and `ParseError` for a wrong one; with `raise_verify`, `VerifyException` for attributes that do not verify.
     """
     try:
         text = data.decode()
@@ -91,10 +91,10 @@ def read_module(
 
 def check_structure(module: ModuleOp) -> None:
     """
-    Check that every operation has the operands, results, regions and properties of its definition.
+    Raise `VerifyException` unless every operation has the operands, results, regions and properties of its definition.
 
-    Raises `VerifyException`. To be called before `module.verify`: verifiers run from the inside out, and read
-    operations around and beside theirs.
+    To be called before `module.verify`: verifiers run from the inside out, and read operations around and beside
+    theirs.
     """
     with as_xdsl("verified"):
         for op in module.walk():
@@ -108,10 +108,11 @@ def check_structure(module: ModuleOp) -> None:
 @contextmanager
 def as_xdsl(done: str) -> Generator[None]:
     """
-    Turn exceptions that xDSL's own code raises in the `with` statement into a `DiagnosticException`.
+    Return a context manager that turns exceptions of xDSL's own code, raised in the `with` statement, into a
+    `DiagnosticException`.
 
     `done` is a participle for the message: what is done to the module, such as `verified`. Errors that have a message
-    for users already are raised as they are.
+    for users already (`UnityError`, `ParseError`, `OSError`), and those of this package's code, are raised as they are.
     """
     try:
         with warnings.catch_warnings():
@@ -132,7 +133,8 @@ def as_xdsl(done: str) -> Generator[None]:
 
 def of_xdsl(error: Exception) -> bool:
     """
-    Return whether an exception was raised by xDSL, or by a library that it called, rather than by this package's code.
+    Return whether a raised exception comes from xDSL's code, or a library that it called, rather than from this
+    package's.
     """
     trace, ours = error.__traceback__, False
     while trace is not None:

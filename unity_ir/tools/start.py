@@ -22,27 +22,27 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 
 
 def unity_opt() -> int:
-    """Run `unity-opt`; return its exit code."""
+    """Run `unity-opt` on the process's command line; return its exit code."""
     return _run("unity-opt")
 
 
 def unity_profile() -> int:
-    """Run `unity-profile`; return its exit code."""
+    """Run `unity-profile` on the process's command line; return its exit code."""
     return _run("unity-profile")
 
 
 def unity_tune() -> int:
-    """Run `unity-tune`; return its exit code."""
+    """Run `unity-tune` on the process's command line; return its exit code."""
     return _run("unity-tune")
 
 
 def unity_aot() -> int:
-    """Run `unity-aot`; return its exit code."""
+    """Run `unity-aot` on the process's command line; return its exit code."""
     return _run("unity-aot")
 
 
 def unity_rules() -> int:
-    """Run `unity-rules`; return its exit code."""
+    """Run `unity-rules` on the process's command line; return its exit code."""
     return _run("unity-rules")
 
 

@@ -74,7 +74,10 @@ class CompileRequests:
     """Models without a program on any machine."""
 
     def add(self, other: CompileRequests) -> None:
-        """Add the kernels and programs of `other` to this object."""
+        """
+        Add the kernels, programs and refusals of `other` to this object; a kernel that both have is kept once, for the
+        models of both.
+        """
         for name, job in other.jobs.items():
             self.jobs[name] = merged(self.jobs[name], job) if name in self.jobs else job
             self.models.setdefault(name, {}).update(other.models[name])
@@ -103,12 +106,13 @@ def compile_requests(
     processes: int = 1,
 ) -> CompileRequests:
     """
-    Make the programs of models, and return their distinct kernels, which are to be compiled.
+    Plan and emit a program for each model, plan and element type; return their distinct kernels, which are to be
+    compiled.
 
     Models and machines are given by name, `plans` are names of search strategies, `types` element types; `convolution`
     is the implementation of convolutions, `triton` or `torch`. Each plan is made on the first of `machines` where it
-    fits, in each element type; the last type's programs include Adam's updates. `processes` is the number of processes
-    that work on different models in parallel. Raises `UnityError` if one of them is killed.
+    fits; programs that cannot be made are listed in the result. The last type's programs include Adam's updates, the
+    others SGD's. `processes` work on different models in parallel. Raises `UnityError` if one of them is killed.
     """
     asked = CompileRequests()
     one = partial(_ask, plans=plans, types=types, machines=machines, convolution=convolution)
@@ -173,8 +177,10 @@ def _planned(
 
 def compiled(asked: CompileRequests, targets: Sequence[str], options: Namespace) -> Iterator[CompiledKernel]:
     """
-    Compile the requested kernels for each target, such as `cuda:90`; yield a result per kernel and target, until
-    `options.seconds` are over.
+    Compile the requested kernels for each target, such as `cuda:90`, and check them; yield a result per kernel and
+    target, until `options.seconds` are over.
+
+    Of `options`, the parsed command line, `cache` is the file of results known, `jobs` the number of processes.
     """
     cache, end = Cache(options.cache), monotonic() + options.seconds
     for target in targets:
@@ -190,10 +196,10 @@ def compiled(asked: CompileRequests, targets: Sequence[str], options: Namespace)
 
 def summary(rows: Sequence[CompiledKernel], count: int) -> list[dict[str, object]]:
     """
-    Return a table row per target, by column title: numbers of kernels and violations, most registers and shared memory,
-    and instructions.
+    Return a table row per target, as values by column title: numbers of kernels and violations, most registers and
+    shared bytes, and how many kernels have each instruction.
 
-    `count` is the number of kernels that were to be compiled.
+    `rows` are the compiled kernels, `count` is the number that were to be compiled for each target.
     """
     found: list[dict[str, object]] = []
     for target in dict.fromkeys(row.target for row in rows):
@@ -220,14 +226,16 @@ def summary(rows: Sequence[CompiledKernel], count: int) -> list[dict[str, object
 
 
 def by_check(rows: Sequence[CompiledKernel]) -> dict[str, int]:
-    """Return the number of kernels that fail each check, by check."""
+    """
+    Return the number of compiled kernels that fail each check (`aot_check.CHECKS`), by the check's name; 0 for none.
+    """
     return {check: sum(any(w.startswith(check) for w in row.wrong) for row in rows) for check in CHECKS}
 
 
 def by_model(rows: Sequence[CompiledKernel]) -> list[dict[str, object]]:
     """
-    Return a table row per model and target, by column title: numbers of kernels and of violations, and the checks that
-    fail.
+    Return a table row per model and target, sorted, as values by column title: numbers of kernels and violations, and
+    of kernels that fail each check, where any do.
     """
     found: dict[tuple[str, str], list[CompiledKernel]] = {}
     for row in rows:
@@ -246,14 +254,20 @@ def by_model(rows: Sequence[CompiledKernel]) -> list[dict[str, object]]:
 
 
 def launch(one: Compiled) -> str:
-    """Return a kernel launch as text: element types, tile sizes, warps; such as `bf16 bf16 128x128x64, 8 warps`."""
+    """
+    Return the configuration of a kernel launch as text: element types of its pointers, tile sizes, warps, such as `bf16
+    bf16 128x128x64, 8 warps`.
+    """
     types = dict.fromkeys(t.lstrip("*") for t in one.signature.values() if t.startswith("*"))
     tiles = [str(v) for n, v in one.constants.items() if n.isupper() and isinstance(v, int) and v is not True and v > 1]
     return f"{' '.join(types)} {'x'.join(tiles)}, {one.num_warps} warps"
 
 
 def described(row: CompiledKernel) -> dict[str, object]:
-    """Return a compiled kernel as a table row, by column title; None where the compiler reports no resources."""
+    """
+    Return a compiled kernel as a table row, values by column title: its name, models, target, launch, resources and
+    failed checks. Resources are None if it did not compile.
+    """
     took = row.outcome if isinstance(row.outcome, Resources) else None
     return {
         "kernel": row.job.compiled.kernel,
@@ -270,9 +284,10 @@ def described(row: CompiledKernel) -> dict[str, object]:
 
 def show(rows: Sequence[CompiledKernel], asked: CompileRequests, every: bool) -> None:
     """
-    Print the tables of results: one with a column per target, one of models, and the kernels with violations.
+    Print the results as tables: one with a column per target, one with a row per model and target, and the kernels with
+    violations (with `every`, all kernels).
 
-    With `every`, all kernels are printed.
+    `rows` are the compiled kernels, `asked` the requests they answer.
     """
     console = Console(width=None if sys.stdout.isatty() else 200)
     found = summary(rows, len(asked.jobs))
@@ -297,10 +312,10 @@ def _table(title: str, rows: Sequence[Mapping[str, object]]) -> Table:
 
 def report(rows: Sequence[CompiledKernel], asked: CompileRequests, options: Namespace) -> dict[str, object]:
     """
-    Return the results as a JSON value, the content of the file that `--json` names.
+    Return the results as a JSON object, the content of the file that `--json` names.
 
-    `rows` are the compiled kernels, `asked` the programs they are of and those that could not be emitted, `options` the
-    parsed command line, of which the machines count.
+    `rows` are the compiled kernels, `asked` the programs they are of and those that could not be emitted; of `options`,
+    the parsed command line, only the machines are read.
     """
     return {
         "triton": triton_version(),
@@ -351,7 +366,13 @@ def _parser() -> Parser:
 
 
 def check(options: Namespace) -> int:
-    """Run the tool: make the kernels, compile and check them, report; return the exit code (1 if a check fails)."""
+    """
+    Run `unity-aot` with its parsed options: emit the programs, compile and check their kernels, print the report;
+    return the exit code.
+
+    It is 1 if a check fails, time runs out before all are compiled, or a model has no program. Raises `UnityError` for
+    wrong options.
+    """
     targets = _list(list(SHARED_LIMITS), "target", options.targets)
     types = _list(("f32", "bf16", "f16"), "element type", options.types)
     plans = _list(tuple(all_strategies()), "plan", options.plans)
@@ -380,7 +401,10 @@ def check(options: Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool on `argv`; return the exit code. Errors in the input print one line on stderr: exit code 1."""
+    """
+    Run `unity-aot` on the arguments `argv` (None: those of the process); return the exit code. Errors in the input
+    print one line on stderr: exit code 1.
+    """
     return exit_code(_parser(), check, argv)
 
 

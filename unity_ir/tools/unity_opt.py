@@ -89,12 +89,15 @@ class UnityOpt(xDSLOptMain):
     # Reading
 
     def register_all_frontends(self) -> None:
-        """Register `parse_text` as the reader of `.pcg` and `.mlir` files."""
+        """Register `parse_text` as the reader of `.pcg` and `.mlir` files, beside xDSL's readers."""
         super().register_all_frontends()
         self.available_frontends["mlir"] = self.available_frontends["pcg"] = self.parse_text
 
     def parse_text(self, io: IO[bytes]) -> ModuleOp:
-        """Parse a text, and check the structure of the module unless verification is disabled; return the module."""
+        """
+        Parse the text of a stream, and check the structure of the module (`check_structure`) unless verification is
+        disabled; return the module. Raises as `read_module` does, and `UnityError` for a wrong structure.
+        """
         name, implicit = self.get_input_name(), not self.args.no_implicit_module
         module = read_module(self.ctx, io.read(), name, implicit, raise_verify=self.args.verify_diagnostics)
         if not self.args.disable_verify:
@@ -102,16 +105,16 @@ class UnityOpt(xDSLOptMain):
         return module
 
     def get_input_name(self) -> str:
-        """Return the name of the input for error messages: a file, `--model=...` or `--from-torch=...`."""
+        """Return the name of the input for error messages: a file's, `--model=...` or `--from-torch=...`."""
         if self.args.model is not None:
             return f"--model={self.args.model}"
         return super().get_input_name() if self.args.from_torch is None else f"--from-torch={self.args.from_torch}"
 
     def get_input_stream(self) -> tuple[IO[bytes], str]:
         """
-        Return the input as a stream, and its file extension: a model of the zoo, one from PyTorch, or the input file.
+        Return (stream, file extension) of the input: the text of a model of the zoo or from PyTorch, or the input file.
 
-        Raises `UnityError` if more than one is given.
+        Raises `UnityError` if more than one is given, or `--weights-out` without `--from-torch`.
         """
         given = [
             text
@@ -136,14 +139,14 @@ class UnityOpt(xDSLOptMain):
         return BytesIO(data), extension
 
     def model_text(self) -> IO[bytes]:
-        """Return the text of the model of the zoo that `--model` names."""
+        """Return the text (.pcg) of the graph of the model of the zoo that `--model` names, as a stream."""
         from unity_ir.dialects.convert import from_graph
         from unity_ir.models import from_text
 
         return BytesIO(str(ModuleOp([from_graph(from_text(self.args.model))])).encode())
 
     def torch_text(self) -> IO[bytes]:
-        """Import the model that `--from-torch` names from PyTorch; return the text of its graph."""
+        """Import the model that `--from-torch` names from PyTorch; return the text (.pcg) of its graph, as a stream."""
         from unity_ir.dialects.convert import from_graph
         from unity_ir.dialects.imported import IMPORTED, origin_attribute
         from unity_ir.frontends.torch.load import from_text
@@ -155,7 +158,8 @@ class UnityOpt(xDSLOptMain):
 
     def prepare_input(self) -> tuple[list[tuple[IO[bytes], int]], str]:
         """
-        Return the input's parts and its extension, as xDSL's driver does. Raises `UnityError` for an unknown extension.
+        Return (streams of the input's parts with their offsets, file extension), as xDSL's driver does. Raises
+        `UnityError` for an unknown extension.
         """
         try:
             return super().prepare_input()
@@ -166,7 +170,8 @@ class UnityOpt(xDSLOptMain):
 
     def setup_pipeline(self) -> None:
         """
-        Check the command line, and make the pipeline of passes: mixed precision, search, then those of `-p`.
+        Check the options, and make the pipeline of passes: mixed precision, search, then those of `-p`, as far as they
+        are asked for.
 
         Raises `UnityError` for options that contradict each other, and for unknown passes and arguments.
         """
@@ -226,7 +231,7 @@ class UnityOpt(xDSLOptMain):
     @property
     def trains_with(self) -> str | None:
         """
-        The optimizer given to `pcg-differentiate` or to the target; None if none is.
+        The name of the optimizer given to `pcg-differentiate` or to the target, such as `adam`; None if none is.
 
         A search then plans for it, as its state takes memory.
         """
@@ -237,7 +242,8 @@ class UnityOpt(xDSLOptMain):
 
     def check_files(self) -> None:
         """
-        Check that no two outputs name the same file, and no output but `-o` that of the input. Raises `UnityError`.
+        Raise `UnityError` if two outputs name the same file, or an output other than `-o` names the input's; also for
+        an empty name.
         """
         written = {
             "--trace": self.args.trace,
@@ -261,7 +267,7 @@ class UnityOpt(xDSLOptMain):
             seen[path] = flag
 
     def check_target(self) -> None:
-        """Check the arguments of the target (`-t`), before the search rather than after it. Raises `UnityError`."""
+        """Raise `UnityError` for wrong arguments of the target (`-t`): before the search rather than after it."""
         spec = parse_spec(self.args.target)
         factory: Any = self.available_targets[spec.name]
         if spec.parameters and not signature(factory).parameters:
@@ -274,8 +280,8 @@ class UnityOpt(xDSLOptMain):
 
     def verified(self, module: ModuleOp, work: Callable[[ModuleOp], None]) -> None:
         """
-        Call `work`, which verifies or changes a module. Raises `UnityError`, naming the operation, where verification
-        fails.
+        Call `work` on a module, which it verifies or changes. Raises `UnityError`, naming the operation, where
+        verification fails; with `--stats`, the costs of a plan that does not fit into memory are printed first.
         """
         try:
             with as_xdsl("changed or verified"):
@@ -291,7 +297,8 @@ class UnityOpt(xDSLOptMain):
 
     def apply_passes(self, prog: ModuleOp) -> None:
         """
-        Run the pipeline on the module; then do what `--derivation-out`, `--stats`, `--trace` and `--timeline` ask for.
+        Run the pipeline on the module `prog`, in place; then make what `--derivation-out`, `--stats`, `--print-plan`,
+        `--trace` and `--timeline` ask for.
         """
         self.verified(prog, super().apply_passes)
         if self.args.derivation_out is not None:
@@ -305,9 +312,9 @@ class UnityOpt(xDSLOptMain):
 
     def machine(self, module: ModuleOp, graph: Graph) -> Machine:
         """
-        Return the machine to price a function on: that of `--machine` or of the module.
+        Return the machine to price the function `graph` of `module` on: that of `--machine`, or else of the module.
 
-        Without either, it is the smallest machine of one level (`box`) that has as many devices as the graph uses.
+        Without either, it is a machine of one level (`box`) that has as many devices as the graph uses.
         """
         from unity_ir import machine
         from unity_ir.dialects.machine import module_machine
@@ -317,7 +324,9 @@ class UnityOpt(xDSLOptMain):
         return said or machine.load(f"box:{devices_of(graph)}")
 
     def print_plan(self, module: ModuleOp) -> None:
-        """Print the plan of each pcg function's training step to stderr."""
+        """
+        Print to stderr the plan of each pcg function's training step (`--print-plan`): kernels, collectives and waits.
+        """
         from unity_ir.dialects.convert import pcg_functions, to_graph
         from unity_ir.plan.listing import listing
         from unity_ir.plan.plan import plan_graph
@@ -327,7 +336,7 @@ class UnityOpt(xDSLOptMain):
             print(listing(plan_graph(graph, self.machine(module, graph))), file=sys.stderr, end="")
 
     def print_stats(self, module: ModuleOp) -> None:
-        """Print the statistics of each pcg function of a module (`--stats`) to stderr."""
+        """Print to stderr what each pcg function of a module costs (`--stats`): time, memory and simulation."""
         from unity_ir.cost import stats
         from unity_ir.cost.plan import cost
         from unity_ir.dialects.convert import pcg_functions, to_graph
@@ -349,9 +358,10 @@ class UnityOpt(xDSLOptMain):
 
     def draw(self, module: ModuleOp) -> Mapping[str, str]:
         """
-        Return the files that `--trace` and `--timeline` ask for, of the module's only function: content by file name.
+        Simulate the module's only pcg function; return the files that `--trace` and `--timeline` ask for, text by file
+        name.
 
-        Raises `UnityError` for a lowered module, and for one of several functions.
+        Raises `UnityError` for a lowered module, and for another number of functions.
         """
         from unity_ir.dialects.convert import pcg_functions, to_graph
         from unity_ir.plan.plan import plan_graph
@@ -377,7 +387,7 @@ class UnityOpt(xDSLOptMain):
 
     def output_resulting_program(self, prog: ModuleOp) -> str:
         """
-        Return the module as text in the format of the target. Raises `DiagnosticException` if the target writes
+        Return the module as text in the format of the target (`-t`). Raises `DiagnosticException` if the target writes
         nothing.
         """
         with as_xdsl(f"written by -t {self.args.target}"):
@@ -397,7 +407,10 @@ class UnityOpt(xDSLOptMain):
         return self.output
 
     def write_output_file(self) -> None:
-        """Write all output files: each whole, and either all of them or none."""
+        """
+        Write the files of all options that name one, each whole, and either all of them or none; called after
+        everything has succeeded.
+        """
         texts = dict(self.pictures)
         if self.output is not None:
             texts[self.args.output_file] = self.output.getvalue()
@@ -414,7 +427,10 @@ class UnityOpt(xDSLOptMain):
 
 
 def print_misfit(error: BaseException | None) -> None:
-    """Print the costs of the plan that a `DoesNotFit` error carries; do nothing for other errors."""
+    """
+    Print to stderr the costs of the plan that a `DoesNotFit` error (too little memory) carries; do nothing for other
+    errors and None.
+    """
     from unity_ir.cost import stats
     from unity_ir.search.run import DoesNotFit
     from unity_ir.simulate.report import simulated
@@ -429,7 +445,8 @@ def print_misfit(error: BaseException | None) -> None:
 
 def derivation_text(module: ModuleOp) -> str:
     """
-    Return the derivations of all functions of a module as text. Raises `UnityError` if no search has recorded any.
+    Return the rule applications that searches have recorded on the functions of a module, as text: `@name`, then a line
+    for each. Raises `UnityError` if there are none.
     """
     from unity_ir.dialects.convert import pcg_functions
 
@@ -453,7 +470,7 @@ def _is_array(attribute: Attribute | None) -> TypeGuard[ArrayAttr[Attribute]]:
 
 def main(argv: list[str] | None = None) -> int:
     """
-    Run the tool on `argv`; return the exit code.
+    Run `unity-opt` on the arguments `argv` (None: those of the process); return the exit code.
 
     Errors in the input print one line on stderr: exit code 1. Any other exception is a bug.
     """

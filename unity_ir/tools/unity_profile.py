@@ -70,7 +70,10 @@ class MeasureRequests:
         self.known: set[tuple[str, tuple[int, ...]]] = set()
 
     def add(self, node: Node) -> None:
-        """Add the kernel of a compute node, unless it is known already; if it cannot be measured, record the reason."""
+        """
+        Add the kernel of a compute node, at one task's shapes, unless it is known already; if it cannot be measured,
+        record the reason in `refused`.
+        """
         from unity_ir.lowering.measure.operators import operator_job
 
         kernel = kernel_of(node)
@@ -81,7 +84,7 @@ class MeasureRequests:
                 self.refused[node.op] = str(error)
 
     def add_update(self, weight: Node, optimizer: Optimizer) -> None:
-        """Add the kernel by which an optimizer updates a weight, unless it is known already."""
+        """Add the kernel by which `optimizer` updates one device's shard of a weight, unless it is known already."""
         from unity_ir.lowering.measure.operators import update_job
 
         (type,) = weight.types
@@ -104,11 +107,11 @@ def measure_requests(
     graphs: Sequence[Graph], machine: Machine, optimizers: Sequence[Optimizer], limit: int, seed: int
 ) -> MeasureRequests:
     """
-    Return the kernels to measure: those whose time a search on `machine`, training with one of `optimizers`, asks for,
-    for these graphs.
+    Return the kernels to measure: those whose time a search on `machine` asks for, for these graphs and for training
+    with each of `optimizers`.
 
-    The kernels of plans found for the graphs come first, all of them; others follow, in an order drawn from `seed`,
-    until there are `limit`.
+    The kernels of plans found for the graphs (or of the graph, if it is a plan) come first, all of them; others follow,
+    in an order drawn from `seed`, until there are `limit`.
     """
     asked = MeasureRequests()
     for graph in graphs:
@@ -169,7 +172,10 @@ def _configurations(
 
 
 def collectives(ranks: int) -> list[tuple[str, int, int]]:
-    """Return the collectives to measure on `ranks` ranks, as (kind, ranks in a group, elements of a piece)."""
+    """
+    Return the collectives to measure on `ranks` ranks, as (name, ranks in a group, elements of a rank's shard); none
+    for one rank.
+    """
     members = [m for m in range(2, ranks + 1) if ranks % m == 0]
     return [(kind, m, size) for m in members for size in ELEMENTS for kind in PROFILED]
 
@@ -179,8 +185,8 @@ def collectives(ranks: int) -> list[tuple[str, int, int]]:
 
 def describe(device: str, machine: Machine) -> dict[str, str]:
     """
-    Return the `about` table of a profile measured on `device` (`cpu` or `cuda`) for a machine: its device's name, host,
-    versions and date.
+    Return the `about` table of a profile, by key: the kind of the machine's device, and host, versions and date of the
+    process, which measures on `device` (`cpu` or `cuda`).
     """
     import torch
 
@@ -214,9 +220,12 @@ def _processor() -> str:
 
 def measure(file: ProfileFile, asked: MeasureRequests, ranks: int, options: Namespace) -> int:
     """
-    Measure the kernels and collectives that a profile lacks, on `ranks` ranks, and add them; return their number.
+    Measure the requested kernels, and on CPUs the collectives, that the profile `file` lacks, with `ranks` processes at
+    work at once, and add them to it; return the number added.
 
-    Stops after `options.seconds`. Kernels that fail are added to `asked.refused`. Raises `UnityError` if a rank dies.
+    Of `options`, the parsed command line, `seconds` is when to stop, `each` the seconds for one measurement, `limit`
+    the most kernels, `device` what to measure on. Kernels that fail are added to `asked.refused`. Raises `UnityError`
+    if a process dies.
     """
     from unity_ir.lowering.measure.operators import CollectiveJob, RankPool
 
@@ -274,8 +283,8 @@ def measure(file: ProfileFile, asked: MeasureRequests, ranks: int, options: Name
 
 def fits(file: ProfileFile, device: Device, ranks: int) -> dict[str, Fit]:
     """
-    Return, by kind of kernel, the efficiency curve of `device` fitted to its measurements in `file` with `ranks` ranks
-    at work, if there are at least `FEWEST`.
+    Return, by kind of kernel, the efficiency curve of `device` fitted to the kernels in `file` that were measured with
+    `ranks` ranks at work at once; kinds with fewer than `FEWEST` measurements are left out.
     """
     samples: dict[str, list[Measurement]] = {}
     for row in file.kernels(ranks):
@@ -287,8 +296,8 @@ def fits(file: ProfileFile, device: Device, ranks: int) -> dict[str, Fit]:
 
 def lines(file: ProfileFile, ranks: int) -> dict[str, FittedLine]:
     """
-    Return the line (latency and bandwidth) fitted to the measurements of each collective and group size with `ranks`
-    ranks, by names such as `all_reduce-2`.
+    Return the line (latency in seconds, bandwidth in bytes/s) fitted to the measurements of each collective and group
+    size with `ranks` ranks, by names such as `all_reduce-2`; those measured at fewer than 3 sizes are left out.
     """
     points: dict[str, list[tuple[float, float]]] = {}
     for row in file.collectives(ranks):
@@ -299,7 +308,7 @@ def lines(file: ProfileFile, ranks: int) -> dict[str, FittedLine]:
 def fit_text(found: Mapping[str, Fit], moves: Mapping[str, FittedLine], about: Mapping[str, str], ranks: int) -> str:
     """
     Return the text of the `.toml` file beside a profile measured with `ranks` ranks: the fitted curves `found` by kind
-    of kernel, the lines `moves` by collective, their errors, and `about`.
+    of kernel, the lines `moves` by collective and group size (`all_reduce-2`), their errors, and the profile's `about`.
     """
     text = [
         f"# Fitted by unity-profile to what was measured with {ranks} ranks at work at once: see docs/profiles.md.",
@@ -328,7 +337,7 @@ def fit_text(found: Mapping[str, Fit], moves: Mapping[str, FittedLine], about: M
 
 
 def write(path: Path, text: str) -> None:
-    """Write text to a file, replacing it atomically."""
+    """Write text to the file at `path` in UTF-8, replacing it atomically."""
     new = path.with_name(f".{path.name}.new")
     new.write_text(text, encoding="utf-8")
     os.replace(new, path)
@@ -364,7 +373,10 @@ def _parser() -> Parser:
 
 
 def profile(options: Namespace) -> int:
-    """Run the tool: measure, fit, and print a summary; return the exit code."""
+    """
+    Run `unity-profile` with its parsed options: measure, add to the profile, fit, and print a summary; return the exit
+    code, 130 if it was interrupted. Raises `UnityError` for wrong options.
+    """
     import torch
 
     # Not a number is not above 0 either.
@@ -422,7 +434,10 @@ def _print(found: Mapping[str, Fit], path: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool on `argv`; return the exit code. Errors in the input print one line on stderr: exit code 1."""
+    """
+    Run `unity-profile` on the arguments `argv` (None: those of the process); return the exit code. Errors in the input
+    print one line on stderr: exit code 1.
+    """
     return exit_code(_parser(), profile, argv)
 
 

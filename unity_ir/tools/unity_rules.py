@@ -119,7 +119,10 @@ def _parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool on `argv`; return the exit code. Errors in the input print one line on stderr: exit code 1."""
+    """
+    Run `unity-rules` on the arguments `argv` (None: those of the process); return the exit code. Errors in the input
+    print one line on stderr: exit code 1.
+    """
     again = "stopped; with the same --state it goes on from there"
     return exit_code(_parser(), lambda options: SUBCOMMANDS[options.command][2](options), argv, again)
 

@@ -49,12 +49,12 @@ def programs(
     models: Sequence[str], types: Sequence[str], plan: str, machine: str, mixed: str | None = None
 ) -> Iterator[Program]:
     """
-    Yield one rank's training step of each model: a name in the zoo, or a `.pcg` file.
+    Yield one rank's training step, as a program, of each model: a name in the zoo, or a `.pcg` file.
 
     Each model is yielded in every one of the element types, or in its own if `types` is empty; then, unless `mixed` is
-    None, in mixed precision with that type. Graphs that are placed already keep their plan; others get that of the
-    strategy `plan` on the machine called `machine`. Raises `UnityError` for whole training steps, and for placed graphs
-    in mixed precision.
+    None, in mixed precision with that type. Graphs that are plans for several devices already are kept; others get the
+    plan of the search strategy `plan` on the machine called `machine`. Raises `UnityError` for graphs that are whole
+    training steps already, and for plans in mixed precision.
     """
     on = load(machine)
 
@@ -76,12 +76,12 @@ def programs(
 
 def tune(wanted: Iterable[TuningTask], measure: Measure, table: Table, refused: dict[str, str], seconds: float) -> None:
     """
-    Time each implementation of the operators in `wanted` that `table` lacks, until `seconds` are over, and add them to
-    it, in place.
+    Time each implementation (Triton's, PyTorch's) of the operators in `wanted` that `table` lacks, beginning none after
+    `seconds`, and add the times to the table, in place.
 
-    `measure` returns the seconds of each implementation of a task, or why it has none. `refused` gets, by key and
-    implementation, the reason why there is no time. Operators without a time for PyTorch are left out of the table,
-    which serves to choose between the two.
+    `measure` returns, by implementation, the seconds of a task, or as text why it has none. `refused` gets these
+    reasons, by operator and implementation. Operators without a time for PyTorch are left out of the table, which
+    serves to choose between the two.
     """
     end = monotonic() + seconds
     for task in wanted:
@@ -100,8 +100,8 @@ def tune(wanted: Iterable[TuningTask], measure: Measure, table: Table, refused: 
 
 def describe(machine: str) -> dict[str, str]:
     """
-    Return the `about` of a tuning table, by key: the device of the machine called `machine`, the GPU measured on, and
-    versions.
+    Return the `about` of a tuning table, text by key: the kind of device of the machine called `machine`, the GPU of
+    this process, and versions.
     """
     import torch
     import triton
@@ -135,8 +135,11 @@ def _parser() -> Parser:
 
 def work(options: Namespace, measure: Measure | None = None) -> int:
     """
-    Run the tool: measure, write the table, print a summary; return the exit code. `measure` times a task (see `tune`);
-    None times it on the GPU.
+    Run `unity-tune` with its parsed options: measure, write the table, print a summary; return the exit code, 130 if it
+    was interrupted. `measure` times a task (see `tune`); None times it on the GPU.
+
+    Raises `UnityError` for wrong options, for a table of another device or version, and without a GPU if `measure` is
+    None.
     """
     import torch
 
@@ -176,7 +179,10 @@ def work(options: Namespace, measure: Measure | None = None) -> int:
 
 
 def show(table: Table) -> None:
-    """Print how many operators each implementation is faster for, and by how much at most."""
+    """
+    Print, for each implementation in the table, for how many operators it is the fastest, and how many times as fast as
+    the other at most.
+    """
     shown = Shown(title="faster implementations", title_justify="left")
     for heading in ("implementation", "operators", "most times as fast"):
         shown.add_column(heading)

@@ -42,7 +42,11 @@ def module_machine(module: ModuleOp) -> Machine | None:
 
 
 def set_machine(module: ModuleOp, name: str) -> None:
-    """Set the machine that the module's plan is for to the one called `name`; replace any other."""
+    """
+    Set the machine that the module's plan is for to the one called `name`, a preset or a file as
+    `unity_ir.machine.load` takes it, without its description (see `expand`); replace any other. Whether there is one is
+    not checked.
+    """
     _replace(module, MachineOp(name))
 
 

@@ -150,7 +150,10 @@ class PartOp(IRDLOperation, ABC):
         return from_attribute(self.fields)
 
     def add_to(self, tables: dict[str, Any]) -> None:
-        """Add the part to a machine's description `tables`, in the list of its kind (see `MachineOp.tables`)."""
+        """
+        Append the part's fields to a machine's description `tables`, in place, in the list of parts of its kind (see
+        `MachineOp.tables`).
+        """
         tables.setdefault(self.LIST, []).append(self.table)
 
     @classmethod
@@ -260,7 +263,8 @@ class LinkOp(PartOp):
     @classmethod
     def parse(cls, parser: Parser) -> Self:
         """
-        Parse the two vertices (device numbers or names), the table of fields, and attributes. Raises `ParseError`.
+        Parse the two vertices that the link joins (device numbers or names), its table of fields, and attributes.
+        Raises `ParseError`.
         """
 
         def vertex() -> int | str:

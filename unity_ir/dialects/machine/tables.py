@@ -22,7 +22,10 @@ def _entries(table: Any) -> list[tuple[str, Any]]:
 
 
 def to_attribute(value: Any) -> Attribute:
-    """Return the attribute of a boolean, number, string, list or table (with nested ones)."""
+    """
+    Return the attribute of a boolean, number, string, list or table (a mapping), nested ones included: i1, i64 (f64 for
+    integers beyond 64 bits), f64, string, array and dictionary attributes.
+    """
     match value:
         case bool():
             return IntegerAttr(int(value), i1)
@@ -39,7 +42,10 @@ def to_attribute(value: Any) -> Attribute:
 
 
 def from_attribute(attribute: Attribute) -> Any:
-    """Return the value that `to_attribute` made an attribute from. Raises `UnityError` for other attributes."""
+    """
+    Return the value that `to_attribute` made an attribute from, with lists and dicts for nested ones. Raises
+    `UnityError` for attributes of other kinds.
+    """
     match attribute:
         case IntegerAttr():
             number = attribute.value.data

@@ -82,9 +82,10 @@ def _axis(text: str) -> ViewAxis:
 
 def check_size(view: View) -> None:
     """
-    Check the numbers of a view.
+    Check the numbers of a machine view, whose axes are (factor, stride) pairs.
 
-    Raises `UnityError` for factors below 1, negative devices and strides, and more than `MAX_TASKS` tasks.
+    Raises `UnityError` for a factor below 1, a negative stride or first device, and factors whose product, the number
+    of tasks, is more than 2^20 (`MAX_TASKS`).
     """
     pairs = [pair for axis in (*view.axes, view.repeat) for pair in axis]
     if view.start < 0 or any(factor < 1 or stride < 0 for factor, stride in pairs):

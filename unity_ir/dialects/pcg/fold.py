@@ -44,7 +44,9 @@ class FoldIdentity(RewritePattern):
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: ParallelOp, rewriter: PatternRewriter) -> None:
-        """Replace `op` by its operand if its degree is 1 and it has no view."""
+        """
+        Replace `op` by its operand, and remove it, if its degree is 1 and it has no machine view; else do nothing.
+        """
         # An all_to_all by 1 is an identity, too; the types say so.
         if op.view is not None or op.degrees.get("by") != 1 or op.operand.type != op.result.type:
             return
@@ -63,7 +65,10 @@ class FoldInverse(RewritePattern):
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: ParallelOp, rewriter: PatternRewriter) -> None:
-        """Replace `op` by the operand of the operator before it, if that one is its inverse."""
+        """
+        Replace `op` by the operand of the operator before it, if that one is its inverse, of the same degree and dim,
+        and neither has a machine view; else do nothing.
+        """
         inner = _producer(op)
         if inner is None or INVERSES.get(op.operator_name()) != inner.operator_name() or op.degrees != inner.degrees:
             return
@@ -81,7 +86,10 @@ class MergeChain(RewritePattern):
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: ParallelOp, rewriter: PatternRewriter) -> None:
-        """Replace `op` and the operator of the same kind before it by one, of the product of their degrees."""
+        """
+        Replace `op` and the operator of the same kind and dim before it by one, of the product of their degrees, if
+        neither has a machine view; else do nothing.
+        """
         inner = _producer(op)
         name = op.operator_name()
         if inner is None or name not in MERGEABLE or inner.operator_name() != name:

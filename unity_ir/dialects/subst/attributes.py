@@ -77,7 +77,10 @@ class ParameterAttr(Data[str]):
 
 
 def to_attribute(value: pattern.AttrExpr) -> Attribute:
-    """Return the xDSL attribute of a pattern operator's attribute."""
+    """
+    Return the xDSL attribute that holds the value of an operator's attribute in a rule's pattern: a polynomial, a tuple
+    of them, a parameter bound by the match (`$act`), a name or a float.
+    """
     match value:
         case Poly():
             return PolyAttr(value)
@@ -93,7 +96,8 @@ def to_attribute(value: pattern.AttrExpr) -> Attribute:
 
 def from_attribute(name: str, attribute: Attribute) -> pattern.AttrExpr:
     """
-    Return the pattern attribute that `to_attribute` made an attribute from; `name` is for errors.
+    Return the value in a rule's pattern that `to_attribute` made an attribute from; `name`, the attribute's, is for
+    errors.
 
     Raises `UnityError` for attributes that no pattern has.
     """

@@ -12,8 +12,8 @@ from torch import fx
 
 def needed(graph: fx.Graph, wanted: Sequence[fx.Node]) -> set[fx.Node]:
     """
-    Return the nodes on which the nodes `wanted` depend, themselves among them: through operands, and through in-place
-    writes into memory they read.
+    Return the nodes that must be run for the nodes `wanted`, themselves among them: those they depend on through
+    operands, and those that write in place into memory they read.
     """
     root = roots(graph)
     writers = [(n, {root[t] for t in targets}) for n in graph.nodes if (targets := written(n))]
@@ -31,7 +31,7 @@ def needed(graph: fx.Graph, wanted: Sequence[fx.Node]) -> set[fx.Node]:
 
 
 def written(node: fx.Node) -> list[fx.Node]:
-    """Return the operands that an operator writes into in place, as its ATen schema declares them."""
+    """Return the operands that an operator writes into in place, as its ATen schema declares them; [] for most."""
     return _aliased(node, write=True)
 
 
@@ -59,7 +59,10 @@ def _aliased(node: fx.Node, write: bool) -> list[fx.Node]:
 
 
 def roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Map each node to the first node whose memory it may share through views and in-place operators, maybe itself."""
+    """
+    Map each node of the graph to the first node whose memory it may share through views and in-place operators; to
+    itself if there is none.
+    """
     root: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         shared = _aliased(node, write=False)
@@ -71,8 +74,8 @@ def roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 def stale(graph: fx.Graph, kept: set[fx.Node]) -> dict[fx.Node, fx.Node]:
     """
-    Return the in-place operators whose write is seen through an alias that torch.export does not update, each with one
-    user of such an alias; only users in `kept`, the nodes to be imported, count.
+    Return the in-place operators that cannot be imported, each with one later node that reads the written memory by
+    another name (an alias); only readers in `kept`, the nodes to be imported, count.
 
     torch.export replaces later uses of the written tensor by the operator's result, but not uses of views taken before
     the write, nor of the tensor that the written one is a view of.

@@ -61,8 +61,8 @@ class ModuleWithLoss(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """
-        Return the loss, a scalar tensor: `args` and `kwargs` go to the module, except the loss's targets, which are
-        keyword arguments. Raises `UnityError` if the loss is no scalar tensor.
+        Call the module with `args` and `kwargs`, without the loss's targets, which are keyword arguments; return the
+        loss of its output and the targets, a scalar tensor. Raises `UnityError` if the loss is no scalar tensor.
         """
         targets = [kwargs.pop(name) for name in self.targets]
         output = self.module(*args, **kwargs)
@@ -78,7 +78,7 @@ def first(output: Any) -> Any:
     """
     Return the first tensor in a module's output, descending into the first element of tuples, lists and mappings.
 
-    If that leads to no tensor, returns what it leads to.
+    If that leads to no tensor (an empty tuple, None), returns what it leads to.
     """
     while not isinstance(output, torch.Tensor):
         if isinstance(output, Mapping) and output:
@@ -168,15 +168,15 @@ def bind(
     module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any], list[str]]:
     """
-    Return (positional arguments, keyword arguments, names of the loss's targets) with which to call the module and its
-    loss.
+    Split `example_inputs` into (positional arguments, keyword arguments, names of the loss's targets) with which to
+    call the module and its loss together (`ModuleWithLoss`).
 
-    Arguments are passed by keyword where the module's signature allows. The targets, which are among the keyword
-    arguments, are the loss's parameters without default, except the first (the module's output). Of `example_inputs`
-    that are a tuple, the last are the targets; of a dict, those with the targets' names. A tensor is a tuple of one. A
-    `loss` of None has no targets.
+    The targets, which are among the keyword arguments, are the loss's parameters without default, except the first (the
+    module's output): the last of a tuple of example inputs; of a dict, those with these names. A single tensor is a
+    tuple of one. A `loss` of None has no targets. Other arguments are passed by keyword where the module's signature
+    allows.
 
-    Raises `UnityError` where the inputs fit neither the module's `forward` nor the loss.
+    Raises `UnityError` where the inputs do not fit the module's `forward`, or lack what the loss needs.
     """
     wanted = _targets(loss)
     if isinstance(example_inputs, torch.Tensor):
@@ -304,8 +304,8 @@ PYTHON = (os.path.dirname(os.__file__) + os.sep, os.path.join(os.path.dirname(os
 
 def place(node: fx.Node) -> str:
     """
-    Return the line of the model's code that an operator came from, as `file:line`: the innermost frame outside of
-    torch.
+    Return the line of the model's source from which an exported operator came, as `file:line`: the innermost frame
+    outside of torch and this package; `outside of the module` if there is none.
     """
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     outside = [f for f in frames if not f[0].startswith(NOT_THE_MODEL)]

@@ -36,15 +36,15 @@ class Imported:
     @property
     def origin(self) -> Origin:
         """
-        What an emitted program needs to read the module's state dict: names of tables, and of tied weights.
-
-        Tables are inputs whose values came with the weights; tied weights have several keys.
+        The names that an emitted program needs to read the module's state dict: those of the tables (inputs whose
+        values come with the module, such as buffers), and the further keys of tied weights.
         """
         return Origin(tuple(self.tables), self.names)
 
     def save(self, path: str | Path) -> None:
         """
-        Write weights, under all of their names, and tables to one safetensors file, which appears only when complete.
+        Write the weights, under all of their names in the state dict, and the tables (buffers, frozen parameters,
+        constants) to one safetensors file at `path`, which is replaced only when complete.
 
         Raises `UnityError` for tensors on the meta device, `OSError` where the file cannot be written.
         """
@@ -59,19 +59,23 @@ def from_torch(
     Import a PyTorch module as a graph: what it computes in training mode on inputs of the example's shapes.
 
     `example_inputs` are a tensor, a tuple of positional arguments, or a dict of arguments by name. With a loss, which
-    is called as `loss(outputs, *targets)`, the last inputs of a tuple are its targets, and those of a dict that have
-    its parameters' names. Without one, the module's first output is the loss. `name` is the graph's, by default the
+    is called as `loss(outputs, *targets)`, the last inputs of a tuple are its targets; of a dict, those that have its
+    parameters' names. Without one, the module's first output is the loss. `name` is the graph's, by default the
     module's class.
 
-    Raises `UnityError` where torch.export fails or the loss is no scalar, and `UnityReport` with a line for each
-    operator that has no mapping.
+    Raises `UnityError` where torch.export fails, the loss is no scalar, or it depends on no trained parameter, and
+    `UnityReport` with a line for each operator that has no mapping.
     """
     return convert(export(module, example_inputs, loss), name or type(module).__name__)
 
 
 def convert(exported: Exported, name: str) -> Imported:
     """
-    Return an exported module as the graph called `name`, with its weights and tables. Raises as `from_torch` does.
+    Return an exported module, with its loss, as the graph called `name`, its weights and its tables (buffers, frozen
+    parameters, constants).
+
+    Raises `UnityReport` with a line for each operator that has no mapping, and `UnityError` if the loss depends on no
+    trained parameter.
     """
     importer = Importer(exported, name)
     value = importer.loss()

@@ -66,7 +66,7 @@ class Importer:
 
     def loss(self) -> Value:
         """
-        Return the graph's value of the loss.
+        Import the exported module; return its loss as a value of the graph.
 
         Raises `UnityReport` with every operator that has no mapping, and `UnityError` if the loss depends on no weight.
         """
@@ -80,7 +80,10 @@ class Importer:
 
     def placeholder(self, node: fx.Node) -> Any:
         """
-        Return the value of a placeholder node: a weight, input or table of the graph, or a tensor or constant to fold.
+        Return what a placeholder node of the exported graph stands for: a value of the graph (of a parameter or an
+        input), or, for buffers and constants, a tensor or other object, with which operators are computed at import.
+
+        An element type that the compiler does not have is reported, and `Missing` returned.
         """
         name = str(node.target)
         try:
@@ -105,8 +108,8 @@ class Importer:
 
     def parameter(self, name: str, parameter: torch.nn.Parameter) -> Value:
         """
-        Return the graph's weight for a PyTorch parameter, given its full name in the module; for a frozen parameter, a
-        table.
+        Return the graph's value for a PyTorch parameter, whose full name in the module is `name`: a weight, or, for a
+        frozen parameter (`requires_grad` False), an input whose values come with the module (a table).
         """
         tensor = parameter.detach()
         if not parameter.requires_grad:
@@ -117,7 +120,10 @@ class Importer:
         return leaf("weight", _type(tensor), name=name).result
 
     def trained(self, value: Value) -> bool:
-        """Return whether a value depends on a weight through operators that pass gradients."""
+        """
+        Return whether a gradient flows through a value to some weight: whether it depends on one other than through
+        `detach`.
+        """
         stack = [value.node]
         while stack:
             node = stack[-1]
@@ -134,10 +140,11 @@ class Importer:
 
     def run(self, module: fx.GraphModule, given: Mapping[fx.Node, Any], wanted: Sequence[Any]) -> list[Any]:
         """
-        Import a module's graph; return the values of the nodes `wanted`, in order.
+        Import the operators of a module's graph, or of a subgraph, that the nodes `wanted` need; return what these
+        nodes stand for, in order: values of the graph, folded tensors and numbers, or `Missing`.
 
-        `given` has the values of the graph's placeholders. Entries of `wanted` that are no nodes are returned as they
-        are.
+        `given` maps the graph's placeholders to what they stand for. Entries of `wanted` that are no nodes are returned
+        as they are.
         """
         env: dict[fx.Node, Any] = dict(given)
         kept = needed(module.graph, [n for n in wanted if isinstance(n, fx.Node)])
@@ -151,10 +158,11 @@ class Importer:
 
     def call(self, node: fx.Node, env: Mapping[fx.Node, Any], torn: Mapping[fx.Node, fx.Node]) -> Any:
         """
-        Import one operator; return its value. If it cannot be imported, report it and return `Missing`.
+        Import one operator: compute it now if it depends on no input and no weight, else map it; return its value or
+        values. If it cannot be imported, report it and return `Missing`.
 
-        `env` has the values of earlier nodes. `torn` maps in-place operators to be refused to a user that sees their
-        write through another name (see `stale`).
+        `env` maps earlier nodes to what they stand for. `torn` maps in-place operators that must be refused to a later
+        node that reads what they write by another name (see `stale`).
         """
         args, kwargs = fx.map_arg((node.args, node.kwargs), env.get)
         name = operator_name(node)
@@ -188,7 +196,8 @@ class Importer:
 
     def item(self, args: Sequence[Any]) -> Any:
         """
-        Return the result of an operator that `getitem` selects; `args` are (the operator's results, index).
+        Return one result of an operator with several, as `getitem` selects it; `args` are (the operator's imported
+        results, index).
 
         Raises `UnityError` if that result has no mapping.
         """
@@ -199,8 +208,8 @@ class Importer:
 
     def map(self, node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """
-        Call the function that maps the ATen operator of `node`, with these imported arguments; return its value or
-        values.
+        Call the mapping registered for the ATen operator of `node` with the arguments `args` and `kwargs`, which are
+        imported already; return its value or values.
 
         Raises `UnityError` if the operator has no mapping, or the mapping refuses it.
         """
@@ -229,7 +238,7 @@ class Importer:
     def inline(self, node: fx.Node, args: Sequence[Any]) -> Any:
         """
         Import an operator that holds a subgraph (set_grad_enabled, disabled autocast, checkpointing) by importing the
-        subgraph, with `args` imported already.
+        subgraph in its place; `args` are the node's arguments, imported already.
 
         Returns its value or values. Raises `UnityError` for other operators with subgraphs, such as control flow.
         """
@@ -255,8 +264,8 @@ class Importer:
 
 def fold(node: fx.Node, args: Any, kwargs: Any) -> Any:
     """
-    Compute the operator of `node`, which depends on no input and no parameter, in PyTorch, at import; `args` and
-    `kwargs` are its tensors and numbers. Return its result.
+    Compute the operator of `node`, which depends on no input and no parameter, in PyTorch, at import; return its
+    result. `args` and `kwargs` are its arguments, tensors and numbers.
 
     Raises `UnityError` for random operators, and where PyTorch fails.
     """
@@ -271,7 +280,10 @@ def fold(node: fx.Node, args: Any, kwargs: Any) -> Any:
 
 
 def check_static(node: fx.Node) -> None:
-    """Raise `UnityError` for an operator whose result's shape or value is dynamic (depends on data)."""
+    """
+    Raise `UnityError` for an operator whose result is of a dynamic shape, or a number known only at run time (dependent
+    on data).
+    """
     for tensor in _flat(node.meta.get("val")):
         if isinstance(tensor, torch.SymInt | torch.SymFloat | torch.SymBool):
             raise UnityError("its result is a number that depends on data; only fixed shapes can be imported")

@@ -18,11 +18,11 @@ from unity_ir.frontends.torch.report import one_line, refuse
 
 def from_text(text: str) -> Imported:
     """
-    Import the model that a function returns; `text` is its name as `package.module:function`.
+    Call the function that `text` names as `package.module:function`, and import the PyTorch model that it returns.
 
     The function is called without arguments, with the current directory on `sys.path`, and returns `(module, example
-    inputs)` or `(module, example inputs, loss)`. Raises `UnityError` where the function does not exist, fails, or
-    returns anything else, and as `from_torch` does.
+    inputs)` or `(module, example inputs, loss)`. Its name becomes the graph's. Raises `UnityError` where it does not
+    exist, fails, or returns anything else, and as `from_torch` does.
     """
     path, colon, name = text.partition(":")
     if not colon or not all(part.isidentifier() for part in (*path.split("."), *name.split("."))):

@@ -7,10 +7,10 @@ import torch
 
 def visible(mask: torch.Tensor) -> torch.Tensor | None:
     """
-    Return an attention mask as booleans, True where a query may attend to a key.
+    Return an attention mask as booleans of the same shape, True where a query may attend to a key.
 
-    The mask is boolean already, or is added to scores and holds only 0 and numbers near minus infinity; for others,
-    returns None.
+    The mask is boolean already, or is added to scores and holds only 0 and numbers near minus infinity (at most half of
+    the least finite one); for others, returns None.
     """
     if mask.dtype == torch.bool:
         return mask
@@ -20,7 +20,7 @@ def visible(mask: torch.Tensor) -> torch.Tensor | None:
 
 def is_lower(seen: torch.Tensor, queries: int, keys: int) -> bool:
     """
-    Return whether every matrix of a boolean mask `seen` [.., queries, keys] is square and lower triangular (causal),
-    given the sizes of its last two dims.
+    Return whether a boolean mask `seen` that broadcasts to [.., queries, keys] is causal: `queries` equals `keys`, and
+    every matrix is lower triangular.
     """
     return queries == keys and bool((seen == torch.ones(queries, keys, dtype=torch.bool).tril()).all())

@@ -28,13 +28,14 @@ class Padded:
 
     @property
     def own(self) -> Shape:
-        """The shape of the integers with the padding added, before any reshape of the result."""
+        """The shape with the padding, before any reshape (`shape` is the one after)."""
         size = self.before + self.value.shape[self.dim] + self.after
         return (*self.value.shape[: self.dim], size, *self.value.shape[self.dim + 1 :])
 
     def cut(self, dim: int, start: int, size: int) -> Padded | Value:
         """
-        Return the slice of `size` positions from `start` on along a dim; if it contains no padding, as a plain value.
+        Return the slice of `size` positions from `start` on along a dim, counted with the padding: as `Padded`, or as a
+        plain value if no padding is left in it.
 
         Must not be called after a reshape.
         """

@@ -16,14 +16,14 @@ from unity_ir.pcg.graph import Value
 
 
 def made_by(value: Value, name: str) -> tuple[Value, ...]:
-    """Return the operands of the operator that made a value, if that operator is called `name`; else ()."""
+    """Return the operands of the operator whose result a value is, if that graph operator is called `name`; else ()."""
     return value.node.operands if value.node.op == name else ()
 
 
 def number_of(value: Value, name: str, attribute: str) -> tuple[Value, float] | None:
     """
-    Return (first operand, value of a numeric `attribute`) of the operator that made a value, if that operator is called
-    `name`; else None.
+    Return (first operand, value of the numeric attribute `attribute`) of the operator whose result a value is, if that
+    graph operator is called `name`; else None.
 
     Given `scale(x, by = 2)`, "scale" and "by", returns x and 2.
     """
@@ -32,7 +32,8 @@ def number_of(value: Value, name: str, attribute: str) -> tuple[Value, float] | 
 
 def before_repeat_kv(x: Value) -> Value:
     """
-    Return keys or values [b, h, s, d] before `repeat_kv` repeated their heads for grouped-query attention.
+    Return keys or values [b, kv heads, s, d] as they were before a model repeated each head for a group of queries'
+    heads (`repeat_kv`), given the repeated ones [b, heads, s, d].
 
     Returns `x` itself if its heads were not repeated.
     """
@@ -46,9 +47,11 @@ def before_repeat_kv(x: Value) -> Value:
 
 def attention(weights: Value, v: Value, tables: Tables) -> Value | None:
     """
-    Return an attention operator for the product of `weights` and `v`; None if `weights` is no softmax of scaled scores.
+    Return an attention operator for the matrix product of `weights` and `v`; None if `weights` is no softmax of scaled
+    scores.
 
-    `weights` must be `softmax(scale * q k^T + mask)`, with no mask or a causal one, whose values are found in `tables`.
+    `weights` must be `softmax(scale * q k^T + mask)`, of four dims, without a mask or with a causal one; `tables` has
+    the values of masks that are known at import.
     """
     for scores in made_by(weights, "softmax"):
         causal = 0
@@ -71,9 +74,8 @@ def attention(weights: Value, v: Value, tables: Tables) -> Value | None:
 
 def rms_norm(normal: Value, weight: Value) -> Value | None:
     """
-    Return an RMS norm operator for `normal * weight`; None if `normal` is not `x * rsqrt(mean(x * x) + eps)`.
-
-    The mean must be over the last dim.
+    Return an RMS norm operator for the product `normal * weight`; None if `normal` is not `x * rsqrt(mean(x * x) +
+    eps)`, with the mean over the last dim, and `weight` of the size of that dim.
     """
     operands = made_by(normal, "mul")
     for x, root in (operands, operands[::-1]) if operands else ():
@@ -89,9 +91,9 @@ def rms_norm(normal: Value, weight: Value) -> Value | None:
 
 def gelu_tanh(left: Value, right: Value) -> Value | None:
     """
-    Return a gelu operator (tanh approximation) for the product of two factors; None if they do not form one.
+    Return a gelu operator (tanh approximation) for the product `left * right`; None if the factors do not form one.
 
-    The factors must be `0.5 x` and `1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))`.
+    They must be `0.5 x` and `1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))`, in this order.
     """
     half, one = number_of(left, "scale", "by"), number_of(right, "shift", "by")
     if half is None or one is None or (half[1], one[1]) != (0.5, 1.0):

@@ -21,7 +21,7 @@ class Report:
         self._lines.setdefault((operator, why), []).append(place)
 
     def check(self) -> None:
-        """Raise `UnityReport`, with a line per operator and reason, if any operator was recorded."""
+        """Raise `UnityReport`, with a line per operator and reason, if any operator was recorded; else do nothing."""
         if not self._lines:
             return
         lines = [f"--from-torch: {self.name} cannot be imported; {len(self._lines)} of its operators have no mapping:"]

@@ -29,7 +29,12 @@ class Tables:
         self._known: dict[object, Value] = {}
 
     def add(self, tensor: torch.Tensor) -> Value:
-        """Return the graph's input for a tensor, adding it if there is none yet for an equal tensor."""
+        """
+        Return the graph's input that holds a tensor known at import (a table), adding it if there is none: tensors of
+        one buffer or frozen parameter get one input, and so do others of equal type, shape and elements.
+
+        Raises `UnityError` for element types that the compiler does not have, and for other tensors on the meta device.
+        """
         name = self.names.get(id(tensor))
         key = name or (tensor.dtype, tuple(tensor.shape), _bytes(tensor))
         if key not in self._known:
@@ -42,9 +47,10 @@ class Tables:
 
     def keep(self, tensor: torch.Tensor) -> None:
         """
-        Preserve the values of tables that share memory with `tensor`, which is about to be written in place.
+        Save the present values of tables (tensors that became inputs of the graph) in the memory of `tensor`, which is
+        about to be written in place: the tables get a copy.
 
-        The tables get a copy of it, and the tensor loses its name, so that adding it later makes another table.
+        The tensor loses its name, so that adding it later makes another table.
         """
         memory = tensor.untyped_storage().data_ptr()
         for name, table in self.values.items():
@@ -76,32 +82,35 @@ class CallSite:
 
     def of(self, value: Value) -> CallSite:
         """
-        Return a call site whose result has the shape of `value`: with it, one mapping uses another for an intermediate
-        step.
+        Return a call site for an intermediate step whose result is shaped like `value`, in the element type of this
+        one's result, so that one mapping can use another.
         """
         meta = torch.empty(value.shape, dtype=self.result.dtype, device="meta")
         return CallSite(meta, self.tables, self.trained, self.seeds, self.examples)
 
     @property
     def shape(self) -> Shape:
-        """The shape of the operator's first result in PyTorch."""
+        """The shape of the result that PyTorch has at this call; of the first, if there are several."""
         return tuple(self.result.shape)
 
     @property
     def dtype(self) -> str:
         """
-        The element type of the operator's first result. Raises `UnityError` for a type that the compiler does not have.
+        The element type, such as `f32`, of the (first) result that PyTorch has at this call. Raises `UnityError` for a
+        type that the compiler does not have.
         """
         return element_type(self.result.dtype)
 
     @property
     def result(self) -> torch.Tensor:
-        """The operator's first result, as a tensor on the meta device."""
+        """The (first) result that PyTorch has at this call, as a tensor on the meta device, without data."""
         return self.meta if isinstance(self.meta, torch.Tensor) else self.meta[0]
 
     def value(self, x: Operand, dtype: str | None = None) -> Value:
         """
-        Return `x` as a value of the graph, cast to `dtype`; a uniform tensor becomes a constant, another one a table.
+        Return the operand `x` as a value of the graph, cast to the element type `dtype`: a tensor known at import
+        becomes an input with its values (a table), or a constant if all its elements are equal; a number becomes a
+        scalar constant.
 
         With `dtype` None, values and tensors keep their element type, and numbers get that of PyTorch's result. Raises
         `UnityError` for nan.
@@ -119,7 +128,7 @@ class CallSite:
         return self.tables.add(x)
 
     def fit(self, x: Value) -> Value:
-        """Return `x` broadcast to the shape and cast to the element type of the operator's first result."""
+        """Return `x` broadcast to the shape, and cast to the element type, of the (first) result that PyTorch has."""
         return cast(expand(x, self.shape), self.dtype)
 
 
@@ -153,7 +162,8 @@ def cast(x: Value, dtype: str) -> Value:
 
 def number(x: Operand) -> float | None:
     """
-    Return the number that all elements of a folded operand hold; None if they differ, and for values of the graph.
+    Return the number that all elements of a number or tensor known at import are; None if they differ, and for values
+    of the graph.
     """
     if isinstance(x, Value):
         return None
@@ -162,7 +172,8 @@ def number(x: Operand) -> float | None:
 
 def finite(x: float, dtype: torch.dtype) -> float:
     """
-    Return `x` as a number that graph text can hold: infinity as the largest finite number of a floating-point `dtype`.
+    Return `x` as a number that graph text can hold: plus or minus infinity as the largest finite number of that sign,
+    if `dtype` is of floating point.
 
     Raises `UnityError` for nan.
     """
@@ -183,8 +194,8 @@ def uniform(x: torch.Tensor) -> float | None:
 
 def shrink(x: torch.Tensor) -> torch.Tensor:
     """
-    Return a smaller tensor that broadcasts to `x`: dims along which it is constant get size 1, leading ones are
-    dropped.
+    Return a smaller tensor that broadcasts to `x`: dims along which its elements are equal get size 1, and leading dims
+    of size 1 are dropped.
     """
     for dim in range(x.dim()):
         if x.shape[dim] > 1 and torch.equal(x, x.narrow(dim, 0, 1).expand_as(x)):
@@ -196,8 +207,8 @@ def shrink(x: torch.Tensor) -> torch.Tensor:
 
 def tensor(x: Operand, what: str) -> Value:
     """
-    Return `x` if it is a value of the graph. Raises `UnityError`, which calls the operand `what`, if it was folded at
-    import.
+    Return the operand `x`, which must be a value of the graph. Raises `UnityError` if it is a tensor or number known at
+    import; `what` names the operand in the message.
     """
     if not isinstance(x, Value):
         raise UnityError(f"{what} is a constant; it must depend on an input or a parameter")

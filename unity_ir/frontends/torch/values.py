@@ -33,12 +33,12 @@ SWAP_HEADS = (0, 2, 1, 3)
 
 
 def shape_of(x: Operand) -> Shape:
-    """Return the shape of an operand; () for a number."""
+    """Return the shape of an operand: of a value of the graph, or of a tensor known at import; () for a number."""
     return tuple(x.shape) if isinstance(x, Value | torch.Tensor) else ()
 
 
 def is_bool(x: Operand) -> bool:
-    """Return whether an operand's element type is boolean."""
+    """Return whether an operand is a boolean tensor or value of the graph; False for a number."""
     return x.type.dtype == "bool" if isinstance(x, Value) else getattr(x, "dtype", None) == torch.bool
 
 
@@ -55,26 +55,29 @@ def element_type(dtype: torch.dtype) -> str:
 
 
 def like(value: Value) -> torch.Tensor:
-    """Return a tensor on the meta device with the shape and element type of a value."""
+    """
+    Return a tensor on PyTorch's meta device, without data, with the shape and element type of a value of the graph.
+    """
     dtype = next(d for d, n in DTYPES.items() if n == value.type.dtype)
     return torch.empty(value.shape, dtype=dtype, device="meta")
 
 
 def op(name: str, *operands: Value, **attributes: AttrValue) -> Value:
-    """Apply the graph operator called `name` to operands; return its only result."""
+    """Apply the graph operator called `name` to operands, with the given attributes; return its only result."""
     return apply(name, operands, attributes).result
 
 
 def constant(value: float, shape: Shape, dtype: str) -> Value:
-    """Return a constant of this shape and element type that is `value` everywhere."""
+    """Return a constant of the graph, of this shape and element type (such as `f32`), that is `value` everywhere."""
     return leaf("constant", tensor_type(shape, dtype), value=int(value) if dtype == "bool" else value).result
 
 
 def reshape(x: Value, shape: Sequence[int]) -> Value:
     """
-    Return `x` reshaped to `shape`; `x` itself if it has that shape. A reshape of a reshape becomes one.
+    Return `x` reshaped to `shape`, of as many elements; `x` itself if it has that shape. A reshape of a reshape becomes
+    one.
 
-    A reshape that merges attention heads becomes `merge_heads`.
+    A reshape that merges attention heads ([b, h, s, d] to [b, s, h * d]) becomes the operator `merge_heads`.
     """
     shape = tuple(shape)
     while x.shape != shape and x.node.op == "reshape":
@@ -103,8 +106,8 @@ def permute(x: Value, perm: Sequence[int]) -> Value:
     """
     Return `x` with its dims in the order `perm`, in which negative numbers count from the last.
 
-    A permutation that undoes the one before, or has no effect, is dropped; one that separates attention heads becomes
-    `split_heads`.
+    A permutation that undoes the one before, or has no effect, is dropped; one that separates attention heads ([b, s, h
+    * d] to [b, h, s, d]) becomes the operator `split_heads`.
     """
     perm = tuple(p % len(x.shape) for p in perm)
     if perm == tuple(range(len(perm))):
@@ -132,7 +135,10 @@ def swap(x: Value, a: int, b: int) -> Value:
 
 
 def expand(x: Value, shape: Sequence[int]) -> Value:
-    """Return `x` broadcast to `shape` by NumPy's rules: missing leading dims, and dims of size 1."""
+    """
+    Return `x` broadcast to `shape` by NumPy's rules: dims of size 1 are stretched, missing leading dims are added. `x`
+    must fit.
+    """
     shape = tuple(shape)
     old = (1,) * (len(shape) - len(x.shape)) + x.shape
     wide = [i for i, (a, b) in enumerate(zip(old, shape, strict=True)) if a != b]
@@ -151,14 +157,17 @@ def expand(x: Value, shape: Sequence[int]) -> Value:
 
 
 def cut(x: Value, dim: int, start: int, size: int, step: int = 1) -> Value:
-    """Return `size` positions of `x` along a dim: `start`, `start + step`, ..."""
+    """
+    Return the slice of `x` with `size` positions along dim `dim`: `start`, `start + step`, ...; `x` itself if that is
+    all.
+    """
     if (start, size, step) == (0, x.shape[dim], 1):
         return x
     return op("slice", x, dim=dim, start=start, size=size, step=step)
 
 
 def squeeze_leading(x: Value) -> Value:
-    """Return `x` without its leading dims of size 1, which broadcasting adds again."""
+    """Return `x` reshaped to drop its leading dims of size 1, which broadcasting adds again."""
     shape = x.shape
     while shape and shape[0] == 1:
         shape = shape[1:]

@@ -35,8 +35,8 @@ _OPAQUE: Mapping[str, tuple[str, str, str]] = {
 
 def joined(writer: TorchWriter, op: str, left: TensorText, right: TensorText) -> TensorText:
     """
-    Return code for `left op right`, of an arithmetic operator such as `+`, with both operands broadcast to the dims of
-    either.
+    Return code for `left op right`, where `op` is `+`, `-`, `*` or `/`, with both operands broadcast to the index
+    variables of either. `writer` is that of the TDL line they are part of.
     """
     values = [left, right]
     if op in "+-":
@@ -54,8 +54,9 @@ def joined(writer: TorchWriter, op: str, left: TensorText, right: TensorText) ->
 
 def compared(writer: TorchWriter, op: str, left: TensorText, right: TensorText, level: int = SUM) -> TensorText:
     """
-    Return code for `left op right`, a boolean, where `op` is such as `<` or `&`; an operand whose outermost operator
-    has a precedence below `level` gets parentheses.
+    Return code for the boolean tensor `left op right`, where `op` is such as `<` or `&`; `writer` is that of the TDL
+    line they are part of. An operand gets parentheses if its outermost operator binds less tightly than `level`, a
+    precedence of `kernels.text` (`SUM` below `PRODUCT`, `UNARY`, `ATOM`).
     """
     order = writer.union([left, right])
     a, b = writer.ordered(left, order), writer.ordered(right, order)
@@ -64,7 +65,8 @@ def compared(writer: TorchWriter, op: str, left: TensorText, right: TensorText, 
 
 def of_two(writer: TorchWriter, function: str, left: TensorText, right: TensorText) -> TensorText:
     """
-    Return code for a call of a PyTorch function, such as `torch.maximum`, of two floating point tensors or numbers.
+    Return code for the call of a PyTorch function of two arguments, such as `torch.maximum` or `torch.pow`: tensors, of
+    which integers are first converted to floating point, or Python numbers.
     """
     values = [v if v.number else writer.floating(v) for v in (left, right)]
     if function != "torch.pow":
@@ -80,7 +82,10 @@ def of_two(writer: TorchWriter, function: str, left: TensorText, right: TensorTe
 
 
 def chosen(writer: TorchWriter, condition: TensorText, yes: TensorText, no: TensorText) -> TensorText:
-    """Return code for `torch.where(condition, yes, no)`."""
+    """
+    Return code for `torch.where(condition, yes, no)`, broadcast to the index variables of all three; if `yes` or `no`
+    is floating point, the other is converted to it.
+    """
     kind = "float" if "float" in (yes.kind, no.kind) else "int"
     if kind == "float":
         if yes.number and no.number:
@@ -94,8 +99,8 @@ def chosen(writer: TorchWriter, condition: TensorText, yes: TensorText, no: Tens
 
 def uniform(writer: TorchWriter, seed: int, position: TensorText) -> TensorText:
     """
-    Return code for the random numbers in [0, 1) that `tdl.functions.philox` draws with a seed at positions, after
-    writing the statements it needs.
+    Return code for the random numbers in [0, 1) that `tdl.functions.philox` draws for `seed` at each of the integers
+    `position`, after writing the statements it needs to `writer`.
 
     The 64-bit products overflow, which keeps their low bits. Raises `UnityError` where statements are not allowed.
     """
@@ -123,10 +128,10 @@ def uniform(writer: TorchWriter, seed: int, position: TensorText) -> TensorText:
 
 def opaque(writer: TorchWriter, function: str, made: str, taken: str, value: TensorText) -> TensorText:
     """
-    Return code for the opaque function called `function`, applied to `value` along the dim of variable `taken`, which
-    becomes a dim of variable `made`.
+    Return code for the opaque function (`topk_values` or `topk_indices`) applied to `value` along the dim of index
+    variable `taken`, which becomes a dim of variable `made`, of that variable's extent.
 
-    Raises `UnityError` for a function that `_OPAQUE` does not have.
+    Raises `UnityError` for other functions.
     """
     if function not in _OPAQUE:
         raise writer.fail(f"no PyTorch text for opaque {function}; add it to kernels/pytorch/functions.py")

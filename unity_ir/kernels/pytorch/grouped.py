@@ -16,7 +16,8 @@ from unity_ir.tdl.syntax import Access, Expr
 
 def routed_product(writer: TorchWriter, expr: Expr) -> TensorText | None:
     """
-    Return code for a grouped product (each row times the weight that integers pick for it); None for other expressions.
+    Return code for a grouped product: each row of one operand times the one of several weights that an integer operand
+    picks for it, as in a mixture of experts, or the weights' gradient. None for other expressions.
 
     It is a matrix product per weight, whose rows are put back in order; for the weights' gradient, a stack of products.
     """

@@ -70,7 +70,7 @@ def whole(writer: TorchWriter, access: Access) -> TensorText:
 
 
 def atom(writer: TorchWriter, tensor: str) -> Text:
-    """Return the name that an operand, called `tensor` in the line, has in the code."""
+    """Return the Python expression of an operand in the code, given its name `tensor` in the line."""
     name = writer.names[tensor]
     return Text(name, ATOM if name.replace(".float()", "").isidentifier() else 0)
 

@@ -50,7 +50,7 @@ def product(writer: TorchWriter, expr: Reduce) -> TensorText | None:
 
 
 def reduced(writer: TorchWriter, expr: Reduce) -> TensorText:
-    """Return code for a reduction: `sum`, `prod`, `amax` or `amin` over the dims reduced."""
+    """Return code for a reduction: `sum`, `prod`, `amax` or `amin` over the dims of the index variables reduced."""
     value = writer.value(expr.body)
     dims = [d for d, n in enumerate(value.dims) if n in expr.names]
     rest = tuple(n for n in value.dims if n not in expr.names)

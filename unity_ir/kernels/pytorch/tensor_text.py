@@ -32,7 +32,10 @@ class TensorText:
 
 
 def letters(names: Sequence[str]) -> dict[str, str]:
-    """Return a letter for each index variable, for `torch.einsum`: its own first letter where that is free."""
+    """
+    Return a letter from a to z for each distinct index variable in `names`, for `torch.einsum`: its own first letter
+    where that is free.
+    """
     found: dict[str, str] = {}
     for name in dict.fromkeys(names):
         free = [c for c in (name[0], *"abcdefghijklmnopqrstuvwxyz") if c.isascii() and c.islower()]

@@ -28,12 +28,19 @@ F = "torch.nn.functional"
 
 
 def target(number: int) -> str:
-    """Return the name of the dim that is written through window number `number` of a result."""
+    """
+    Return the name of the dim that is written through window number `number`, from 0, of a result, as in a transposed
+    convolution.
+    """
     return f"={number}"
 
 
 def written(writer: TorchWriter, result: Result) -> TensorText:
-    """Return code for a result that is written through windows; these dims are called `target(i)`."""
+    """
+    Return code for a result that is written through windows (affine indices, as in a transposed convolution or a
+    pooling's gradient): values that fall on one position are added up. These dims are called `target(i)`, for the i-th
+    window.
+    """
     windows = [i for i in result.indices if isinstance(i, Window)]
     for number, window in enumerate(windows):
         writer.extents[target(number)] = window.size

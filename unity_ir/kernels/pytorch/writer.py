@@ -62,7 +62,10 @@ class TorchWriter(ABC):
 
     @abstractmethod
     def value(self, expr: Expr) -> TensorText:
-        """Return a TDL expression as PyTorch code."""
+        """
+        Return a TDL expression of the line as PyTorch code, with the index variable that each dim of the tensor ranges
+        over.
+        """
 
     def fail(self, message: str) -> UnityError:
         """Return (not raise) the `UnityError` with this message about the line's operator."""
@@ -94,8 +97,8 @@ class TorchWriter(ABC):
 
     def dims(self, indices: Sequence[object], window: Callable[[int], str]) -> list[str]:
         """
-        Return the names of the dims of a tensor with these bound indices: one per variable, and `window(i)` for window
-        number i.
+        Return the names of the dims of a tensor that is read or written at `indices`, those of a bound line: one per
+        index variable, and `window(i)` for the i-th window (an affine index), from 0.
         """
         numbers = count()
         return [
@@ -149,7 +152,10 @@ class TorchWriter(ABC):
         return widest.dims if set(widest.dims) == names else tuple(n for n in self.extents if n in names)
 
     def tensor(self, value: TensorText) -> TensorText:
-        """Return code for a tensor or a Python number as a floating point tensor."""
+        """
+        Return code for `value`, a tensor or a Python number, as a floating point tensor; a number becomes one without
+        dims.
+        """
         if not value.number:
             return self.floating(value)
         return TensorText(Text(f"torch.full((), {value.text.text}, dtype={self.dtype}, device={self.device})"), ())

@@ -63,8 +63,8 @@ class Scope:
 
 def attention_launches(of: Attention, place: Scope) -> list[KernelLaunch] | None:
     """
-    Return the launches that compute all results of the line `of`, which is attention or its gradient; `place` is the
-    line's launcher.
+    Return the launches that compute all results of a line that is attention or its gradient, matched as `of`; `place`
+    has the buffers of its operands and results, and the identifiers of its launcher.
 
     None if the operands differ in element type or hold integers, or if rows are too wide for the kernels.
     """

@@ -155,9 +155,11 @@ PROGRAMS = 256
 
 def convolution_launch(stage: Stage, of: ImplicitGemm) -> KernelLaunch:
     """
-    Return the launch of the kernel of a convolution or one of its gradients, `of`.
+    Return the launch of the kernel of a convolution or one of its gradients, matched as `of`. `stage` is the result to
+    compute: its expression, and the buffers it reads and fills.
 
-    If the kernel makes partial sums, the launch has lines after it that add them up.
+    A weight's gradient may be computed as partial sums by several programs; the launch then has lines of code after it,
+    in which PyTorch adds them up.
     """
     m, n, k = of.sizes
     form = of.of.form

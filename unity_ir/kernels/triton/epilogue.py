@@ -58,7 +58,10 @@ class Epilogue(KernelWriter):
 
     @property
     def flops(self) -> int:
-        """Floating point operations per element of the result, those of the matrix product not counted."""
+        """
+        Floating point operations per element of the matrix product, summed over all results of the kernel; those of the
+        product itself are not counted.
+        """
         seen: set[Expr] = {self.of.product}
 
         def count(expr: Expr) -> int:
@@ -72,10 +75,10 @@ class Epilogue(KernelWriter):
 
     def pointer(self, tensor: str, where: Address) -> tuple[str, str]:
         """
-        Return (pointer expression, mask expression) of a tensor's elements at the address `where`, as
-        `KernelWriter.pointer` does.
+        Return (pointer expression, mask expression) of a tensor's elements at `where`, an offset and a stride per index
+        variable, over the axes of the tile, as `KernelWriter.pointer` does.
 
-        If the text serves all shapes, strides are parameters.
+        If the kernel's text serves all shapes, strides are parameters of it.
         """
         if not self.serves_all_shapes:
             return super().pointer(tensor, where)

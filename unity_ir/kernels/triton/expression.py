@@ -167,7 +167,10 @@ class KernelWriter:
         self.axes = axes
 
     def share(self, exprs: Iterable[Expr]) -> None:
-        """Make every subexpression that occurs twice in `exprs` be assigned to a name where it is first written."""
+        """
+        Note that every subexpression which occurs more than once in `exprs` is to be assigned to a name, where `value`
+        first writes it.
+        """
         seen: set[Expr] = set()
 
         def visit(expr: Expr) -> None:
@@ -185,10 +188,10 @@ class KernelWriter:
 
     def pointer(self, tensor: str, where: Address) -> tuple[str, str]:
         """
-        Return (pointer expression, mask expression) of a tensor's elements at the address `where`, over the axes of the
-        tile.
+        Return (pointer expression, mask expression) of a tensor's elements at `where`, an offset and a stride (in
+        elements) per index variable, over the axes of the tile.
 
-        The mask says which of the elements exist; it is empty if all do.
+        The mask is true for those of the elements that exist; it is empty if all do.
         """
         strides = dict(where.strides)
         offset = where.offset
@@ -219,8 +222,8 @@ class KernelWriter:
 
     def coordinate(self, axis: Axis, run: Run) -> str:
         """
-        Return the expression of the position along `run`, consecutive variables of an axis of the tile, computed from
-        the axis's flat position.
+        Return the expression of the position along `run`, some consecutive index variables of an axis of the tile taken
+        as one, computed by division and remainder from the axis's flat position, and named if it takes any.
         """
         text = axis.index
         if run.inner > 1:
@@ -263,7 +266,10 @@ class KernelWriter:
         return name
 
     def inside(self, index: WrittenIndex) -> str:
-        """Return the mask of the positions at which a window's index lies inside the tensor; empty if all do."""
+        """
+        Return the mask of the positions at which an index that is a window, an affine one, lies inside the tensor;
+        empty if all do, and for other indices.
+        """
         if not isinstance(index, Window):
             return ""
         first = index.offset + index.low
@@ -279,8 +285,8 @@ class KernelWriter:
 
     def store(self, tensor: str, where: Address, value: str) -> None:
         """
-        Emit the store of the expression `value` to a tensor's elements at the address `where`, over the axes of the
-        tile.
+        Emit the store of the expression `value` to a tensor's elements at `where`, an offset and a stride (in elements)
+        per index variable, over the axes of the tile.
         """
         pointer, mask = self.pointer(tensor, where)
         if not value.isidentifier():
@@ -385,8 +391,8 @@ class KernelWriter:
 
     def gathered(self, picked: Pick) -> Text:
         """
-        Return code for the body of `picked` at the position that an integer operand picks; 0 if this piece does not
-        have it.
+        Return code for the body of `picked` at the position that an integer operand picks; 0 where this rank's piece
+        does not have that position.
         """
         extent = self.extents[picked.variable]
         index = self.load(picked.at)

@@ -116,7 +116,11 @@ _WEIGHTS = f"""\
 
 
 def grouped_launch(stage: Stage, of: Grouped) -> KernelLaunch:
-    """Return the launch of a grouped product's kernel, with lines before it that sort the rows by their weights."""
+    """
+    Return the launch of the kernel of a grouped product, matched as `of`: each row times the one of several weights
+    that integers pick for it, as in a mixture of experts, or the weights' gradient. `stage` has the result's
+    expression, and the buffers it reads and fills. Lines before the launch sort the rows by their weights.
+    """
     sizes = of.sizes
     x, w = stage.buffers[of.of.x.tensor], stage.buffers[of.of.w.tensor]
     made = Sorted.of(stage)

@@ -163,7 +163,10 @@ class KernelLaunch:
 
     @property
     def work(self) -> LaunchWork:
-        """The launch's number of programs and passes, by which fusions are judged."""
+        """
+        The launch's number of programs, and how often each reads its input, by which it is judged whether to fuse
+        operators.
+        """
         return LaunchWork(self.kind, prod(self.grid), self.passes)
 
     @property
@@ -287,7 +290,8 @@ class KernelBuilder:
 
     def out(self, number: int) -> str:
         """
-        Return the key of a result pointer in the writer's pointers: of `stage` for number 0, of those in `more` from 1.
+        Return the name under which the writer knows the pointer to a result: that of `stage` for `number` 0, those of
+        `more` from 1. Pass it to `writer.store`.
         """
         return f"{self.OUT} {number}" if number else self.OUT
 
@@ -304,7 +308,10 @@ class KernelBuilder:
         return name
 
     def program(self, axis: int) -> str:
-        """Return code for the number of the program along axis number `axis` of the launch grid."""
+        """
+        Return code for the index of this program along axis `axis` (0 to 2) of the launch grid, in 64 bits where
+        addresses need them.
+        """
         return f"tl.program_id({axis})" + (".to(tl.int64)" if self.stage.wide else "")
 
     def launch(

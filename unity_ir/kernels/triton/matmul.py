@@ -83,9 +83,10 @@ _TAKEN = (
 
 def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> KernelLaunch:
     """
-    Return the launch of the matrix product kernel for a stage that is a function of the contraction `of`.
+    Return the launch of the matrix product kernel for `stage`, a result to compute, whose expression is a function of
+    the product `of`, such as its sum with a bias.
 
-    The kernel also computes `more` stages, which are functions of the same product.
+    The kernel also computes the results of `more` stages, which are functions of the same product.
     """
     x, w = stage.buffers[of.x], stage.buffers[of.w]
     sizes = of.sizes
@@ -154,12 +155,12 @@ def _form(stage: Stage, of: Contraction) -> str | None:
 
 def expects(sizes: Mapping[str, int], strides: Iterable[Mapping[str, int]], dtype: str) -> tuple[str, ...]:
     """
-    Return the instructions the compiler is expected to use, such as `mma` and `pipelined` (see `Compiled.expects`), for
-    a product of these `sizes`, by "m", "n", "k".
+    Return the kinds of instructions that the compiled kernel of a product must contain: some of `mma` (matrix units)
+    and `pipelined` (asynchronous copies to shared memory), which `unity-aot` checks.
 
-    `strides` has the strides of each operand by dim ("m", "n", "k", "b"). Matrix units multiply 16-bit types only, as
-    float32 is exact. Copies to shared memory are asynchronous if they are of one float32, or if all masks and strides
-    are multiples of 16 elements.
+    `sizes` has the product's sizes by "m", "n", "k", `strides` the strides of each operand, in elements, by dim ("m",
+    "n", "k", "b"), `dtype` their element type. Matrix units multiply 16-bit types only, as float32 is exact. Copies are
+    asynchronous if they are of float32, or if all masks and strides are multiples of 16 elements.
     """
     if dtype == "f32":
         return ("pipelined",)
@@ -170,8 +171,8 @@ def expects(sizes: Mapping[str, int], strides: Iterable[Mapping[str, int]], dtyp
 
 def blocks(sizes: Mapping[str, int], half: bool, exact: bool, heavy: bool = False) -> tuple[int, int, int, int, int]:
     """
-    Return (m, n, k, warps, pipeline stages): the tile and the options for a product of these `sizes` (by "m", "n",
-    "k").
+    Return (m, n, k, warps, pipeline stages) for a product of these `sizes` (by "m", "n", "k"): the rows, columns and
+    summed elements of a tile, and the launch options.
 
     Tiles are larger for `half`, aligned operands of 16 bits, and less wide where the epilogue is `heavy`. Products that
     are `exact`, of float32, have more warps and smaller n and k, since threads keep whole rows of both factors.

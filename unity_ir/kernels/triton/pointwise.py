@@ -20,7 +20,8 @@ SMALLEST_BLOCK = 128
 
 def pointwise_launch(stage: Stage, more: Sequence[Stage] = ()) -> KernelLaunch:
     """
-    Return the launch of one kernel for a stage without reductions, and for `more` stages over the same variables.
+    Return the launch of one kernel that computes `stage`, a result whose expression has no reductions, and `more`
+    stages over the same index variables.
 
     The expression may have any function of elements, broadcasts, permutations, composite dims, segments
     (concatenation), and indices used as values. What the stages share is read once (see `are_together`).
@@ -64,7 +65,10 @@ def _plain(kernel: KernelBuilder, stage: Stage) -> str:
 
 
 def are_together(one: Stage, other: Stage) -> bool:
-    """Return whether one pointwise kernel can compute both stages, neither of which may read the other's result."""
+    """
+    Return whether one pointwise kernel can compute both stages: neither has reductions or segments (concatenation), and
+    their results have the same index variables. The caller sees to it that neither reads the other's result.
+    """
     plain = not any(isinstance(each.expr, Cases) or reductions(each.expr) for each in (one, other))
     variables = _variables(one)
     return plain and variables is not None and variables == _variables(other)

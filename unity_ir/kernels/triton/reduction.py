@@ -48,8 +48,8 @@ _MULTIPLY = "@triton.jit\ndef multiply(a, b):\n    return a * b\n\n\n"
 
 def reduction_launches(stage: Stage, more: Sequence[Stage] = ()) -> list[KernelLaunch]:
     """
-    Return the launches for a stage with reductions, and for `more` stages over the same rows, computed by the same
-    kernels.
+    Return the launches that compute `stage`, a result whose expression has reductions, and `more` stages that depend on
+    the same index variables of the result (see `have_rows_in_common`), by the same kernels.
 
     No reduction of a stage may depend on a variable of an outer one. There is one launch, or two where long reductions
     are split over programs: the first computes partial results, the second their sum.

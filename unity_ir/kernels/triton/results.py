@@ -46,7 +46,10 @@ class Results:
         """Number of occurrences of each reduction in the results."""
 
     def add(self, result: Result, output: Buffer) -> None:
-        """Split one result of the line, to be stored in `output`, into parts, and append these."""
+        """
+        Split one result of the line into parts that one kernel each can compute, and append these to `parts`, in an
+        order in which they can be computed. The last part fills `output`, the others new buffers.
+        """
         expr = result.expr
         if isinstance(expr, Reduce) and self._uses[canonical(expr, self.extents, self.starts)[0]] > 1:
             result = replace(result, expr=self._without_split(expr))

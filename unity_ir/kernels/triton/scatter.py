@@ -43,8 +43,8 @@ FEWEST = 4
 
 def scatter_launches(stage: Stage, of: Scatter) -> list[KernelLaunch]:
     """
-    Return the launches for a stage that is the scatter-add `of`: a sum that adds elements to the places that integers
-    pick. The first has lines that sort them.
+    Return the one or two launches that compute `stage`, a result that is the scatter-add `of`: a sum that adds each
+    element to the place that an integer picks for it. The first has lines of code before it that sort the integers.
     """
     made = Sorted.of(stage)
     before = made.lines(stage, of.pick.variable, of.pick.at)
@@ -70,15 +70,18 @@ class Sorted:
 
     @staticmethod
     def of(stage: Stage) -> Sorted:
-        """Return two new variables of the launcher, named after the stage's result."""
+        """
+        Return two identifiers that are new in the stage's launcher, for the tensors `order` and `begins` of its result;
+        no code is written (see `lines`).
+        """
         return Sorted(*(stage.names.new(f"{stage.output.name}_{of}") for of in ("order", "begins")))
 
     def lines(self, stage: Stage, place: str, at: Access) -> tuple[str, ...]:
         """
-        Return the launcher's lines of code that compute `order` and `begins`.
+        Return the launcher's lines of code that compute the tensors `order` and `begins`.
 
-        `at` reads the integers, which are values of the index variable called `place`; if the launcher has a piece of
-        its values, only the places of the piece are in `begins`.
+        `at` reads the integers, which are positions along the index variable called `place`. If this rank has only a
+        piece of these positions, `begins` has an entry for those of the piece only (and one for their end).
         """
         ids = stage.buffers[at.tensor].name
         start, count = stage.starts.get(place), stage.extents[place]

@@ -53,7 +53,10 @@ class Tiling:
 
 
 def variables(stages: Sequence[Stage]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return (rows, columns): the index variables of the results that reductions depend on, and the others."""
+    """
+    Return (rows, columns) of a reduction kernel's results: the index variables, of extents above 1, that reductions
+    depend on, and the other ones, both in order.
+    """
     names = max(map(names_of, stages), key=len)
     needed = _needed(stages)
     return tuple(n for n in names if n in needed), tuple(n for n in names if n not in needed)
@@ -74,10 +77,11 @@ def tiling_of(
     exprs: Sequence[Expr], extents: Mapping[str, int], rows: tuple[str, ...], columns: tuple[str, ...]
 ) -> Tiling:
     """
-    Return a tile of about `TILE` elements whose reads are whole segments of memory.
+    Return the tile, of about `TILE` (4096) elements, that one program of a reduction kernel computes, chosen so that
+    its reads are of consecutive elements in memory.
 
-    `exprs` are the results' expressions, `rows` and `columns` the results' variables (see `variables`), and `extents`
-    has the number of positions of each.
+    `exprs` are the results' expressions, `rows` and `columns` the results' index variables (see `variables`), and
+    `extents` has the number of positions of each variable.
     """
     groups = {sizes_of(r, extents) for each in exprs for r in reductions(each)}
     if columns:
@@ -123,15 +127,19 @@ def sizes_of(node: Reduce, extents: Mapping[str, int]) -> tuple[int, ...]:
 
 def is_split(node: Reduce, extents: Mapping[str, int]) -> bool:
     """
-    Return whether each row of a reduction is computed by several programs, so that the reduction needs its own kernels;
-    `extents` has the number of positions of each variable.
+    Return whether several programs compute each element of a reduction's result (a row), as where there are few and
+    each sums much, so that the reduction needs kernels of its own; `extents` has the number of positions of each
+    variable.
     """
     rows = tuple(n for n in free_variables(node) if extents[n] > 1)
     return _parts([node], extents, rows) > 1
 
 
 def have_rows_in_common(one: Stage, other: Stage) -> bool:
-    """Return whether one reduction kernel can compute both stages: they have equal rows, and equal columns or none."""
+    """
+    Return whether one reduction kernel can compute both stages: their reductions depend on the same index variables of
+    the results (rows), and the results' other variables (columns) are equal, or one has none.
+    """
     if any(isinstance(i, Segments) for each in (one, other) for i in each.result.indices):
         return False
     needed = [_needed((each,)) for each in (one, other) if reductions(each.expr)]
@@ -147,7 +155,10 @@ def have_rows_in_common(one: Stage, other: Stage) -> bool:
 
 
 def parts_of(stages: Sequence[Stage]) -> int:
-    """Return the number of programs over which each row is split; 1 unless every stage is a single reduction."""
+    """
+    Return the number of programs that share the reduction of each element of the stages' results (a row); 1 unless
+    every stage is a single reduction, and all are of the same sizes.
+    """
     extents = stages[0].extents
     nodes = [each.expr for each in stages if isinstance(each.expr, Reduce) and reductions(each.expr) == [each.expr]]
     rows, columns = variables(stages)
@@ -166,7 +177,8 @@ def _parts(nodes: Sequence[Reduce], extents: Mapping[str, int], rows: tuple[str,
 
 def passes(nodes: Sequence[Reduce]) -> list[list[Reduce]]:
     """
-    Group reductions into passes: those of a group are over the same columns, and need only results of earlier groups.
+    Group reductions into passes over a kernel's input, in order: those of one group are over the same index variables,
+    and need only results of earlier groups.
     """
     left, done, found = list(nodes), set[Reduce](), list[list[Reduce]]()
     while left:
@@ -179,7 +191,8 @@ def passes(nodes: Sequence[Reduce]) -> list[list[Reduce]]:
 
 def warps_of(tiling: Tiling, results: int, loops: int) -> int:
     """
-    Return the number of warps of a kernel that stores `results` results and has `loops` loops over columns.
+    Return the number of warps of a reduction kernel that stores `results` results, and reads tiles in `loops` loops
+    over columns.
 
     8 elements per thread, since at 16 the assembler spills a few bytes in places; 32 where several results are computed
     from the same columns, all loaded at once, where it spilled at 8 and at 16.

@@ -23,7 +23,8 @@ BLOCK = 2048
 
 def window_write_launch(stage: Stage) -> KernelLaunch:
     """
-    Return the launch for a stage that writes its result through windows (a transposed convolution), without reductions.
+    Return the launch of the kernel that computes `stage`, a result that is written through windows (affine indices, as
+    in a transposed convolution) and whose expression has no reductions.
     """
     assert not reductions(stage.expr)
     assert isinstance(stage.form, WindowWrites)

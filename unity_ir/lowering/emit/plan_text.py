@@ -135,10 +135,10 @@ def _integer_bounds(reference: Graph) -> dict[str, int]:
 
 def compared(expr: Expr, parameter: str, bound: Bound) -> Iterable[int]:
     """
-    Yield the extents of the index variables with which an expression compares the integers of the operand named
-    `parameter`; `bound` is the line the expression is of.
+    Yield, for each comparison `v == x[..]` in an expression between an index variable and the integers of the operand
+    `x` named `parameter`, the extent of the variable; `bound` is the bound line that the expression is part of.
 
-    Given class ids that are compared with the class variable, yields the number of classes.
+    Given a loss that compares class ids with the class variable, yields the number of classes, which bounds valid ids.
     """
     match expr:
         case Call("eq", (Name(variable), Access(tensor))) if tensor == parameter:

@@ -27,9 +27,11 @@ class _Loop:
 
 def reference_text(graph: Graph, identifier: Callable[[str], str], taken: set[str]) -> str:
     """
-    Return the text of the function `reference`, the serial forward `graph`.
+    Return the Python text of the function `reference(weights, batch)`, the serial forward `graph` in plain PyTorch,
+    which returns the loss.
 
-    `identifier` returns a fresh name like the one wished for, and adds it to `taken`. 24 equal layers are one loop:
+    `taken` has the identifiers in use; `identifier` returns a new one like the one wished for, and adds it to `taken`.
+    Equal layers, three or more in a row, are one loop:
 
         for layer in range(24):
             matmul = relu @ weights[f'layer.{layer}.w']

@@ -26,10 +26,12 @@ class Repeat:
 
 def repeats(keys: Sequence[Hashable], alike: Callable[[Repeat], int] = lambda run: run.count) -> Iterator[Repeat]:
     """
-    Yield repeats of equal keys, in order, without overlap: at each index the one that saves the most items.
+    Yield the parts of a list that repeat equal keys at least three times, in order, without overlap: at each index the
+    one that saves the most items.
 
-    Given `a b c b c b c d`, yields `Repeat(1, 2, 3)`: from index 1, 2 items, 3 times. `alike` returns how many
-    repetitions of a repeat, from the first, match in more than their keys; the repeat is cut down to these.
+    Given `a b c b c b c d`, yields `Repeat(1, 2, 3)`: from index 1, 2 items, 3 times. `alike`, called with a repeat,
+    returns how many of its repetitions, from the first, the caller can write as one loop (all by default); the repeat
+    is cut down to these.
     """
     places: dict[Hashable, list[int]] = {}
     for place, key in enumerate(keys):

@@ -42,7 +42,10 @@ class Row:
     """Operands of a move that can be one call for several tensors."""
 
     def text(self) -> tuple[str, str]:
-        """Return (code, comment): the line's Python text."""
+        """
+        Return (code, comment): the line's Python statements (the assignment to `targets`, and deletions), and the text
+        of the comment after them, without `#`; either may be empty.
+        """
         if not self.targets:
             return self.code, self.comment
         comment = self.comment
@@ -60,7 +63,8 @@ class Row:
 
 def merged(rows: Iterable[Row]) -> list[Row]:
     """
-    Merge each row with the one before where that leaves the order of collectives as it is.
+    Merge each line of the step's code into the one before it, where it can be and collectives stay in their order;
+    return the lines that are left. Rows are changed in place.
 
     rewrite: x = all_reduce(..); x = x.wait()            -> x = all_reduce(..).wait()
              x = slice(y); z = all_gather(x); del x      -> z = all_gather(slice(y))

@@ -50,7 +50,10 @@ class StepWriter:
         """Variable that tells whether this rank is at some pinned coordinates."""
 
     def text(self) -> str:
-        """Return the Python text of the function `forward_backward`."""
+        """
+        Return the Python text of the emitted function `forward_backward(ctx, weights, batch)`, which returns this
+        rank's part of the loss and a dict of its parts of the gradients by weight name.
+        """
         program = self.program
         rows = merged(row for line in self.schedule.lines for row in self._rows(line.action, line.dies))
         lines = [(f"{name} = ctx.at({pinned!r})", "whether this rank is there") for pinned, name in self.here.items()]

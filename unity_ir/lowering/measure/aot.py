@@ -87,7 +87,10 @@ Outcome = Resources | str
 
 
 def read_outcome(read: Any) -> Outcome:
-    """Return the outcome of a compilation, resources or error message, from `read`, the JSON value it was stored as."""
+    """
+    Return the outcome of a compilation from `read`, the JSON value that it was stored as: `Resources` from a dict of
+    their fields, the compiler's message from a string.
+    """
     return read if isinstance(read, str) else Resources(**(read | {"instructions": tuple(read["instructions"])}))
 
 

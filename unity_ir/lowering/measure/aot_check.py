@@ -34,7 +34,10 @@ BATCH = 96
 
 
 def jobs(emitted: Emitted) -> dict[str, Job]:
-    """Return the distinct compilations of an emitted program's launches, each under the digest that `key` gives it."""
+    """
+    Return the distinct compilations that the launches of an emitted program need, each under the digest that `key`
+    gives it.
+    """
     found: dict[str, Job] = {}
     for one in emitted.compiled:
         job = Job(emitted.kernels[one.kernel], one)
@@ -44,13 +47,18 @@ def jobs(emitted: Emitted) -> dict[str, Job]:
 
 
 def merged(one: Job, other: Job) -> Job:
-    """Return one job for two of equal code, which expects the instructions that either expects."""
+    """
+    Return one compilation for two of equal `key`: `one`, whose code must contain the instructions that either expects.
+    """
     expects = tuple(dict.fromkeys((*one.compiled.expects, *other.compiled.expects)))
     return replace(one, compiled=replace(one.compiled, expects=expects))
 
 
 def key(job: Job) -> str:
-    """Return a digest of a compilation, equal for kernels that differ only in their name and are specialised alike."""
+    """
+    Return a SHA-256 digest of a compilation, as 64 hexadecimal digits, equal for kernels that differ only in their name
+    and are specialised alike.
+    """
     one = asdict(job.compiled)
     # Neither the name nor the expected instructions change the code.
     name = one.pop("kernel")

@@ -50,7 +50,10 @@ class TuningTask:
     """The operator's kernel as the cost model knows it."""
 
     def launcher(self, implementation: str) -> Launcher:
-        """Return the function that computes the operator in `implementation`, `triton` or `torch`."""
+        """
+        Return the text of the Python function, with its kernels, that computes the operator in `implementation`,
+        `triton` or `torch`.
+        """
         return launcher(self.operator.line, self.operator.dtypes, implementation, self.operator.divided)
 
 
@@ -59,7 +62,10 @@ Measure = Callable[[TuningTask, Sequence[str]], Mapping[str, float | str]]
 
 
 def tuning_tasks(programs: Iterable[Program]) -> Iterator[TuningTask]:
-    """Yield a task for every distinct operator of the programs for which there is a Triton kernel."""
+    """
+    Yield a task for every distinct operator, at one rank's shapes, of the programs for which there is a Triton kernel;
+    those without one are left out.
+    """
     seen: set[str] = set()
     for before in programs:
         program = with_savings(before)

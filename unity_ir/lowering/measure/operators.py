@@ -99,8 +99,8 @@ class CollectiveJob:
     @property
     def bytes(self) -> int:
         """
-        Bytes by which `Machine.move_seconds` prices the move: of the piece before it; after it, if it is local to a
-        device.
+        Bytes per rank that `Machine.move_seconds` takes as the size of this move: those of its operand on one rank or,
+        for a move without communication (a slice, a padding), those of its result.
         """
         source, target = COLLECTIVES[self.kind].profiled or (None, None)
         after = self.elements * (1 if source is None else self.members) // (1 if target is None else self.members)
@@ -194,7 +194,10 @@ class RankPool:
         self.folder.cleanup()
 
     def measure(self, job: Job) -> Measured:
-        """Time a call or a collective on all ranks of the pool. Raises `UnityError` if it fails, or a process dies."""
+        """
+        Time an operator's call or a collective, run on all ranks of the pool at once; return the seconds of one call
+        and their spread. Raises `UnityError` if it fails, or a process dies.
+        """
         try:
             for pipe in self.pipes:
                 pipe.send(job)

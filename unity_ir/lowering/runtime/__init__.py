@@ -40,9 +40,10 @@ _NOT_IN_PROGRAMS = ("__future__", "typing", "unity_ir")
 
 def text(parts: Sequence[str] = PARTS, step: str | None = None) -> str:
     """
-    Return the text of some runtime modules as it is copied into an emitted program.
+    Return the text of the runtime modules named in `parts`, in order, as it is copied into an emitted program.
 
-    Given the text of the program's `step`, functions and classes are left out that neither it nor `main` uses.
+    Given `step`, the text of the program's `forward_backward`, functions and classes are left out that neither it uses,
+    directly or through others, nor the modules' statements at top level.
     """
     modules = {part: _module(part) for part in parts}
     bodies = {part: module.text for part, module in modules.items()} if step is None else _reached(modules, step)
@@ -115,7 +116,10 @@ def _names(tree: ast.AST) -> frozenset[str]:
 
 
 def defined_names(text: str) -> frozenset[str]:
-    """Return the names of the functions, classes and imports at the top of a program's text."""
+    """
+    Return the names of the functions, classes and imports that a program's text defines at top level; variables are not
+    among them.
+    """
     names: set[str] = set()
     for statement in ast.parse(text).body:
         match statement:
@@ -130,13 +134,19 @@ def defined_names(text: str) -> frozenset[str]:
 
 @cache
 def runtime_names() -> frozenset[str]:
-    """Return the names that `defined_names` finds in all modules."""
+    """
+    Return the names of the functions and classes that all runtime modules (`PARTS`) together define at top level, which
+    no local variable of an emitted program may hide.
+    """
     return defined_names(text())
 
 
 @cache
 def imports(parts: tuple[str, ...] = PARTS) -> str:
-    """Return the import statements that `parts` of the runtime need, without those of each other."""
+    """
+    Return the text of the import statements that the runtime modules named in `parts` need, without imports of this
+    package: those of the standard library first, then those of torch.
+    """
     found: set[str] = set()
     for part in parts:
         for statement in ast.parse(_file(part).split(MARK, 1)[0]).body:
@@ -154,9 +164,10 @@ def imports(parts: tuple[str, ...] = PARTS) -> str:
 
 def load(parts: tuple[str, ...], **plan: Any) -> SimpleNamespace:
     """
-    Execute some runtime modules, and return their functions and classes; measurements and tests call these.
+    Execute the runtime modules named in `parts`, such as "collectives", and return their functions and classes as
+    attributes of one object; measurements and tests call these.
 
-    `plan` has values for the names of `runtime.plan` that these modules use, such as `MESH` and `WORLD`.
+    `plan` has values for the constants of an emitted program's plan that these modules use, such as `MESH` and `WORLD`.
     """
     scope: dict[str, Any] = dict(plan)
     exec(imports(parts) + text(parts), scope)

@@ -47,7 +47,7 @@ FAR = 64
 
 
 def rounding(plain, batch, wanted):
-    """Return float32's errors against the gradients `wanted`, by weight: the largest entry's, the largest norm."""
+    """Return errors of float32 gradients at `plain` against f64 `wanted`: ({weight: largest entry}, {weight: norm})."""
     single = {n: b.float() if b.is_floating_point() else b for n, b in batch.items()}
     generator = torch.Generator().manual_seed(0)
     farthest, longest = {}, dict.fromkeys(wanted, 0.0)
@@ -64,7 +64,7 @@ def rounding(plain, batch, wanted):
 
 
 def gradients(weights, batch):
-    """Return plain PyTorch's loss, and gradients by weight; zeros for weights the loss is not differentiable by."""
+    """Return (loss, {name: gradient}) of `reference` on whole tensors by name, by autograd; zeros where unused."""
     leaves = {n: w.detach().clone().requires_grad_() for n, w in weights.items()}
     loss = reference(leaves, batch)
     if not loss.requires_grad:
@@ -78,7 +78,7 @@ def _double(tensor):
 
 
 def in_double(ctx, weights, local):
-    """Return this program's whole gradients in float64, given pieces `local` of a batch; None if any rank fails."""
+    """Return {weight: whole f64 gradient} of this program run in float64 on local pieces; None if any rank fails."""
     try:
         text = Path(__file__).read_text().replace("torch.float32", "torch.float64").replace("tl.float32", "tl.float64")
         text = re.sub(r"(input_precision=\w+)\)", r"\1, out_dtype=tl.float64)", text)
@@ -107,9 +107,9 @@ def _everywhere(ctx, flag):
 
 def check(ctx, steps, seed, data, start=None, notes=None):
     """
-    Train `steps` steps from the weights in the file `start`, or initial ones, and compare loss, gradients and update of
-    each with plain PyTorch's in double precision from the same state; before that, compare the optimizer alone. Return
-    a line for each difference; lines about differences that are rounding are appended to `notes`.
+    Train `steps` steps on batches of `data` (a Data) from the weights in the file `start`, or initial ones by `seed`,
+    and compare each step's loss, gradients and update with plain PyTorch's in float64 from the same state; before that,
+    the optimizer alone. Return a line of text per difference ([]: none); those by rounding go to the list `notes`.
     """
     weights = init_weights(ctx, seed)
     if start:
@@ -168,7 +168,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
 
 
 def tell(ctx, off, got, want, plain, batch, weights, local, notes):
-    """Return those messages in `off` (by weight) where gradients `got` and `want` differ by more than rounding."""
+    """Return messages, of `off` ({weight: message}) or new, where gradients `got` are off `want` beyond rounding."""
     farthest, longest = rounding(plain, batch, want)
     apart = {n: float((got[n].double() - want[n]).abs().max()) for n in off}
     off = {n: line for n, line in off.items() if apart[n] > ROUNDING * farthest[n]}
@@ -208,7 +208,7 @@ def _states():
 
 
 def torch_update(t, state, grad):
-    """Return torch.optim's step `t` (from 1) of `state`, (weight, *moments), in float64, and bounds of its terms."""
+    """Return torch.optim's f64 step `t` (from 1) of `state` [weight, *moments]: (new ones, sizes of their terms)."""
     name, settings = OPTIMIZER
     options: dict = {n: v for n, v in settings.items() if not n.startswith("beta")}
     if "beta1" in settings:
@@ -234,7 +234,7 @@ def torch_update(t, state, grad):
 
 
 def compare_update(what, t, before, grad, after):
-    """Return a message about the first of (weight, *moments) `after` that is not torch.optim's of `before`, or None."""
+    """Return `what` and why [weight, *moments] `after` is not torch.optim's step `t` of `before`; None if it is."""
     want, sizes = torch_update(t, before, grad.double())
     for of, got, value, size in zip(("", *(f": {m} it" for m in MOMENTS)), after, want, sizes):
         limits = torch.finfo(got.dtype)
@@ -272,7 +272,7 @@ STEPS = (1, 2, 3, 100, 10000)
 
 
 def check_update(ctx, weights):
-    """Compare updates with torch.optim's, of states of all sizes, in first and late steps; return differences."""
+    """Compare `update` with torch.optim's on trial states of all sizes, steps 1 to 10000; return up to 8 messages."""
     wrong, states = [], len(_states())
     for number, (name, weight) in enumerate(weights.items()):
         # float32 rounds least, so small errors show; the weight's own type is what the program uses.

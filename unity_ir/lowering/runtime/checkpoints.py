@@ -32,7 +32,7 @@ from unity_ir.lowering.runtime.ranks import fail_alike, from_all, from_first
 
 
 def state_dict(ctx, weights, moments):
-    """Return this rank's pieces of weights and moments as DTensors, by full name after `weights.` or `moments.0.`."""
+    """Return this rank's pieces as DTensors by key: `weights.NAME`, `moments.0.NAME` (mean), `moments.1.NAME`."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -58,8 +58,8 @@ def state_dict(ctx, weights, moments):
 
 def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=()):
     """
-    Write a checkpoint after `t` steps to a temporary folder, then rename that, so that none is ever seen incomplete.
-    Its `complete.json` lists the content, with checksums. Then remove all but the newest `keep`, unless that is 0.
+    Write `folder`/step_N, where N is `t`, under another name, then rename it, so that none is ever seen incomplete; its
+    `complete.json` has `seed` and checksums. Remove all but the newest `keep` (0: none). All ranks call it.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -221,8 +221,8 @@ def _opened(path):
 
 def load(ctx, weights, moments, folder, changed=(), tables=None):
     """
-    Load the newest complete checkpoint in `folder` into weights, moments and the random state; return its steps done.
-    Only hyperparameters named in `changed` may differ from the checkpoint's. Tables are added to `tables` if missing.
+    Load the newest complete checkpoint in `folder` in place into weights, moments, random state and (if missing there)
+    the dict `tables`; return its number of steps. Ends the run if hyperparameters not in `changed` differ.
     """
     import torch.distributed.checkpoint as dcp
 

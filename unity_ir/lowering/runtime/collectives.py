@@ -38,7 +38,7 @@ class Pending:
 
 
 def wait(*pending):
-    """Wait for several collectives; return their results, with None for those in which this rank takes no part."""
+    """Wait for several Pendings (None: this rank takes no part); return a tuple of their results, with None there."""
     return tuple(each and each.wait() for each in pending)
 
 
@@ -72,7 +72,7 @@ def all_reduce(ctx, x, axes):
 
 
 def all_reduce_many(ctx, tensors, axes):
-    """Start one all-reduce of several tensors along mesh axes `axes`: a Pending of the sum of each over the group."""
+    """Start one all-reduce of several tensors along mesh axes `axes`: a Pending of the tuple of their sums."""
     out = torch.cat([x.reshape(-1) for x in tensors])
     shapes = [x.shape for x in tensors]
     work = dist.all_reduce(out, group=ctx.groups[axes], async_op=True)
@@ -94,7 +94,7 @@ def all_gather(ctx, x, dim, axes):
 
 
 def all_gather_many(ctx, tensors, dims, axes):
-    """Start one all-gather of several pieces along mesh axes `axes`: a Pending of all, joined along their `dims`."""
+    """Start one all-gather along mesh axes `axes`: a Pending of a tuple, pieces `tensors[i]` joined along `dims[i]`."""
     ways, sizes = _ways(axes), [x.numel() for x in tensors]
     mine, shapes = torch.cat([x.reshape(-1) for x in tensors]), [x.shape for x in tensors]
     out = mine.new_empty((ways * mine.numel(),))
@@ -116,7 +116,7 @@ def reduce_scatter(ctx, x, dim, axes):
 
 
 def reduce_scatter_many(ctx, tensors, dims, axes):
-    """Start one reduce-scatter along mesh axes `axes`: a Pending of this rank's part of each sum, along its `dims`."""
+    """Start one reduce-scatter along mesh axes `axes`: a Pending of a tuple, this rank's parts along `dims[i]`."""
     parts = [_cut(x, dim, axes) for x, dim in zip(tensors, dims)]
     shapes, mine = [p.shape[1:] for p in parts], torch.cat([p.flatten(1) for p in parts], 1)
     out = mine.new_empty((mine.shape[1],))
@@ -130,7 +130,7 @@ def reduce_scatter_many(ctx, tensors, dims, axes):
 
 
 def all_to_all(ctx, x, source, target, axes):
-    """Start an all-to-all along mesh axes `axes`: a Pending of `x`, a shard of dim `source`, now of dim `target`."""
+    """Start an all-to-all along mesh axes `axes`: a Pending of `x` resharded from dim `source` to dim `target`."""
     parts = _cut(x, target, axes)
     out = torch.empty_like(parts)
     work = dist.all_to_all_single(out, parts, group=ctx.groups[axes], async_op=True)
@@ -138,14 +138,14 @@ def all_to_all(ctx, x, source, target, axes):
 
 
 def broadcast(ctx, x, root, shape, dtype, axes):
-    """Start a broadcast of `x` from rank `root` of those along `axes`; others pass None, its `shape` and `dtype`."""
+    """Start a broadcast of `x` from position `root` along `axes`, else None of `shape`, `dtype`: a Pending of it."""
     out = x.contiguous() if ctx.index(axes) == root else torch.empty(shape, dtype=dtype, device=ctx.device)
     work = dist.broadcast(out, group=ctx.groups[axes], group_src=root, async_op=True)
     return Pending(axes, work, lambda: out, out)
 
 
 def scatter(ctx, x, dim, root, shape, dtype, axes):
-    """Start a scatter of `x` (of `shape`) by rank `root` of those along `axes`: a Pending of this rank's `dim` part."""
+    """Start a scatter of `x` (of `shape`) at position `root`, None elsewhere: a Pending of this rank's `dim` part."""
     shape = [size // _ways(axes) if i == dim else size for i, size in enumerate(shape)]
     out = torch.empty(shape, dtype=dtype, device=ctx.device)
     parts = [p.contiguous() for p in x.chunk(_ways(axes), dim)] if ctx.index(axes) == root else None
@@ -154,7 +154,7 @@ def scatter(ctx, x, dim, root, shape, dtype, axes):
 
 
 def gather(ctx, x, dim, root, axes):
-    """Start a gather: a Pending, at rank `root` of those along `axes` of pieces `x` joined along `dim`, else None."""
+    """Start a gather: a Pending of pieces `x` joined along `dim` at position `root` along `axes`, of None elsewhere."""
     mine = ctx.index(axes) == root
     parts = [torch.empty_like(x) for _ in range(_ways(axes))] if mine else []
     x = x.contiguous()
@@ -163,14 +163,14 @@ def gather(ctx, x, dim, root, axes):
 
 
 def reduce(ctx, x, root, axes):
-    """Start a reduce of `x`: a Pending, at rank `root` of those along mesh axes `axes` of the sum, else of None."""
+    """Start a reduce of `x`: a Pending of the sum at position `root` along mesh axes `axes`, of None elsewhere."""
     out = x.clone()
     work = dist.reduce(out, group=ctx.groups[axes], group_dst=root, async_op=True)
     return Pending(axes, work, lambda: out if ctx.index(axes) == root else None, out)
 
 
 def send(ctx, x, root, to, shape, dtype, axes):
-    """Start sending `x` of rank `root` of those along `axes` to rank `to`: a Pending; other ranks get None."""
+    """Start a send of `x` from position `root` to `to`: a Pending of `x` at `to`, of None at `root`; else None."""
     group, mine = ctx.groups[axes], ctx.index(axes)
     if mine == root:
         x = x.contiguous()
@@ -182,7 +182,7 @@ def send(ctx, x, root, to, shape, dtype, axes):
 
 
 def zero_elsewhere(ctx, x, root, shape, dtype, axes):
-    """Return this rank's addend of a sum that equals rank `root`'s `x`: `x` on that rank, zeros on the others."""
+    """Return `x` at position `root` along `axes`, and zeros of `shape` elsewhere: addends of a sum that is `x`."""
     return x if ctx.index(axes) == root else torch.zeros(shape, dtype=dtype, device=ctx.device)
 
 
@@ -192,7 +192,7 @@ def keep_part(ctx, x, dim, axes):
 
 
 def zero_pad(ctx, x, dim, axes):
-    """Return this rank's addend of a sum: its piece `x`, zeros around it along `dim`; for None, zeros but on rank 0."""
+    """Return `x` at its place along `dim` in zeros of the whole's shape; for None, `x` at position 0, else zeros."""
     if dim is None:
         return x if ctx.index(axes) == 0 else torch.zeros_like(x)
     shape = list(x.shape)
@@ -203,7 +203,7 @@ def zero_pad(ctx, x, dim, axes):
 
 
 def zero_pad_many(ctx, tensors, dim, axes):
-    """Return `zero_pad` of each of several tensors."""
+    """Return a tuple of `zero_pad(ctx, x, dim, axes)` for each `x` of several tensors."""
     return tuple(zero_pad(ctx, x, dim, axes) for x in tensors)
 
 

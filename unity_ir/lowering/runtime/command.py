@@ -41,7 +41,7 @@ from unity_ir.lowering.runtime.weights import read_tables, read_weights, write_w
 
 
 def step(ctx, weights, moments, batch, t, before_update=None, profile=None):
-    """Run step `t` (from 0) on a whole batch; call `before_update(pieces, loss)`; return this rank's loss."""
+    """Do step `t` (from 0) in place on a whole batch; call `before_update(pieces, loss)`; return this rank's loss."""
     local = {name: piece(ctx, batch[name], spec) for name, spec in INPUTS.items()}
     run = profile.run if profile else lambda function: function
     loss, grads = run(forward_backward)(ctx, weights, local)
@@ -52,7 +52,7 @@ def step(ctx, weights, moments, batch, t, before_update=None, profile=None):
 
 
 def train(ctx, options, data, seed, folder):
-    """Run the steps that the newest checkpoint in `folder` has not done; save and write what the options ask for."""
+    """Go on from the newest checkpoint in `folder` (None: step 0) to `options.steps`; save and write what they ask."""
     weights = init_weights(ctx, seed)
     moments = init_moments(weights)
     with ctx.unlimited():
@@ -92,7 +92,7 @@ ONLY_TRAINING = ("save", "save_every", "keep", "load", "changed", "weights_out",
 
 
 def arguments():
-    """Parse the command line; end the run if options contradict each other."""
+    """Parse the command line; return its options by name (a Namespace); end the run if they contradict each other."""
     parser = argparse.ArgumentParser(description=f"{NAME}: training step for {WORLD} ranks", prog=NAME)
     parser.error = fail_alike
     add = parser.add_argument
@@ -200,7 +200,7 @@ def main():
 
 
 def run(ctx, options):
-    """Train or check, as the options say, once the ranks have joined."""
+    """Train or check, as `options` say, after the ranks joined; a failed check prints lines and exits with code 1."""
     folder = goes_on_from(ctx, options)
     found = newest(ctx, folder) if folder else None
     seed = found[1]["seed"] if found else options.seed or 0

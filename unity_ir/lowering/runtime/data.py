@@ -79,7 +79,7 @@ class Data:
         return arrays
 
     def batch(self, t):
-        """Return the whole batch of step `t`, counted from 0, by input name, with the tables."""
+        """Return step `t`'s (from 0) batch, {input name: whole tensor}, constant inputs (tables) included."""
         made = self._rows(t)
         found = {**(self.tables or {}), **made}
         missing = [name for name in INPUTS if name not in found]

@@ -55,7 +55,7 @@ def _exchange(ctx, messages, axes):
 
 
 def halo(ctx, x, dim, low, high, axes):
-    """Start fetching neighbours' elements: `low` before and `high` after `x` along `dim`; zeros at the outer ends."""
+    """Start a halo exchange: a Pending of `x` with `low` neighbours' elements before, `high` after; 0 at outer ends."""
     size, me = x.shape[dim], ctx.index(axes)
     shape = list(x.shape)
     shape[dim] += low + high
@@ -80,7 +80,7 @@ def halo(ctx, x, dim, low, high, axes):
 
 
 def halo_reduce(ctx, x, dim, low, high, axes):
-    """Start adding to neighbours: cut `low` and `high` elements off the ends of `x` along `dim`, add them to theirs."""
+    """Start the adjoint of `halo`: a Pending of `x` less `low` and `high` ends, plus the ends neighbours cut off."""
     size, me = x.shape[dim] - low - high, ctx.index(axes)
     out = x.narrow(dim, low, size).clone(memory_format=torch.contiguous_format)
     messages, arrived = [], []

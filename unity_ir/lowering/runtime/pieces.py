@@ -19,7 +19,7 @@ from unity_ir.lowering.runtime.plan import MESH, OPTIMIZER, WEIGHTS, WORLD
 
 
 def piece(ctx, whole, spec):
-    """Return this rank's piece of the tensor `whole`, as `spec` lays it out, on its device; None if it has none."""
+    """Return a copy of this rank's piece of tensor `whole` by Spec `spec`, on its device; None if pinned elsewhere."""
     if not ctx.at(pins(spec)):
         return None
     for axis, role in enumerate(spec.roles):
@@ -29,18 +29,18 @@ def piece(ctx, whole, spec):
 
 
 def pins(spec):
-    """Return where a tensor is pinned: pairs of a mesh axis and the one coordinate along it that holds the tensor."""
+    """Return pairs (mesh axis, the one coordinate along it that holds the tensor) of a Spec; () if no axis is so."""
     roles = enumerate(spec.roles)
     return tuple((axis, int(role[3:])) for axis, role in roles if isinstance(role, str) and role.startswith("at "))
 
 
 def whole(ctx, part, spec):
-    """Return the tensor of which every rank passes its `part`, and the largest difference between ranks with copies."""
+    """Gather all ranks' `part` (None: has none); return (whole tensor, largest difference between copies, a float)."""
     return wholes(ctx, {"": part}, {"": spec})[""]
 
 
 def wholes(ctx, parts, specs):
-    """Return what `whole` returns for each of `parts`, by name; one call gathers about 2^24 elements of a rank."""
+    """Return {name: what `whole` returns} for `parts` and `specs` by name; gathers about 2^24 elements at once."""
     own = {n: _placeholder(ctx, specs[n]) if p is None else p for n, p in parts.items()}
     ends = dict(zip(own, itertools.accumulate(p.numel() for p in own.values())))
     found = {}
@@ -61,7 +61,7 @@ def _placeholder(ctx, spec):
 
 
 def assemble(parts, spec):
-    """Return the whole tensor made of all ranks' pieces, and the largest difference between copies, as `whole`."""
+    """Return (the whole tensor, largest difference between copies) of all ranks' pieces `parts`, in order of rank."""
     apart = torch.zeros((), dtype=torch.float64)
     for axis in reversed(range(len(MESH))):
         size, role = MESH[axis], spec.roles[axis]
@@ -83,20 +83,20 @@ def assemble(parts, spec):
 
 
 def initial(name, spec, seed):
-    """Return a whole initial weight: normal random numbers, seeded by `name` and `seed`, scaled by fan-in."""
+    """Return a whole initial weight, normal of deviation `spec.shape[0] ** -0.5`, seeded by `name` and `seed`."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + seed)
     scale = (spec.shape[0] if spec.shape else 1) ** -0.5
     return (torch.randn(spec.shape, generator=generator, dtype=torch.float64) * scale).to(spec.dtype)
 
 
 def init_weights(ctx, seed=0):
-    """Return this rank's pieces of the initial weights, by full name; weights pinned to other ranks are left out."""
+    """Return {full name: this rank's piece} of the initial weights; weights pinned to other ranks are left out."""
     here = {name: spec for name, spec in WEIGHTS.items() if ctx.at(pins(spec))}
     return {name: piece(ctx, initial(name, spec, seed), spec) for name, spec in here.items()}
 
 
 def init_moments(weights):
-    """Return Adam's two moments of every weight, zeros, by name; nothing for SGD."""
+    """Return {name: (zeros, zeros)} shaped as each weight, Adam's moments; {} if the program's OPTIMIZER is SGD."""
     if OPTIMIZER[0] == "sgd":
         return {}
     return {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in weights.items()}

@@ -35,16 +35,16 @@ OPTIMIZER: tuple[str, dict[str, float]] = ("sgd", {"lr": 0.1})
 
 def forward_backward(ctx: Any, weights: Any, batch: Any) -> Any:
     """
-    Stand in for an emitted program's step, which returns this rank's part of the loss, and of gradients by weight.
+    Stand in for a program's step on this rank's tensors by name, which returns (part of the loss, {weight: gradient}).
     """
     raise NotImplementedError
 
 
 def update(weights: Any, grads: Any, moments: Any, t: int) -> None:
-    """Stand in for the optimizer of an emitted program: update this rank's weights in place in step `t`, from 1."""
+    """Stand in for a program's optimizer, which updates weights and moments by name in place in step `t`, from 1."""
     raise NotImplementedError
 
 
 def reference(weights: Any, batch: Any) -> Any:
-    """Stand in for an emitted program's serial forward in plain PyTorch: return the loss."""
+    """Stand in for a program's serial forward in plain PyTorch on whole tensors by name, which returns the loss."""
     raise NotImplementedError

@@ -101,7 +101,7 @@ class Context:
 
 
 def build(backend: str, seconds: float | None = None) -> Context:
-    """Join the plan's ranks; return this rank's context. A rank that hangs for `seconds` ends the run, unless None."""
+    """Join the ranks by nccl or gloo; return this rank's Context. A rank hung for `seconds` ends the run (None: no)."""
     if not dist.is_initialized():
         if backend == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
             fail("nccl needs GPUs, and PyTorch for them; --backend gloo runs on CPUs")

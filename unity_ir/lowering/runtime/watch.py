@@ -43,7 +43,7 @@ def watched(function, after):
 
 
 def lines_of(function):
-    """Return, by line number, the variables that a line of a function assigns, and the line's comment."""
+    """Return {line number: (names of the variables the line assigns, its comment)} of a function's source."""
     source, first = inspect.getsourcelines(function)
     found = {}
     for number, line in enumerate(source, first):
@@ -54,7 +54,7 @@ def lines_of(function):
 
 
 def first_not_finite(ctx, weights, batch):
-    """Run forward_backward on pieces by name; (its first line with nan or inf, text, rank), or None if none has."""
+    """Return (line, text, rank) of the first nan or inf in forward_backward on pieces (line 0: given); None if none."""
     lines, found = lines_of(forward_backward), []
 
     def look(what, number, value):

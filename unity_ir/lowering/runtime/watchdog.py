@@ -81,7 +81,7 @@ class Watchdog(threading.Thread):
             return self.rank == 0
 
     def run(self):
-        """Watch the ranks until `stop` is called."""
+        """Watch the ranks until `stop` is called: what the thread does, which starts by itself."""
         try:
             self._watch()
         except Exception as e:

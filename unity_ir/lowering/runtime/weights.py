@@ -31,7 +31,7 @@ def names_in(path):
 
 
 def read_safetensors(path, names, what):
-    """Return tensors of a safetensors file by name in `names`, or any tied name; errors call them `what`."""
+    """Return {name: tensor} of `names` from a file, by it or a tied name; errors end the run and call them `what`."""
     try:
         from safetensors import safe_open
 

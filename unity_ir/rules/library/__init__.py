@@ -23,7 +23,8 @@ from unity_ir.rules.rule import Rule
 @cache
 def family(name: str) -> tuple[Substitution, ...]:
     """
-    Return the substitutions of one file of the library, in the order of its text: of `algebraic.pcg` given "algebraic".
+    Return the substitutions of one file of the library, one of `families()`, in the order of its text: of
+    `algebraic.pcg` given "algebraic". Raises `FileNotFoundError` for another name.
     """
     file = files(__name__).joinpath(f"{name}.pcg")
     return parse_rules(file.read_text(encoding="utf-8"), f"{name}.pcg")

@@ -37,14 +37,18 @@ class Case:
 
     @property
     def fixed(self) -> dict[str, Poly]:
-        """The number of dims of each pack `a..`, as the constant polynomial for the symbol `#a`."""
+        """
+        The number of dims of each pack (a run of any number of dims, `a..`) in this case, as a constant polynomial by
+        the symbol `#a`.
+        """
         return {f"#{p}": number(rank) for p, rank in self.ranks.items()}
 
 
 def cases(rule: Substitution) -> Iterator[Case]:
     """
-    Yield all cases of a rule that have to be proved. Packs have 0 or 2 dims in them, which stand for any number (see
-    `places`).
+    Yield all cases of a rule that have to be proved: every choice of a number of dims for each pack (a run of any
+    number of dims, `a..`), of named attributes and of element types. Packs have 0 or 2 dims, which stand for any number
+    (see `places`).
 
     Raises `Undecided` if for some number of dims the rule is well typed in none of the cases.
     """
@@ -66,7 +70,8 @@ def cases(rule: Substitution) -> Iterator[Case]:
 
 def pack_ranks(rule: Substitution) -> Iterator[dict[str, int]]:
     """
-    Yield the choices of a number of dims for each of a rule's packs, by name, that have to be proved.
+    Yield the choices of a number of dims, 0 or 2, for each of a rule's packs (runs of any number of dims, `a..`), by
+    the pack's name, that have to be proved; {} once for a rule without packs.
 
     Raises `Undecided` if a condition mentions the number of dims of a pack, since then a few numbers do not stand for
     all.
@@ -80,10 +85,8 @@ def pack_ranks(rule: Substitution) -> Iterator[dict[str, int]]:
 
 def given_names(rule: Substitution) -> Iterator[dict[str, float | str]]:
     """
-    Yield every choice of values for the attribute parameters of a rule that name functions or element types, by the
-    parameter's name.
-
-    Numeric parameters get a sample value, but stay symbols in the proof.
+    Yield every choice of values for a rule's attribute parameters (`$act`), by the parameter's name: all functions or
+    element types for those that name one. Numeric parameters get the sample value 0.5, but stay symbols in the proof.
     """
     named_by = {p: choices(of) for p, of in parameters(rule).items()}
     names = [p for p, values in named_by.items() if values]
@@ -96,11 +99,12 @@ def spelled_at(
     rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, float | str]
 ) -> tuple[dict[str, int], list[Mapping[str, str]]]:
     """
-    Find sample values for all symbols of a rule in one case of its proof; return them by name, and the choices of
-    element types of inputs, by name, at which both sides are well typed.
+    Find sample values for all symbols of a rule in one case of its proof; return (values by symbol, the choices of
+    element types, by input name, at which both sides are well typed).
 
-    `ranks` are the numbers of dims of packs, `given` the values of attribute parameters. No sample value is 1, since
-    dims of size 1 are dropped from lines. Raises `Undecided` if nothing fits.
+    `ranks` has the number of dims of each pack (`a..`), by name, `given` the values of attribute parameters. A pack's
+    sizes are symbols `a.0`, `a.1`, .., and its number of dims is `#a`. No sample value is 1, since dims of size 1 are
+    dropped from lines. Raises `Undecided` if nothing fits.
     """
     random = Random(1)
     last: UnityError | None = None
@@ -138,8 +142,8 @@ def inputs_at(
     rule: Substitution, ranks: Mapping[str, int], dtypes: Mapping[str, str] = DTYPES
 ) -> dict[str, TensorForm]:
     """
-    Return the inputs of a rule as tensors of symbolic shapes, by name: each pack has the number of dims that `ranks`
-    gives it, each input the element type in `dtypes`.
+    Return the inputs of a rule as tensors of symbolic shapes, by name: each pack `a..` is `ranks[a]` dims of sizes
+    `a.0`, `a.1`, ..; element types are those in `dtypes`, by input name, else i64 for integers and f64.
     """
     inputs: dict[str, TensorForm] = {}
     for i in rule.inputs:
@@ -165,10 +169,11 @@ def tensors(
     fixed: Mapping[str, Poly],
 ) -> tuple[list[TensorForm], Made]:
     """
-    Apply the operators of one side of a rule (source or target) to `inputs`, by name, at symbolic sizes; return the
-    side's results, and the results of every operation by its id.
+    Apply the operators of one side of a rule (source or target) to `inputs`, tensors by input name, at symbolic sizes;
+    return the side's results, in order, and the results of every operation by `id(operation)`.
 
-    `fixed` has the number of dims of each pack, by symbol (`Case.fixed`). Parallel operators are identities here.
+    `fixed` has the number of dims of each pack `a..` by the symbol `#a` (`Case.fixed`); `context` takes what is assumed
+    on the way. Parallel operators are identities here.
     """
     made: Made = {}
     for operation in rule.operations(side):
@@ -181,15 +186,16 @@ def tensors(
 
 def result_of(term: Term, inputs: Mapping[str, TensorForm], made: Made) -> TensorForm:
     """
-    Return the tensor of a term, given the rule's inputs by name, and `made`, the results of operations by their ids.
+    Return the tensor of a term of a rule: from `inputs`, by name, for an input, else from `made`, which has the results
+    of each operation by `id(operation)`.
     """
     return inputs[term.name] if isinstance(term, Input) else made[id(term.operation)][term.index]
 
 
 def attributes_at(operation: Operation, fixed: Mapping[str, Poly]) -> dict[str, AttrExpr]:
     """
-    Return the attributes of an operation, with the numbers of dims of packs, which `fixed` has by symbol, substituted
-    for these symbols.
+    Return the attributes of an operation in a rule, by name, with `fixed` substituted: the number of dims of each pack
+    `a..`, by the symbol `#a` (`Case.fixed`). Other symbols stay.
     """
 
     def known(value: AttrExpr) -> AttrExpr:

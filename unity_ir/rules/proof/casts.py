@@ -32,8 +32,9 @@ def converted(of: TensorForm, dtype: str, rounds: bool = True) -> TensorForm:
     """
     Cast a symbolic tensor to the element type `dtype`.
 
-    A cast that may change a number is an uninterpreted function, so that rounding, wrapping and truncation are never
-    taken for the identity. Without `rounds`, casts to floating point types are the identity.
+    A cast that may change a number becomes a function about which the proof knows nothing, so that rounding, wrapping
+    and truncation are never taken for the identity. With `rounds` False, casts to floating point types are the
+    identity.
     """
     steps = [] if of.stored or of.dtype == dtype else [of.dtype]
     if not holds_all(of.dtype, dtype):

@@ -41,10 +41,11 @@ class ProofContext:
 
     def index(self, stem: str, size: Poly) -> tuple[Poly, list[str], list[Constraint]]:
         """
-        Make a new index over a dim of `size`; return its position, its symbols (named after `stem`), and the
-        constraints that keep it in the dim.
+        Make a new index over a dim of `size`; return (position, symbols, constraints): its position as a polynomial in
+        new symbols named after `stem`, these symbols, and the constraints on them that keep the position in the dim.
 
-        The position is one symbol, or quotient * inner + remainder where the dim is known to be divided.
+        The position is one symbol, or quotient * inner + remainder where the proof has divided dims of this size by
+        `inner`.
         """
         inner = self.splits.get(size)
         outer = None if inner is None else divided(size, inner)
@@ -62,10 +63,10 @@ class ProofContext:
 
     def multiple_and_rest(self, position: Poly, inner: Poly) -> tuple[Poly, Poly] | None:
         """
-        Divide a position by `inner`; return quotient and remainder, or None if it is not a multiple of `inner` plus an
-        index over a dim of size `inner`.
+        Divide a position by `inner`; return (quotient, remainder), or None unless it is a multiple of `inner` plus an
+        index that runs over a dim of size `inner`.
 
-        Given c + i by c with i below c, returns 1 and i.
+        Given the position c + i, where i runs over a dim of size c, and c, returns (1, i).
         """
         rest = Poly(tuple(t for t in position.terms if divided(Poly((t,)), inner) is None))
         multiple = divided(position - rest, inner)
@@ -73,10 +74,11 @@ class ProofContext:
 
     def count(self, size: Poly, before: Poly, step: Poly, reach: Poly) -> Poly:
         """
-        Return the number of windows that fit into a dim of `size`, as a symbol: the y with `step * (y - 1) + reach <
-        size + before <= step * y + reach`.
+        Return the number of windows that fit into a dim of `size`: `(size + before - 1 - reach) // step + 1`, where
+        `before` is the padding on both sides together, `step` the stride, and `reach` the distance from the first to
+        the last element of a window.
 
-        `before` is the padding on both sides together, `reach` the extent of one window.
+        For a step other than 1 it is a symbol, the same for equal arguments, with constraints added to `assumed`.
         """
         room = size + before - 1 - reach
         if step.constant == 1:

@@ -13,8 +13,8 @@ from unity_ir.tdl.syntax import Affine, Entry, WrittenIndex, joined_extent
 
 def given_number(of: Entry | int, attributes: Mapping[str, AttrExpr]) -> Poly:
     """
-    Return a number `of` a TDL line as a polynomial: the number itself, or the value of the attribute entry that gives
-    it.
+    Return a number `of` a TDL line as a polynomial: a constant for an integer, or the value of the attribute (or of its
+    entry) that gives it, from `attributes`, by name.
 
     Raises `Undecided` where the attribute is no number.
     """
@@ -32,10 +32,11 @@ def dim_size(
     index: WrittenIndex, extents: Mapping[str, Poly], spelled: Spelled, attributes: Mapping[str, AttrExpr]
 ) -> Poly:
     """
-    Return the size of a result's dim with index `index`; `extents` has the number of positions of each index variable.
+    Return the size of a result's dim that is written at `index`; `extents` has the number of positions of each index
+    variable.
 
-    The size of a window's dim is that of the attribute that gives it, in a clause of `spelled`. Raises `Undecided`
-    where that is no number.
+    The size of a dim written through a window (an affine index) is the one that the line's clause in `spelled` gives
+    it, from `attributes`, by name. Raises `Undecided` where that is no number.
     """
     if isinstance(index, Affine):
         return given_number(spelled.windows[index], attributes)

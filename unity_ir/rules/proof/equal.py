@@ -58,7 +58,7 @@ class Equality:
 def equal(left: Form, right: Form, facts: Facts) -> Equality:
     """
     Try to prove that two forms (values of tensor elements as sums of monomials) are equal for all values of their
-    symbols that satisfy `facts`.
+    symbols that satisfy the constraints `facts`; return whether that was proved, and otherwise why not.
     """
     if left == right:
         return Equality(True)

@@ -57,8 +57,8 @@ class ExpressionForms:
 
     def form(self, expr: Expr, where: Mapping[str, Poly]) -> Form:
         """
-        Return the value of `expr`, as a form, at one position: `where` has the position of each free index variable, by
-        name.
+        Return the value of the TDL expression `expr` of the line at one position, as a sum of monomials: `where` has
+        the position along each free index variable, by name, as a polynomial.
 
         Raises `Undecided` for expressions that forms cannot express, such as opaque functions.
         """

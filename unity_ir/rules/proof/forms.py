@@ -29,7 +29,10 @@ REAL = "$"
 
 
 def fresh(stem: str) -> str:
-    """Return a new symbol that is not in use, named `stem` and a number."""
+    """
+    Return a new symbol, `STEM#NUMBER` (without what follows a `#` in `stem`); the number goes up by one with each call,
+    from 0 at `restart`.
+    """
     return f"{stem.split('#')[0]}#{next(_numbers)}"
 
 
@@ -63,7 +66,7 @@ class Constraint:
 
     @cached_property
     def negated(self) -> tuple[Constraint, ...]:
-        """Constraints of which exactly one holds where this one does not."""
+        """Constraints of which exactly one holds wherever this one does not, and none where it does."""
         below = Constraint(-self.poly - 1)
         return (below, Constraint(self.poly - 1)) if self.equal else (below,)
 
@@ -139,7 +142,7 @@ class Mono:
 
     @cached_property
     def free(self) -> frozenset[str]:
-        """The symbols that occur in the monomial and are not binders."""
+        """The symbols that occur in the monomial's factors and domain and that it is not summed over."""
         return frozenset[str]().union(
             *(c.poly.symbols for c in self.domain), *(free_symbols(f) for f in self.factors)
         ) - set(self.binders)
@@ -231,10 +234,12 @@ def summed(form: Form, binders: tuple[str, ...], domain: Iterable[Constraint]) -
 
 def apply(function: str, arguments: tuple[Form, ...]) -> Form:
     """
-    Apply the scalar function called `function` to forms; return the resulting form (a sum of monomials).
+    Apply the scalar function of TDL called `function` to its arguments; arguments and result are forms (sums of
+    monomials).
 
     Simplifies by these laws: exp(a + b) = exp(a) exp(b), relu(relu(a)) = relu(a), the reciprocal of a product is the
-    product of reciprocals. `maximum` and `minimum` become `Extreme`s of two.
+    product of reciprocals. `maximum` and `minimum` become a factor `Extreme`; any other function becomes a factor
+    `Apply`, about which no law is known.
     """
     if function in ("maximum", "minimum"):
         parts = tuple(Quantified((), frozenset(), a) for a in arguments)

@@ -213,11 +213,11 @@ def vector_jacobian_products(
 ) -> tuple[dict[str, Product], list[TensorForm]]:
     """
     Differentiate a side of a rule (source or target) at symbolic sizes; return the gradient of each floating point
-    input, by name, and the side's results.
+    input, by name (None where no result depends on it), and the side's results.
 
-    `inputs` are the rule's inputs by name, `case` the case of the proof they are for. The gradients of the results are
-    inputs of their own, so these are vector-Jacobian products. Raises `Undecided` for operators that forms cannot
-    express.
+    `inputs` are the rule's inputs by name, `case` the case of the proof they are for, `context` takes what is assumed
+    on the way. The gradients of the results are unknown inputs of their own, so these are vector-Jacobian products.
+    Raises `Undecided` for operators that forms cannot express.
     """
     results, made = tensors(rule, side, inputs, context, case.fixed)
     grads: dict[object, Product] = {}

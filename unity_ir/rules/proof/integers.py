@@ -30,7 +30,8 @@ def holds(constraint: Constraint, values: Mapping[str, int]) -> bool:
 
 def solution(constraints: Iterable[Constraint]) -> dict[str, int] | None:
     """
-    Return integers, by symbol, that satisfy all constraints, or None where none were found.
+    Return integers, by symbol, that satisfy all constraints; None where none were found, which does not say that there
+    are none.
 
     Begins with sizes of 1 and indices of 0. While a constraint fails, one of its symbols gets the nearest value at
     which it holds: the symbol with which the fewest constraints fail then.
@@ -77,7 +78,8 @@ def _mended(constraint: Constraint, values: Mapping[str, int]) -> Iterable[tuple
 
 def contradictory(constraints: Iterable[Constraint]) -> bool:
     """
-    Return whether constraints, added up until no symbol is left that might be large, are below 0; False says nothing.
+    Return True if the constraints are shown to have no integer solution: some of them are added up until no symbol is
+    left that might be large, and the sum says that a negative number is at least 0. False says nothing.
 
     Given `i >= n`, `m - i - 1 >= 0` and `n - m >= 0`, the sum of all three says -1 >= 0.
     """

@@ -47,10 +47,12 @@ def apply_operator(
     context: ProofContext, name: str, operands: Sequence[TensorForm], attributes: Mapping[str, AttrExpr]
 ) -> list[TensorForm]:
     """
-    Apply the operator called `name` to tensors of symbolic shapes, as its TDL line defines it; return its results.
+    Apply the operator called `name` to tensors of symbolic shapes, as its TDL line defines it; return its results, in
+    order.
 
-    `context` is the state of the proof. Raises `Undecided` for lines that forms cannot express, `UnityError` where the
-    operator does not apply to these operands.
+    `attributes` has values by name, others have their defaults; `context` is the state of the proof, which takes the
+    constraints that are assumed on the way. Raises `Undecided` for lines that forms cannot express, `UnityError` where
+    the operator does not apply to these operands.
     """
     operator = find_operator(name)
     results = _results(context, operator, operands, attributes)
@@ -109,10 +111,10 @@ def _at_sample(context: ProofContext, value: AttrExpr) -> AttrValue:
 
 def line_results(line: SymbolicLine, divided: Mapping[str, tuple[Poly, Poly]] | None = None) -> list[TensorForm]:
     """
-    Return the results of a line at symbolic sizes, in order.
+    Return the results of an operator's line at symbolic sizes, in order.
 
-    `divided` maps each reduced variable of which only one piece is summed to (number of that piece, its size); other
-    variables, all with None, run over their whole extent.
+    `divided` maps each reduced index variable of which only one shard is summed, as by one rank, to (number of that
+    shard, its size); other variables, or all if it is None, run over their whole extent.
     """
     make = _Results(line, ExpressionForms(line, divided or {}))
     return [make.result(r) for r in line.spelled.bound.results]

@@ -45,7 +45,8 @@ CONDITIONS = ("eq", "ne", "gt", "ge", "lt", "le", "and", "or", "not", "as bool")
 
 def normal(form: Form, facts: Facts) -> Form:
     """
-    Bring a form (a sum of monomials) to normal form, using the constraints `facts`; monomials that cancel are left out.
+    Return a form (a sum of monomials) in normal form, in which equal monomials are written alike and added up, using
+    the constraints `facts`, which hold; monomials that cancel are left out.
     """
     found: dict[tuple[object, ...], Mono] = {}
     for mono in multiplied_out(form):
@@ -185,8 +186,8 @@ def _nonempty(part: Quantified, facts: Facts) -> bool:
 def extremes(reducer: str, part: Quantified, facts: Facts) -> Iterator[Quantified]:
     """
     Split the set of values `part`, of which a maximum or minimum is taken (`reducer` is `max` or `min`), into simpler
-    sets with the same values in all: by guards on its binders, and where its elements are themselves maxima. For other
-    reducers, yield it in normal form.
+    sets that have the same values together: by constraints on which its elements depend, and where its elements are
+    themselves maxima (or minima). For other reducers, such as products, yield only `part` in normal form.
 
     `facts` are constraints that hold.
     """
@@ -527,8 +528,8 @@ def _ordered(factors: tuple[MonoFactor, ...], binders: tuple[str, ...]) -> tuple
 
 def depth(factors: tuple[MonoFactor, ...]) -> int:
     """
-    Return how deep binders are nested in the factors of a monomial. Binders are named by their depth, so that nested
-    names differ.
+    Return how many sums (or maxima) are nested in the factors of a monomial; 0 if there are none. The symbols that are
+    summed over are named by this depth, so that nested names differ.
     """
     return max((_factor_depth(f) for f in factors), default=0)
 

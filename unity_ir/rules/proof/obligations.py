@@ -67,11 +67,11 @@ class Obligation:
 
 def obligations(operator: Operator) -> Iterator[Obligation]:
     """
-    Try to prove, at symbolic sizes, every statement that parallelizing an operator rests on; yield each with its
+    Try to prove, for all sizes, every statement that makes it right to parallelize an operator; yield each with its
     verdict.
 
-    These are: tasks stay within their piece and halo of each dim; sums over a divided variable are sums of the pieces'
-    sums; the operator is linear in operands that may be in partial sums.
+    These are: tasks read only their shard and its halo of each dim; a sum over a sharded index variable is the sum of
+    the shards' sums; the operator is linear in operands that may be held as partial sums.
     """
     shapes, given = sample(operator)
     analysis = operator.bind(shapes, operator.attributes(given))

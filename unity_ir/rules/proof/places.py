@@ -32,8 +32,9 @@ _PACK_DIM = re.compile(r"(\w+)\.(\d+)")
 
 def check_places(rule: Substitution, cases: Iterable[Case]) -> None:
     """
-    Check that each dim which a rule refers to is the same one for every number of dims in its packs; raise `Undecided`,
-    with the operation, if not. `cases` are those of the rule.
+    Check that each dim that a rule refers to by a number is the same dim however many dims its packs (`a..`) stand for,
+    so that a proof for 2 dims holds for any number; raise `Undecided`, naming the operation, if not. `cases` are all
+    cases of the rule (see `cases.cases`).
     """
     if not packs(rule):
         return

@@ -69,8 +69,9 @@ class Sample:
 
 def random_samples(rule: Substitution, seed: int) -> Iterator[Sample]:
     """
-    Yield samples of a rule: values for its symbols, and random numbers in its inputs; the same for the same `seed`.
-    Raises `UnityError` if it is well typed at no small sizes.
+    Yield samples of a rule: values for its symbols, the graph of both sides, and random numbers in its inputs; the same
+    ones for the same `seed`. First come mostly standard normal numbers, then ones with ties, zeros and large numbers.
+    Raises `UnityError` if the rule is well typed at no small sizes.
     """
     wide = converts(rule)
     for n, (bindings, dtypes) in enumerate(typed_samples(rule, PLAIN + DIRECTED * (1 + wide), seed)):
@@ -121,8 +122,8 @@ def _integers(random: np.random.Generator, shape: tuple[int, ...], plain: bool, 
 
 def refute(rule: Substitution, seed: int = 0) -> str | None:
     """
-    Search for a sample at which the two sides of a rule have different values; return a description of the first one,
-    or None if none is found.
+    Search for a sample at which the two sides of a rule have values that differ by more than rounding; return a
+    description of the first one, or None if none is found.
 
     `seed` is that of the random samples. Raises `UnityError` as `random_samples` does.
     """
@@ -136,11 +137,11 @@ def refute(rule: Substitution, seed: int = 0) -> str | None:
 
 def refute_gradients(rule: Substitution, seed: int = 0) -> tuple[str, bool] | None:
     """
-    Search for a sample at which the gradients (vector-Jacobian products) of the two sides of a rule differ; return
-    (description of the first one, generic), or None if none is found.
+    Search for a sample at which the gradients (vector-Jacobian products) of the two sides of a rule differ by more than
+    rounding; return (description of the first one, generic), or None if none is found.
 
-    generic says whether the values of that sample are random normal, so that ties are not the reason. `seed` is that of
-    the random samples.
+    generic is True if the gradients differ at random normal values, too, so that a tie of a maximum is not the reason.
+    `seed` is that of the random samples. Raises `UnityError` as `random_samples` does.
     """
     for sample in random_samples(rule, seed):
         random = np.random.default_rng([seed, 1])

@@ -54,13 +54,19 @@ def _extent(index: WrittenIndex) -> int:
 
 
 def analysed(operator: Operator) -> Analysis:
-    """Bind an operator's line at its sample shapes and attributes; return the analysis."""
+    """
+    Bind an operator's line at its sample shapes and attributes (see `sample`); return the analysis: which index
+    variables can be sharded, the dims they are, and the operands that may be partial sums.
+    """
     shapes, given = sample(operator)
     return operator.bind(shapes, operator.attributes(given))
 
 
 def sample(operator: Operator) -> tuple[Shapes, Mapping[str, AttrValue]]:
-    """Return (operand shapes, attributes) for an operator, small and such that no part of its line drops out."""
+    """
+    Return (operand shapes, attributes by name) at which an operator applies: small ones, at which no part of its line
+    drops out, as a dim of size 1 would.
+    """
     if operator.name in SAMPLES:
         return SAMPLES[operator.name]
     line = operator.line

@@ -67,14 +67,14 @@ APART = "its sides are of types"
 
 
 def packs(rule: Substitution) -> list[str]:
-    """Return the names of the packs in a rule's inputs."""
+    """Return the names of the packs in a rule's inputs, sorted: `a` for `a..`, which stands for any number of dims."""
     return sorted({s.name for i in rule.inputs for s in i.shape if isinstance(s, DimPack)})
 
 
 def parameters(rule: Substitution) -> dict[str, str]:
     """
-    Return the attribute parameters (`$act`) of a rule, with the attribute each one is the value of, as
-    `operator.attribute`.
+    Return, by the name of each attribute parameter of a rule (`act` for `$act`), one attribute that it is the value of,
+    as `operator.attribute`, such as `matmul.act`.
     """
     found: dict[str, str] = {}
     for operation in rule.operations((*rule.source, *rule.target)):
@@ -89,7 +89,7 @@ def samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[Bindings]:
     Yield at most `most` choices of values for a rule's symbols, by name, at which both sides are well typed: small
     sizes, mostly different ones.
 
-    `seed` is that of the random sizes among them.
+    `seed` is that of the random sizes among them. Raises `UnityError` if there is none among 400 tried.
     """
     yield from (bindings for bindings, _ in typed_samples(rule, most, seed))
 
@@ -99,7 +99,7 @@ def typed_samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[tupl
     Yield at most `most` pairs (values for a rule's symbols, element types of its inputs), each by name, at which both
     sides are well typed.
 
-    `seed` is that of the random sizes among them.
+    `seed` is that of the random sizes among them. Raises `UnityError` if there is none among 400 tried.
     """
     found = 0
     last: UnityError | None = None
@@ -164,10 +164,10 @@ def converts(rule: Substitution) -> bool:
 
 def element_types(rule: Substitution) -> Iterator[Mapping[str, str]]:
     """
-    Yield choices of element types for the inputs, by name; not all are well typed.
+    Yield choices of element types for a rule's inputs, by name; at some the rule may not be well typed.
 
-    They are all choices that a match allows if the rule casts, else only one, since lines treat all floating point
-    types alike.
+    They are all choices that a match allows if an operator of the rule casts, else only one, since lines treat all
+    floating point types alike. Raises `UnityError` for casts of more than `MOST_CAST` inputs.
     """
     if not converts(rule):
         yield DTYPES
@@ -207,7 +207,10 @@ def sides(
 
 
 def degrees(rule: Substitution) -> frozenset[str]:
-    """Return the symbols of a rule that are degrees: of its inputs or of parallel operators."""
+    """
+    Return the names of the symbols of a rule that are degrees of parallelism: of its inputs' dims, of their partial
+    sums or copies, or of parallel operators.
+    """
     found: list[Poly] = [p for i in rule.inputs for p in (*i.degrees, i.sum, i.copy)]
     for operation in rule.operations((*rule.source, *rule.target)):
         if operation.op in PARALLEL_OPERATORS:
@@ -238,8 +241,8 @@ def ill_typed(rule: Substitution) -> str | None:
 
 def misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
     """
-    Type a rule with each choice of values for its symbols, by name, in `tried`; return the errors, or an empty list if
-    it is well typed with one of them.
+    Return the type errors, as text, of a rule at all choices of values for its symbols, by name, in `tried`, each with
+    all choices of its inputs' element types; [] if it is well typed at one of them.
     """
     found: list[str] = []
     types = list(element_types(rule))
@@ -256,8 +259,8 @@ def misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
 
 def divisible(rule: Substitution) -> Iterator[Bindings]:
     """
-    Yield choices of values for a rule's symbols, by name, with degrees above 1; in every second choice the degrees
-    divide all sizes.
+    Yield, without end, choices of values for a rule's symbols, packs and parameters, by name, with degrees of 2 or 3;
+    in every second choice, from the first, the degrees divide all sizes.
     """
     random = Random(2)
     divided = degrees(rule)

@@ -61,7 +61,7 @@ class Answers:
         """Values at which some question had an answer; often they are an answer to the next one."""
 
     def unsatisfiable(self, constraints: frozenset[Constraint]) -> bool:
-        """Return whether no integers satisfy all constraints. Returns False, too, if Z3 gives up."""
+        """Return True if it is shown that no integers satisfy all constraints; False if some do, or if Z3 gives up."""
         known = self.known.get(constraints)
         if known is None:
             known = self.known[constraints] = not self._at_hand(constraints) and self._decide(constraints)
@@ -69,9 +69,10 @@ class Answers:
 
     def cancel(self, weighted: tuple[tuple[int, frozenset[Constraint]], ...], facts: frozenset[Constraint]) -> bool:
         """
-        Return whether, for all integers that satisfy `facts`, the weights of those constraint sets that hold sum to 0.
+        Return True if it is shown that, for all integers that satisfy `facts`, the weights of those constraint sets
+        that hold sum to 0; False if not, or if Z3 gives up.
 
-        `weighted` are (weight, constraint set) pairs. Returns False, too, if Z3 gives up.
+        `weighted` are (weight, constraint set) pairs, of which a set holds where all its constraints do.
         """
         known = self.known.get((weighted, facts))
         if known is None:
@@ -120,8 +121,8 @@ class Answers:
 
     def check(self, assertions: Sequence[Any]) -> tuple[Any, Any]:
         """
-        Run Z3 on its expressions `assertions`; return (answer, solver): sat, unsat or unknown, and the solver, which
-        has the model. The quicker of two solvers is tried first.
+        Run Z3 on its expressions `assertions`; return (answer, solver): `z3.sat`, `z3.unsat` or `z3.unknown` (it timed
+        out), and the solver that answered, which has the model. A simple, quick solver is tried first.
         """
         self.questions += 1
         answer = solver = None
@@ -175,10 +176,10 @@ class Facts:
 
     def weights_cancel(self, weighted: Sequence[tuple[int, frozenset[Constraint]]]) -> bool:
         """
-        Return whether, wherever the facts hold, the weights of those constraint sets that hold sum to 0. `weighted` are
-        (weight, constraint set) pairs.
+        Return True if it is shown that, wherever the facts hold, the weights of those constraint sets that hold sum to
+        0, so that the monomials they guard cancel; False if not, or if Z3 gives up.
 
-        Returns False, too, if Z3 gives up.
+        `weighted` are (weight, constraint set) pairs, of which a set holds where all its constraints do.
         """
         symbols = frozenset[str]().union(*(c.poly.symbols for _, domain in weighted for c in domain))
         return self._answers.cancel(tuple(weighted), frozenset(self._about(symbols)))

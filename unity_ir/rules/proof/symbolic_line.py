@@ -49,8 +49,8 @@ class SymbolicLine:
 
     def terms(self, index: Affine) -> tuple[list[tuple[Poly, str]], Poly]:
         """
-        Return ((factor, variable) pairs, offset) of the affine index of a window, with the values of attributes
-        substituted.
+        Return ((factor, index variable) pairs, offset) of an affine index, such as that of a window, with the values of
+        the line's attributes substituted.
         """
         found: list[tuple[Poly, str]] = []
         offset = ZERO
@@ -124,7 +124,10 @@ class SymbolicLine:
         extents[variable] = self.context.count(size, padding, factor, reach)
 
     def extent(self, index: WrittenIndex) -> Poly:
-        """Return the size of a result's dim with index `index`."""
+        """
+        Return the size, as a polynomial, of a result's dim that is written at `index`. Raises `Undecided` where the
+        attribute that gives it is no number.
+        """
         return dim_size(index, self.extents, self.spelled, self.attributes)
 
 

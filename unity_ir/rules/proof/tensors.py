@@ -94,8 +94,8 @@ PADDING = ("dim", "before", "after", "interior")
 
 def padded(of: TensorForm, dim: Poly, before: Poly, after: Poly, interior: Poly) -> TensorForm:
     """
-    Pad the symbolic tensor `of` along `dim` with zeros: `before` and `after` its elements, and `interior` of them
-    between neighbours.
+    Pad the symbolic tensor `of` along `dim`, a constant, with zeros: `before` many before its elements, `after` many
+    after them, and `interior` many between neighbours.
 
     Element i moves to position `(interior + 1) * i + before`. Raises `Undecided` if `dim` is not a number.
     """
@@ -117,8 +117,8 @@ def reshaped(of: TensorForm, shape: Sequence[Poly], digits: dict[tuple[Poly, Pol
     """
     Reshape the symbolic tensor `of`: the same elements, in row-major order, in another shape.
 
-    `digits` maps (position, divisor) to its known (quotient, remainder); new ones are added to it. Raises `Undecided`
-    where the shapes are not products of the same polynomials.
+    `digits` maps (position, divisor) to the (quotient, remainder) of that division, where the proof knows them; new
+    ones are added to it. Raises `Undecided` where the shapes are not products of the same polynomials.
     """
     groups = _groups(of.shape, shape)
 

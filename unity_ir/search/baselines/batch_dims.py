@@ -37,7 +37,8 @@ class _Classes:
 
 def batch_dims(graph: Graph) -> Mapping[Value, int]:
     """
-    Return, for each input that has samples, the dim along which they run; if none is found, dim 0 of every input.
+    Return the batch dim of each input: the number of the dim along which the samples run. Inputs without samples are
+    left out; if no dim of any input can be one, returns dim 0 of every input that is no scalar.
 
     Given tokens [b, s] and a table of angles [s, e], returns 0 for the tokens and nothing for the table.
     """

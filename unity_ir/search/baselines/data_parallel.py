@@ -9,7 +9,8 @@ from unity_ir.search.baselines.recipe import Degrees, recipe
 
 def data_parallel(graph: Graph, machine: Machine) -> Graph:
     """
-    Return the plan with inputs sharded along their samples over all devices, and tables and weights replicated.
+    Return the plan with inputs sharded along their samples (`batch_dims`) over all devices; weights, and inputs without
+    samples such as tables, are replicated.
 
     Raises `UnityError` if the number of samples is not divisible by the devices.
     """

@@ -41,11 +41,12 @@ def expert(
     rewrite: bool = False,
 ) -> Graph:
     """
-    Return the fastest plan that fits among those an expert would consider for the kind of graph; if none fits, the
-    smallest.
+    Return the plan with the fewest seconds, all moves waited for, that fits a device's memory among those an expert
+    would consider for a graph of its kind (see the module); if none fits, the one that exceeds the memory least.
 
-    `price` returns a plan's cost, by default `cost.plan.cost`; callers pass one that memoises. With `rewrite`, the
-    heads of fused products and the classes of the loss may be divided, in plans of another serial graph (`rewrites`).
+    `optimizer` counts in memory and time. `price` returns a plan's cost, by default `cost.plan.cost`; callers pass one
+    that memoises. With `rewrite`, plans may be of a rewritten serial graph, in which the heads of fused query-key-value
+    products and the classes of the loss can be sharded (`rewrites`).
     """
     plans = list(dict.fromkeys(_plans(graph, machine, rewrite)))
     costs = [cost(plan, machine, optimizer) if price is None else price(plan) for plan in plans]
@@ -84,8 +85,8 @@ def _templates(graph: Graph, rewrite: bool) -> list[Template]:
 
 def megatron(graph: Graph, machine: Machine) -> Iterator[Graph]:
     """
-    Yield Megatron-LM's plan for every number of inner axes that shard matrix products, with sequence parallelism, where
-    there is attention, and without; samples are on the outer axes.
+    Yield Megatron-LM's plans of a serial graph, one for each number of innermost mesh axes that shard matrix products,
+    from all to none: samples are on the other axes. Where there is attention, each also with sequence parallelism.
     """
     for data in range(len(machine.mesh.sizes) + 1):
         yield from _megatron(graph, machine.mesh, data)
@@ -102,7 +103,9 @@ def _megatron(graph: Graph, mesh: Mesh, data: int) -> Iterator[Graph]:
 
 def rewritten_megatron(graph: Graph, machine: Machine) -> Iterator[Graph]:
     """
-    Yield the plans of `megatron`, each of a graph in which its number of devices can divide fused products and loss.
+    Yield the plans of `megatron`, each of the graph rewritten (`recipe.megatron_form`) so that the plan's
+    tensor-parallel devices can shard the heads of fused query-key-value products and the classes of the loss; the last,
+    without tensor parallelism, of `graph` itself.
     """
     mesh = machine.mesh
     for data in range(len(mesh.sizes)):
@@ -113,7 +116,9 @@ def rewritten_megatron(graph: Graph, machine: Machine) -> Iterator[Graph]:
 
 def neo(graph: Graph, machine: Machine) -> Iterator[Graph]:
     """
-    Yield Neo's plan for every number of inner axes that shard tables by columns; the outer axes shard them by rows.
+    Yield Neo's plans of a recommender's serial graph (Mudigere et al., 2021), one for each number of innermost mesh
+    axes, from none to all, along which embedding tables are sharded by columns; the others shard them by rows, and all
+    axes shard the samples elsewhere.
     """
     mesh = machine.mesh
     for columns in range(len(mesh.sizes) + 1):
@@ -129,7 +134,8 @@ def neo(graph: Graph, machine: Machine) -> Iterator[Graph]:
 
 def weird_trick(graph: Graph, machine: Machine) -> Iterator[Graph]:
     """
-    Yield Krizhevsky's plan (2014): convolutions by samples, dense layers by columns over any number of inner axes.
+    Yield Krizhevsky's plans (2014) of a serial graph, one for each number of innermost mesh axes, from all to none,
+    that shard dense layers by columns; the other axes, and all axes in convolutions and the rest, shard the samples.
     """
     mesh, dense = machine.mesh, weight_operands(graph)
     for data in range(len(mesh.sizes) + 1):
@@ -145,8 +151,9 @@ def by_layer(graph: Graph, machine: Machine) -> Iterator[Graph]:
     """
     Yield plans of a recurrent network with whole layers on devices of their own, one for each split of the mesh axes.
 
-    For n from 0 to all axes, the n outer ones shard the samples, and the devices along the others take a contiguous run
-    of layers each: the operators that read the weights of one module, and those that follow them (see `_layers`).
+    For n from 0 to all axes, the n outermost shard the samples, and each group of devices along the others takes a
+    contiguous run of layers. A layer is the operators that read the weights of one module, and those after them that
+    read none (see `_layers`).
     """
     mesh = machine.mesh
     layers = _layers(graph)

@@ -53,10 +53,13 @@ def follow(
     graph: Graph, mesh: Mesh, choose: Choose, rest: Rest, settle: Settle | None = None, store: Store | None = None
 ) -> Graph:
     """
-    Return the parallel graph in which some operators are sharded by a rule and all others follow their operands.
+    Return the parallel graph of a serial one in which a rule shards some operators, and all others follow: each is
+    sharded along the index variable along which its operands are, or replicated where there is none or several.
 
-    `choose` gives operators' roles, `rest` leaves' layouts, `settle` those of results (by default as they are made,
-    with partial sums reduced: `reduced`). Weights for which `rest` has none rest where `store` says.
+    `choose(operator, mesh axis, variable it would follow)` returns the operator's role on the axis, None to follow.
+    `rest(leaf)` returns the layout in which a leaf is stored, None for the default: inputs replicated, weights as their
+    first reader needs them or, with `store(weight, that layout)`, as that returns. `settle(result, layout made)`
+    returns the layout to which a result is brought, by default with partial sums all-reduced (`reduced`).
     """
     outputs = set(graph.outputs)
     users = graph.users()
@@ -105,13 +108,20 @@ def follow(
 
 
 def reduced(value: Value, made: Layout) -> Layout:
-    """Return the layout of a result made in layout `made` after its partial sums are reduced on all devices."""
+    """
+    Return the layout `made` (a role per mesh axis) with REPEAT for SUM and COPY: that of a result after its partial
+    sums are all-reduced. `value` is ignored; with it, this can be the rule `settle` of `follow`.
+    """
     del value
     return tuple(REPEAT if r in (SUM, COPY) else r for r in made)
 
 
 def settled_along(dim: int, mesh: Mesh) -> Settle:
-    """Return a rule that brings results to shards along `dim` only, as far as their sizes are divisible."""
+    """
+    Return a rule `settle` for `follow`: results sharded or in partial sums otherwise than along dim number `dim` are
+    brought to shards along it, over every axis of `mesh` whose size divides what is left of it, and repeated on the
+    others. Results without that dim have only their partial sums reduced.
+    """
 
     def settle(value: Value, made: Layout) -> Layout:
         whole = reduced(value, made)

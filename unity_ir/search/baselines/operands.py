@@ -70,8 +70,8 @@ def is_recurrent(graph: Graph) -> bool:
 
 def column_variable(node: Node, operand: int) -> str | None:
     """
-    Return the index variable of the columns of weight number `operand`, which occurs in the result, too; None if none
-    does.
+    Return the index variable of the columns of a weight, the operand with index `operand` of `node`: the first of the
+    weight's variables that occurs in the node's first result; None if none does.
     """
     analysis = node.analysis
     made = set(analysis.result_dims[0])
@@ -81,8 +81,9 @@ def column_variable(node: Node, operand: int) -> str | None:
 
 def row_variable(node: Node, operand: int) -> str | None:
     """
-    Return the index variable of the rows of a weight, which is summed over; None if none is. `operand` is the weight's
-    place among the node's operands.
+    Return the index variable of the rows of a weight, the operand with index `operand` of `node`: the first of the
+    weight's variables that does not occur in the node's first result, so that it is summed over or picked from; None if
+    all do.
     """
     analysis = node.analysis
     made = set(analysis.result_dims[0])

@@ -18,7 +18,9 @@ from unity_ir.search.layouts.space import Spaces
 
 def sample(graph: Graph, machine: Machine, seed: int) -> Graph:
     """
-    Return a random parallel graph of a serial one: every configuration, resting layout and relay is drawn from `seed`.
+    Return a random parallel graph of a serial one, for tests and calibration: the sharding of every operator, the
+    layout in which each leaf is stored, and that to which each value with several users is moved for them are drawn
+    from `seed`. The plan need not fit the memory.
     """
     solver = Solver(
         Spaces(machine, first_cuts(machine, min(limits().exact_axes, len(machine.mesh.sizes)))), Optimizer()

@@ -82,7 +82,13 @@ class Degrees:
             raise UnityError("degrees: sp=true divides activations over the devices of tp; add tp=2 or more")
 
     def on(self, machine: Machine) -> Axes:
-        """Return the mesh axes of a machine by what they divide. Raises `UnityError` where degrees do not fit it."""
+        """
+        Return which axes of the machine's mesh divide what under these degrees: the innermost ones, of `tp` devices,
+        tensors, the others samples, and of those the innermost, of `shards` devices, stored weights (ZeRO).
+
+        Raises `UnityError` where no innermost axes have exactly these many devices, or `dp` times `tp` is not all
+        devices.
+        """
         sizes, end = machine.mesh.sizes, len(machine.mesh.sizes)
         tensor = _innermost(sizes, end, "tp", self.tp, machine)
         dp = prod(sizes[:tensor])
@@ -109,10 +115,12 @@ def _innermost(sizes: tuple[int, ...], end: int, name: str, degree: int, machine
 
 def recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str = "degrees") -> Graph:
     """
-    Return the plan of a serial forward graph that has these degrees on a machine.
+    Return the plan of a serial forward graph that has these degrees of data, tensor and sequence parallelism and ZeRO
+    (see the module) on a machine.
 
-    With `tp`, fused products are apart in it and the loss is vocabulary-parallel (`rewrites`). Raises `UnityError`
-    where the degrees do not fit the machine or the model; `name` begins the message about samples.
+    With `tp` above 1, a transformer is rewritten first: fused query-key-value products into separate ones, and the loss
+    so that the vocabulary can be sharded (`rewrites`). Raises `UnityError` where the degrees do not fit the machine or
+    the model; `name` begins the message about a batch that does not divide.
     """
     axes, mesh = degrees.on(machine), machine.mesh
     tensor = range(0) if degrees.tp == 1 else axes.tensor
@@ -134,7 +142,8 @@ def recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str = "degree
 
 def is_transformer(graph: Graph) -> bool:
     """
-    Return whether tensor parallelism is Megatron-LM's: with attention, or with neither convolutions nor lookups.
+    Return whether tensor parallelism of this graph is to be Megatron-LM's: if it has attention; or, without
+    convolutions, if it has softmax or no embedding lookups (such as a perceptron).
     """
     nodes = graph.nodes()
     if any("attention" in n.op for n in nodes):
@@ -145,7 +154,10 @@ def is_transformer(graph: Graph) -> bool:
 
 
 def has_sequence(graph: Graph) -> bool:
-    """Return whether a graph has attention, so that its activations have a dim along which positions run."""
+    """
+    Return whether a graph has attention (or softmax, of which attention may be made), so that its activations have a
+    dim along which the positions of a sequence run.
+    """
     return any("attention" in n.op or n.op == "softmax" for n in graph.nodes())
 
 
@@ -175,9 +187,8 @@ def _check_heads(plan: Graph, mesh: Mesh, tensor: range, tp: int) -> None:
 
 def inputs(graph: Graph, mesh: Mesh, axes: range) -> Rest:
     """
-    Return a rule for `follow` that shards inputs along their samples over `axes`, as far as sizes are divisible.
-
-    It leaves all other leaves to `follow`.
+    Return a rule `rest` for `follow` that shards inputs along their samples (`batch_dims`) over those mesh axes, of the
+    numbers `axes`, whose sizes divide them. For all other leaves it returns None, which leaves them to `follow`.
     """
     dims = batch_dims(graph)
 
@@ -196,11 +207,12 @@ def inputs(graph: Graph, mesh: Mesh, axes: range) -> Rest:
 
 def stored(mesh: Mesh, axes: range) -> Store:
     """
-    Return a rule for `follow` that shards weights at rest over those of `axes` on which their first reader has them
-    whole.
+    Return a rule `store` for `follow`, as ZeRO needs it: it shards each weight, where it is stored, over those mesh
+    axes, of the numbers `axes`, along which the weight's first reader needs it whole.
 
-    All these axes shard one dim if its size allows, so that one call gathers it: the first that no other axis shards.
-    Else as many axes as possible are taken, by the dims in turn. On the rest the weight is repeated.
+    All these axes shard one dim, the first that no other axis shards and that they divide together, so that one call
+    gathers it. If there is none, each axis shards the first such dim that it divides; if that fails, the weight is
+    repeated along it.
     """
 
     def store(value: Value, used: Layout) -> Layout:
@@ -228,16 +240,21 @@ def _followed(node: Node, axis: int, followed: str | None) -> GridRole | None:
 
 
 def megatron_form(graph: Graph, tp: int) -> Graph:
-    """Return a graph in which `tp` can divide the heads of fused products, and the classes of the loss."""
+    """
+    Return the serial graph rewritten so that `tp` devices can shard the heads of fused query-key-value products, and
+    the classes of a cross-entropy (`rewrites.split_products`, `rewrites.vocabulary_parallel_loss`).
+    """
     return vocabulary_parallel_loss(split_products(graph), tp)
 
 
 def megatron_plan(graph: Graph, mesh: Mesh, axes: Axes, sp: bool) -> Graph:
     """
-    Return Megatron-LM's plan: products by columns, or by rows where their operand is in columns, over `axes.tensor`.
+    Return Megatron-LM's plan of a serial graph: matrix products are sharded over `axes.tensor`, by rows where their
+    operand is sharded by columns, else by columns; samples over `axes.data`, and stored weights over `axes.sharded`
+    (ZeRO).
 
-    With `sp`, results between such regions are divided along the sequence over the same axes: what enters a region is
-    gathered, what leaves it is reduce-scattered.
+    With `sp` (sequence parallelism), results between such tensor-parallel regions are sharded along the sequence over
+    the same axes: what enters a region is all-gathered, what leaves it is reduce-scattered.
     """
     dense, with_gradient, tensor = weight_operands(graph), trained(graph), axes.tensor
 

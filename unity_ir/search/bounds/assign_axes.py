@@ -38,9 +38,10 @@ from unity_ir.search.layouts.limits import limits
 
 def orders(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints) -> Iterator[Assignment]:
     """
-    Yield every assignment (a role per mesh axis) in which each group's equal axes have each role as often as counted.
+    Yield every assignment (a role per mesh axis) with given numbers of axes per role: for each group of equal axes,
+    every order of its roles, in which axes of one role are neighbours.
 
-    `counts` is [group, role], and `names` are the roles. Axes of a group that have the same role are neighbours.
+    `counts` [group, role] is how many axes of a group have a role; `names` are the roles of its columns.
     """
     each: list[list[tuple[tuple[int, GridRole], ...]]] = []
     for group, row in zip(groups, counts.tolist(), strict=True):
@@ -92,10 +93,11 @@ class _MoveCosts:
 
 def assign_axes(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph | None:
     """
-    Return the parallel graph of a plan that only counts equal axes, after choosing which axes have which role.
+    Return the parallel graph of a plan that says only how many of a machine level's equal mesh axes have each role:
+    here it is chosen which, so that resharding costs least.
 
-    `graph` is the serial graph; `solver` is the one over counted layouts that found `plan`. Returns None if more than
-    `limits().axis_prices` pairs of layouts would have to be priced.
+    `graph` is the serial graph; `solver` is the one over such counts (`Spaces.by_count`) that found `plan`. Returns
+    None if more than `limits().axis_prices` pairs of layouts would have to be priced, or if choosing takes too long.
     """
     try:
         return _AxisAssignment(graph, plan, solver).graph()

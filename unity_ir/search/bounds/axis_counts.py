@@ -66,9 +66,10 @@ class Bounds:
 
     def solver(self, merge: int = 0, stepwise: bool = True) -> Solver:
         """
-        Return the solver over counted layouts, with dims merged to the coarseness `merge` (`space.merged_dims`).
+        Return the solver for lower bounds, in whose layouts equal mesh axes are only counted, not told apart; memoised.
 
-        `stepwise` is that of `Solver`: messages only, without dense tables.
+        `merge` (0, 1 or 2) is how coarsely dims are merged, too (`space.merged_dims`; 0: not at all). `stepwise` is
+        that of `Solver`: it only passes messages, without dense tables of layout pairs.
         """
         if (merge, stepwise) not in self._solvers:
             spaces = Spaces(self.machine, by_count=True, merge=merge)
@@ -77,8 +78,8 @@ class Bounds:
 
     def ahead(self, graph: Graph) -> Iterator[None]:
         """
-        Compute the tables that bounds of graphs like `graph` need, one table per `next`, so that the caller may stop
-        any time.
+        Compute the tables that bounds of graphs like the serial graph `graph` need, one table per `next`, so that the
+        caller may stop any time; yields nothing but None.
         """
         kind = _kind(graph, self.machine)
         if kind == "alone":
@@ -122,10 +123,12 @@ def certified(
     steps: int = limits().pass_sums,
 ) -> tuple[Graph, PlanCost, float]:
     """
-    Return a plan of a serial graph, its cost, and a lower bound in seconds on all plans of the graph.
+    Return (plan, its cost, a lower bound in seconds on all plans of the serial graph with every operator on all
+    devices).
 
-    `plan` is a known plan, `priced` its cost; a faster plan that fits replaces it if bounding finds one. `steps` limits
-    the sums of a TRW-S pass.
+    `plan` is a known plan of `serial`, and `priced` its cost; where bounding finds a faster plan that fits a device's
+    memory, that one is returned instead. `steps` is the most additions of one pass of messages (TRW-S); problems that
+    need more are bounded by coarser ones.
     """
     return bounded((plan, priced), bound(serial, machine, optimizer, priced.time, steps), optimizer)
 
@@ -134,10 +137,11 @@ def bounded(
     plan: tuple[Graph, PlanCost], found: tuple[float, Graph | None], optimizer: Optimizer
 ) -> tuple[Graph, PlanCost, float]:
     """
-    Return a plan, its cost, and a lower bound in seconds on all plans of its serial graph.
+    Combine a plan and the result of bounding: return (the faster plan, its cost, a lower bound in seconds on all
+    plans).
 
-    `plan` is a parallel graph and its cost. `found` is what a `Bounds` returned for it: the lower bound, and maybe a
-    parallel graph, which replaces the plan if it is faster and fits the device.
+    `plan` is a parallel graph and its cost. `found` is what a `Bounds` returned for its serial graph: the lower bound,
+    and a parallel graph or None; that graph replaces the plan if it is faster and fits the device's memory.
     """
     (least, other), (graph, priced) = found, plan
     machine = priced.machine
@@ -157,10 +161,11 @@ def bound(
     bounds: Bounds | None = None,
 ) -> tuple[float, Graph | None]:
     """
-    Return a lower bound in seconds on every placement of a serial graph, and a parallel graph or None.
+    Return (lower bound in seconds on every plan of a serial graph with all operators on all devices, a plan met on the
+    way as a parallel graph, or None). The plan may be slower than the known one.
 
-    `known` is the seconds of a known plan: passes stop near it. `steps` limits the sums of a TRW-S pass; `bounds` has
-    tables of earlier calls. The graph returned may be slower than the known plan.
+    `known` is the seconds of a known plan: bounding stops once the bound is near it. `steps` is the most additions of
+    one pass of messages (TRW-S); `bounds` keeps tables between calls, None uses new ones.
     """
     least, plan = _bound(graph, bounds or Bounds(machine, optimizer), known, steps)
     return certain(least, graph, machine), plan
@@ -193,10 +198,11 @@ def _bound(graph: Graph, bounds: Bounds, known: float, steps: int) -> tuple[floa
 
 def bound_within(known: KnownPlan, bounds: Bounds, limit: float) -> float:
     """
-    Return a lower bound in seconds on every placement of `known.graph` that holds at most `limit` bytes on a device.
+    Return a lower bound in seconds on every plan of `known.graph` that holds at most `limit` bytes on a device.
 
-    It is the Lagrangian bound: the minimum of `seconds + price * bytes`, less `price * limit`, at the price
-    `known.price`. Bytes of relayed activations are not counted. Returns 0 where only kernels are bounded.
+    It is the Lagrangian bound: a lower bound on `seconds + price * bytes`, less `price * limit`, where `price` is
+    `known.price` (seconds per byte). Bytes of copies of activations that are resharded once for several readers are not
+    counted. Returns 0 on machines and graphs for which only kernels are bounded (`of_kernels`).
     """
     if _kind(known.graph, bounds.machine) == "alone":
         return 0.0

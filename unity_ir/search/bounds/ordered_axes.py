@@ -61,13 +61,16 @@ class OrderedSpace:
         return out
 
     def there(self, roles: Ints) -> Ints:
-        """Return the index of the value's layout for each row of `roles` [row, axis], the role of each mesh axis."""
+        """
+        Return, per row of `roles` [row, axis] (indices of the space's role columns), the index of the value's layout
+        among those told apart here: [row]. REPEAT counts as COPY.
+        """
         return self._find(roles, {COPY: COPY, SUM: SUM, REPEAT: COPY})
 
     def back(self, roles: Ints) -> Ints:
         """
-        Return the index of the gradient's (dual) layout for each row of `roles` [row, axis], the role of each mesh
-        axis.
+        Return, per row of `roles` [row, axis] (indices of the space's role columns, for the value), the index of the
+        layout of its gradient, in which COPY and SUM change places: [row]. REPEAT counts as COPY in both.
         """
         return self._find(roles, {COPY: SUM, SUM: COPY, REPEAT: COPY})
 
@@ -100,7 +103,10 @@ class OrderedSpace:
         return len(sources) * len(self._moves.sources)
 
     def fill(self, sources: Ints) -> None:
-        """Compute the seconds from the layouts `sources` to all layouts, unless they are known."""
+        """
+        Compute the seconds from the layouts with indices `sources` to all layouts, for `least`; those known are not
+        computed again.
+        """
         missing = np.unique(sources[~self._filled[sources]])
         if len(missing):
             self._seconds[missing] = self._moves.cheapest(missing)
@@ -108,8 +114,8 @@ class OrderedSpace:
 
     def least(self, sources: Ints, targets: Ints) -> Floats:
         """
-        Return seconds [source, target] of the cheapest moves. Call `fill` with the sources before: other rows are
-        undefined.
+        Return the seconds [source, target] of the cheapest moves between layouts given by index. Call `fill` with
+        `sources` before; rows that were not filled are meaningless.
         """
         return self._seconds[np.ix_(sources, targets)]
 
@@ -325,10 +331,12 @@ def _whole(edge: Edge) -> tuple[TwoWayCost, float]:
 
 def with_axis_order(builder: FactorGraphBuilder, problem: FactorGraph) -> tuple[FactorGraph, list[Ints]] | None:
     """
-    Expand a problem over axis counts into one over axis orders; None if it would be too large.
+    Expand a factor graph in which equal mesh axes are only counted into one that also tells in which order they shard a
+    dim; its lower bound is tighter. Returns None if it would be too large (`limits().order_rows` and others).
 
-    `builder` made the counted `problem` (stepwise, `Spaces` by count). Returns the problem over orders, in which every
-    choice costs at most what it costs with axes named, and, for each variable, the counted row of each of its rows.
+    `builder` made `problem`, with `Spaces.by_count` and a stepwise `Solver`. Returns (the new factor graph, per
+    variable the row, as `problem.rows` numbers them, that each of its rows expands: [row]). A choice in it costs no
+    more than a plan in which each axis has that role.
     """
     found = _AxisOrders(builder, problem)
     orders = found.problem() if found.small() else None

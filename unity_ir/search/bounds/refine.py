@@ -25,9 +25,10 @@ from unity_ir.search.layouts.space import LayoutSpace
 
 def refine_rows(coarse: FactorGraphBuilder, rows: Sequence[Ints], builder: FactorGraphBuilder) -> list[Ints]:
     """
-    Return, per variable of a finer problem, the positions of the rows that become one of `rows` when dims are merged.
+    Return, per variable of a finer factor graph, the indices of its rows that are still worth looking at: those that
+    become a row left in the coarse one when dims are merged.
 
-    `rows` has, per variable, the rows left in the problem of `coarse`; `builder` is that of the finer problem.
+    `rows` has, per variable of the graph that `coarse` built, the rows left; `builder` builds the finer graph.
     """
     above: dict[tuple[int, int], Ints] = {}
     seen: dict[tuple[int, int, bytes], Ints] = {}
@@ -48,9 +49,10 @@ def refine_rows(coarse: FactorGraphBuilder, rows: Sequence[Ints], builder: Facto
 
 def refine_messages(coarse: Messages, problem: FactorGraph) -> Messages:
     """
-    Return messages for a finer problem that start from those of the coarse one.
+    Return TRW-S messages for the finer factor graph `problem` that start from those of the coarse one, in which more
+    dims are merged.
 
-    Coarse messages stay feasible on the finer problem, so its bound begins at no less than the coarse bound.
+    They hold there, too, so the finer lower bound starts at the coarse one's value.
     """
     messages = Messages(problem)
     messages.last = messages.bound = coarse.last
@@ -76,7 +78,10 @@ def refine_messages(coarse: Messages, problem: FactorGraph) -> Messages:
 
 
 def two_way_cost(edge: Edge) -> TwoWayCost:
-    """Return the unscaled two-way cost of an edge. Raises `TypeError` where the cost is a dense table."""
+    """
+    Return the cost of an edge without the factor that `ScaledCost` may put before it. Raises `TypeError` where it is a
+    dense table rather than a `TwoWayCost`.
+    """
     way = edge.between.whole if isinstance(edge.between, ScaledCost) else edge.between
     if not isinstance(way, TwoWayCost):
         raise TypeError("search: only messages are passed finer")

@@ -77,8 +77,9 @@ def by_hand(
 
 def estimated(plan: PricedGraph, optimizer: Optimizer) -> float:
     """
-    Return the seconds of an iteration of a plan by quick simulation: operators are not fused, and collectives start in
-    the order of the forward (`simulate.build`). Searches for plans on parts of the machine compare their many plans so.
+    Return the seconds of an iteration of a plan by quick simulation, in which operators are not fused and collectives
+    start in the order of the forward (`simulate.build`). Searches for plans on parts of the machine compare their many
+    plans by it. `optimizer` is used if the graph names none.
     """
     return simulate(task_graph(*plan, optimizer)).seconds
 
@@ -166,8 +167,8 @@ class SimulatedPlans:
 
     def fastest(self, plans: Sequence[PricedGraph], candidates: Sequence[Candidate] = ()) -> PricedGraph:
         """
-        Return the plan with the least simulated time as emitted: the first, unless another one that fits is faster by
-        `limits().faster`. `candidates` are baselines that fit.
+        Return the plan with the least simulated time as emitted: the first of `plans`, at least one, unless another one
+        that fits the memory takes less than `limits().faster` times its seconds. `candidates` are baselines that fit.
         """
         best, *others = plans
         for plan in others:

@@ -34,10 +34,12 @@ def place_branches(
     places: Sequence[Mapping[Value, Layout]] = ({}, {}),
 ) -> PricedGraph | None:
     """
-    Return a faster plan than `plan`, with some branches on parts of the machine; None if none was found.
+    Return a plan, with its cost, in which some parallel branches run at once on disjoint parts of the machine, and that
+    fits the memory and is faster than `plan` by quick simulation (`estimated`); None if none was found.
 
-    `graph` is the serial graph of `plan`. `places` are the layouts in which the plan's values rest, and in which they
-    are relayed, if known.
+    `graph` is the serial graph of `plan`. `places` are two mappings of values to layouts that `plan` uses, if known,
+    and that the new plan keeps around operators it does not move: where values are stored or brought once made, and
+    where leaves are resharded before all uses (`rests` and `relays` of `materialise`).
     """
     sites = _sites(series_parallel.decompose(Flow(graph)))
     if not sites:

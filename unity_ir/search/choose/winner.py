@@ -34,10 +34,11 @@ from unity_ir.search.result import SearchResult
 @contextmanager
 def choosing(strategy: str, serial: Graph, machine: Machine, optimizer: Optimizer) -> Generator[Chooser]:
     """
-    Yield a `Chooser` for the plans of the graph `serial`, as a context manager around its search.
+    Yield a `Chooser`, which picks the final plan for the serial graph `serial`, as a context manager around its search.
 
-    On large machines (more than `limits().exact_axes` mesh axes) two forked processes compute baselines and bounds
-    beside the search; on others they are computed when asked for.
+    `strategy` is the name put into results. On large machines (more than `limits().exact_axes` mesh axes) two forked
+    processes compute baselines and lower bounds beside the search, and end with the `with` statement; on others these
+    are computed when asked for.
     """
     bounds, baselines = Bounds(machine, optimizer), Baselines(machine, optimizer)
     large = len(machine.mesh.sizes) > limits().exact_axes
@@ -75,8 +76,9 @@ class Chooser:
 
     def result(self, found: JointPlan) -> SearchResult:
         """
-        Return the search result for the plan `found` or a faster alternative; if Ctrl-C or the budget ends this, the
-        best so far.
+        Return the search result for the plan `found` of the joint search, or for an alternative that simulates faster:
+        a baseline, a plan on parts of the machine or of another rewrite. If Ctrl-C or the budget ends this, the best so
+        far.
         """
         unrewritten = cache(lambda: self._unrewritten(found))
         result = self._choose(found, unrewritten)
@@ -90,15 +92,19 @@ class Chooser:
         return result
 
     def faster(self, now: SearchResult, other: SearchResult) -> SearchResult:
-        """Return whichever of two results has the lower simulated time."""
+        """
+        Return the result whose plan has the lower simulated time as emitted, `now` unless `other` fits the memory and
+        is clearly faster; graphs explored by both are added up.
+        """
         best = self.emitted.fastest([(now.graph, now.cost), (other.graph, other.cost)])
         explored = now.explored + other.explored
         return replace(now if best[0] is now.graph else other, explored=explored, interrupted=other.interrupted)
 
     def best_baseline(self, refused: Refused) -> SearchResult:
         """
-        Return the fastest baseline that fits, where the search found no plan that does. Raises `refused` if there is
-        none.
+        Return the result for the baseline that fits a device's memory and is fastest by quick simulation, where the
+        search found no plan that does. If there is none, raises `refused`, or that error naming the smallest baseline
+        if it is smaller.
         """
         known = self.by_hand.ask((self.serial, False))()
         candidates = that_fit(known)
@@ -227,7 +233,9 @@ class Chooser:
 
 def plans_with_hidden_moves(found: JointPlan, machine: Machine, optimizer: Optimizer) -> Iterator[PricedGraph]:
     """
-    Yield the optimal plan, if it is not `found`, for each of several shares of the weights' moves taken as overlapped.
+    Yield further plans of `found.rewritten`, each with its cost: the optima if a share of the seconds of weights' moves
+    (each of `limits().hidden_shares`) is taken as free, as overlapped with kernels. Plans equal to `found.graph` are
+    left out; yields none where memory is short (`found.price` above 0).
     """
 
     def fastest(part: float) -> Graph:

@@ -75,7 +75,9 @@ class ForkedWorker(Generic[Q, A]):
 
     def ask(self, question: Q) -> Callable[[], A]:
         """
-        Send a question; return a function that waits for the answer and returns it, or raises what the function raised.
+        Send a question to the worker process, if there is one; return a function that waits for the answer and returns
+        it, or raises what the worker's function raised. Without a process, that function computes the answer when
+        called.
         """
         if self._process is None:
             return lambda: self._function(question)

@@ -22,11 +22,11 @@ from unity_ir.search.layouts.space import Spaces
 
 def solve(graph: Graph, machine: Machine, optimizer: Optimizer, like: Graph | None = None) -> tuple[Solver, ExactPlan]:
     """
-    Return (solver, plan): the fastest plan over the groupings of mesh axes that were tried, where all axes of a group
-    have one role, and the solver that found it.
+    Return (solver, plan): the fastest plan found of a serial graph in which neighbouring mesh axes, in groups, have one
+    role each, and the solver of the grouping it was found with. Local search tries several groupings.
 
-    The number of groups is chosen for the size of the graph `like` (by default `graph`), so that a rewritten graph is
-    searched as its source is.
+    With few axes each is a group of its own, which is exact. The number of groups depends on the size of the graph
+    `like` (by default `graph`), so that a rewritten graph is searched as its source is.
     """
     axes = len(machine.mesh.sizes)
     start = first_cuts(machine, groups_for(like or graph, axes))

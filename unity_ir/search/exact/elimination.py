@@ -43,8 +43,8 @@ class Projection:
 
     def least(self, of_values: Floats) -> Floats:
         """
-        Return the minimum cost of each class, [class], given the cost `of_values` of each value of the variable,
-        [value].
+        Return the minimum cost per class of the variable's values, [class]; `of_values` [value] is the cost of each
+        value.
         """
         order, starts = self._order
         return np.minimum.reduceat(of_values[order], starts)
@@ -63,14 +63,14 @@ class Factor:
 
 @cache
 def every(size: int) -> Projection:
-    """Return the identity projection of a variable with `size` values."""
+    """Return the projection of a variable with `size` values that keeps all of them apart: value i has class i."""
     return Projection(np.arange(size), size)
 
 
 def plain(variables: tuple[VariableId, ...], table: Floats) -> Factor:
     """
-    Return a factor over `variables` whose `table` has one axis per variable, in that order, indexed by the variable's
-    values.
+    Return a factor (a table of costs) over `variables`; `table` has one axis per variable, in that order, indexed by
+    the variable's values themselves.
     """
     return Factor(variables, tuple(map(every, table.shape)), table)
 
@@ -113,11 +113,11 @@ class Memo:
 
     def joint(self, axes: Sequence[Projection]) -> _JointProjection:
         """
-        Return the joint projection of several projections of one variable, memoised: that of a table which takes the
-        place of tables with these projections.
+        Return the coarsest projection of a variable that tells apart all values which some of the projections `axes`
+        tells apart; memoised. A table that replaces tables with these projections is indexed by its classes.
 
-        Two values of the variable are in one class of the joint projection if they are in one class of all `axes`. The
-        result also maps each joint class to its class in each of `axes`.
+        `axes`, at least one, are projections of the same variable. The result also maps each of its classes to the
+        class in each of `axes`.
         """
         distinct = {id(a): a for a in axes}
         key = tuple(sorted(distinct))
@@ -137,7 +137,8 @@ class Memo:
 
     def token(self, table: Floats) -> int:
         """
-        Return a number that identifies an input table in the memo's keys; the same object always gets the same number.
+        Return a number that stands for an input table in the memo's keys. Tables are told apart as objects, not by
+        their entries: the same object always gets the same number.
         """
         self.held[id(table)] = table
         return self.tokens.setdefault(("given", id(table)), len(self.tokens))
@@ -158,10 +159,11 @@ def minimise_within(
     limit: float, sizes: Mapping[VariableId, int], factors: Sequence[Factor], memo: Memo | None = None
 ) -> tuple[float, dict[VariableId, int]] | None:
     """
-    Return the minimum of the sum of factors and an assignment that attains it, as `minimise` does.
+    Return (cost, assignment): the minimum of the sum of factors, and a value per variable that attains it, as
+    `minimise`.
 
-    Returns None if elimination would look at more than `limit` table entries. Those of tables found in `memo`, which
-    keeps the tables of earlier eliminations, are not counted; None keeps nothing.
+    Returns None if elimination would look at more than `limit` table entries. Tables found in `memo`, which keeps those
+    of earlier eliminations, are not counted; None starts with an empty memo.
     """
     found = {v: 0 for v, size in sizes.items() if size == 1}
     memo = memo or Memo()

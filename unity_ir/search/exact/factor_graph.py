@@ -130,8 +130,8 @@ class DenseCost:
 
     def of(self, made: Port, needs: Port) -> DenseCost:
         """
-        Return the cost restricted to smaller ports: `made` and `needs` have some of the layouts of this cost's own
-        ports.
+        Return the cost table restricted to fewer layouts at either end of the edge: those of the ports `made` and
+        `needs`, which must be among those of this cost's own ports.
         """
         at = np.searchsorted(self.made.layouts, made.layouts), np.searchsorted(self.needs.layouts, needs.layouts)
         return DenseCost(made, needs, self.seconds[np.ix_(*at)])
@@ -168,8 +168,8 @@ class PairwiseCost(Protocol):
 
     def of(self, made: Port, needs: Port) -> PairwiseCost:
         """
-        Return the cost restricted to smaller ports: `made` and `needs` have some of the layouts of this cost's own
-        ports.
+        Return the cost restricted to fewer layouts at either end of the edge: those of the ports `made` and `needs`,
+        which must be among those of this cost's own ports.
         """
         ...
 
@@ -230,7 +230,10 @@ class FactorGraph:
             self.into[edge.target].append(number)
 
     def among(self, rows: Sequence[Ints]) -> FactorGraph:
-        """Return the problem restricted to `rows`: for each variable, the positions of the rows to keep."""
+        """
+        Return the factor graph with only some rows of each variable; this one is unchanged. `rows` has, per variable,
+        the positions of those to keep among the rows left here.
+        """
         edges: list[Edge] = []
         for edge in self.edges:
             made, needs = self._port(edge.made, rows[edge.source]), self._port(edge.needs, rows[edge.target])
@@ -247,7 +250,10 @@ class FactorGraph:
         return sum((len(k.made.layouts) + len(k.needs.layouts)) * len(k.made.layouts) for k in self.edges)
 
     def keep(self, variable: int, rows: npt.NDArray[np.bool_]) -> None:
-        """Drop, in place, the rows of a variable, given by number, where the mask `rows` [row] is False."""
+        """
+        Drop, in place, the rows of one variable where the mask `rows` [row] is False, and the layouts at its edges that
+        only they have. `variable` is its number.
+        """
         self.rows[variable] = self.rows[variable][rows]
         self.seconds[variable] = self.seconds[variable][rows]
         self.own[variable] = every(len(self.rows[variable]))
@@ -274,11 +280,12 @@ def between(
     space: LayoutSpace, made: Port, needs: Port, training: bool, price: Price = TIME, kept: bool = True
 ) -> DenseCost:
     """
-    Return the price of resharding a value from each layout of one port to each layout of another, [made, needed].
+    Return the cost [layout made, layout needed] of resharding a value from each layout of the port `made` (the
+    producer's end of an edge) to each layout of the port `needs` (the reader's).
 
-    It is 0 for the layout NOWHERE, with which a reader needs no move of its own. `space` has the layouts that the ports
-    number, `training` says whether the gradient is resharded back, `kept` whether the backward reads the resharded
-    value, and `price` weighs the seconds and the bytes of both.
+    It is 0 for the layout NOWHERE, with which a reader needs no move of its own. `space` is the value's layout space,
+    whose layout numbers the ports have; `training` says whether the gradient is resharded back, `kept` whether the
+    backward reads the resharded value. `price` weighs the seconds of the moves and the bytes kept.
     """
     nowhere = int(len(needs.layouts) > 0 and needs.layouts[0] == NOWHERE)
     seconds = price.reshard(space, made.layouts, needs.layouts[nowhere:], training, kept)

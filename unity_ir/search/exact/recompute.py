@@ -37,10 +37,8 @@ class SavedForBackward:
 
     def relayed(self, value: Value, uses: Iterable[tuple[Node, int]]) -> bool:
         """
-        Return whether a value is saved for the backward in its relay layout, to which it is moved for all its users:
-        the backward of one of its `uses` reads it, or it is an output.
-
-        `uses` are (user, operand index) pairs.
+        Return whether a value is kept until the backward in the layout to which it is resharded once for all its users:
+        whether the backward of one of `uses`, (user, operand index) pairs, reads it, or it is an output of the graph.
         """
         return value in self._outputs or any(self.operands(user)[slot] for user, slot in uses)
 
@@ -51,10 +49,11 @@ ALL_SAVED = SavedForBackward(None)
 
 def may_recompute(graph: Graph, keeps: Keeps | None = None) -> frozenset[Node]:
     """
-    Return the operators whose results the backward reads, but may recompute instead of reading saved ones.
+    Return the operators of a serial graph whose results the backward may compute again instead of reading saved ones.
 
-    Recomputing one reads only what its own backward reads anyway, so nothing else has to be saved. `keeps` says which
-    values the backward reads; None computes it from `graph`. Returns the empty set if the graph has no loss.
+    Recomputing one reads only what its own backward reads anyway, so nothing else has to be saved. Chains of such
+    operators are kept short (`limits().recompute_chain`), as all of one are held at once. `keeps` says which values the
+    backward reads; None computes it from `graph`. Returns the empty set if the first output is no scalar loss.
     """
     if not graph.outputs or graph.outputs[0].shape != ():
         return frozenset()

@@ -80,8 +80,8 @@ class ScaledCost:
 
     def of(self, made: Port, needs: Port) -> ScaledCost:
         """
-        Return the cost restricted to smaller ports: `made` and `needs` have some of the layouts of this cost's own
-        ports.
+        Return the cost, with the same factor, restricted to fewer layouts at either end of the edge: those of the ports
+        `made` and `needs`, which must be among those of this cost's own ports.
         """
         return ScaledCost(self.whole.of(made, needs), self.part)
 
@@ -99,16 +99,20 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
         super().__init__(solver, graph)
 
     def may_share(self, value: Value) -> bool:
-        """Return whether each reader of a value is charged only a share (`reader_share`) of the moves of the value."""
+        """
+        Return whether several readers of a value may reshard it together, so that each is charged only a share of the
+        move (`reader_share`).
+        """
         return may_share(self.uses.get(value, ()))
 
     def reader_share(self, value: Value) -> float:
         """
-        Return the share of a move that each reader of a value is charged, so that readers that make it together pay for
-        at most one: 1 / (number of readers that may share the move).
+        Return the fraction of a move's cost that each reader of a value is charged, so that readers that reshard it to
+        one layout together pay for at most one move: 1 / (number of readers that may share it).
 
-        It applies to moves to layouts that are not tracked. If each reader reads the value once, the number is one less
-        than that of the readers: a relay in a layout that all of them need costs as little as sharing.
+        It applies to layouts whose moves are not charged to the value itself (see `shared`). If each reader reads the
+        value once, the number is one less than that of the readers: moving the value there for all of them costs as
+        little. The value must be one that `may_share`.
         """
         uses = self.uses[value]
         users = len({user for user, _ in uses})
@@ -116,18 +120,18 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 
     def shared(self) -> frozenset[Value]:
         """
-        Return the values with tracked layouts: an operator may find them in the layout it needs without paying for the
-        move.
+        Return the values with tracked layouts: layouts, named to the constructor, the moves to which are charged once,
+        to the value's own variable, so that its readers find it there without paying.
         """
         return frozenset(self.tracked)
 
     def states(self, value: Value, tracked: tuple[int, ...]) -> Ints:
         """
-        Return all states of a value's relay, [state, tracked layout]: whether the value was moved to each tracked
-        layout (AWAY: not moved, THERE: the value alone, BOTH: also its gradient back).
+        Return all ways to have brought a value to some of the layouts `tracked` (layout numbers), [state, tracked
+        layout]: entries are AWAY (not brought there), THERE (the value is) or BOTH (its gradient is brought back from
+        there, too).
 
-        `tracked` are layout numbers. At most floor(uses / 2) of them are not AWAY, since a shared move has at least two
-        readers.
+        At most floor(uses / 2) entries of a state are not AWAY, since a move is shared by at least two readers.
         """
         trained = {self.training(value, [user]) for user, _ in self.uses[value]}
         may = (*([THERE] if False in trained else []), *([BOTH] if True in trained else []))
@@ -141,24 +145,26 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
         return np.array(out, dtype=np.int64).reshape(-1, len(tracked))
 
     def count_states(self, value: Value, tracked: int) -> int:
-        """Return the number of rows of `states` for a value with `tracked` tracked layouts."""
+        """
+        Return the number of rows of `states` for a value with `tracked` layouts (a count, here), without listing them.
+        """
         trainings = len({self.training(value, [user]) for user, _ in self.uses[value]})
         return sum(comb(tracked, count) * trainings**count for count in range(len(self.uses[value]) // 2 + 1))
 
     def found(self, value: Value, row: int) -> int:
         """
-        Return the number of the layout in which readers find a relayed value, given the index of the row chosen for its
-        relay.
+        Return the number of the layout in which readers find a value, given the index of the row chosen for its own
+        variable (its relay, which says where several readers find it).
 
-        Rows of tracked values are [layout, state], flattened.
+        That is `row` itself, but for values in `shared`, whose rows are pairs of a layout and one of `states`,
+        flattened.
         """
         return row // len(self.states(value, self.tracked[value])) if value in self.tracked else row
 
     def relay(self, value: Value) -> Variable:
         """
-        Return the variable of a value's relay.
-
-        A tracked value has a row per layout and state; its cost includes the moves of the state.
+        Return the variable of a value with several readers: a row per layout in which they find it or, for values in
+        `shared`, per pair of a layout and one of `states`, whose cost includes the moves of that state.
         """
         plain = super().relay(value)
         if value not in self.tracked:
@@ -182,15 +188,16 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 
     def pairwise(self, value: Value, source: int, made: Port, needs: Port, training: bool, kept: bool) -> PairwiseCost:
         """
-        Return the seconds [layout made, layout needed] that one reader is charged for the reshard of a value.
+        Return the cost [layout made, layout needed], in the solver's objective, that one reader is charged for the
+        reshard of a value.
 
-        `source` is the number of the variable that provides the value: its producer, or its relay, which makes the
-        layouts `made`. The reader needs the layouts `needs`. `training` says whether the reader returns a gradient,
-        `kept` whether the backward reads the resharded value.
+        `source` is the number of the variable that provides the value: its producer's, or its own (its relay), which
+        makes the layouts `made`. The reader needs the layouts `needs`. `training` says whether the reader returns a
+        gradient, `kept` whether the backward reads the resharded value.
 
-        From the relay of a value with several readers, a reader is charged its share (`reader_share`) of a move to an
-        untracked layout; nothing to a tracked layout to which the relay has brought the value, and the whole move to
-        one to which it has not. Any other edge costs what it costs in the plain factor graph.
+        From the relay of a value with readers that may share moves, a reader is charged its share (`reader_share`) of a
+        move to most layouts; of the layouts tracked (see `shared`), nothing where the relay's row has brought the value
+        there, and the whole move where it has not. Any other edge costs what it costs in `FactorGraphBuilder`.
         """
         if self.numbers.get(value) != source or not self.may_share(value):
             return super().pairwise(value, source, made, needs, training, kept)
@@ -240,12 +247,12 @@ def may_share(uses: Sequence[tuple[Node, int]]) -> bool:
 
 def with_shared_moves(solver: Solver, graph: Graph, plan: ExactPlan) -> ExactPlan:
     """
-    Return a plan in which a move that several readers share is charged once, with a lower bound in seconds on all
-    plans.
+    Return the best plan found in which a move that several readers share is charged once, with a lower bound in seconds
+    on all plans of the serial graph.
 
-    `plan` is the solver's plan, in which each reader pays; it is the first incumbent. `seconds` of the result are those
-    of `cost.plan`, up to the seconds charged for free moves (see `certain`). Returns `plan` itself if no moves can be
-    shared, if the solver's price is not seconds alone, or on a machine of one device.
+    `plan` is the plan of `solver`, in which each reader pays for itself: the one to improve. `seconds` of the result
+    are those of `cost.plan`, up to the seconds charged for free moves (see `certain`). Returns `plan` itself if no
+    moves can be shared, if the solver's objective is not seconds alone, or on a machine of one device.
     """
     builder = SharedFactorGraphBuilder(solver, graph)
     values = [v for v in builder.uses if builder.may_share(v)]

@@ -154,9 +154,10 @@ class Solver:
 
     def table(self, node: Node, with_gradient: set[Node]) -> OperatorTable:
         """
-        Return the table of configurations of a serial compute node, a row each.
+        Return the table of a serial compute node: a row per configuration (how its work is sharded), with the layouts
+        it needs and makes, its seconds and its bytes; memoised.
 
-        `with_gradient` are the nodes whose values have a gradient.
+        `with_gradient` are the graph's nodes whose values have a gradient (`differentiate.trained`).
         """
         needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
         weights = tuple(v.node.op == "weight" for v in node.operands)
@@ -166,7 +167,10 @@ class Solver:
         return self._tables[key]
 
     def space(self, value: Value) -> LayoutSpace:
-        """Return all layouts that a value may have on the solver's machine."""
+        """
+        Return the space of all layouts that a value of this type may have on the solver's machine, which numbers them;
+        memoised.
+        """
         return self.spaces.of_value(value)
 
     def solve(self, graph: Graph) -> ExactPlan:
@@ -188,12 +192,13 @@ class Solver:
         shared: frozenset[Value] = frozenset(),
     ) -> Variable:
         """
-        Return the factor graph's variable of an operator: its configurations as rows, those that no optimum needs left
-        out.
+        Return the factor graph's variable of an operator: a row per configuration (how it is sharded), with its cost
+        and the layouts it makes and needs. Dominated rows, which no optimum needs, are left out, unless `whole` is set
+        or the solver is stepwise.
 
         `with_gradient` are the nodes whose values have a gradient; `single` are the leaves that only this operator
-        reads; `results` says for each result whether a gradient comes back to it, or None if nobody reads it; `keeps`
-        says which values the backward reads (None: all); `whole` keeps every row. Operands in `shared` may be found
+        reads, whose cost is included; `results` says for each result whether a gradient comes back to it, or None if
+        nobody reads it; `keeps` says which values the backward reads (None: all). Operands in `shared` may be found
         where another operator needs them, so only a row that needs the same layouts of them dominates.
         """
         table = self.table(node, with_gradient)
@@ -250,11 +255,11 @@ class Solver:
 
     def relay(self, value: Value, with_gradient: set[Node], kept: bool) -> Variable:
         """
-        Return the factor graph's variable of a relay: one row per layout in which users may find a leaf or shared
-        value.
+        Return the factor graph's variable of a leaf, or of a value with several users, that says where the users find
+        it: a row per layout. The cost of a row is that of storing a leaf and bringing it there; 0 for other values.
 
-        `with_gradient` are the nodes whose values have a gradient; `kept` says whether the backward reads the relayed
-        value.
+        `with_gradient` are the nodes whose values have a gradient; `kept` says whether the backward reads the value
+        there.
         """
         key = (value.type, value.node.op if value.node.is_leaf else "", value.node in with_gradient, kept)
         if key not in self.variables:
@@ -267,11 +272,11 @@ class Solver:
 
     def between(self, value: Value, made: Port, needs: Port, training: bool, kept: bool) -> PairwiseCost:
         """
-        Return the cost [layout made, layout needed] of moving a value between two ports, in the solver's objective;
+        Return the cost [layout made, layout needed] of resharding a value along an edge, in the solver's objective;
         memoised.
 
-        `made` are the layouts at the producer, `needs` those at the reader. `training` says whether the gradient moves
-        back, `kept` whether the backward reads the moved value.
+        The ports `made` and `needs` have the layouts at the producer's end and at the reader's. `training` says whether
+        the gradient moves back, `kept` whether the backward reads the moved value.
         """
         key = (value.type, value.node.op == "weight", training, kept, id(made), id(needs))
         if key not in self.pairwise:
@@ -285,12 +290,12 @@ class Solver:
 
     def leaf(self, value: Value, with_gradient: set[Node], user: bool, kept: bool) -> tuple[Floats, Ints]:
         """
-        Return (cost, rest), each [layout]: for each layout in which users find a leaf, the least cost in the solver's
-        objective, and the number of the layout in which the leaf rests (is stored) at that cost.
+        Return (cost, rest), each [layout]: for each layout in which users find a leaf (input, weight or constant), the
+        least cost in the solver's objective, and the number of the layout in which the leaf is stored at that cost.
 
-        The cost is that of resting (`Solver.rest`) and of the reshard to the users. `with_gradient` are the nodes whose
-        values have a gradient, `user` says whether a user has one, `kept` whether the backward reads the resharded
-        leaf.
+        The cost is that of storing it (`Solver.rest`) and of the reshard to the users. `with_gradient` are the nodes
+        whose values have a gradient; `user` says whether some user of the leaf is one of them, `kept` whether the
+        backward reads the resharded leaf.
         """
         training = user and value.node in with_gradient
         key = (value.type, value.node.op, value.node.master, training, kept)
@@ -316,11 +321,11 @@ class Solver:
 
     def rest(self, node: Node, with_gradient: set[Node]) -> Floats:
         """
-        Return the cost [resting layout] of a leaf, in the solver's price: its memory and, of a trained weight, its
-        update.
+        Return the cost [layout] of storing a leaf in each layout, in the solver's objective: its memory and, of a
+        trained weight, its update.
 
         `with_gradient` are the nodes whose values have a gradient. The cost is infinite for layouts with copies or
-        partial sums, in which no leaf rests.
+        partial sums, in which no leaf is stored.
         """
         (type,) = node.types
         updated = node.op == "weight" and node in with_gradient
@@ -331,8 +336,9 @@ class Solver:
 
     def resting(self, node: Node, updated: bool) -> tuple[Floats, Floats]:
         """
-        Return (seconds, bytes) of a leaf, each [layout]: of its update, and of its tensors on a device; infinite where
-        it cannot rest.
+        Return (seconds, bytes), each [layout], of storing a leaf in each layout: the seconds of the optimizer's update,
+        and the bytes of its tensors on a device, gradient and optimizer state included. Both are infinite for layouts
+        with copies or partial sums, in which no leaf is stored.
 
         `updated` says whether the leaf is a trained weight; otherwise the seconds are 0.
         """
@@ -352,9 +358,10 @@ class Solver:
 
 def layouts_needed(node: Node, table: OperatorTable, operand: int) -> Ints:
     """
-    Return the number of the layout in which each row of an operator's table needs an operand, given by index: [row].
+    Return, per row of an operator's table, the number of the layout in which it needs the operand with index `operand`:
+    [row].
 
-    The layout is NOWHERE where an earlier operand is the same value in the same layout, since one reshard serves both.
+    It is NOWHERE where an earlier operand is the same value in the same layout, since one reshard serves both.
     """
     needed, value = table.operands[operand].copy(), node.operands[operand]
     for earlier in (i for i in range(operand) if node.operands[i] == value):
@@ -399,12 +406,12 @@ def _minimum(problem: FactorGraph, memo: Memo) -> tuple[float, list[int], float]
 
 def among_best(problem: FactorGraph, slack: Sequence[Floats], few: int) -> tuple[tuple[float, list[int]], int]:
     """
-    Return (choice, few): the best choice among the `few` rows of least slack of each variable, and the value of `few`
-    that was used.
+    Return ((cost, row of each variable), few): the best choice among the `few` rows of least slack of each variable,
+    and the value of `few` that was used.
 
-    A choice is (cost, row of each variable). `slack` has, for each variable, how far above the lower bound the best
-    choice with each row is at least: [row]. `few` is halved until elimination looks at no more than
-    `limits().pruned_entries` table entries.
+    `slack` [row], per variable, is how far above the lower bound any choice with that row must be. Rows are given as
+    `problem.rows` numbers them. `few` is halved until elimination looks at no more than `limits().pruned_entries` table
+    entries.
     """
     while True:
         spend(2 * limits().work_port * len(problem.edges))
@@ -453,14 +460,17 @@ class FactorGraphBuilder:
 
     def problem(self) -> FactorGraph:
         """
-        Return the graph's factor graph with all rows (configurations of an operator, layouts of a relay) of its
-        variables.
+        Return the graph's factor graph, with no choice ruled out yet: a variable per operator (rows are
+        configurations), and one per value with several uses (rows are layouts in which its users find it, `relayed`).
         """
         of = self.variables
         return FactorGraph([v.rows for v in of], [v.seconds for v in of], [v.own for v in of], [*self.edges])
 
     def solve(self) -> ExactPlan:
-        """Return the best plan found for the graph, with its lower bound."""
+        """
+        Return the best plan found for the graph, with its lower bound. Raises `OutOfBudget` if the budget ends before
+        there is a plan.
+        """
         return self.plan(self.problem())
 
     def plan(self, problem: FactorGraph) -> ExactPlan:
@@ -491,7 +501,8 @@ class FactorGraphBuilder:
 
     def found(self, value: Value, row: int) -> int:
         """
-        Return the number of the layout in which users find a value, given the index of the row chosen for its relay.
+        Return the number of the layout in which users find a value, given the index of the row chosen for the value's
+        own variable (its relay): here the row itself, as rows are layouts.
         """
         return row
 
@@ -508,7 +519,10 @@ class FactorGraphBuilder:
         return bool(self.solver.price.recomputes(table, self.keeps.results(node))[row])
 
     def relayed(self, value: Value) -> bool:
-        """Return whether a value has a relay variable: if it has several uses, or is a leaf that nobody reads."""
+        """
+        Return whether a value has a variable of its own (a relay), which says in which layout its users find it: if it
+        has several uses, or is a leaf that nobody reads.
+        """
         return len(self.uses.get(value, ())) > 1 or (value.node.is_leaf and value not in self.uses)
 
     def training(self, value: Value, users: Iterable[Node]) -> bool:
@@ -552,16 +566,20 @@ class FactorGraphBuilder:
 
     def pairwise(self, value: Value, source: int, made: Port, needs: Port, training: bool, kept: bool) -> PairwiseCost:
         """
-        Return the cost [layout made, layout needed] of the reshard of a value along one edge.
+        Return the cost [layout made, layout needed], in the solver's objective, of the reshard of a value along one
+        edge.
 
-        `source` is the number of the variable that provides the value: its producer, or its relay, which makes the
-        layouts `made`. The variable at the other end needs the layouts `needs`. `training` says whether a gradient
-        comes back along the edge, `kept` whether the backward reads the resharded value.
+        `source` is the number of the variable that provides the value: its producer's, or its own (its relay), which
+        makes the layouts `made`. The variable at the other end needs the layouts `needs`. `training` says whether a
+        gradient comes back along the edge, `kept` whether the backward reads the resharded value.
         """
         return self.solver.between(value, made, needs, training, kept)
 
     def relay(self, value: Value) -> Variable:
-        """Return the variable of a value's relay: a row per layout in which its users may find it."""
+        """
+        Return the variable (the relay) of a leaf or a value with several users: a row per layout in which the users
+        find it.
+        """
         return self.solver.relay(value, self.with_gradient, self.keeps.value(value))
 
     def _relay(self, value: Value) -> int:

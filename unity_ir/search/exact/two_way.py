@@ -99,13 +99,13 @@ class TwoWayCost:
 
     def of(self, made: Port, needs: Port) -> TwoWayCost:
         """
-        Return the cost restricted to smaller ports: `made` and `needs` have some of the layouts of this cost's own
-        ports.
+        Return the cost restricted to fewer layouts at either end of the edge: those of the ports `made` and `needs`,
+        which must be among those of this cost's own ports.
         """
         return TwoWayCost(made, needs, self.space, self.training)
 
     def ready(self) -> None:
-        """Compute the distances between layouts now, rather than with the first message."""
+        """Compute now the distances between layouts that messages need, rather than with the first message."""
         if self._nowhere < len(self.needs.layouts):
             _ = self._out, self._home if self.training else None
 

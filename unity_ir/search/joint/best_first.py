@@ -203,7 +203,7 @@ class BestFirst:
         """
         For each rule in turn, apply it to the incumbent wherever it matches, and price the result as `enter` does.
 
-        In large graphs this is needed because `expand` enters no rewrites of rewrites.
+        Large graphs need this: there `expand` prices too few graphs to get to rewrites of rewrites.
         """
         for rule in self.rules:
             best = self.best

@@ -42,7 +42,10 @@ class AxisGroup:
 
     @property
     def size(self) -> int:
-        """The number of devices along the whole group; of `count` equal axes with a role each, along one of them."""
+        """
+        The number of devices along the whole group of axes with one role; for `count` equal axes that have a role each,
+        the number along one of them.
+        """
         return prod(n for _, n in self.levels)
 
 
@@ -64,7 +67,8 @@ def group_axes(machine: Machine, *cuts: int) -> tuple[AxisGroup, ...]:
 
 def count_equal_axes(machine: Machine) -> tuple[AxisGroup, ...]:
     """
-    Return the machine's mesh axes in groups, outermost first; axes of equal size and level form one counted group.
+    Return the machine's mesh axes in groups, outermost first: axes of equal size and machine level form one group,
+    whose axes may have different roles and are only counted (`AxisGroup.count`).
     """
     alike: dict[tuple[int, int], list[int]] = {}
     for axis, (level, size) in enumerate(zip(machine.axis_levels, machine.mesh.sizes, strict=True)):

@@ -72,11 +72,11 @@ class Price:
 
     def leaf(self, space: LayoutSpace, rests: Ints, training: bool, kept: bool, weight: bool) -> Floats:
         """
-        Return the cost [rest, layout] of moving a leaf from each resting layout, of the numbers `rests`, to every
-        layout of `space`.
+        Return the cost [rest, layout] of resharding a leaf from each layout in which it is stored (numbers `rests`) to
+        every layout of `space`.
 
-        `training` and `kept` are as in `reshard`. `weight` says whether the leaf is a weight and not an input: of its
-        seconds the share `hidden` is not charged.
+        `training` adds the seconds of resharding its gradient back, `kept` the bytes of keeping the moved leaf for the
+        backward. For a `weight` (rather than an input), the share `hidden` of the cost is not charged, as overlapped.
         """
         if self.byte == 0 and self.second == 1 and weight:
             seconds = space.reshard_from_few(rests, training)

@@ -55,9 +55,10 @@ class OperatorTable:
 
 def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> OperatorTable:
     """
-    Return the table of all configurations of a serial compute node on a machine, without dominated ones.
+    Return the table of the configurations of a serial compute node (every way to shard its work) on a machine. Left out
+    are those whose degrees do not divide sizes, and those slower than another that needs and makes the same layouts.
 
-    `needs` says for each operand whether the backward computes its gradient; `spaces` has the layouts of the machine.
+    `needs` says for each operand whether the backward computes its gradient; `spaces` has the machine and its layouts.
     """
     # However large a table is, time may be up before it is made.
     spend(0)
@@ -99,8 +100,9 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
 
 def kernels_found(graph: Graph) -> None:
     """
-    Compute and cache the FLOPs and bytes of all configurations of a graph's operators, which tables on every machine
-    use.
+    Compute and cache how the FLOPs and bytes of each operator of a serial graph depend on how it is sharded
+    (`cost.table.template`); `operator_table` then finds them, for any machine. Called before processes fork, so that
+    they share the cache.
     """
     with_gradient = trained(graph)
     for node in graph.nodes():

@@ -84,7 +84,10 @@ class LayoutSpace:
         self._number[code(self.groups, self.counts)] = np.arange(len(self.counts))
 
     def role(self, role: int) -> int:
-        """Return the column of `counts` for a role: a dim number, or COPY, SUM or REPEAT."""
+        """
+        Return the column of `counts` for a role: a dim number, or COPY, SUM or REPEAT. Dims that are merged share a
+        column.
+        """
         return self.merged[role] if role >= 0 else self.rank + {COPY: 0, SUM: 1, REPEAT: 2}[role]
 
     def __len__(self) -> int:
@@ -187,10 +190,10 @@ class LayoutSpace:
 
     def reshard_one(self, layout: int, training: bool, there: bool) -> Floats:
         """
-        Return seconds [layout] of the cheapest moves from one layout to every layout or, if not `there`, from every one
-        to it.
+        Return seconds [layout] of the cheapest moves from the layout with number `layout` to every layout or, if not
+        `there`, from every layout to it.
 
-        `training` adds the gradient's moves, as in `reshard`.
+        `training` adds the moves of the gradient in the other direction, as in `reshard`.
         """
         at, back = int(self._there[layout]), self._back
         seconds = np.take((self._cheapest if there else self._home)[at], self._there)
@@ -239,11 +242,9 @@ class LayoutSpace:
     @property
     def representatives(self) -> tuple[Ints, Ints]:
         """
-        Two arrays [layout] of indices in `without_repeat`: the layout that stands for each layout, and the one for its
-        gradient's.
-
-        Moves between REPEAT and COPY are free, so a layout with REPEAT is represented by the one with COPY instead; its
-        gradient has the dual layout.
+        Two arrays [layout] of indices in `without_repeat`: the layout that stands for each layout in distances, with
+        COPY for REPEAT, between which moves are free; and the one that stands for the layout of its gradient, the dual
+        (COPY and SUM swapped) with COPY for REPEAT.
         """
         return self._there, self._back
 
@@ -258,8 +259,8 @@ class LayoutSpace:
     @property
     def moves(self) -> tuple[Ints, Ints, Floats]:
         """
-        The single moves between layouts without REPEAT: indices of sources and targets in `without_repeat`, and
-        seconds.
+        Every single collective between layouts without REPEAT, as three arrays [move]: the source's and the target's
+        index in `without_repeat`, and the seconds.
         """
         return self._moves.sources, self._moves.targets, self._move_seconds
 
@@ -289,8 +290,8 @@ class LayoutSpace:
 
     def mostly(self, sources: int, targets: int) -> bool:
         """
-        Return whether a table of `sources` x `targets` pairs has more than a third of all pairs of layouts without
-        REPEAT.
+        Return whether `sources` x `targets` pairs (two counts) are more than a third of all pairs of layouts without
+        REPEAT, so that `least` returns its whole table.
         """
         return 3 * sources * targets > len(self._without_repeat) ** 2
 
@@ -416,8 +417,10 @@ class Spaces:
 
     def of(self, shape: tuple[int, ...], dtype: str, merge: int | None = None, grad: str = "") -> LayoutSpace:
         """
-        Return the layouts of values of this shape and element type, memoised; `merge` replaces this object's
-        coarseness. `grad` is the element type of their gradients, if that is another one.
+        Return the space of layouts of values of this global shape and element type on the machine, memoised.
+
+        `merge` replaces this object's coarseness of dims (`merged_dims`); None keeps it. `grad` is the element type of
+        their gradients, "" if it is the same.
         """
         merged = merged_dims(len(shape), self.merge if merge is None else merge)
         key = (shape, dtype, merged, grad)

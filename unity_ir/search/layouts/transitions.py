@@ -46,7 +46,10 @@ class Moves:
 
     @property
     def reversed(self) -> Moves:
-        """The same moves with sources and targets exchanged."""
+        """
+        The same moves with sources and targets exchanged, to find distances to a layout; kinds and factors are kept as
+        they are.
+        """
         return replace(self, sources=self.targets, targets=self.sources)
 
     def among(self, layouts: npt.NDArray[np.bool_]) -> Moves:
@@ -126,10 +129,12 @@ class PricedMoves:
 @lru_cache(maxsize=256)
 def all_moves(groups: tuple[AxisGroup, ...], single: tuple[bool, ...]) -> Moves:
     """
-    Return all single collectives between layouts of values of rank `len(single)`, as moves between indices of layouts
-    in `role_counts(groups, ..)`.
+    Return all single moves (collectives, or steps on each device) between layouts without REPEAT of values of rank
+    `len(single)`, sizes disregarded. Layouts are indices in `role_counts(groups, rank + 2)`, whose roles are the dims,
+    COPY and SUM.
 
-    `single` says for each dim whether it is a dim by itself (True), or stands for several merged dims (False).
+    `single` says for each dim whether it is one dim (True), or stands for several merged ones (False), between whose
+    orders of axes no difference is made.
     """
     rank = len(single)
     every = role_counts(groups, rank + 2)

@@ -55,8 +55,8 @@ class FittingPlan:
 
     def bound(self, limit: float) -> float:
         """
-        Return a lower bound in seconds on all choices that hold at most `limit` bytes on a device: the greatest of the
-        Lagrangian bounds at all prices tried.
+        Return a lower bound in seconds on all plans of the serial graph that hold at most `limit` bytes on a device:
+        the greatest of the Lagrangian bounds (least seconds + price * bytes, less price * limit) at all prices tried.
         """
         return max(least - price * limit for price, least in self.lines)
 
@@ -104,8 +104,8 @@ class Refused(UnityError):
 
     def known(self, name: str, needs: float, seconds: float) -> Refused:
         """
-        Return the error with the baseline `name` as the smallest plan known, if it needs fewer bytes than the one named
-        so far; else this error.
+        Return an error that names the baseline `name` as the smallest plan known, if it needs fewer bytes than the
+        smallest plan that this error names; else this error itself.
 
         `needs` are the baseline's bytes per device, `seconds` its time per iteration.
         """
@@ -156,12 +156,18 @@ class LagrangianCurve:
 
     @cached_property
     def smallest(self) -> Choice:
-        """The choice of the fewest bytes, counted as if every operator paid for the moves that it shares."""
+        """
+        The choice (a row for each variable of the graph's `CostModel`) that holds the fewest bytes per device, found as
+        if every operator kept its own copy of a value that it reshards together with others.
+        """
         self.met.append(self.model.choice(self.solvers.at(SPACE).solve(self.graph)))
         return self.met[-1]
 
     def bytes(self, choice: Choice) -> float:
-        """Return the bytes that a choice holds on a device at the end of the forward."""
+        """
+        Return the bytes that a device holds at the end of the forward under a choice (a row for each variable of the
+        model).
+        """
         return self.model.costs(choice)[1]
 
     def seconds(self, choice: Choice) -> float:
@@ -170,15 +176,17 @@ class LagrangianCurve:
 
     def bound(self, limit: float) -> float:
         """
-        Return a lower bound in seconds on all choices of at most `limit` bytes, from the prices solved so far.
+        Return a lower bound in seconds on all choices of at most `limit` bytes per device, from the prices of a byte
+        solved so far.
 
-        It holds if every operator pays for the moves that it shares; see `with_sound_bounds`.
+        It holds if every operator pays for its own reshards; where several share one, use `with_sound_bounds`.
         """
         return max(least - price * limit for price, least in self.lines)
 
     def solve(self, price: float) -> Choice:
         """
-        Return the choice that minimises seconds + `price` * bytes; `price` is in seconds per byte held on a device.
+        Return the choice that minimises seconds + `price` * bytes, where `price` is in seconds per byte held on a
+        device; its lower bound is kept for `bound`. Memoised.
         """
         if price not in self._at:
             plan = self.solvers.at(Price(1.0, price)).solve(self.graph)
@@ -222,10 +230,10 @@ class LagrangianCurve:
 
     def descended(self, need: Callable[[ExactPlan, Graph], int], limit: float) -> FittingPlan | None:
         """
-        Return a plan whose simulated peak is at most `limit` bytes, by local search from known choices; None if none is
-        found.
+        Return a plan whose simulated peak memory is at most `limit` bytes per device, found by local search from the
+        choices known so far; None if none is found.
 
-        `need` returns the peak bytes of a plan of the graph.
+        `need(plan, serial graph)` returns the peak bytes of a plan by simulation.
         """
         if self.bytes(self.smallest) > limit and not has_shared_moves(self.graph):
             return None
@@ -241,7 +249,10 @@ class LagrangianCurve:
         return self._found(faster if fits else found, limit)
 
     def price(self, limit: float) -> float:
-        """Return the price of a byte (seconds per byte) at which the lower bound for `limit` bytes is greatest."""
+        """
+        Return the price of a byte (seconds per byte), among those solved so far, at which the lower bound for `limit`
+        bytes per device is greatest.
+        """
         return max(self.lines, key=lambda line: line[1] - line[0] * limit)[0]
 
     def _found(self, choice: Choice, limit: float) -> FittingPlan:
@@ -250,9 +261,10 @@ class LagrangianCurve:
 
     def with_sound_bounds(self, found: FittingPlan) -> FittingPlan:
         """
-        Return `found` with lower bounds that hold even where operators share moves: at price 0 and at the plan's price.
+        Return the plan `found` with its lower bounds replaced by ones that hold even where several operators share a
+        reshard: at price 0 and at the plan's price of a byte.
 
-        Returns `found` itself if no operators of the graph can share a move.
+        Returns `found` itself if no operators of the graph can share one.
         """
         if not has_shared_moves(self.graph):
             return found
@@ -262,10 +274,10 @@ class LagrangianCurve:
 
 def fitting(solver: Solver, graph: Graph, limit: float) -> FittingPlan:
     """
-    Return the fastest choice found for a serial graph that holds at most `limit` bytes per device, with its lower
-    bounds.
+    Return the fastest plan found for a serial graph that holds at most `limit` bytes per device at the end of the
+    forward, with lower bounds on all such plans.
 
-    `solver` is the machine's. Raises `NothingFits` if there is none.
+    `solver` has the machine and minimises seconds. Raises `NothingFits` if there is none.
     """
     curve = LagrangianCurve(Solvers(solver), graph)
     return curve.with_sound_bounds(curve.fitting(limit))

@@ -62,10 +62,11 @@ def descend_to_limit(
     model: CostModel, starts: Iterable[Choice], operators: int, need: Callable[[Choice], int], limit: float
 ) -> Choice | None:
     """
-    Return a choice whose simulated peak is at most `limit` bytes, by local search; None if none is found.
+    Return a choice (a row for each variable of `model`) whose simulated peak is at most `limit` bytes, by local search;
+    None if none is found.
 
-    `model` gives seconds and bytes of choices, `starts` are the choices to descend from, `need` returns the simulated
-    peak bytes of a choice, and `operators` is the number of the graph's operators: too many, and there is no search.
+    `starts` are the choices to descend from, and `need` returns the simulated peak bytes of a choice. `operators` is
+    the number of the graph's operators: with too many, there is no search.
     """
     if operators > limits().peak_operators:
         return None

@@ -148,7 +148,7 @@ class CostModel:
         self.edges.append(_Edge(source, target, made, needs, seconds, bytes))
 
     def choice(self, plan: ExactPlan) -> Choice:
-        """Return the choice of an exact plan: for each variable of the model, the index of its row."""
+        """Return an exact plan as a choice: for each variable of the model, the index of its row."""
         return tuple(self._row(key, plan) for key in self.keys)
 
     def _row(self, key: Key, plan: ExactPlan) -> int:
@@ -237,8 +237,8 @@ class CostModel:
 
     def improved(self, choice: Choice, limit: float, passes: int = 4) -> Choice:
         """
-        Return a choice improved by local search: single rows are changed while that makes it faster, within `limit`
-        bytes per device.
+        Return a choice improved by local search: single rows are changed while that makes it faster and keeps it within
+        `limit` bytes per device, where each operator counts its own copy of what it reshards.
 
         Ends at a local optimum, or after `passes` passes over all variables.
         """
@@ -262,7 +262,8 @@ class CostModel:
 
     def smallest_rows(self, variable: int, choice: Choice) -> list[int]:
         """
-        Return the indices of the feasible rows of a variable other than its row in `choice`, fewest bytes first.
+        Return the indices of the rows of a variable other than its row in `choice`, by the bytes that a device then
+        holds, fewest first; rows of infinite bytes are left out.
 
         `variable` is its number; all other variables keep their rows.
         """

@@ -64,7 +64,11 @@ class OnePlan:
     options: type[Any] = NoOptions
 
     def search(self, graph: Graph, machine: Machine, options: Any, context: SearchContext) -> SearchResult:
-        """Return the parallel graph that the strategy's `make` makes of a serial one, with its cost."""
+        """
+        Return the plan that this strategy's `make` makes of a serial graph, with its cost; nothing is searched.
+        `options` is an object of the class `options`; `context` has the optimizer the plan is for. Raises `UnityError`
+        where it has no plan for this graph and machine.
+        """
         plan = self.make(graph, machine, context.optimizer, options)
         return SearchResult(self.name, plan, cost(plan, machine, context.optimizer))
 

@@ -23,7 +23,10 @@ class Groups:
 
 
 def alone(graph: Graph) -> Groups:
-    """Return groups without coarsening: each compute operator and each value is a group of its own."""
+    """
+    Return trivial groups, for a search without coarsening: each compute operator, and each value, is a group of its
+    own.
+    """
     nodes = graph.nodes()
     operators = {n: i for i, n in enumerate(n for n in nodes if n.is_compute)}
     values = {v: i for i, v in enumerate(v for n in nodes for v in n.results)}
@@ -32,9 +35,9 @@ def alone(graph: Graph) -> Groups:
 
 def coarsen(graph: Graph) -> Groups:
     """
-    Return groups of operators that compute the same on equal shapes, on the same weights or on values of one group.
-
-    They are, above all, the steps of an unrolled recurrent network (Tofu, section 5.1).
+    Return groups of operators, and of values, that are to be partitioned in the same way (Tofu, section 5.1): operators
+    of one kind on equal shapes that read the same shared weights or values of one group. These are, above all, the
+    steps of an unrolled recurrent network; in graphs with no weight read more than twice, all are alone (`alone`).
     """
     nodes, users = graph.nodes(), graph.users()
     shared = {n.result for n in nodes if n.op == "weight" and len(users.get(n.result, ())) > 1}

@@ -34,12 +34,12 @@ Choices = tuple[list[int], list[int]]
 
 def tofu(graph: Graph, machine: Machine, variant: str = "tofu", coarse: bool = True) -> Graph:
     """
-    Return the parallel graph that Tofu's search makes of a serial one: one mesh axis at a time, with the fewest bytes
-    moved.
+    Return the parallel graph that Tofu's search makes of a serial one: everything is partitioned along one mesh axis
+    after the other, each time with the fewest bytes moved. Memory limits are not looked at.
 
-    `variant` is one of `VARIANTS` (Tofu, section 7.3): `tofu` or one of its ablations, such as `tofu-all-row` or
-    `tofu-no-reduction`. With `coarse`, operators that compute alike are grouped first (section 5.1). Raises
-    `UnityError` for an unknown variant.
+    `variant` is one of `VARIANTS` (Tofu, section 7.3): `tofu` or one of the heuristics it is compared with, such as
+    `tofu-all-row` or `tofu-no-reduction`. With `coarse`, equal operators on shared weights are grouped first (section
+    5.1, `coarsen`). Raises `UnityError` for an unknown variant.
     """
     if variant not in VARIANTS:
         raise UnityError(f"tofu: unknown variant {variant!r}; known are {', '.join(VARIANTS)}")
@@ -58,8 +58,8 @@ def tofu(graph: Graph, machine: Machine, variant: str = "tofu", coarse: bool = T
 
 def fewest(step: StepProblem) -> Choices:
     """
-    Return the choice of every group of a step (operator groups, value groups) with the fewest bytes moved, by variable
-    elimination.
+    Return the choices of a step of Tofu's recursion with the fewest bytes moved in all, by variable elimination: (the
+    index of the choice of each operator group, and of each value group).
     """
     count = len(step.operators)
     factors = [plain((i,), own) for i, own in enumerate(step.own)]

@@ -74,7 +74,11 @@ class StepBuilder:
         self.values = dict.fromkeys(self._of_value, ())
 
     def step(self, size: int) -> StepProblem:
-        """Return the problem of partitioning all groups along one more mesh axis, of `size` devices."""
+        """
+        Return the problem of the next step of Tofu's recursion, to partition all groups along one more mesh axis, of
+        `size` devices: each group's possible roles on the axis, and the bytes moved for each pair. It changes nothing
+        here; see `choose`.
+        """
         alike: dict[Hashable, tuple[list[GridRole], Floats]] = {}
         may: list[list[GridRole]] = []
         own: list[Floats] = []
@@ -109,9 +113,10 @@ class StepBuilder:
 
     def choose(self, step: StepProblem, size: int, operators: Iterable[int], values: Iterable[int]) -> None:
         """
-        Record the chosen roles of all groups on one more mesh axis, of `size` devices.
+        Take one step of Tofu's recursion: record the roles chosen for all groups on one more mesh axis, of `size`
+        devices.
 
-        `operators` and `values` have, for each operator group and value group in order, the index of its choice in
+        `operators` and `values` have, for each operator group and value group by number, the index of its choice in
         `step`.
         """
         for group, choice in enumerate(operators):
@@ -209,11 +214,11 @@ class StepBuilder:
 @lru_cache(maxsize=65536)
 def received(source: int, target: int, elements: int, size: int) -> float:
     """
-    Return the elements that a group of `size` devices receives when a tensor goes from role `source` to role `target`
-    on their mesh axis.
+    Return the elements that all `size` devices of a group receive together when a tensor goes from role `source` to
+    role `target` on their mesh axis; 0 if the roles are equal.
 
-    A role is a dim's number or one of `pcg.sharding`'s negative ones (SUM, REPEAT, ..); `elements` is the size of the
-    part of the tensor that the group has in common.
+    A role is a dim's number or one of `pcg.sharding`'s negative ones (SUM, REPEAT, ..). `elements` are those of the
+    part of the tensor that earlier axes leave to the group, before this axis divides it.
     """
     if source == target:
         return 0.0

@@ -42,8 +42,8 @@ def divisors(number: int) -> tuple[int, ...]:
 
 def roles(node: Node) -> tuple[GridRole, ...]:
     """
-    Return the roles by which an operator may be sharded: its divisible index variables (by name), and the sets of
-    operand indices that may hold partial sums together.
+    Return the roles by which an operator may be sharded: the names of its index variables of more than one element that
+    can be divided, and the sets of names of operands that may be in partial sums together.
     """
     analysis = node.analysis
     return (*(v for v in analysis.splittable if analysis.bound.extents[v] > 1), *analysis.carriers)
@@ -158,8 +158,8 @@ def splits(share: Share, sizes: Sequence[int], levels: Sequence[int]) -> Iterato
 
 def moved(assignment: Assignment, start: Sequence[int]) -> Assignment:
     """
-    Return a view with its axes pinned at 0 pinned at the share's first coordinates instead: `start` has one per mesh
-    axis.
+    Return a view with each axis pinned at coordinate 0 pinned at `start[axis]` instead, to move it to a share of the
+    machine that begins there; `start` has a coordinate per mesh axis.
     """
     return tuple(pinned_at(start[a]) if role == pinned_at(0) else role for a, role in enumerate(assignment))
 

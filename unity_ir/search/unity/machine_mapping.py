@@ -74,7 +74,7 @@ class Subgraph:
 
     @cached_property
     def uses(self) -> Mapping[Value, int]:
-        """The number of operators that read each leaf of the subgraph."""
+        """For each leaf of the subgraph but `entry`, the number of operators that read it."""
         found: dict[Value, int] = {}
         for node in self.flow.nodes:
             for value in dict.fromkeys(node.operands):
@@ -84,9 +84,11 @@ class Subgraph:
 
     def wires(self, edge: DirectEdge) -> tuple[tuple[Value, int], ...]:
         """
-        Return the values that an edge carries, as (value, index of the operand by which the edge's target reads it).
+        Return the values that an edge between two operators carries, as (value, index of the operand by which the
+        edge's target reads it) pairs.
 
-        At the exit of a cut subgraph this is the first output, as operand 0.
+        An edge without a source leads from the leaf `entry`. One without a target carries the first output, as operand
+        0, if the subgraph is cut there (`exits`) and the edge's source makes it; else nothing.
         """
         if edge.target is None:
             value = self.graph.outputs[0] if self.exits else None
@@ -96,7 +98,10 @@ class Subgraph:
 
     @cached_property
     def keys(self) -> Mapping[Node, Hashable]:
-        """Memo key of each operator: equal for operators whose cost depends on their degrees alike."""
+        """
+        A memo key of each operator: operators with equal keys cost the same if they have the same degrees. It holds
+        kind, attributes, operand types, and which operands are leaves, equal, or have a gradient.
+        """
         return {
             node: (
                 node.op,
@@ -146,20 +151,28 @@ class Mapper:
     tables: dict[Hashable, Floats] = field(default_factory=dict[Hashable, Floats])
 
     def number(self, key: Hashable) -> int:
-        """Return a number that identifies a structure in the memo's keys: the same for equal `key`s."""
+        """
+        Return a small number that stands for `key`, which describes a structure, in the memo's keys: equal keys get the
+        same number.
+        """
         return self._numbers.setdefault(key, len(self._numbers))
 
     def number_of(self, piece: Subgraph, node: Node) -> int:
-        """Return a number that is equal for operators of `piece` of equal structure, whatever their degrees."""
+        """
+        Return the number that stands for an operator of `piece` in the memo's keys: the same for operators with equal
+        `Subgraph.keys`, so of one kind, shapes and surroundings; degrees are not part of it.
+        """
         if node not in piece.numbers:
             piece.numbers[node] = self.number(piece.keys[node])
         return piece.numbers[node]
 
     def costs(self, piece: Subgraph, degrees: Mapping[Node, Degrees]) -> Floats:
         """
-        Return the seconds of the fastest mapping for each layout at the entry and the exit: [entry, exit].
+        Return the seconds of the fastest machine mapping of `piece`, for each layout in which the value at its entry
+        may arrive and each in which its first output may leave: [entry, exit]. An axis is of size 1 at an end that is
+        not cut.
 
-        `degrees` has (role, degree) pairs per operator of `piece`. The array is [1, 1] for a subgraph that is not cut.
+        `degrees` has (role, degree) pairs per operator of `piece`; operators left out are not sharded.
         """
         if not self.cache:
             self.tables.clear()

@@ -50,7 +50,8 @@ class Chosen:
 
 def parts(graph: Graph, machine: Machine, rules: Sequence[Rule], least: int) -> list[Subgraph]:
     """
-    Split a graph into parts at operators that all paths go through (Unity, section 5.3); return them in order.
+    Split a serial graph into parts at operators that all paths go through (Unity, section 5.3); return them in order,
+    each with the layouts in which the value at a cut may pass (`partitionings`).
 
     Every part has at least `least` operators; cuts are where they disrupt the fewest matches of `rules`. Returns the
     whole graph as one part if it cannot be cut.
@@ -175,11 +176,11 @@ def _joined(graph: Graph, graphs: Sequence[tuple[Subgraph, Graph]]) -> tuple[Gra
 
 def derivation(graph: Graph, chosen: Sequence[Chosen], rules: Sequence[Rule]) -> tuple[RuleApplication, ...] | None:
     """
-    Return the derivations of the parts `chosen` as one derivation of the whole `graph`, in which operators have other
-    numbers.
+    Return the rewrites of all parts as one derivation of the whole `graph`: the same rule applications, with the places
+    that they have in the whole.
 
-    `rules` are those the derivations apply, by name. Returns None if the rewrites cannot be replayed on the whole
-    graph.
+    `chosen` are the parts in order with their candidates; `rules` are looked up by the names in the candidates' steps.
+    Returns None if a rewrite cannot be replayed on the whole graph.
     """
     known = {rule.name: rule for rule in rules}
     now = [(c.piece, c.piece.graph) for c in chosen]
@@ -201,7 +202,10 @@ def derivation(graph: Graph, chosen: Sequence[Chosen], rules: Sequence[Rule]) ->
 
 
 def structure(piece: Subgraph) -> object:
-    """Return a key, equal for parts that differ only in the names of their leaves."""
+    """
+    Return a hashable key of a part: equal for parts that differ only in the names of their leaves, so that one search
+    serves all of them.
+    """
     nodes = topological(piece.graph.outputs)
     number = {n: i for i, n in enumerate(nodes)}
     return (
@@ -223,10 +227,10 @@ def structure(piece: Subgraph) -> object:
 
 def carried_over(found: Selection, piece: Subgraph, rules: Sequence[Rule]) -> Selection:
     """
-    Return the best candidates for `piece`, given those `found` for a part that equals it but for the names of leaves:
-    the same degrees, on graphs rebuilt by replaying the candidates' rewrites.
+    Return the best candidates for the part `piece`, given those `found` for a part of equal `structure`: the same
+    degrees and seconds, on graphs rebuilt by replaying the candidates' rewrites on `piece`.
 
-    `rules` are those that the rewrites apply, by name.
+    `rules` are looked up by the names in the candidates' steps.
     """
     known = {rule.name: rule for rule in rules}
     done: dict[CandidatePCG, CandidatePCG] = {}

@@ -45,7 +45,10 @@ class Substitutions:
     )
 
     def of(self, candidate: CandidatePCG) -> Iterator[CandidatePCG]:
-        """Yield every candidate that one substitution, at one place, makes of a candidate."""
+        """
+        Yield every candidate that one substitution makes of a candidate: an algebraic rule, at one place or everywhere,
+        or other degrees of one operator, alone or followed by the operators after it.
+        """
         yield from self._algebraic(candidate)
         for node in candidate.piece.flow.nodes:
             for degrees in self.degrees(node, candidate.degrees.get(node, ())):
@@ -57,8 +60,9 @@ class Substitutions:
 
     def degrees(self, node: Node, now: Degrees) -> tuple[Degrees, ...]:
         """
-        Return every set of degrees that one parallelization rule turns an operator's current ones, `now`, into; both
-        are (role, degree) pairs.
+        Return every set of degrees that a parallelization rule may give an operator instead of its current ones, `now`:
+        one role gets another degree, the others keep theirs or, where that does not fit, lose them. All are tuples of
+        (role, degree) pairs.
         """
         if (node, now) not in self._ways:
             self._ways[node, now] = tuple(self._degrees(node, now))
@@ -140,10 +144,11 @@ class Substitutions:
 
     def alike(self, piece: Subgraph, dims: Mapping[Value, Sequence[int]]) -> CandidatePCG:
         """
-        Return the candidate for `piece` in which the sharding of some values is propagated to all operators.
+        Return the candidate for `piece` in which operators follow the sharding of some values: in graph order, each
+        takes the degrees of its operands (`follow`).
 
-        `dims` has, for each of these values, the degree of each of its dims. Single substitutions would lead to the
-        same candidate, too, with one operator per round.
+        `dims` has, for each of these values, the degree of each of its dims; the others start whole. Single
+        substitutions would lead to the same candidate, with one operator per round.
         """
         known: dict[Value, Sequence[int]] = dict(dims)
         degrees: dict[Node, Degrees] = {}
@@ -154,18 +159,20 @@ class Substitutions:
 
 
 def made(value: Value, degrees: Degrees) -> Sequence[int]:
-    """Return the degree of each dim of `value`, computed by an operator with these degrees ((role, degree) pairs)."""
+    """
+    Return the degree of each dim of `value` if the operator that computes it has these degrees ((role, degree) pairs).
+    """
     by = {role: d for role, d in degrees if isinstance(role, str)}
     return [by.get(v, 1) if v is not None else 1 for v in value.node.analysis.result_dims[value.index]]
 
 
 def follow(node: Node, dims: Mapping[Value, Sequence[int]], devices_of: int) -> Degrees:
     """
-    Return the degrees ((role, degree) pairs) of an operator that follows its operands' sharding; () where they do not
-    fit.
+    Return the degrees ((role, degree) pairs) of an operator that is sharded as its operands are: each index variable
+    has the degree of the operands' dims it runs along. Where operands disagree, the first decides.
 
     `dims` has, for each sharded operand, the degree of each of its dims; `devices_of` is the number of devices of the
-    machine. Of operands that disagree, the first decides.
+    machine. Returns () where the degrees do not divide sizes or devices.
     """
     analysis, known = node.analysis, roles(node)
     wanted: dict[str, int] = {}
@@ -180,9 +187,9 @@ def follow(node: Node, dims: Mapping[Value, Sequence[int]], devices_of: int) -> 
 
 def corresponding(before: Graph, after: Graph) -> dict[Node, Node]:
     """
-    Map each operator after a rewrite to the one before it that it was: the same operator, perhaps on other operands.
-
-    `before` and `after` are the graphs. New operators are left out.
+    Return, for each operator of the graph `after` a rewrite that was in the graph `before`, that operator of `before`:
+    the same node, or the one of the same kind and attributes at the same place below the outputs, perhaps on other
+    operands. New operators are left out.
     """
     found: dict[Node, Node] = {}
     existed = {n for n in before.nodes() if n.is_compute}

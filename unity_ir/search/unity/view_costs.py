@@ -34,8 +34,8 @@ class ViewCosts:
     @cached_property
     def planned(self) -> int:
         """
-        The most mesh axes on which moves are planned exactly, on this machine (`limits().planned_axes`); greedily on
-        more.
+        The most mesh axes, after merging equal ones, on which a reshard is planned exactly on this machine, from
+        `limits().planned_axes`; with more, it is one collective per pair of roles, which may cost more.
         """
         return next(n for most, n in limits().planned_axes if len(self.machine.mesh.sizes) <= most)
 
@@ -96,12 +96,12 @@ class ViewCosts:
         self, node: Node, view: Assignment, trained: bool, gradients: tuple[bool, ...], uses: Mapping[Value, int]
     ) -> float:
         """
-        Return the seconds of an operator under a view (the role of each mesh axis): kernels and halos, moves of its
-        leaves, and their updates.
+        Return the seconds of an operator, forward and backward, under a view (the role of each mesh axis): its kernels
+        and halo exchanges, the reshards of the leaves it reads, and the optimizer's updates of its weights.
 
         `trained` says whether the operator has a backward, `gradients` for each operand whether it gets a gradient.
-        `uses` has the number of operators that read each leaf: a leaf rests where each of its users wants it, and each
-        user pays its part, which is exact when all want the same.
+        `uses` has the number of operators that read each leaf: a leaf is taken to be stored where this operator wants
+        it, and each of its readers pays its part, which is exact when all want the same.
         """
         machine = self.machine
         needs = tuple(trained and g for g in gradients)

@@ -32,11 +32,13 @@ def attention(
     enable_gqa: bool = False,
 ) -> Value:
     """
-    Map PyTorch's scaled-dot-product attention of queries [b.., h, i, e], keys [b.., h, j, e] and values [b.., h, j, d].
+    Map PyTorch's scaled-dot-product attention of queries [b.., h, i, e], keys [b.., h, j, e] and values [b.., h, j, d];
+    return [b.., h, i, d].
 
-    `dropout_p` is the probability of dropping a weight, `scale` the factor of the scores (None: 1 / sqrt(e)); with
-    `enable_gqa`, keys and values may have fewer heads. Returns one operator where there is no mask, or one that is all
-    true or causal; otherwise its products and softmax.
+    `mask` is boolean (True where a key may be seen) or added to the scores; `dropout_p` is the probability of dropping
+    a weight, `scale` the factor of the scores (None: 1 / sqrt(e)); with `enable_gqa`, keys and values may have fewer
+    heads. Builds one attention operator where there is no mask, or one that is all true or causal; else products and a
+    softmax.
     """
     k, v = site.value(k), site.value(v)
     by = q.shape[-1] ** -0.5 if scale is None else float(scale)
@@ -105,10 +107,11 @@ def embedding(
     sparse: bool = False,
 ) -> Value:
     """
-    Map PyTorch's embedding: the rows of `table` [rows, width] at `ids`.
+    Map PyTorch's embedding, the rows of `table` [rows, width] at `ids` [..]; return [.., width].
 
     Ids known at import that count up, as positions do, become a slice of the table. As in PyTorch, the row
-    `padding_idx` gets no gradient; `sparse`, about the gradient's storage, has no effect.
+    `padding_idx` gets no gradient (-1: none); `sparse`, about the gradient's storage, has no effect. Raises
+    `UnityError` for `scale_grad_by_freq`, and if ids known at import hold the `padding_idx` of a trained table.
     """
     del sparse
     if scale_grad_by_freq:
@@ -159,10 +162,13 @@ def embedding_bag(
     padding_idx: int | None = -1,
 ) -> tuple[Value | None, ...]:
     """
-    Map PyTorch's sum (`mode` 0) or mean (`mode` 1) of embeddings over bags of equal size.
+    Map PyTorch's sum (`mode` 0) or mean (`mode` 1), over each bag, of the rows of `table` [rows, width] at `ids`, flat;
+    `offsets`, known at import, are the positions in `ids` where bags begin (with `include_last_offset`, and where the
+    last ends), all of one size.
 
-    Returns the result, and None for the other outputs. Raises `UnityError` for bags of different sizes, weights, and
-    options without operator.
+    Returns ([bags, width], None, None, None): PyTorch's other outputs have no mapping. Raises `UnityError` for bags of
+    different sizes, `weights`, a `padding_idx`, `scale_grad_by_freq` and the maximum (`mode` 2); `sparse` has no
+    effect.
     """
     del sparse
     if scale_grad_by_freq or weights is not None or mode == 2 or (padding_idx is not None and padding_idx >= 0):
@@ -181,13 +187,16 @@ def embedding_bag(
 @maps("dropout")
 def dropout(site: CallSite, x: Value, p: float, train: bool) -> Value:
     """
-    Map PyTorch's dropout with probability `p`; unless `train`, `x` itself. Each occurrence has a seed of its own, so
-    masks differ from PyTorch's.
+    Map PyTorch's dropout: zero elements with probability `p`, and divide the others by 1 - p; unless `train`, return
+    `x` itself. Each call has a seed of its own; masks differ from PyTorch's.
     """
     return x if p == 0 or not train else op("dropout", x, p=float(p), seed=site.seeds())
 
 
 @maps("native_dropout")
 def native_dropout(site: CallSite, x: Value, p: float, train: bool | None) -> tuple[Value | None, ...]:
-    """Map PyTorch's dropout with probability `p`; its second result, the mask, has no mapping (None)."""
+    """
+    Map PyTorch's dropout with probability `p`, applied unless `train` is False; return (result, None): the mask,
+    PyTorch's second result, has no mapping.
+    """
     return dropout(site, x, p, train is not False), None

@@ -18,8 +18,8 @@ Ints = int | Sequence[int]
 
 def pair(x: Ints, last: int = 2) -> tuple[int, ...]:
     """
-    Return sizes per dim as a tuple of `last` numbers, one for each of the last dims; of a single number `x`, that
-    number for all.
+    Return a size given per dim as a tuple: a number `x`, or a sequence of one, repeated `last` times, once for each of
+    the last dims; any other sequence as it is.
     """
     x = [x] if isinstance(x, int) else list(x)
     return tuple(x) * last if len(x) == 1 else tuple(x)
@@ -37,9 +37,11 @@ def conv(
     groups: int = 1,
 ) -> Value:
     """
-    Map PyTorch's convolution over one or two dims, in `groups` groups of channels; `stride`, `padding` and `dilation`
-    are per dim, or one number for all, and `padding` may be "valid" or "same". Raises `UnityError` for other ranks, and
-    for operands without a batch dim.
+    Map PyTorch's convolution over one or two dims of `x` [batch, channels, ..] by `weight` [out, channels / groups,
+    ..], in `groups` groups of channels. `stride`, `padding` and `dilation` are per dim, or one number for all;
+    `padding` may be "valid" or "same".
+
+    Raises `UnityError` for three dims, for `x` without a batch dim, and for "same" that pads unevenly.
     """
     w = site.value(weight, site.dtype)
     dims = len(w.shape) - 2
@@ -81,8 +83,8 @@ def convolution(
     *_: object,
 ) -> Value:
     """
-    Map `aten.convolution`, of one or two dims, as `conv` does. Raises `UnityError` for transposed ones, to which
-    `output_padding` belongs.
+    Map `aten.convolution`, over one or two dims, as `conv` does. Raises `UnityError` for a transposed one; else
+    `output_padding` and the options that follow `groups` have no effect.
     """
     del output_padding
     if transposed:
@@ -92,8 +94,8 @@ def convolution(
 
 def check_floor(site: CallSite, sizes: Shape, kernel: Shape, stride: Shape, edge: Shape, spread: Shape) -> None:
     """
-    Raise `UnityError` if `ceil_mode` of a pooling would add a window that reaches beyond the padded edge, so that it
-    has an effect.
+    Raise `UnityError` if PyTorch's result at `site` has windows that reach beyond the padded edge, as `ceil_mode` of a
+    pooling may add.
 
     All are per pooled dim: `sizes` of the input, `kernel`, `stride`, `edge` (the padding) and `spread` (the dilation).
     """
@@ -113,8 +115,9 @@ def max_pool(
     ceil_mode: bool = False,
 ) -> Value:
     """
-    Map PyTorch's max pooling over two dims; `kernel`, `stride` (by default the kernel's), `padding` and `dilation` are
-    per dim, or one number for both. Raises `UnityError` where `ceil_mode` has an effect.
+    Map PyTorch's max pooling over the last two dims of [batch, channels, height, width]; `kernel`, `stride` (by default
+    the kernel's), `padding` and `dilation` are a number for both dims, or (height, width). Raises `UnityError` where
+    `ceil_mode` has an effect.
     """
     del ceil_mode
     k, p, d = pair(kernel), pair(padding), pair(dilation)
@@ -126,8 +129,8 @@ def max_pool(
 @maps("max_pool2d_with_indices")
 def max_pool_with_indices(site: CallSite, x: Value, *rest: Ints) -> tuple[Value | None, ...]:
     """
-    Map PyTorch's max pooling over two dims, with the arguments `rest` as of `max_pool`; its second result, the indices,
-    has no mapping (None).
+    Map PyTorch's max pooling as `max_pool` does, with the arguments `rest` (kernel, stride, ..); return (result, None):
+    the indices, PyTorch's second result, have no mapping.
     """
     return max_pool(site, x, *rest), None
 
@@ -144,8 +147,9 @@ def avg_pool(
     divisor_override: int | None = None,
 ) -> Value:
     """
-    Map PyTorch's mean pooling over two dims; `kernel`, `stride` (by default the kernel's) and `padding` are per dim, or
-    one number for both. Raises `UnityError` where `ceil_mode` has an effect.
+    Map PyTorch's mean pooling over the last two dims of [batch, channels, height, width]; `kernel`, `stride` (by
+    default the kernel's) and `padding` are a number for both dims, or (height, width). Raises `UnityError` where
+    `ceil_mode` has an effect.
 
     `count_include_pad` counts padding as zeros; `divisor_override` divides windows' sums by that number instead of by
     their elements.
@@ -165,14 +169,20 @@ def avg_pool(
 
 @maps("adaptive_avg_pool2d", "_adaptive_avg_pool2d")
 def adaptive_avg_pool(site: CallSite, x: Value, sizes: Ints) -> Value:
-    """Map PyTorch's adaptive mean pooling over two dims, to the sizes (height, width) of its result."""
+    """
+    Map PyTorch's adaptive mean pooling of [batch, channels, height, width] to images of the size (height, width) of
+    PyTorch's result, which `sizes` gave.
+    """
     del sizes
     return op("adaptive_avg_pool2d", x, sizes=site.shape[-2:])
 
 
 @maps("adaptive_avg_pool1d")
 def adaptive_avg_pool1d(site: CallSite, x: Value, sizes: Ints) -> Value:
-    """Map PyTorch's adaptive mean pooling over one dim, to the size of its result."""
+    """
+    Map PyTorch's adaptive mean pooling of [batch, channels, length] to the length of PyTorch's result, which `sizes`
+    gave.
+    """
     del sizes
     x = reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
     return reshape(op("adaptive_avg_pool2d", x, sizes=(1, site.shape[-1])), site.shape)
@@ -189,8 +199,9 @@ def avg_pool1d(
     count_include_pad: bool = True,
 ) -> Value:
     """
-    Map PyTorch's mean pooling over one dim, with `kernel`, `stride` (by default the kernel's) and `padding` along it.
-    Raises `UnityError` for `ceil_mode`, and for padding that the mean does not count (`count_include_pad` False).
+    Map PyTorch's mean pooling over the last dim of [batch, channels, length], with `kernel`, `stride` (by default the
+    kernel's) and `padding` along it. Raises `UnityError` for `ceil_mode`, and for padding that the mean does not count
+    (`count_include_pad` False).
     """
     if ceil_mode or (not count_include_pad and any(pair(padding, 1))):
         raise UnityError("ceil_mode and count_include_pad=False have no operator in one dim; use avg_pool2d")

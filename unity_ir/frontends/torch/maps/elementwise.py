@@ -17,10 +17,10 @@ COMMUTATIVE = {"add", "mul", "maximum", "minimum", "eq", "ne", "logical_and", "l
 
 def binary(site: CallSite, name: str, x: Operand, y: Operand, dtype: str | None = None) -> Value:
     """
-    Return the graph operator called `name` applied to two operands, broadcast to the shape and cast to the type of
-    PyTorch's result at `site`.
+    Return the graph operator called `name` applied to two operands, broadcast to the shape and cast to the element type
+    of PyTorch's result at `site`.
 
-    The operands are first cast to the element type `dtype`; None casts them to the result's.
+    The operands are first cast to the element type `dtype`, such as `f32`; None casts them to the result's.
     """
     dtype = dtype or site.dtype
     a, b = (site.value(shrink(v) if isinstance(v, torch.Tensor) else v, dtype) for v in (x, y))
@@ -38,8 +38,8 @@ def _is_ready(a: Value, b: Value) -> bool:
 
 def unary(name: str, *aten: str) -> None:
     """
-    Register a mapping to the graph operator `name`, of one operand, for the ATen operators named in `aten`; if none
-    are, for that called `name`.
+    Register a mapping to the graph operator `name`, which takes one operand, for the ATen operators named in `aten`; by
+    default for the one also called `name`. It casts the operand to the element type of PyTorch's result first.
     """
 
     @maps(*(aten or (name,)))
@@ -57,18 +57,18 @@ unary("logical_not", "logical_not", "bitwise_not")
 
 
 def shift(x: Value, by: float) -> Value:
-    """Return `x + by`; `x` if `by` is 0."""
+    """Return `x + by` as a value of the graph; `x` itself if `by` is 0."""
     return op("shift", x, by=float(by)) if by else x
 
 
 def scale(x: Value, by: float) -> Value:
-    """Return `by * x`; `x` if `by` is 1."""
+    """Return `by * x` as a value of the graph; `x` itself if `by` is 1."""
     return x if by == 1 else op("neg", x) if by == -1 else op("scale", x, by=float(by))
 
 
 @maps("add")
 def add(site: CallSite, x: Operand, y: Operand, alpha: float = 1) -> Value:
-    """Map PyTorch's `x + alpha * y`."""
+    """Map PyTorch's `x + alpha * y`, with broadcasting, in the element type of its result."""
     if isinstance(x, Value) and (by := number(y)) is not None:
         return site.fit(shift(cast(x, site.dtype), by * alpha))
     if isinstance(y, Value) and (by := number(x)) is not None:
@@ -80,7 +80,7 @@ def add(site: CallSite, x: Operand, y: Operand, alpha: float = 1) -> Value:
 
 @maps("sub", "subtract")
 def sub(site: CallSite, x: Operand, y: Operand, alpha: float = 1) -> Value:
-    """Map PyTorch's `x - alpha * y`."""
+    """Map PyTorch's `x - alpha * y`, with broadcasting, in the element type of its result."""
     if (by := number(y)) is not None or number(x) is not None:
         return add(site, x, y if by is None else by, alpha=-alpha)
     if alpha != 1:
@@ -90,13 +90,16 @@ def sub(site: CallSite, x: Operand, y: Operand, alpha: float = 1) -> Value:
 
 @maps("rsub")
 def rsub(site: CallSite, x: Operand, y: Operand, alpha: float = 1) -> Value:
-    """Map PyTorch's `y - alpha * x`."""
+    """Map PyTorch's `y - alpha * x`, with broadcasting, in the element type of its result."""
     return sub(site, y, x, alpha)
 
 
 @maps("mul", "multiply")
 def mul(site: CallSite, x: Operand, y: Operand) -> Value:
-    """Map PyTorch's `x * y`; if the factors form a written-out gelu or RMS norm, map to that operator."""
+    """
+    Map PyTorch's `x * y`, with broadcasting; if the factors form a written-out gelu (tanh) or RMS norm, map to that
+    operator.
+    """
     for a, b in ((x, y), (y, x)):
         if isinstance(a, Value) and (by := number(b)) is not None:
             return site.fit(scale(cast(a, site.dtype), by))
@@ -125,13 +128,13 @@ def div(site: CallSite, x: Operand, y: Operand, rounding_mode: str | None = None
 
 @maps("floor_divide")
 def floor_divide(site: CallSite, x: Operand, y: Operand) -> Value:
-    """Map PyTorch's `floor(x / y)`."""
+    """Map PyTorch's `floor(x / y)`, rounded down also where it is negative."""
     return div(site, x, y, "floor")
 
 
 @maps("pow")
 def power(site: CallSite, x: Operand, y: Operand) -> Value:
-    """Map PyTorch's `x ** y`."""
+    """Map PyTorch's elementwise `x ** y`, with broadcasting, in the element type of its result."""
     exponent = number(y)
     if exponent is None or not isinstance(x, Value):
         return binary(site, "pow", x, y)
@@ -153,25 +156,25 @@ def power(site: CallSite, x: Operand, y: Operand) -> Value:
 
 @maps("maximum")
 def maximum(site: CallSite, x: Operand, y: Operand) -> Value:
-    """Map PyTorch's elementwise maximum."""
+    """Map PyTorch's elementwise maximum of two operands, with broadcasting."""
     return binary(site, "maximum", x, y)
 
 
 @maps("minimum")
 def minimum(site: CallSite, x: Operand, y: Operand) -> Value:
-    """Map PyTorch's elementwise minimum."""
+    """Map PyTorch's elementwise minimum of two operands, with broadcasting."""
     return binary(site, "minimum", x, y)
 
 
 @maps("addcmul")
 def addcmul(site: CallSite, x: Operand, a: Operand, b: Operand, value: float = 1) -> Value:
-    """Map PyTorch's `x + value * a * b`."""
+    """Map PyTorch's elementwise `x + value * a * b`, with broadcasting."""
     return add(site, x, mul(site, a, b), alpha=value)
 
 
 @maps("addcdiv")
 def addcdiv(site: CallSite, x: Operand, a: Operand, b: Operand, value: float = 1) -> Value:
-    """Map PyTorch's `x + value * a / b`."""
+    """Map PyTorch's elementwise `x + value * a / b`, with broadcasting."""
     return add(site, x, div(site, a, b), alpha=value)
 
 
@@ -180,21 +183,24 @@ def addcdiv(site: CallSite, x: Operand, a: Operand, b: Operand, value: float = 1
 
 @maps("gelu")
 def gelu(site: CallSite, x: Value, approximate: str = "none") -> Value:
-    """Map PyTorch's gelu, exact or approximated by tanh."""
+    """Map PyTorch's gelu: exact, or approximated by tanh if `approximate` is "tanh"."""
     del site
     return op("gelu_tanh" if approximate == "tanh" else "gelu", x)
 
 
 @maps("leaky_relu")
 def leaky_relu(site: CallSite, x: Value, slope: float = 0.01) -> Value:
-    """Map PyTorch's leaky relu, with slope `slope` below 0."""
+    """Map PyTorch's leaky relu: `x` where it is above 0, else `slope * x`."""
     del site
     return op("leaky_relu", x, slope=float(slope))
 
 
 @maps("elu")
 def elu(site: CallSite, x: Value, alpha: float = 1, scaled: float = 1, input_scale: float = 1) -> Value:
-    """Map PyTorch's `scaled * elu(x)` with parameter `alpha`. Raises `UnityError` if `input_scale` is not 1."""
+    """
+    Map PyTorch's `scaled * elu(x)`, where elu is `x` above 0, else `alpha * (exp(x) - 1)`. Raises `UnityError` if
+    `input_scale` is not 1.
+    """
     del site
     if input_scale != 1:
         raise UnityError(f"input_scale is {input_scale}; only 1 is supported")
@@ -203,7 +209,7 @@ def elu(site: CallSite, x: Value, alpha: float = 1, scaled: float = 1, input_sca
 
 @maps("selu")
 def selu(site: CallSite, x: Value) -> Value:
-    """Map PyTorch's selu, a scaled elu."""
+    """Map PyTorch's selu, an elu with fixed `alpha` and scale (Klambauer et al., 2017)."""
     return elu(site, x, 1.6732632423543772, 1.0507009873554805)
 
 
@@ -232,21 +238,21 @@ def mish(site: CallSite, x: Value) -> Value:
 
 @maps("log1p")
 def log1p(site: CallSite, x: Value) -> Value:
-    """Map PyTorch's `log(1 + x)`."""
+    """Map PyTorch's `log(1 + x)`, computed in these two steps, so without PyTorch's precision at small `x`."""
     del site
     return op("log", shift(x, 1))
 
 
 @maps("log2")
 def log2(site: CallSite, x: Value) -> Value:
-    """Map PyTorch's logarithm to base 2."""
+    """Map PyTorch's elementwise logarithm to base 2, as `log(x) / log(2)`."""
     del site
     return scale(op("log", x), 1 / math.log(2))
 
 
 @maps("expm1")
 def expm1(site: CallSite, x: Value) -> Value:
-    """Map PyTorch's `exp(x) - 1`."""
+    """Map PyTorch's `exp(x) - 1`, computed in these two steps, so without PyTorch's precision at small `x`."""
     del site
     return shift(op("exp", x), -1)
 
@@ -268,7 +274,10 @@ def hardtanh(site: CallSite, x: Value, low: float = -1, high: float = 1) -> Valu
 
 
 def compared(name: str, x: Value, by: float) -> Value:
-    """Return the graph's comparison `name` (such as `lt`) of `x` with the number `by`, in the element type of `x`."""
+    """
+    Return the graph's comparison `name` (such as `lt`) of each element of `x` with the number `by`, as a boolean value;
+    `by` is rounded to the element type of `x`.
+    """
     return op(name, x, constant(by, (), x.type.dtype))
 
 
@@ -289,35 +298,35 @@ def clamp(site: CallSite, x: Value, low: Operand | None = None, high: Operand | 
 
 @maps("log10")
 def log10(site: CallSite, x: Value) -> Value:
-    """Map PyTorch's logarithm to base 10."""
+    """Map PyTorch's elementwise logarithm to base 10, as `log(x) / log(10)`."""
     del site
     return scale(op("log", x), 1 / math.log(10))
 
 
 @maps("tan")
 def tan(site: CallSite, x: Value) -> Value:
-    """Map PyTorch's tangent."""
+    """Map PyTorch's elementwise tangent, as `sin(x) / cos(x)`."""
     del site
     return op("div", op("sin", x), op("cos", x))
 
 
 @maps("sinh")
 def sinh(site: CallSite, x: Value) -> Value:
-    """Map PyTorch's hyperbolic sine."""
+    """Map PyTorch's elementwise hyperbolic sine, as `(exp(x) - exp(-x)) / 2`."""
     del site
     return scale(op("sub", op("exp", x), op("exp", op("neg", x))), 0.5)
 
 
 @maps("cosh")
 def cosh(site: CallSite, x: Value) -> Value:
-    """Map PyTorch's hyperbolic cosine."""
+    """Map PyTorch's elementwise hyperbolic cosine, as `(exp(x) + exp(-x)) / 2`."""
     del site
     return scale(op("add", op("exp", x), op("exp", op("neg", x))), 0.5)
 
 
 @maps("atanh")
 def atanh(site: CallSite, x: Value) -> Value:
-    """Map PyTorch's inverse hyperbolic tangent."""
+    """Map PyTorch's elementwise inverse hyperbolic tangent, as `log((1 + x) / (1 - x)) / 2`."""
     del site
     return scale(op("log", op("div", shift(x, 1), shift(op("neg", x), 1))), 0.5)
 
@@ -337,14 +346,14 @@ def asinh(site: CallSite, x: Value) -> Value:
 
 @maps("acosh")
 def acosh(site: CallSite, x: Value) -> Value:
-    """Map PyTorch's inverse hyperbolic cosine."""
+    """Map PyTorch's elementwise inverse hyperbolic cosine, as `log(x + sqrt(x^2 - 1))`."""
     del site
     return op("log", op("add", x, op("sqrt", shift(op("square", x), -1))))
 
 
 @maps("ceil")
 def ceil(site: CallSite, x: Value) -> Value:
-    """Map PyTorch's rounding up to the next integer."""
+    """Map PyTorch's elementwise rounding up to the next integer; the element type stays."""
     del site
     return op("neg", op("floor", op("neg", x)))
 
@@ -357,20 +366,20 @@ def remainder(site: CallSite, x: Operand, y: Operand) -> Value:
 
 @maps("isnan")
 def isnan(site: CallSite, x: Value) -> Value:
-    """Map PyTorch's test for nan, as `x != x`."""
+    """Map PyTorch's elementwise test for nan, as `x != x`; the result is boolean."""
     del site
     return op("ne", x, x)
 
 
 @maps("clamp_min")
 def clamp_min(site: CallSite, x: Value, low: float) -> Value:
-    """Map PyTorch's elementwise maximum of `x` and the number `low`."""
+    """Map PyTorch's clamp from below: the elementwise maximum of `x` and the number `low`."""
     return clamp(site, x, low, None)
 
 
 @maps("clamp_max")
 def clamp_max(site: CallSite, x: Value, high: float) -> Value:
-    """Map PyTorch's elementwise minimum of `x` and the number `high`."""
+    """Map PyTorch's clamp from above: the elementwise minimum of `x` and the number `high`."""
     return clamp(site, x, None, high)
 
 
@@ -379,8 +388,8 @@ def clamp_max(site: CallSite, x: Value, high: float) -> Value:
 
 def compare(name: str, *aten: str) -> None:
     """
-    Register a mapping to the comparison `name` of the graph for the ATen operators named in `aten`; if none are, for
-    that called `name`.
+    Register a mapping to the graph's comparison `name`, such as `lt`, for the ATen operators named in `aten`; by
+    default for the one also called `name`. Operands are cast to their common element type, and broadcast.
     """
 
     @maps(*(aten or (name,)))
@@ -391,7 +400,10 @@ def compare(name: str, *aten: str) -> None:
 
 
 def common(x: Operand, y: Operand) -> str:
-    """Return the element type in which PyTorch compares two operands (type promotion)."""
+    """
+    Return the element type, such as `f32`, in which PyTorch compares two operands (type promotion). Raises `UnityError`
+    for a type that the compiler does not have.
+    """
     a, b = (like(v) if isinstance(v, Value) else v for v in (x, y))
     return element_type(torch.result_type(a, b))
 
@@ -402,19 +414,21 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 @maps("logical_and", "bitwise_and", "__and__")
 def logical_and(site: CallSite, x: Operand, y: Operand) -> Value:
-    """Map PyTorch's logical and of booleans. Raises `UnityError` for integers, whose bits it would combine."""
+    """Map PyTorch's logical and, and its bitwise and of booleans. Raises `UnityError` for a bitwise and of integers."""
     return _of_bools(site, "logical_and", x, y, neutral=True)
 
 
 @maps("logical_or", "bitwise_or", "__or__")
 def logical_or(site: CallSite, x: Operand, y: Operand) -> Value:
-    """Map PyTorch's logical or of booleans. Raises `UnityError` for integers, whose bits it would combine."""
+    """Map PyTorch's logical or, and its bitwise or of booleans. Raises `UnityError` for a bitwise or of integers."""
     return _of_bools(site, "logical_or", x, y, neutral=False)
 
 
 @maps("logical_xor", "bitwise_xor", "__xor__")
 def logical_xor(site: CallSite, x: Operand, y: Operand) -> Value:
-    """Map PyTorch's exclusive or of booleans. Raises `UnityError` for integers, whose bits it would combine."""
+    """
+    Map PyTorch's exclusive or, logical or bitwise, of booleans. Raises `UnityError` for a bitwise one of integers.
+    """
     _check_bool(site)
     return binary(site, "ne", x, y, "bool")
 
@@ -439,7 +453,7 @@ def _of_bools(site: CallSite, name: str, x: Operand, y: Operand, neutral: bool) 
 
 @maps("where")
 def where(site: CallSite, condition: Operand, x: Operand, y: Operand) -> Value:
-    """Map PyTorch's where: `x` where the condition holds, `y` elsewhere."""
+    """Map PyTorch's where: `x` where the condition holds, `y` elsewhere, all broadcast to one shape."""
     known = number(condition)
     if known is not None:
         return site.fit(site.value(x if known else y, site.dtype))
@@ -451,17 +465,23 @@ def where(site: CallSite, condition: Operand, x: Operand, y: Operand) -> Value:
 
 @maps("masked_fill")
 def masked_fill(site: CallSite, x: Operand, mask: Operand, value: Operand) -> Value:
-    """Map PyTorch's masked_fill: `value` where the mask is true, `x` elsewhere."""
+    """Map PyTorch's masked_fill: `value`, a number or scalar, where the mask is true, `x` elsewhere."""
     return where(site, mask, value, x)
 
 
 @maps("tril")
 def tril(site: CallSite, x: Value, diagonal: int = 0) -> Value:
-    """Map PyTorch's tril: the last two dims' lower triangles, zero above the diagonal number `diagonal`."""
+    """
+    Map PyTorch's tril: the lower triangles of the last two dims, zero above diagonal number `diagonal` (0 the main one,
+    positive above it).
+    """
     return where(site, torch.ones(x.shape[-2:], dtype=torch.bool).tril(diagonal), x, 0.0)
 
 
 @maps("triu")
 def triu(site: CallSite, x: Value, diagonal: int = 0) -> Value:
-    """Map PyTorch's triu: the last two dims' upper triangles, zero below the diagonal number `diagonal`."""
+    """
+    Map PyTorch's triu: the upper triangles of the last two dims, zero below diagonal number `diagonal` (0 the main one,
+    positive above it).
+    """
     return where(site, torch.ones(x.shape[-2:], dtype=torch.bool).triu(diagonal), x, 0.0)

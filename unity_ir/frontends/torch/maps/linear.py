@@ -13,7 +13,10 @@ from unity_ir.pcg.graph import Value
 
 
 def product(x: Value, y: Value) -> Value:
-    """Return the matrix product `x @ y` of [m.., k] and [k, n], or of [b.., m, k] and [b.., k, n]."""
+    """
+    Return the matrix product `x @ y` of [m.., k] and [k, n], or of batches [b.., m, k] and [b.., k, n] with the same
+    leading dims. A transpose of `y` becomes part of the operator.
+    """
     batched = len(y.shape) > 2
     rank = len(y.shape)
     swapped = (*range(rank - 2), rank - 1, rank - 2)
@@ -31,7 +34,10 @@ def linear(site: CallSite, x: Operand, weight: Operand, bias: Operand | None = N
 
 @maps("matmul", "mm", "bmm", "mv", "dot", "vdot")
 def matmul(site: CallSite, x: Operand, y: Operand) -> Value:
-    """Map PyTorch's matrix product; if its operands form written-out attention, map to that operator."""
+    """
+    Map PyTorch's matrix product of vectors, matrices or batches, which it broadcasts; if the operands form written-out
+    attention, map to that operator.
+    """
     a, b = site.value(x, site.dtype), site.value(y, site.dtype)
     if len(b.shape) == 1:
         b = reshape(b, (*b.shape, 1))
@@ -46,8 +52,8 @@ def matmul(site: CallSite, x: Operand, y: Operand) -> Value:
 
 def unflattened(a: Value, b: Value) -> tuple[Value, Value]:
     """
-    Return the operands of the matrix product `a @ b`, without the reshape that merged the leading dims of `a`, if `b`
-    is a matrix; else unchanged.
+    Return operands for the product `a @ b` that give the same elements: if `b` is a matrix and a reshape merged the
+    leading dims of `a`, that reshape's operand in place of `a`; else both as they are.
     """
     before = a.node.operands[0] if a.node.op == "reshape" else a
     return (before if len(b.shape) == 2 and before.shape[-1:] == a.shape[-1:] else a), b
@@ -55,7 +61,10 @@ def unflattened(a: Value, b: Value) -> tuple[Value, Value]:
 
 @maps("addmm", "baddbmm", "addmv")
 def addmm(site: CallSite, bias: Operand, x: Operand, y: Operand, beta: float = 1, alpha: float = 1) -> Value:
-    """Map PyTorch's `beta * bias + alpha * x @ y`."""
+    """
+    Map PyTorch's `beta * bias + alpha * x @ y`, of matrices, of batches (baddbmm), or of a matrix and a vector (addmv);
+    with `beta` 0, `bias` is not read.
+    """
     a, b = site.value(x, site.dtype), site.value(y, site.dtype)
     if beta == alpha == 1 and len(shape_of(bias)) == 1 and len(a.shape) == len(b.shape) == 2:
         out = product(*unflattened(a, b))
@@ -67,10 +76,11 @@ def addmm(site: CallSite, bias: Operand, x: Operand, y: Operand, beta: float = 1
 @maps("einsum")
 def einsum(site: CallSite, equation: str, operands: list[Operand], path: object = None) -> Value:
     """
-    Map PyTorch's einsum of two operands to one batched matrix product, with permutations and reshapes around it.
+    Map PyTorch's einsum of two operands, such as `bik,bkj->bij`, to one batched matrix product, with permutations and
+    reshapes around it; `path`, an order of contraction, has no effect.
 
-    Raises `UnityError` for other numbers of operands, letters repeated within one, ellipses, and letters summed over in
-    one operand alone.
+    Raises `UnityError` for other numbers of operands, equations without `->`, letters repeated within one operand,
+    ellipses, and letters summed over in one operand alone.
     """
     del path
     values = [site.value(v, site.dtype) for v in operands]

@@ -18,7 +18,8 @@ MEAN, SUM = 1, 2
 
 def reduce_mean_loss(mean: Value, reduction: int, count: int) -> Value:
     """
-    Return a loss with PyTorch's reduction (1: mean, 2: sum), given its mean over `count` samples.
+    Return a loss with PyTorch's `reduction`, by its code (1: mean, 2: sum), given its mean `mean` over `count`
+    elements.
 
     Raises `UnityError` for reduction "none" (0).
     """
@@ -38,11 +39,12 @@ def cross_entropy(
     smoothing: float = 0,
 ) -> Value:
     """
-    Map PyTorch's cross-entropy of logits [n, c, ..] or [c] with class ids; `reduction` is its code (1: mean, 2: sum),
-    `smoothing` the probability spread evenly over all classes.
+    Map PyTorch's cross-entropy of logits `x` [n, c, ..] or [c] with class ids `target` [n, ..] or []; `reduction` is
+    PyTorch's code (1: mean, 2: sum), `smoothing` the probability spread evenly over all classes.
 
-    If the example has ids that are `ignore_index`, the mean is over the other ids of each batch; if it has none, every
-    id is counted, whatever later batches hold. Raises `UnityError` for class weights and class probabilities.
+    If the example's ids have some that are `ignore_index`, these do not count in any batch; if it has none, every id
+    counts, whatever later batches hold. Raises `UnityError` for class weights, class probabilities, reduction "none",
+    and `smoothing` together with ignored ids.
     """
     if weight is not None:
         raise UnityError("class weights have no operator")
@@ -65,11 +67,11 @@ def cross_entropy(
 
 def aligned(site: CallSite, x: Value, ids: Value | Padded, ignore_index: int) -> tuple[Value, Value]:
     """
-    Return (logits [b.., c], ids [b..]) of a loss, with the ids as they were before any reshape, and without positions
-    padded on.
+    Return (logits [b.., c], class ids [b..]) of a loss, with the ids as before the last reshape, and without positions
+    that only pad them.
 
-    Language models shift their labels by one position and pad them with `ignore_index`; the logits `x` there are cut
-    off. Raises `UnityError` if the padding is another id.
+    Language models shift their labels by one position and pad them with `ignore_index` (`Padded`); the logits `x` there
+    are cut off. Raises `UnityError` if the padding is another id.
     """
     if isinstance(ids, Padded):
         if ids.fill != ignore_index:
@@ -84,8 +86,8 @@ def aligned(site: CallSite, x: Value, ids: Value | Padded, ignore_index: int) ->
 
 def has_ignored(site: CallSite, ids: Value, ignore_index: int) -> bool:
     """
-    Return whether the example's values of the input or table that `ids` comes from contain the class id `ignore_index`;
-    True if not known.
+    Return whether the class ids of the example, in the input or table that `ids` is a view of, contain the id
+    `ignore_index`: True if they are not known, False if the example has no data (meta device).
     """
     root = ids.node
     while root.op in ("slice", "reshape", "transpose"):
@@ -100,8 +102,8 @@ def has_ignored(site: CallSite, ids: Value, ignore_index: int) -> bool:
 
 def cross_entropy_of_kept(site: CallSite, x: Value, ids: Value, ignore_index: int, reduction: int) -> Value:
     """
-    Return the cross-entropy of logits `x` over the samples whose class id is not `ignore_index`; `reduction` is
-    PyTorch's code (1: mean, 2: sum).
+    Return the cross-entropy of logits `x` [b.., c] over those samples whose class id in `ids` [b..] is not
+    `ignore_index`: their sum if `reduction`, PyTorch's code, is 2, else their mean.
     """
     counts = op("ne", ids, constant(ignore_index, (), ids.type.dtype))
     known = op("select", counts, ids, constant(0, (), ids.type.dtype))
@@ -123,11 +125,11 @@ def nll(
     ignore_index: int = -100,
 ) -> Value:
     """
-    Map PyTorch's negative log-likelihood of a log-softmax over classes, to the cross-entropy of the logits it was taken
-    of.
+    Map PyTorch's negative log-likelihood of a log-softmax `x` [n, c, ..] over the classes, to the cross-entropy of the
+    logits it was taken of.
 
     `target`, `weight`, `reduction` (1: mean, 2: sum) and `ignore_index`, a class id that does not count, are as in
-    `cross_entropy`. Raises `UnityError` if `x` is no log-softmax over the classes.
+    `cross_entropy`. Raises `UnityError` as that does, and if `x` is no log-softmax over the classes.
     """
     # Classes are dim 1, or the only one; our log_softmax is over the last.
     perm = tuple(range(len(x.shape)))
@@ -143,7 +145,8 @@ def nll_forward(
     site: CallSite, x: Value, target: Operand | Padded, weight: Operand | None, reduction: int, ignore_index: int
 ) -> tuple[Value | None, ...]:
     """
-    Map PyTorch's negative log-likelihood as `nll` does; its second result, the total weight, has no mapping (None).
+    Map PyTorch's negative log-likelihood as `nll` does; return (loss, None): the total weight, PyTorch's second result,
+    has no mapping.
     """
     return nll(site, x, target, weight, reduction, ignore_index), None
 
@@ -151,8 +154,8 @@ def nll_forward(
 @maps("mse_loss")
 def mse(site: CallSite, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
     """
-    Map PyTorch's `mse_loss`; `reduction` is its code (1: mean, 2: sum). Raises `UnityError` if shapes differ, and for
-    reduction "none" (0).
+    Map PyTorch's mean squared error of `x` and `y`; `reduction` is PyTorch's code (1: mean, 2: sum). Raises
+    `UnityError` if their shapes differ, and for reduction "none" (0).
     """
     a, b = site.value(x, site.dtype), site.value(y, site.dtype)
     if a.shape != b.shape:
@@ -163,8 +166,8 @@ def mse(site: CallSite, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
 @maps("l1_loss")
 def l1(site: CallSite, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
     """
-    Map PyTorch's mean absolute error; `reduction` is its code (1: mean, 2: sum). Raises `UnityError` for reduction
-    "none" (0).
+    Map PyTorch's mean absolute error of `x` and `y`, of one shape; `reduction` is PyTorch's code (1: mean, 2: sum).
+    Raises `UnityError` for reduction "none" (0).
     """
     a = op("abs", op("sub", site.value(x, site.dtype), site.value(y, site.dtype)))
     return reduce_mean_loss(reduced("reduce_mean", a, range(len(a.shape))), reduction, prod(a.shape))
@@ -173,8 +176,8 @@ def l1(site: CallSite, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
 @maps("binary_cross_entropy")
 def bce(site: CallSite, x: Value, y: Operand, weight: Operand | None = None, reduction: int = MEAN) -> Value:
     """
-    Map PyTorch's binary cross-entropy of probabilities `x` with targets `y`; `reduction` is its code (1: mean, 2: sum).
-    Raises `UnityError` for weights.
+    Map PyTorch's binary cross-entropy of probabilities `x` with targets `y` of the same shape; `reduction` is PyTorch's
+    code (1: mean, 2: sum). Raises `UnityError` for a `weight`, and for reduction "none" (0).
     """
     if weight is not None:
         raise UnityError("weights have no operator")
@@ -191,8 +194,8 @@ def bce_with_logits(
     reduction: int = MEAN,
 ) -> Value:
     """
-    Map PyTorch's binary cross-entropy of logits `x` with targets `y`; `reduction` is its code (1: mean, 2: sum). Raises
-    `UnityError` for weights.
+    Map PyTorch's binary cross-entropy of logits `x` with targets `y` of the same shape; `reduction` is PyTorch's code
+    (1: mean, 2: sum). Raises `UnityError` for a `weight` or `pos_weight`, and for reduction "none" (0).
     """
     if weight is not None or pos_weight is not None:
         raise UnityError("weights have no operator")

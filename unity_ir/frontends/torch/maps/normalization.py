@@ -15,7 +15,10 @@ from unity_ir.pcg.graph import Value, apply
 
 
 def affine(site: CallSite, weight: Operand | None, bias: Operand | None, size: int) -> tuple[Value, Value]:
-    """Return weight and bias of a normalisation, [size] each: ones for a weight of None, zeros for a bias of None."""
+    """
+    Return (weight, bias) of a normalisation as values of the graph, [size] each, in the element type of PyTorch's
+    result: ones for a weight of None, zeros for a bias of None.
+    """
     return tuple(
         constant(default, (size,), site.dtype) if v is None else reshape(site.value(v, site.dtype), (size,))
         for v, default in ((weight, 1), (bias, 0))
@@ -33,8 +36,8 @@ def layer_norm(
     cudnn: bool = True,
 ) -> Value:
     """
-    Map PyTorch's layer normalisation over the last `len(sizes)` dims, with `eps` added to the variance; `cudnn` has no
-    effect.
+    Map PyTorch's layer normalisation over the last `len(sizes)` dims, whose sizes are `sizes`, with `eps` added to the
+    variance; a `weight` of None is 1, a `bias` of None 0. `cudnn` has no effect.
     """
     del cudnn
     flat = reshape(x, (*x.shape[: len(x.shape) - len(sizes)], prod(sizes)))
@@ -46,8 +49,8 @@ def native_layer_norm(
     site: CallSite, x: Value, sizes: Sequence[int], weight: Operand | None, bias: Operand | None, eps: float
 ) -> tuple[Value | None, ...]:
     """
-    Map PyTorch's layer normalisation over the last `len(sizes)` dims; mean and deviation, also returned, have no
-    mapping (None).
+    Map PyTorch's layer normalisation as `layer_norm` does; return (result, None, None): the mean and the inverse
+    deviation, PyTorch's other results, have no mapping.
     """
     return layer_norm(site, x, sizes, weight, bias, eps), None, None
 
@@ -56,7 +59,10 @@ def native_layer_norm(
 def rms_norm(
     site: CallSite, x: Value, sizes: Sequence[int], weight: Operand | None = None, eps: float | None = None
 ) -> Value:
-    """Map PyTorch's RMS normalisation over the last `len(sizes)` dims; `eps` is by default that of the element type."""
+    """
+    Map PyTorch's RMS normalisation over the last `len(sizes)` dims, whose sizes are `sizes`; a `weight` of None is 1,
+    an `eps` of None is the machine epsilon of the element type.
+    """
     size = prod(sizes)
     flat = reshape(x, (*x.shape[: len(x.shape) - len(sizes)], size))
     ones, _ = affine(site, weight, None, size)
@@ -75,8 +81,8 @@ def group_norm(
     cudnn: bool = True,
 ) -> Value:
     """
-    Map PyTorch's group normalisation: a layer norm of each of `groups` groups of channels, then a weight and bias per
-    channel. `cudnn` has no effect.
+    Map PyTorch's group normalisation of `x` [batch, channels, ..]: a layer norm of each of `groups` groups of channels,
+    then a weight and bias [channels], if given. `cudnn` has no effect.
     """
     del cudnn
     n, channels, *rest = x.shape
@@ -102,8 +108,8 @@ def native_group_norm(
     eps: float,
 ) -> tuple[Value | None, ...]:
     """
-    Map PyTorch's group normalisation of `x` [batch, channels, ..], with `rest` elements per channel, in `groups` groups
-    of channels; mean and deviation, which ATen also returns, have no mapping (None).
+    Map PyTorch's group normalisation as `group_norm` does, of `x` [batch, channels, ..] with `rest` elements per sample
+    and channel; return (result, None, None): the mean and the inverse deviation have no mapping.
     """
     del batch, channels, rest
     return group_norm(site, x, groups, weight, bias, eps), None, None
@@ -123,8 +129,9 @@ def instance_norm(
     cudnn: bool,
 ) -> Value:
     """
-    Map PyTorch's instance normalisation by the statistics of each sample; `cudnn` has no effect. Raises `UnityError`
-    for running statistics.
+    Map PyTorch's instance normalisation of `x` [batch, channels, ..], by the statistics of each sample and channel.
+    Running statistics are not updated, so `mean`, `var`, `momentum` and `cudnn` have no effect. Raises `UnityError`
+    unless `training`, where PyTorch normalises by running statistics.
     """
     if not training:
         raise UnityError("an instance norm by running statistics has no mapping")
@@ -146,8 +153,8 @@ def batch_norm(
     cudnn: bool = True,
 ) -> Value:
     """
-    Map PyTorch's batch normalisation by statistics of the whole batch, or, in evaluation mode, by the running
-    statistics `mean` and `var`.
+    Map PyTorch's batch normalisation of `x` [batch, channels, ..]: if `training`, or without running statistics, by the
+    statistics of the whole batch, else by the running statistics `mean` and `var` [channels].
 
     Updates of running statistics have no influence on the loss and are left out, so `momentum` has no effect, and
     neither has `cudnn`.
@@ -165,7 +172,7 @@ def batch_norm(
     return op("batch_norm", x, *stats, w, b, eps=float(eps))
 
 
-@maps("_native_batch_norm_legit", "native_batch_norm", "_native_batch_norm_legit_functional")
+@maps("_native_batch_norm_legit", "native_batch_norm")
 def native_batch_norm(
     site: CallSite,
     x: Value,
@@ -178,8 +185,27 @@ def native_batch_norm(
     eps: float,
 ) -> tuple[Value | None, ...]:
     """
-    Map PyTorch's batch normalisation as `batch_norm` does; mean and deviation, which ATen also returns, have no mapping
-    (None).
+    Map PyTorch's batch normalisation as `batch_norm` does; return (result, None, None): ATen's other results, such as
+    mean and deviation, have no mapping.
+    """
+    return batch_norm(site, x, weight, bias, mean, var, training, momentum, eps), None, None
+
+
+@maps("_native_batch_norm_legit_functional")
+def functional_batch_norm(
+    site: CallSite,
+    x: Value,
+    weight: Operand | None,
+    bias: Operand | None,
+    mean: Operand,
+    var: Operand,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value | None, ...]:
+    """
+    Map PyTorch's batch normalisation as `batch_norm` does; return (result, None, None, None, None): ATen's other
+    results, such as mean, deviation and the new running statistics, have no mapping.
     """
     return batch_norm(site, x, weight, bias, mean, var, training, momentum, eps), *(None,) * 4
 
@@ -196,7 +222,7 @@ def evaluated_batch_norm(
     eps: float,
 ) -> tuple[Value | None, ...]:
     """
-    Map PyTorch's batch normalisation in evaluation mode, by running statistics; ATen's other results have no mapping
-    (None).
+    Map PyTorch's batch normalisation in evaluation mode, by the running statistics `mean` and `var` [channels]; return
+    (result, None, None): ATen's other results have no mapping.
     """
     return batch_norm(site, x, weight, bias, mean, var, False, momentum, eps), None, None

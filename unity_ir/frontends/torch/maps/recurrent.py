@@ -25,13 +25,13 @@ def lstm(
     batch_first: bool,
 ) -> tuple[Value, Value, Value]:
     """
-    Map PyTorch's LSTM on [sequence, batch, k] (with `batch_first`, [batch, sequence, k]), unrolled; return outputs,
-    last h, last c.
+    Map PyTorch's LSTM on [sequence, batch, k] (with `batch_first`, [batch, sequence, k]), unrolled; return (outputs,
+    last h, last c), with h and c [layers * directions, batch, n].
 
-    `start` are the initial (h, c) of all `layers`, stacked; `parameters` are, per layer and direction, the weights of
-    the input and of the state, and their biases; `p` is the probability of dropout between layers. Gates keep PyTorch's
-    layout: input, forget, cell, output in a weight [4 n, k]. The inputs of all steps are multiplied in one product.
-    Raises `UnityError` without batch dim, and for packed sequences and projections.
+    `start` are the initial (h, c), of the same shapes; `parameters` are, per layer and direction, the weights of the
+    input [4 n, k] and of the state [4 n, n], and, if `has_biases`, their biases; `p` is the probability of dropout
+    between layers. Gates keep PyTorch's layout: input, forget, cell, output. The inputs of all steps are multiplied in
+    one product. Raises `UnityError` without a batch dim, and for packed sequences and projections.
     """
     if len(x.shape) != 3 or len(parameters) != layers * (2 + 2 * has_biases) * (1 + bidirectional):
         raise UnityError("an LSTM without a batch, of packed sequences or with projections has no mapping")
@@ -59,10 +59,12 @@ def one_direction(
     x: Value, h: Value, c: Value, parameters: Sequence[Value], backwards: bool
 ) -> tuple[Value, Value, Value]:
     """
-    Return outputs [sequence, batch, n], last h and last c of one LSTM layer in one direction.
+    Return (outputs [sequence, batch, n], last h, last c) of one LSTM layer on `x` [sequence, batch, k], in one
+    direction.
 
-    `h` and `c` are the initial states; `parameters` are the weights of the input and of the state, then biases, if any.
-    With `backwards`, the sequence is read from its end.
+    `h` and `c` are the initial states [batch, n]; `parameters` are the weights of the input [4 n, k] and of the state
+    [4 n, n], then their biases [4 n], if any. With `backwards`, the sequence is read from its end, and outputs keep its
+    order.
     """
     of_x, of_h, *biases = parameters
     steps, batch, _ = x.shape
@@ -80,6 +82,6 @@ def one_direction(
 
 
 def stacked(values: Sequence[Value]) -> Value:
-    """Return values of equal shape stacked along a new first dim."""
+    """Return values of equal shape stacked along a new first dim; at least one."""
     parts = [reshape(v, (1, *v.shape)) for v in values]
     return parts[0] if len(parts) == 1 else op("concat", *parts, dim=0)

@@ -18,8 +18,8 @@ Dims = int | Sequence[int] | None
 
 def dim_numbers(x: Value, dims: Dims) -> list[int]:
     """
-    Return the dims of `x` that `dims` names as sorted, non-negative numbers; None and () mean all dims. For a scalar,
-    returns [].
+    Return the dims of `x` that `dims` names (a number or several, negative ones from the last) as sorted, non-negative
+    numbers; None and () mean all dims. For a scalar, returns [].
     """
     rank = len(x.shape)
     if rank == 0 or dims is None or (not isinstance(dims, int) and not dims):
@@ -29,8 +29,8 @@ def dim_numbers(x: Value, dims: Dims) -> list[int]:
 
 def reduced(name: str, x: Value, dims: Sequence[int]) -> Value:
     """
-    Return `x` reduced over dims, given as sorted numbers, by the graph operator called `name`, applied once per run of
-    neighbouring dims.
+    Return `x` reduced over `dims`, sorted dim numbers, by the graph operator called `name`, such as `reduce_sum`,
+    applied once per run of neighbouring dims. The result does not have these dims; for none, it is `x`.
     """
     left = list(dims)
     while left:
@@ -44,7 +44,8 @@ def reduced(name: str, x: Value, dims: Sequence[int]) -> Value:
 
 def reduction(name: str, *aten: str) -> None:
     """
-    Register a mapping to the graph's reduction `name` for the ATen operators named in `aten`, over given dims or all.
+    Register a mapping to the graph's reduction `name`, such as `reduce_sum`, for the ATen operators named in `aten`:
+    over given dims or all, in the shape and element type of PyTorch's result.
     """
 
     @maps(*aten)
@@ -64,8 +65,9 @@ reduction("reduce_prod", "prod")
 
 def extreme(name: str, pair: str) -> None:
     """
-    Register the mapping of ATen's `max` or `min` (`name`): of one operand a reduction; of two, the elementwise graph
-    operator called `pair`.
+    Register the mapping of ATen's `max` or `min`, whichever `name` is: of one operand a reduction, over all dims or
+    one; of two, the elementwise graph operator called `pair`. The indices that ATen returns along a dim have no mapping
+    (None).
     """
 
     @maps(name)
@@ -88,14 +90,15 @@ extreme("min", "minimum")
 
 
 def centred(x: Value, dims: Sequence[int]) -> Value:
-    """Return `x` minus its mean over the dims with the numbers `dims`."""
+    """Return `x` minus its mean over the dims with the sorted numbers `dims`, in the shape of `x`."""
     kept: Shape = tuple(1 if d in dims else s for d, s in enumerate(x.shape))
     return op("sub", x, expand(reshape(reduced("reduce_mean", x, dims), kept), x.shape))
 
 
 def variance(x: Value, dims: Sequence[int], correction: float) -> Value:
     """
-    Return the variance over dims, given by number: the sum of squared deviations over (count - `correction`).
+    Return the variance of `x` over the dims with the sorted numbers `dims`, which the result does not have: the sum of
+    squared deviations over (count - `correction`).
 
     Raises `UnityError` if there are no more than `correction` elements.
     """
@@ -115,8 +118,9 @@ def var(
     **more: float | None,
 ) -> Value:
     """
-    Map PyTorch's overloads `var(x, unbiased)`, `var(x, dims, unbiased)` and `var(x, dims, *, correction)`: the
-    variance, of squares over (count - correction), where `unbiased` is a correction of 1.
+    Map PyTorch's overloads `var(x, unbiased)`, `var(x, dims, unbiased)` and `var(x, dims, *, correction)`: the sum of
+    squared deviations over (count - correction), where `unbiased` is a correction of 1. `dims` of None means all.
+    Raises `UnityError` if there are no more than `correction` elements.
     """
     del keepdim
     if isinstance(dims, bool):
@@ -135,14 +139,17 @@ def std(
     keepdim: bool = False,
     **more: float | None,
 ) -> Value:
-    """Map PyTorch's standard deviation; arguments are as in `var`."""
+    """
+    Map PyTorch's standard deviation, the root of the variance, with gradient 0 where it is 0; arguments and errors are
+    as in `var`.
+    """
     return root(var(site, x, dims, unbiased, keepdim, **more))
 
 
 def root(x: Value) -> Value:
     """
-    Return the square root of `x`, with gradient 0 at 0, which is PyTorch's for norms and deviations, rather than
-    infinite.
+    Return the elementwise square root of `x`, with gradient 0 where `x` is 0, as PyTorch's norms and deviations have
+    it, rather than infinite.
     """
     zero, one = (constant(v, (), x.type.dtype) for v in (0, 1))
     is_zero = op("eq", x, zero)
@@ -154,8 +161,8 @@ def vector_norm(
     site: CallSite, x: Value, order: float = 2, dims: Dims = None, keepdim: bool = False, **_: object
 ) -> Value:
     """
-    Map PyTorch's norm of order `order` over dims (None: all). Raises `UnityError` for orders other than 2, the
-    Euclidean norm.
+    Map PyTorch's `linalg.vector_norm` of order `order` over `dims` (None: all), in the shape and element type of its
+    result. Raises `UnityError` for orders other than 2, the Euclidean norm.
     """
     del keepdim
     if order != 2:
@@ -166,18 +173,18 @@ def vector_norm(
 
 @maps("cumsum")
 def cumsum(site: CallSite, x: Value, dim: int, *, dtype: object = None) -> Value:
-    """Map PyTorch's cumulative sum along a dim."""
+    """Map PyTorch's cumulative sum along a dim, in the element type of its result, which `dtype` gave."""
     del dtype
     return op("cumsum", cast(x, site.dtype), dim=dim % len(x.shape))
 
 
 @maps("softmax", "_softmax")
 def softmax(site: CallSite, x: Value, dim: int, *_: object, **__: object) -> Value:
-    """Map PyTorch's softmax over a dim."""
+    """Map PyTorch's softmax over a dim, in the element type of its result; negative dims count from the last."""
     return swap(op("softmax", swap(cast(x, site.dtype), dim, -1)), dim, -1)
 
 
 @maps("log_softmax", "_log_softmax")
 def log_softmax(site: CallSite, x: Value, dim: int, *_: object, **__: object) -> Value:
-    """Map PyTorch's log-softmax over a dim."""
+    """Map PyTorch's log-softmax over a dim, in the element type of its result; negative dims count from the last."""
     return swap(op("log_softmax", swap(cast(x, site.dtype), dim, -1)), dim, -1)

@@ -21,7 +21,7 @@ from unity_ir.pcg.graph import Value, apply
 )
 def view(site: CallSite, x: Value | Padded, *to: object, **__: object) -> Value | Padded:
     """
-    Map views and reshapes of all kinds, to the shape of PyTorch's result.
+    Map views and reshapes of all kinds, to the shape of PyTorch's result, which the arguments `to` gave.
 
     Raises `UnityError` for views as another element type.
     """
@@ -36,7 +36,10 @@ def view(site: CallSite, x: Value | Padded, *to: object, **__: object) -> Value 
     *("contiguous", "clone", "alias", "lift_fresh", "lift_fresh_copy", "positive", "to", "_to_copy", "type_as"),
 )
 def same(site: CallSite, x: Value | Padded, *_: object, **__: object) -> Value | Padded:
-    """Map copies and type conversions: a cast to the element type of PyTorch's result, if it differs."""
+    """
+    Map copies and type conversions: a cast to the element type of PyTorch's result, if it differs from that of `x`;
+    further arguments have no effect.
+    """
     if isinstance(x, Padded):
         if site.dtype != x.value.type.dtype:
             raise UnityError(PADDED)
@@ -52,35 +55,38 @@ def detach(site: CallSite, x: Value) -> Value:
 
 @maps("transpose", "swapaxes", "swapdims")
 def transpose(site: CallSite, x: Value, a: int, b: int) -> Value:
-    """Map PyTorch's transpose of the dims `a` and `b`."""
+    """Map PyTorch's transpose: `x` with the dims `a` and `b` exchanged; negative numbers count from the last."""
     del site
     return swap(x, a, b)
 
 
 @maps("numpy_T")
 def reversed_dims(site: CallSite, x: Value) -> Value:
-    """Map PyTorch's reversal of the order of dims."""
+    """Map PyTorch's `x.T` of any rank: `x` with its dims in reverse order."""
     del site
     return permute(x, range(len(x.shape))[::-1])
 
 
 @maps("t", "mT", "adjoint")
 def t(site: CallSite, x: Value) -> Value:
-    """Map PyTorch's `x.t()` and `x.mT`: the transpose of the last two dims."""
+    """Map PyTorch's `x.t()` and `x.mT`: `x` with its last two dims exchanged; `x` itself if it has fewer than two."""
     del site
     return x if len(x.shape) < 2 else swap(x, -1, -2)
 
 
 @maps("permute")
 def permuted(site: CallSite, x: Value, dims: Sequence[int]) -> Value:
-    """Map PyTorch's permutation of dims."""
+    """Map PyTorch's permutation of dims: dim i of the result is dim `dims[i]` of `x`."""
     del site
     return permute(x, dims)
 
 
 @maps("movedim", "moveaxis")
 def movedim(site: CallSite, x: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
-    """Map PyTorch's movedim: the dims `source` moved to the positions `destination`."""
+    """
+    Map PyTorch's movedim: the dims `source` moved to the positions `destination`; the others keep their order in what
+    is left.
+    """
     del site
     rank = len(x.shape)
     old, new = ([d % rank for d in ([v] if isinstance(v, int) else v)] for v in (source, destination))
@@ -90,13 +96,13 @@ def movedim(site: CallSite, x: Value, source: int | Sequence[int], destination: 
 
 @maps("expand", "expand_as", "broadcast_to")
 def expanded(site: CallSite, x: Value, *_: object, **__: object) -> Value:
-    """Map broadcasts (expand), to the shape of PyTorch's result."""
+    """Map broadcasts (expand), to the shape of PyTorch's result, which the other arguments gave."""
     return expand(x, site.shape)
 
 
 @maps("broadcast_tensors")
 def broadcast_tensors(site: CallSite, xs: Sequence[Operand]) -> list[Value]:
-    """Map PyTorch's broadcast of the operands `xs` to one shape."""
+    """Map PyTorch's broadcast of the operands `xs` to one shape; return them in order."""
     return [expand(site.value(x), site.shape) for x in xs]
 
 
@@ -104,7 +110,10 @@ def broadcast_tensors(site: CallSite, xs: Sequence[Operand]) -> list[Value]:
 def sliced(
     site: CallSite, x: Value | Padded, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value | Padded:
-    """Map PyTorch's slice `start:end:step` along a dim."""
+    """
+    Map PyTorch's slice `start:end:step` along a dim; None is the beginning or the end, negative numbers count from the
+    end. Raises `UnityError` for padded labels (`Padded`) that were reshaped, or with a step other than 1.
+    """
     dim %= len(x.shape)
     first = range(x.shape[dim])[slice(start, end, step)]
     if isinstance(x, Padded):
@@ -116,7 +125,7 @@ def sliced(
 
 @maps("narrow")
 def narrow(site: CallSite, x: Value, dim: int, start: int, length: int) -> Value:
-    """Map PyTorch's slice of `length` positions from `start` on along a dim."""
+    """Map PyTorch's narrow: the slice of `length` positions from `start` on along a dim."""
     del site
     dim %= len(x.shape)
     return cut(x, dim, start % x.shape[dim], length)
@@ -124,13 +133,18 @@ def narrow(site: CallSite, x: Value, dim: int, start: int, length: int) -> Value
 
 @maps("select")
 def select(site: CallSite, x: Value, dim: int, index: int) -> Value:
-    """Map PyTorch's slice at one index of a dim, without that dim."""
+    """
+    Map PyTorch's select: the slice of `x` at one index of a dim, without that dim; negative indices count from the end.
+    """
     dim %= len(x.shape)
     return reshape(cut(x, dim, index % x.shape[dim], 1), site.shape)
 
 
 def parts(x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ...]:
-    """Return consecutive slices of `x` along a dim, of these sizes."""
+    """
+    Return consecutive slices of `x` along dim number `dim`, which have the sizes `sizes`; these must sum to the size of
+    the dim.
+    """
     return (x,) if len(sizes) == 1 else apply("split", (x,), {"dim": dim, "sizes": tuple(sizes)}).results
 
 
@@ -178,7 +192,8 @@ def constant_pad(site: CallSite, x: Value, amounts: Sequence[int], value: float 
     Map PyTorch's padding with the number `value`; `amounts` are (before, after) per dim, flat, from the last dim on;
     negative ones cut.
 
-    Integers padded with a number other than 0 become `Padded`, which only a loss may read.
+    Integers padded with a number other than 0 become `Padded` (labels), which only a loss may read; along several dims,
+    they raise `UnityError`.
     """
     for i, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
         dim = len(x.shape) - 1 - i
@@ -216,8 +231,8 @@ def pad(
     site: CallSite, x: Value, amounts: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Value | Padded:
     """
-    Map padding in a mode: constant (with `value`, None for 0), reflect, replicate or circular; `amounts` are as in
-    `constant_pad`.
+    Map PyTorch's padding in a mode: `constant` (with `value`, None for 0; see `constant_pad`), `reflect`, `replicate`
+    or `circular`. `amounts` are (before, after) per dim, flat, from the last dim on.
     """
     if mode == "constant":
         return constant_pad(site, x, amounts, value or 0)
@@ -227,7 +242,7 @@ def pad(
 def edge_pad(site: CallSite, x: Value, amounts: Sequence[int], mode: str) -> Value:
     """
     Return `x` padded with its own elements, as PyTorch's `mode` picks them: `reflect`, `replicate` or `circular`.
-    `amounts` are as in `constant_pad`.
+    `amounts` are (before, after) per dim, flat, from the last dim on.
     """
     for i, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
         dim = len(x.shape) - 1 - i
@@ -240,21 +255,25 @@ def edge_pad(site: CallSite, x: Value, amounts: Sequence[int], mode: str) -> Val
 
 @maps("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
 def reflection_pad(site: CallSite, x: Value, amounts: Sequence[int]) -> Value:
-    """Map PyTorch's padding by reflection at the edges; `amounts` are as in `constant_pad`."""
+    """
+    Map PyTorch's padding by reflection at the edges; `amounts` are (before, after) per dim, flat, from the last dim on.
+    """
     return edge_pad(site, x, amounts, "reflect")
 
 
 @maps("replication_pad1d", "replication_pad2d", "replication_pad3d")
 def replication_pad(site: CallSite, x: Value, amounts: Sequence[int]) -> Value:
-    """Map PyTorch's padding by repetition of the edges; `amounts` are as in `constant_pad`."""
+    """
+    Map PyTorch's padding by repetition of the edges; `amounts` are (before, after) per dim, flat, from the last dim on.
+    """
     return edge_pad(site, x, amounts, "replicate")
 
 
 @maps("upsample_nearest2d", "upsample_nearest1d")
 def upsample_nearest(site: CallSite, x: Value, *_: object) -> Value:
     """
-    Map PyTorch's nearest-neighbour upsampling over all dims after the second, to the result's shape. Raises
-    `UnityError` unless sizes grow by whole factors.
+    Map PyTorch's nearest-neighbour upsampling of [batch, channels, ..] over all dims after the second, to the shape of
+    PyTorch's result, which the other arguments gave. Raises `UnityError` unless sizes grow by whole factors.
     """
     old, new = x.shape[2:], site.shape[2:]
     if any(b % a for a, b in zip(old, new, strict=True)):
@@ -275,8 +294,8 @@ def slice_scatter(
     step: int = 1,
 ) -> Value:
     """
-    Map PyTorch's slice_scatter: `x` with positions `start:end` along a dim replaced by `source`. Raises `UnityError`
-    for steps other than 1.
+    Map PyTorch's slice_scatter: `x` with the positions `start:end` (None: the beginning, the end) along a dim replaced
+    by `source`. Raises `UnityError` for steps other than 1.
     """
     value, part = site.value(x, site.dtype), site.value(source, site.dtype)
     dim %= len(value.shape)
@@ -293,7 +312,10 @@ def slice_scatter(
 
 @maps("select_scatter")
 def select_scatter(site: CallSite, x: Operand, source: Operand, dim: int, index: int) -> Value:
-    """Map PyTorch's select_scatter: `x` with one index of a dim replaced by `source`."""
+    """
+    Map PyTorch's select_scatter: `x` with the slice at one index of a dim replaced by `source`, which does not have
+    that dim.
+    """
     part = site.value(source, site.dtype)
     dim %= len(site.shape)
     index %= site.shape[dim]
@@ -303,21 +325,27 @@ def select_scatter(site: CallSite, x: Operand, source: Operand, dim: int, index:
 
 @maps("fill")
 def fill(site: CallSite, x: Operand, value: Value) -> Value:
-    """Map PyTorch's fill of a tensor with a scalar value of the graph. (Filling with a number is folded.)"""
+    """
+    Map PyTorch's fill of a tensor shaped like `x` with `value`, a scalar of the graph. (Filling with a number is done
+    at import.)
+    """
     del x
     return site.fit(value)
 
 
 @maps("copy")
 def copy(site: CallSite, x: Operand, source: Operand, non_blocking: bool = False) -> Value:
-    """Map PyTorch's copy of `source` into `x`: `source` in the shape and element type of `x`."""
+    """Map PyTorch's copy of `source` into `x`: `source`, broadcast to the shape and cast to the element type of `x`."""
     del x, non_blocking
     return site.fit(site.value(source, site.dtype))
 
 
 @maps("repeat", "tile")
 def repeat(site: CallSite, x: Value, counts: Sequence[int]) -> Value:
-    """Map PyTorch's tiling (`repeat`): each dim repeated as a whole, as often as its number in `counts` says."""
+    """
+    Map PyTorch's tiling (`repeat`): each dim repeated as a whole, as often as its number in `counts` says; more counts
+    than dims add leading dims.
+    """
     counts = [1] * (len(site.shape) - len(counts)) + list(counts)
     old = (1,) * (len(counts) - len(x.shape)) + x.shape
     x = reshape(x, [n for s in old for n in (1, s)])
@@ -348,7 +376,8 @@ def repeat_interleave(
 @maps("roll")
 def roll(site: CallSite, x: Value, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Value:
     """
-    Map PyTorch's cyclic shift by `shifts` positions along `dims`, a shift for each; () shifts the flattened operand.
+    Map PyTorch's cyclic shift by `shifts` positions along `dims`, one shift for each; for `dims` of (), shift the
+    flattened operand, in the shape of `x`.
     """
     del site
     shape, dims = x.shape, [dims] if isinstance(dims, int) else dims
@@ -377,7 +406,7 @@ def pixel_shuffle(site: CallSite, x: Value, factor: int) -> Value:
 
 @maps("index_select")
 def index_select(site: CallSite, x: Operand, dim: int, index: Operand) -> Value:
-    """Map PyTorch's slices of `x` along a dim at the indices [n]."""
+    """Map PyTorch's slices of `x` along a dim at `index`, the indices [n]: the result has size n there."""
     value = site.value(x)
     return op("index_select", value, site.value(index, "i64"), dim=dim % len(value.shape))
 
@@ -385,8 +414,8 @@ def index_select(site: CallSite, x: Operand, dim: int, index: Operand) -> Value:
 @maps("gather")
 def gather(site: CallSite, x: Operand, dim: int, index: Operand, *, sparse_grad: bool = False) -> Value:
     """
-    Map `torch.gather`: the elements of `x` at `index` along a dim and at their own place along all others. `index` has
-    the result's shape.
+    Map `torch.gather`: the elements of `x` at the positions that `index`, of the result's shape, gives along a dim, and
+    at their own place along all others. `sparse_grad`, about the gradient's storage, has no effect.
     """
     del sparse_grad
     value = site.value(x)
@@ -395,7 +424,10 @@ def gather(site: CallSite, x: Operand, dim: int, index: Operand, *, sparse_grad:
 
 @maps("scatter_add")
 def scatter_add(site: CallSite, x: Operand, dim: int, index: Operand, source: Operand) -> Value:
-    """Map PyTorch's scatter_add: `x` with the elements of `source` added at `index` along a dim."""
+    """
+    Map PyTorch's scatter_add: `x` with each element of `source` added at the position that `index`, of the same shape,
+    gives along a dim, and at its own place along all others.
+    """
     value = site.value(x, site.dtype)
     index = site.value(index, "i64")
     return op("scatter_add", value, index, site.value(source, site.dtype), dim=dim % len(value.shape))
@@ -404,10 +436,10 @@ def scatter_add(site: CallSite, x: Operand, dim: int, index: Operand, source: Op
 @maps("index")
 def index(site: CallSite, x: Operand, indices: Sequence[Operand | None]) -> Value:
     """
-    Map PyTorch's `x[.., i, j, ..]`, where `indices` has one tensor per leading dim, None for a dim that is not indexed:
-    several index tensors known at import, for neighbouring dims, or one that is not known.
+    Map PyTorch's indexing by tensors, `x[:, i, j]`: `indices` has one per leading dim of `x`, and None for a dim that
+    is not indexed. Indices that are known at import may be several, for neighbouring dims; else there may be only one.
 
-    Raises `UnityError` for other dims and for boolean masks.
+    Raises `UnityError` for other combinations, and for boolean masks.
     """
     given = {d: i for d, i in enumerate(indices) if i is not None}
     first, count = min(given), len(given)
@@ -435,7 +467,8 @@ def index(site: CallSite, x: Operand, indices: Sequence[Operand | None]) -> Valu
 
 def flat_index(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
     """
-    Return the index tensors `indices`, into neighbouring dims of these sizes, as one flat index into the dims merged.
+    Return the index tensors `indices`, into neighbouring dims of the sizes `sizes`, broadcast and flattened, as one
+    index into these dims merged into one.
 
     Given [[0], [1]] and [[0, 1, 2]] into sizes 2 and 3, returns 0 to 5.
     """
@@ -448,8 +481,8 @@ def flat_index(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.T
 @maps("one_hot")
 def one_hot(site: CallSite, ids: Operand, classes: int = -1) -> Value:
     """
-    Map PyTorch's one-hot encoding of class ids along a new last dim of `classes` positions; for -1, of as many as
-    PyTorch's result has.
+    Map PyTorch's one-hot encoding of class ids along a new last dim, of as many positions as PyTorch's result has
+    (which `classes` gave). Raises `UnityError` for ids that are known at import.
     """
     del classes
     return op("one_hot", tensor(ids, "ids"), classes=site.shape[-1])
@@ -460,8 +493,8 @@ def topk(
     site: CallSite, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[Value, Value]:
     """
-    Map PyTorch's `k` largest elements along a dim and their indices, always sorted. Raises `UnityError` for the
-    smallest.
+    Map PyTorch's topk: return (the `k` largest elements along a dim, their indices), in descending order whatever
+    `sorted` says. Raises `UnityError` if not `largest`.
     """
     del site, sorted
     if not largest:
@@ -472,7 +505,7 @@ def topk(
 
 @maps("flip")
 def flip(site: CallSite, x: Value, dims: Sequence[int]) -> Value:
-    """Map PyTorch's reversal of elements along dims."""
+    """Map PyTorch's reversal of the order of elements along each of the dims `dims`."""
     for dim in dims:
         backwards = torch.arange(x.shape[dim] - 1, -1, -1)
         x = op("index_select", x, site.value(backwards), dim=dim % len(x.shape))
@@ -482,7 +515,8 @@ def flip(site: CallSite, x: Value, dims: Sequence[int]) -> Value:
 @maps("argmax")
 def argmax(site: CallSite, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     """
-    Map PyTorch's index of the largest element along a dim (by default of the flattened operand), in the result's shape.
+    Map PyTorch's argmax: the index of the largest element along a dim (None: in the flattened operand), the first of
+    equal ones, in the shape of PyTorch's result.
     """
     del keepdim
     if dim is None:
@@ -494,7 +528,7 @@ def argmax(site: CallSite, x: Value, dim: int | None = None, keepdim: bool = Fal
 @maps("argmin")
 def argmin(site: CallSite, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     """
-    Map PyTorch's index of the smallest element along a dim (by default of the flattened operand), in the result's
-    shape.
+    Map PyTorch's argmin: the index of the smallest element along a dim (None: in the flattened operand), the first of
+    equal ones, in the shape of PyTorch's result.
     """
     return argmax(site, op("neg", x), dim, keepdim)

@@ -61,7 +61,8 @@ def import_rules(path: Path | str, seed: int = 0) -> CollectionReport:
 
 def import_rule(foreign: ForeignRule, seed: int = 0) -> ImportedRule:
     """
-    Convert a rule of another system to a substitution, and prove or refute it; return it with its verdict.
+    Convert a rule of another system to a substitution, and prove or refute it; return it with its verdict, which also
+    tells why a rule could not be converted (`unsupported`, `ill-typed`, ..): no error is raised for it.
 
     `seed` is that of the random samples on which it is tested.
     """

@@ -38,7 +38,7 @@ class SizeEquations:
         return number(by) if self.fixed else symbol(f"d{by}")
 
     def now(self, size: Poly) -> Poly:
-        """Return a size with the values of all unknowns that are solved for substituted."""
+        """Return a size with each unknown that is solved for replaced by its value; other unknowns stay."""
         return size.substitute(self.values)
 
     def equate(self, where: str, left: Poly, right: Poly) -> None:

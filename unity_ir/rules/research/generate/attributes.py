@@ -48,7 +48,10 @@ class AttributeRoles:
 
 
 def roles(line: Line, attribute: str) -> AttributeRoles:
-    """Return what the attribute of that name is used for in an operator's line."""
+    """
+    Return what the attribute called `attribute` is used for in an operator's line, which decides the values to try for
+    it.
+    """
     clauses = [c for c in line.clauses if c.value == Entry(attribute) or str(c.value).split(".")[0] == attribute]
     axis = any(c.kind == "rank" for c in clauses)
     pieces = any(c.kind == "size" and isinstance(c.index, Starred) for c in clauses)
@@ -82,12 +85,12 @@ def steps(
     op: str, operands: tuple[Type, ...], sizes: Sequence[SizeAt], functions: frozenset[str]
 ) -> Iterator[TermStep]:
     """
-    Yield the operator called `op` with every combination of attributes to try on operands of these types.
+    Yield the operator called `op` with every combination of attributes to try on operands of these types; some
+    combinations are not well typed. Of operators with several results, a step is the first result.
 
     Terms are evaluated at several sets of sizes at once (say a = 4, b = 6 and a = 8, b = 9). So each type, and each of
     `sizes`, has one entry for each set: an element of `sizes` is a size that an attribute may name, as (4, 8) for a.
-    `functions` are the names that an attribute may have besides its default. Some combinations are not well typed. Of
-    operators with several results, a step is the first result.
+    `functions` are the names of functions (such as `relu`) that an attribute may have besides its default.
     """
     line = find_operator(op).line
     choices = [[(a.name, v) for v in _values(line, a, operands, sizes, functions)] for a in line.attributes]

@@ -93,7 +93,7 @@ class Enumeration:
 
     @property
     def classes(self) -> int:
-        """The number of classes of terms of equal value."""
+        """The number of distinct values among the terms enumerated so far, each the class of all terms that have it."""
         return len(self._step)
 
     @property
@@ -106,9 +106,11 @@ class Enumeration:
 
     def run(self, tick: Tick = lambda size, done, total: None) -> None:
         """
-        Enumerate the terms of every size, smallest first.
+        Enumerate the terms of every size (number of operators) up to the space's, smallest first; `candidates` then has
+        the pairs of equal ones.
 
-        `tick` is called with the size, the number of steps of this size that are done, and the number of all of them.
+        `tick` is called with the size, the number of steps (operators on operands of given sizes and types) of this
+        size that are done, and the number of all of them.
         """
         for size in range(1, self.space.size + 1):
             last = size == self.space.size
@@ -279,8 +281,8 @@ class Enumeration:
 
     def candidates(self, terms: Terms) -> Iterator[tuple[TypedTerm, TypedTerm]]:
         """
-        Yield pairs of terms of (probably) equal value, smaller sizes first: a term, and the representative of its
-        class.
+        Yield pairs of terms of (probably) equal value, made by `terms`, smaller sizes first: a term, and the first term
+        found that has this value.
         """
         made: dict[int, TypedTerm] = {}
 

@@ -24,8 +24,8 @@ def _salt(elements: int) -> Fingerprints:
 
 def fingerprints(values: Batch) -> Fingerprints:
     """
-    Return a 64-bit fingerprint of each value of a batch [value, ..] of residues: the sum over its elements of a hash of
-    element and position.
+    Return a 64-bit fingerprint of each value of a batch [value, ..] of residues modulo 2^31 - 1, as uint64 [value]: the
+    sum, modulo 2^64, over its elements of a hash of element and position.
     """
     flat = values.reshape(len(values), -1).astype(np.uint64)
     with np.errstate(over="ignore"):
@@ -39,7 +39,8 @@ def fingerprints(values: Batch) -> Fingerprints:
 
 def random_value(name: str, type: TensorType, seed: int, at: int) -> Batch:
     """
-    Return the random value of a variable at set of sizes number `at`, as a batch of one; integers are 0 or 1.
+    Return the random value of a variable at set of sizes number `at`, as residues modulo 2^31 - 1 in a batch of one,
+    [1, *shape]; integers and booleans are 0 or 1.
 
     `type` is the variable's type at these sizes. The value depends only on the name, the shape, `seed` and `at`.
     """
@@ -51,8 +52,8 @@ def random_value(name: str, type: TensorType, seed: int, at: int) -> Batch:
 @cache
 def line(step: TermStep, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], at: int) -> ResidueLine:
     """
-    Bind the line of a compute step, for evaluation on residues; `shapes` and `dtypes` are the operands', and the
-    attributes those at set of sizes number `at`.
+    Bind the line of the compute operator that `step` applies, for evaluation on residues; `shapes` and `dtypes` are the
+    operands', and the attributes are those of the step at set of sizes number `at`.
 
     Raises `UnityError` where the operands' shapes do not fit.
     """
@@ -84,5 +85,7 @@ class Values:
         return apply(operands)[term.step.result]
 
     def equal(self, left: TypedTerm, right: TypedTerm) -> bool:
-        """Return whether two terms have the same value at this set of sizes."""
+        """
+        Return whether two terms have the same type and, on the random tensors of this set of sizes, the same value.
+        """
         return left.type[self.at] == right.type[self.at] and np.array_equal(self(left), self(right))

@@ -39,7 +39,10 @@ class Join:
         self._found: dict[AppliedStep, dict[int, TypedTerm]] = {}
 
     def add(self, pair: Pair) -> None:
-        """Add an equation between two terms, (left, right); left may be one result of an operator that has several."""
+        """
+        Add an equation between two terms, (left, right), if left is one result of an operator that has several; ignore
+        others.
+        """
         term, other = pair
         if term.step is not None and not term.step.is_parallel:
             key = application(term)
@@ -48,8 +51,9 @@ class Join:
 
     def joined(self, terms: Terms, values: Values) -> list[Joined]:
         """
-        Return the joined equations in their most general form, small ones first: (terms equal to the results of one
-        operator, these results).
+        Return the joined equations, one for each operator all of whose results have an equation, in their most general
+        form, small ones first: (terms equal to the results of the operator, these results). Special cases of others are
+        left out.
 
         `terms` makes terms, and `values` evaluates them on random tensors.
         """
@@ -83,7 +87,7 @@ def composite(joined: Joined, rules: Sequence[Substitution], single: Rewriting) 
 
     It does if the results are reached from the terms by `rules` of several results, one after the other, and by
     `single`, the rules of one result. Given rules that take `relu` and `matmul` out of `split`, it is true of one that
-    takes both out at once.
+    takes both out at once. False may also mean that the search was given up.
     """
     sources, targets = joined
     largest = max(t.size for t in (*sources, *targets))

@@ -18,10 +18,10 @@ SLACK = 2
 
 def order(pair: Pair) -> tuple[object, ...]:
     """
-    Return the sort key of an equation between two terms.
+    Return the sort key of an equation between two terms, by which the one worth keeping comes first.
 
-    Small equations come first; of equally small ones, the more general: with many variables, in few pieces, of few
-    types.
+    Small equations (few operators) come first; of equally small ones, the more general: with many variables, in few
+    shards, of few types.
     """
     left, right = pair
     variables = {*leaves(left), *leaves(right)}

@@ -14,8 +14,8 @@ _DIGIT, _BITS = np.uint64(15), np.uint64(4)
 
 def merged(first: Uses, second: Uses) -> Uses:
     """
-    Append to each entry of `first` the variables of `second` that are not among them. An entry is a 64-bit word of
-    variable numbers, four bits each, in order of first use.
+    Return, for each pair of entries, the variables of `first` followed by those of `second` that are not among them. An
+    entry is a 64-bit word of up to 16 variable numbers (from 1), four bits each, in order of first use from the lowest.
     """
     out, length = first.copy(), np.zeros(len(first), dtype=np.uint64)
     rest = first.copy()
@@ -38,11 +38,11 @@ def merged(first: Uses, second: Uses) -> Uses:
 
 def canonical(uses: Uses, groups: Sequence[int]) -> npt.NDArray[np.bool_]:
     """
-    Return, per entry, whether it uses the variables of each group in ascending order, beginning with the group's first:
-    [entry]. Of terms that differ in variables' names only, one is so.
+    Return, per entry, whether it uses the variables of each group in ascending order, beginning with the group's first,
+    as booleans [entry]. Of terms that differ only in the names of variables of a group, exactly one has such an entry.
 
-    An entry is a 64-bit word of variable numbers, four bits each, in order of first use; `groups[v - 1]` is the group
-    of variable v.
+    An entry is a 64-bit word of variable numbers (from 1), four bits each, in order of first use from the lowest;
+    `groups[v - 1]` is the group of variable v.
     """
     kinds = list(dict.fromkeys(groups))
     group = np.array([-1, *(kinds.index(g) for g in groups)])

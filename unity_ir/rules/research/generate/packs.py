@@ -24,10 +24,11 @@ ShapeOf = Callable[[Term], PolyShape]
 
 def packed(rule: Substitution, shape: ShapeOf) -> Iterator[Substitution]:
     """
-    Generalise a rule to any number of leading dims: yield it with a pack for all dims of its inputs, and with a pack
-    for each leading size, where these can be written. These are guesses, to be proved.
+    Generalise a rule to any number of leading dims: yield it with a pack (`a..`, a run of any number of dims) for all
+    dims of its inputs, and with a pack in the place of each leading size, where these can be written; nothing if none
+    can. These are guesses, to be proved.
 
-    `shape` is a function from a term of the rule to its shape in symbols.
+    `shape` is a function from a term of the rule to its shape, as polynomials in the rule's symbols.
     """
     terms = list(_terms(rule))
     shapes = {shape(t) for t in terms}

@@ -56,7 +56,10 @@ class Rewriting:
         self._kept: list[Pattern] = []
 
     def add(self, rule: Substitution) -> None:
-        """Accept a rule of one result, in both directions."""
+        """
+        Accept a rule of one result, to rewrite by it in both directions, but in none whose new term would have an input
+        that the old one lacks. A rule that only says that an operator is commutative makes its operands be sorted.
+        """
         self._version += 1
         op = commutes(rule)
         if op is not None:
@@ -91,7 +94,8 @@ class Rewriting:
 
     def near(self, term: TypedTerm) -> dict[TypedTerm, None]:
         """
-        Return the terms that one rewrite anywhere in a term leads to and that have its type, as the keys of a dict.
+        Return the terms, of its own type, that a term becomes by one application of one rule, at it or at any subterm,
+        as the keys of a dict (in a fixed order).
         """
         known = self._near.get(term)
         if known is not None and known[0] == self._version:

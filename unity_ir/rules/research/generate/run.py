@@ -76,7 +76,7 @@ class StageCounts:
     """Rules that hold for any number of leading dims."""
 
     def add(self, proof: Proof) -> None:
-        """Add one to the count of the proof's verdict."""
+        """Add one to the count that is named after the proof's verdict, such as `proved` or `forward_only`."""
         name = proof.verdict.replace(" ", "_")
         setattr(self, name, getattr(self, name) + 1)
 

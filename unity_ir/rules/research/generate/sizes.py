@@ -62,7 +62,10 @@ class TermSizes:
         return symbol(name)
 
     def known(self, poly: Poly) -> Poly:
-        """Return the polynomial with the values of the symbols that are solved for substituted."""
+        """
+        Return the polynomial with each symbol that `unify` or `divide` has solved for replaced by its value, until none
+        is left.
+        """
         while not poly.symbols.isdisjoint(self.bindings):
             poly = poly.substitute(self.bindings)
         return poly
@@ -127,7 +130,10 @@ class TermSizes:
             self.unify(x, y)
 
     def divide(self, size: Poly) -> Poly:
-        """Make a size (a polynomial) a multiple of the degree; return the quotient."""
+        """
+        Make a size (a polynomial) a multiple of the degree of the parallel operators, by writing one of its symbols as
+        degree times a new one; return the quotient. Raises `Special` where that is not possible in general.
+        """
         size = self.known(size)
         for m, _ in size.terms:
             if DEGREE in m:
@@ -145,14 +151,20 @@ class TermSizes:
     # -- terms
 
     def shape(self, term: TypedTerm) -> PolyShape:
-        """Return the shape of a term as polynomials in symbols for sizes."""
+        """
+        Return the shape of a term as polynomials in symbols for sizes; computing it unifies the sizes that its
+        operators require to be equal. Raises `Special` where it has no general form.
+        """
         found = self._shapes.get(term)
         if found is None:
             found = self._shapes[term] = self._variable(term) if term.step is None else self._result(term.step, term)
         return tuple(map(self.known, found))
 
     def results(self, of: AppliedStep) -> list[PolyShape]:
-        """Return the shapes, as polynomials, of all results of an operator applied to terms."""
+        """
+        Return the shapes, as polynomials, of all results of an operator applied to terms, `shape` of one of which must
+        have been called before.
+        """
         return [tuple(map(self.known, shape)) for shape in self._results[of]]
 
     def _variable(self, term: TypedTerm) -> PolyShape:

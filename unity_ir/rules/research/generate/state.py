@@ -61,7 +61,10 @@ def _digest(stages: dict[str, Any]) -> str:
 
 
 def pack_terms(groups: Sequence[Sequence[TypedTerm]]) -> dict[str, Any]:
-    """Convert groups of terms to data for JSON: tables of types, steps and terms, each entry before its users."""
+    """
+    Convert groups of terms to a dict for JSON: lists of `types`, `steps` (operators with attributes) and `terms`, which
+    name types, steps and earlier terms by number, and `groups`, the terms' numbers.
+    """
     types: dict[Type, int] = {}
     steps: dict[TermStep, int] = {}
     numbers: dict[TypedTerm, int] = {}

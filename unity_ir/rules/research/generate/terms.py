@@ -68,9 +68,10 @@ def result_types(op: str, attributes: tuple[Attributes, ...], operands: tuple[Ty
 
 def result_type(step: TermStep, operands: tuple[Type, ...]) -> Type | None:
     """
-    Return the type of the result that a step takes; None where it is not well typed at all sets of sizes.
+    Return the type of the one result of the operator that `step` takes, on operands of these types; None where it is
+    not well typed at all sets of sizes.
 
-    A type, of an operand or the result, is a tensor type at every set of sizes at which terms are tried.
+    A type, of an operand or the result, is a tuple with a tensor type at every set of sizes at which terms are tried.
     """
     found = result_types(step.op, step.attributes, operands)
     return found[step.result] if step.result < len(found) else None
@@ -115,7 +116,8 @@ class Terms:
 
     def variable(self, index: int, type: Type) -> TypedTerm:
         """
-        Return variable number `index` of a type, which is a tensor type at every set of sizes at which terms are tried.
+        Return variable number `index` (from 0) of the given type, which is a tensor type at each of the sets of sizes
+        at which terms are tried; the same object each time.
         """
         key = (index, type)
         if key not in self._made:
