@@ -268,6 +268,7 @@ AB = {
     "batch_norm_evaluated": lambda a, b: F.batch_norm(
         a, torch.arange(3.0, dtype=a.dtype), torch.ones(3, dtype=a.dtype), b[:, 0], b[:, 1], training=False
     ),
+    "native_batch_norm": lambda a, b: torch.native_batch_norm(a, b[:, 0], b[:, 1], None, None, True, 0.1, 1e-5)[0],
     "conv2d": lambda a, b: F.conv2d(a[:, None], b[None, None, :2], b[0, :1], stride=(1, 2), padding=1, dilation=(2, 1)),
     "mse": lambda a, b: F.mse_loss(a[0], b),
     "mse_sum": lambda a, b: F.mse_loss(a[0], b, reduction="sum"),

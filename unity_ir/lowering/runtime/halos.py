@@ -21,9 +21,11 @@ class Works:
         self._works = works
 
     def get_future(self):
+        """Raise `RuntimeError`, so that the profiler times the call and the wait."""
         raise RuntimeError("several messages have no future in common")
 
     def wait(self):
+        """Wait for all of the messages."""
         for work in self._works:
             work.wait()
 
