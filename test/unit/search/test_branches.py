@@ -14,7 +14,11 @@ from unity_ir.pcg.graph import Graph, Optimizer, Value, erase
 from unity_ir.pcg.sharding import pins, place
 from unity_ir.rules.derivation import replay
 from unity_ir.search import SearchResult, run
+from unity_ir.search.choose.parallel_branches import place_branches
+from unity_ir.search.exact.plan_graph import placed
 from unity_ir.search.explain import explain
+from unity_ir.search.joint.best_first import joint
+from unity_ir.simulate.report import as_emitted as emitted
 from unity_ir.simulate.report import simulated
 
 SGD = Optimizer()
@@ -77,3 +81,25 @@ def test_what_has_no_branches_stays_on_all_devices():
     found = run(models.build("mlp", layers=3), TWO)
     assert found.proved is None
     assert not any(map(pins, place(found.graph, TWO.mesh).assignments.values()))
+
+
+@pytest.mark.slow
+def test_the_axis_that_divides_columns_is_cut():
+    """Which of a level's axes that is, is a matter of chance: none of them is inner to the others."""
+    graph, machine = models.from_text("candle_uno,batch=24576,layers=1,tower=3"), load("summit:16")
+    found = joint(graph, machine, (), SGD)
+    _, rests, relays = placed(graph, found.plan, found.solver)
+    made = place_branches(graph, machine, SGD, found.graph, (rests, relays))
+    assert made is not None
+    assert emitted(made[0], machine, SGD)[0] < 0.9 * emitted(found.graph, machine, SGD)[0]
+
+
+@pytest.mark.slow
+def test_branches_that_rewrites_join_are_side_by_side_all_the_same():
+    graph, machine = models.from_text("candle_uno,batch=24576"), load("summit:16")
+    found = run(graph, machine, optimizer=SGD)
+    assert len(parts(found, machine, "matmul")) > 2
+    assert as_emitted(found, machine) < 0.25
+    assert found.bound is not None
+    assert found.proved is not None
+    assert found.bound <= found.proved.time

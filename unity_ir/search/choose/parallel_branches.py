@@ -48,7 +48,7 @@ def place_branches(
     least = estimated((plan, cost(plan, machine, optimizer)), optimizer) * (1 - limits().branch_gain)
     best: PricedGraph | None = None
     left = min(limits().branch_proposals, limits().branch_operators // len(assignments))
-    for axes in _parts(machine):
+    for axes in _parts(machine, assignments):
         changed, used = _pinned(graph, machine, optimizer, assignments, sites, axes, left)
         left -= used
         for found in _written(graph, machine, assignments, changed, places):
@@ -81,18 +81,30 @@ def _branches(region: Region) -> Iterator[Region]:
         yield region
 
 
-def _parts(machine: Machine) -> list[tuple[int, ...]]:
+def _parts(machine: Machine, assignments: Mapping[Node, Assignment]) -> list[tuple[int, ...]]:
     """
     Return sets of mesh axes to cut the machine along: the innermost axes of each level, up to `limits().branch_parts`
     parts.
+
+    Axes of a level are alike, so those count as innermost that the plan `assignments` uses unlike the others: what they
+    divide, such as columns of weights, its operators would no longer exchange.
     """
-    sizes, out = machine.mesh.sizes, dict[tuple[int, ...], None]()
+    sizes, levels, out = machine.mesh.sizes, machine.axis_levels, dict[tuple[int, ...], None]()
+    unlike = [0] * len(sizes)
+    for level in dict.fromkeys(levels):
+        alike = [axis for axis in range(len(sizes)) if levels[axis] == level]
+        for assignment in assignments.values():
+            roles = [assignment[axis] for axis in alike]
+            usual = max(roles, key=roles.count)
+            for axis in alike:
+                unlike[axis] += assignment[axis] != usual
+    order = sorted(range(len(sizes)), key=lambda axis: (levels[axis], unlike[axis], axis))
     for end in reversed(range(len(sizes))):
-        if end + 1 < len(sizes) and machine.axis_levels[end] == machine.axis_levels[end + 1]:
+        if end + 1 < len(sizes) and levels[end] == levels[end + 1]:
             continue
         start = end
-        while start >= 0 and prod(sizes[start : end + 1]) <= limits().branch_parts:
-            out[tuple(range(start, end + 1))] = None
+        while start >= 0 and prod(sizes[axis] for axis in order[start : end + 1]) <= limits().branch_parts:
+            out[tuple(sorted(order[start : end + 1]))] = None
             start -= 1
     return list(out)
 

@@ -208,12 +208,20 @@ class Chooser:
         return result
 
     def _unrewritten(self, found: JointPlan) -> list[PricedGraph]:
-        """Return the plan of the graph without rewrites, if the found one has rewrites and memory is not short."""
+        """
+        Return the plan of the graph without rewrites, if the found one has rewrites and memory is not short, and that
+        with branches on parts of the machine: rewrites may have joined branches.
+        """
         if self.strategy != "joint" or not found.derivation or found.source is None or found.price > 0:
             return []
         priced = self._priced(realise(self.serial, found.source, found.solver))
         self.emitted.seconds(priced)
-        return [priced] if fits(*priced, self.emitted.optimizer) else []
+        if not fits(*priced, self.emitted.optimizer):
+            return []
+        _, rests, relays = placed(self.serial, found.source, found.solver)
+        on = self.serial, self.machine, self.emitted.optimizer, priced[0]
+        on_parts = place_branches(*on, (rests, relays))
+        return [priced] if on_parts is None else [priced, on_parts]
 
     def _with_unrewritten(
         self, result: SearchResult, plans: Sequence[PricedGraph], candidates: Sequence[Candidate]
@@ -224,7 +232,8 @@ class Chooser:
         if best is now:
             return result
         least = map(self.emitted.plan, sorted(candidates, key=lambda c: c.seconds)[:1])
-        proved = min((*plans, *least), key=lambda p: p[1].time)
+        # Bounds do not cover plans on parts of the machine.
+        proved = min((*plans[:1], *least), key=lambda p: p[1].time)
         found = self.bounding.ask(KnownPlan(self.serial, proved[1].time))()
         graph, priced, bound = bounded(proved, found, self.emitted.optimizer)
         of_bound = None if graph is best[0] else priced
