@@ -232,10 +232,7 @@ def _summed(ctx: Any, x: Any, axes: Any) -> Any:
 
 
 def _poisoned(right: Any, wrong: Any) -> Any:
-    """
-    What is right, and any number of its size where the other is something else. What is rounding alone, such as the
-    mean of distances to the mean, stays as small.
-    """
+    """What is right, and any number where the other is something else."""
     import torch
 
     if isinstance(right, tuple):
@@ -245,8 +242,7 @@ def _poisoned(right: Any, wrong: Any) -> Any:
     if not right.is_floating_point():
         # Integers pick something: any that are among the right ones do.
         return torch.where(right == wrong, right, right.flatten()[torch.randint(right.numel(), right.shape)])
-    size = torch.maximum(right.abs(), wrong.abs()).max() if right.numel() else 0.0
-    return torch.where(torch.isclose(right, wrong, rtol=1e-11, atol=1e-300), right, size * torch.randn_like(right))
+    return torch.where(torch.isclose(right, wrong, rtol=1e-11, atol=1e-300), right, torch.randn_like(right))
 
 
 def _has_operands(kind: str, ctx: Any, axes: Any, x: Any, *rest: Any) -> bool:
@@ -318,7 +314,7 @@ def told(program: Any, wrong: list[Mutant], want_loss: float, want: dict[str, An
     """
     What becomes of every mutant: loss or gradients of one step are `wrong`; its move makes the `same` as the right one
     (of zeros but for rounding, of copies, of integers doubled, of addends of the same sum); what it makes else is
-    `idle`, since random numbers of its size in its place do nothing either; or it has `survived`.
+    `idle`, since random numbers in its place do nothing either; or it has `survived`.
     """
     import torch
 
@@ -349,6 +345,8 @@ def told(program: Any, wrong: list[Mutant], want_loss: float, want: dict[str, An
         if _everywhere(not changed.differs):
             return "same"
         changed.poison = True
+        # Copies stay copies, whatever the ranks have drawn before: programs of fewer of them, for one.
+        torch.manual_seed(0)
         return "idle" if is_right() else "survived"
 
     assert is_right(), "the program itself is wrong"

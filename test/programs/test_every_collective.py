@@ -3,7 +3,7 @@ Every move of a program's step, done wrong one at a time, makes loss or gradient
 result doubled, along the wrong mesh axes. Done by one rank in another order, the order check at emission tells.
 
 What is not told is equivalent, and that is tested, too (`mutants.told`): the move makes the same, or random numbers in
-the place of what it makes else, as large, change nothing. Random plans and those with pins have such moves, since they
+the place of what it makes else change nothing. Random plans and those with pins have such moves, since they
 take detours. Data-parallel and searched plans have none but those of `batch_mean`, about which mean and variance are
 taken to keep their digits: any number does.
 """
