@@ -43,7 +43,7 @@ def cast_bytes(leaf: Node) -> int:
     return 0 if leaf.master == type.dtype else ELEMENT_BYTES[type.dtype]
 
 
-def makes_tensor(moves: Iterable[Move]) -> bool:
+def _makes_tensor(moves: Iterable[Move]) -> bool:
     """Return whether the moves of a reshard make a new tensor in memory, rather than only rename roles."""
     return any(m.kind not in FREE for m in moves)
 
@@ -75,8 +75,8 @@ def held(
             found.add("gradients", size, layout)
             found.add("optimizer state", optimizer.states * size, layout)
     for value, target, moves in reshards:
-        if makes_tensor(moves):
-            found.add("activations", layout_bytes(value, target, mesh), target)
+        if _makes_tensor(moves):
+            found.add("activations", _layout_bytes(value, target, mesh), target)
     return found.most()
 
 
@@ -102,6 +102,6 @@ class _Parts:
         return {what: best[what] for what in HOLDS}
 
 
-def layout_bytes(value: Value, layout: Layout, mesh: Mesh) -> int:
+def _layout_bytes(value: Value, layout: Layout, mesh: Mesh) -> int:
     """Return the bytes of a value, in this layout, on each device that holds a shard of it."""
     return value.type.elements // shards(layout, mesh.sizes) * ELEMENT_BYTES[value.type.dtype]

@@ -151,12 +151,12 @@ def operand_shapes(bound: Bound) -> dict[str, tuple[int, ...]]:
     (`tdl.parallel.piece`), these are the shapes of that task's shards.
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    for access in bound_accesses(bound):
+    for access in _bound_accesses(bound):
         shapes.setdefault(access.tensor, tuple(index_extent(i, bound.extents) for i in access.indices))
     return shapes
 
 
-def bound_accesses(bound: Bound) -> tuple[Access, ...]:
+def _bound_accesses(bound: Bound) -> tuple[Access, ...]:
     """Return every read of a tensor in the expressions of a bound TDL line's results, in reading order."""
     return tuple(a for r in bound.results for a in accesses(r.expr))
 

@@ -73,7 +73,7 @@ def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | Non
     batch of products with the same other factor (images times the weight of a 1 x 1 convolution). If only the result
     has several strides, its addresses are computed per element.
     """
-    product = product_in(result.expr)
+    product = _product_in(result.expr)
     if product is None or not _is_epilogue(result.expr, product) or not all(map(_is_plain, result.indices)):
         return None
     match product.body:
@@ -184,7 +184,7 @@ def one_stride(names: Sequence[str], extents: Mapping[str, int], where: Address)
 # --- what is no product yet
 
 
-def product_in(expr: Expr) -> Reduce | None:
+def _product_in(expr: Expr) -> Reduce | None:
     """
     Return the sum of products `sum[..](a * b)` in an expression (a matrix product), if it is the only reduction that is
     not inside another one; else None.
@@ -198,10 +198,10 @@ def product_in(expr: Expr) -> Reduce | None:
 
 def product_factors(expr: Expr) -> tuple[Expr, Expr] | None:
     """
-    Return the two factors (a, b) of the sum of products `sum[..](a * b)` in an expression; None where `product_in`
+    Return the two factors (a, b) of the sum of products `sum[..](a * b)` in an expression; None where `_product_in`
     finds none.
     """
-    product = product_in(expr)
+    product = _product_in(expr)
     if product is None or not isinstance(product.body, Binary):
         return None
     return product.body.left, product.body.right
@@ -210,9 +210,9 @@ def product_factors(expr: Expr) -> tuple[Expr, Expr] | None:
 def with_factors(result: Result, factors: Sequence[Expr]) -> Result:
     """
     Return a result with the factors a and b of its sum of products `sum[..](a * b)` replaced by the two of `factors`.
-    The result must have such a sum (`product_in`).
+    The result must have such a sum (`_product_in`).
     """
-    product = product_in(result.expr)
+    product = _product_in(result.expr)
     assert product is not None
     new = Reduce(product.reducer, product.indices, Binary("*", *factors))
 

@@ -93,8 +93,8 @@ def convolution(result: Sequence[object], expr: Expr, extents: Mapping[str, int]
 
 def _gathered(reduced: frozenset[str], image: Access, other: Access, extents: Mapping[str, int]) -> Convolution | None:
     """Match a convolution whose image is read through windows."""
-    slidings = slidings_of(image.indices, reduced)
-    a, b = plain_names(image), plain_names(other)
+    slidings = _slidings_of(image.indices, reduced)
+    a, b = _plain_names(image), _plain_names(other)
     if slidings is None or a is None or b is None:
         return None
     slidings = _named(slidings, (), [n for n in b if n in reduced and n not in a], extents)
@@ -116,10 +116,10 @@ def _scattered(
     reduced: frozenset[str], image: Access, other: Access, result: Sequence[object], extents: Mapping[str, int]
 ) -> Convolution | None:
     """Match a convolution whose result is written through windows; the shorter side of each window is the kernel's."""
-    a, b = plain_names(image), plain_names(other)
+    a, b = _plain_names(image), _plain_names(other)
     if a is None or b is None:
         return None
-    slidings = slidings_of(result, frozenset(b))
+    slidings = _slidings_of(result, frozenset(b))
     if slidings is None:
         return None
     kept = {n for i in result if isinstance(i, Var | Composite) for n in index_names(i)}
@@ -164,7 +164,7 @@ def pointwise_convolution(expr: Expr, extents: Mapping[str, int]) -> Convolution
 
 
 def _pointwise(reduced: frozenset[str], image: Access, other: Access, extents: Mapping[str, int]) -> Convolution | None:
-    a, b = plain_names(image), plain_names(other)
+    a, b = _plain_names(image), _plain_names(other)
     if a is None or b is None or any(isinstance(i, Window) for i in (*image.indices, *other.indices)):
         return None
     both = {*a} & {*b}
@@ -222,8 +222,8 @@ def pooling(expr: Expr, extents: Mapping[str, int]) -> Pooling | None:
     """
     match expr:
         case Reduce("max" | "sum" as kind, _, Access() as image):
-            slidings = slidings_of(image.indices, frozenset(expr.names))
-            plain = plain_names(image)
+            slidings = _slidings_of(image.indices, frozenset(expr.names))
+            plain = _plain_names(image)
             names = {n for n in expr.names if extents[n] > 1}
             if slidings is None or plain is None or {s.inner for s in slidings} - {""} != names:
                 return None
@@ -243,7 +243,7 @@ def pooled_sum(result: Sequence[object], expr: Expr) -> tuple[Sliding, ...] | No
     """
     free = free_variables(expr)
     inner = frozenset(n for i in result if isinstance(i, Window) for n in index_names(i) if n not in free)
-    return slidings_of(result, inner)
+    return _slidings_of(result, inner)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +273,8 @@ def max_pooling_gradient(bound: Bound, result: Result, starts: Mapping[str, str]
     image = next((a for a in accesses(first) if any(isinstance(i, Window) for i in a.indices)), None)
     written = [n for i in result.indices if isinstance(i, Window) for n in index_names(i)]
     outer = free_variables(first)
-    own = slidings_of(result.indices, frozenset(written) - outer)
-    slidings = None if image is None else slidings_of(image.indices, free_variables(image) - outer)
+    own = _slidings_of(result.indices, frozenset(written) - outer)
+    slidings = None if image is None else _slidings_of(image.indices, free_variables(image) - outer)
     if own is None or slidings is None or image is None or len(own) != len(slidings):
         return None
     if not all(s.inner for s in (*own, *slidings)):
@@ -300,7 +300,7 @@ def max_pooling_gradient(bound: Bound, result: Result, starts: Mapping[str, str]
     return MaxPoolingGradient(value, found, tuple(o.window for o in own)) if same else None
 
 
-def slidings_of(indices: Sequence[object], inner: Collection[str]) -> tuple[Sliding, ...] | None:
+def _slidings_of(indices: Sequence[object], inner: Collection[str]) -> tuple[Sliding, ...] | None:
     """
     Return the windows among the indices of a tensor's dims, in order, each taken apart into stride, dilation, the
     variable that counts windows and the variable that counts positions in the kernel; other indices are left out.
@@ -321,7 +321,7 @@ def slidings_of(indices: Sequence[object], inner: Collection[str]) -> tuple[Slid
     return tuple(found) if 0 < len(found) <= 3 and len({*names}) == len(names) else None
 
 
-def plain_names(access: Access) -> tuple[str, ...] | None:
+def _plain_names(access: Access) -> tuple[str, ...] | None:
     """
     Return the index variables of the dims of a read that are not indexed by windows, in order.
 

@@ -40,7 +40,7 @@ def exceeds_tensor(window: Window, extents: Mapping[str, int]) -> bool:
     return window.offset < 0 or last >= window.whole
 
 
-def windows_to_mask(expr: Reduce, extents: Mapping[str, int]) -> list[Window]:
+def _windows_to_mask(expr: Reduce, extents: Mapping[str, int]) -> list[Window]:
     """
     Return the windows of the reduction `expr` that must be masked: outside of the tensor they read zeros, which would
     change its value (of a maximum, say; in a sum of products they do not).
@@ -76,7 +76,7 @@ def masked_body(expr: Reduce, extents: Mapping[str, int]) -> Reduce:
 
     `extents` maps each index variable to its number of positions.
     """
-    windows = windows_to_mask(expr, extents)
+    windows = _windows_to_mask(expr, extents)
     if not windows:
         return expr
     there = reduce(lambda a, b: Call("and", (a, b)), map(inside, windows))

@@ -63,7 +63,7 @@ DEMANDS: Mapping[str, Demand] = {
 }
 
 
-def capacity(levels: Sequence[Level], i: int) -> Capacity:
+def _capacity(levels: Sequence[Level], i: int) -> Capacity:
     """
     Return the bandwidth in bytes/s of all links that leave one member (a node, a GPU) of level number `i`, outermost 0.
     """
@@ -109,5 +109,5 @@ def least_seconds(kind: str, levels: Sequence[Level], sizes: Mapping[int, int], 
     bound = 0.0
     for i, m, groups in cuts(levels, sizes):
         out, back = DEMANDS[kind](n, m, bytes)
-        bound = max(bound, capacity(levels, i).seconds(out * groups, back * groups))
+        bound = max(bound, _capacity(levels, i).seconds(out * groups, back * groups))
     return bound

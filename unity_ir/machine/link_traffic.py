@@ -34,7 +34,7 @@ def below(levels: Sequence[Level], i: int) -> int:
     return prod(level.size for level in levels[i + 1 :])
 
 
-def crossing_links(levels: Sequence[Level], i: int) -> tuple[LinkUse, ...]:
+def _crossing_links(levels: Sequence[Level], i: int) -> tuple[LinkUse, ...]:
     """
     Return the kinds of links that a message between two members of level number `i` (outermost 0) takes on one of its
     sides: from the switch or medium that joins the members down to a device, outermost first.
@@ -113,7 +113,7 @@ def _loads(levels: Sequence[Level], sizes: Mapping[int, int], crossing: Crossing
     def inside(j: int) -> int:
         return prod(n for k, n in sizes.items() if k > j)
 
-    for use in crossing_links(levels, i):
+    for use in _crossing_links(levels, i):
         j = use.key[1]
         ways = 2.0 if crossing.both else 1.0
         if use.bus and j == i:
@@ -132,7 +132,7 @@ def _loads(levels: Sequence[Level], sizes: Mapping[int, int], crossing: Crossing
     return out
 
 
-def phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase) -> dict[LinkKey, float]:
+def _phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase) -> dict[LinkKey, float]:
     """
     Return the seconds per byte of a device's shard for which a phase of a collective keeps each kind of link busy; a
     kind is (`port` or `hub`, level number).
@@ -154,7 +154,7 @@ def hop(levels: Sequence[Level], i: int, n: int, protocol: str, schedule: Collec
     `n` is the number of devices that a group has along the level, `protocol` the message protocol's name (NCCL's `LL`,
     `LL128`, `Simple`); `schedule` is the algorithm, since trees, rings and direct messages differ in latency.
     """
-    own, *others = crossing_links(levels, i)
+    own, *others = _crossing_links(levels, i)
     tree = schedule.tree
     seconds = own.wire.hop(protocol, tree)
     to_all = any(c.level == i and c.pattern == "spread" for phase in schedule.phases for c in phase)
@@ -179,5 +179,5 @@ def line(
     tree = schedule.tree
     start = protocol.tree if tree else protocol.ring
     start += sum(hops * hop(levels, i, sizes[i], protocol.name, schedule) for i, hops in schedule.hops)
-    seconds = sum(max(phase_loads(levels, sizes, phase).values()) for phase in schedule.phases)
+    seconds = sum(max(_phase_loads(levels, sizes, phase).values()) for phase in schedule.phases)
     return start, seconds / (protocol.tree_bandwidth if tree else protocol.ring_bandwidth)

@@ -35,7 +35,7 @@ UNIT = 1e9
 """Units of work per unit of the option `work` and of messages."""
 
 
-def option_kinds() -> dict[str, type]:
+def _option_kinds() -> dict[str, type]:
     """
     Return the type of every option of any search strategy, by name; these are fields of the pass `pcg-search`, beside
     its own.
@@ -122,13 +122,13 @@ class _Search(ModulePass):
 
     def _options(self) -> dict[str, OptionValue]:
         """Return the options of the strategy that were given."""
-        given = {name: getattr(self, name) for name in option_kinds()}
+        given = {name: getattr(self, name) for name in _option_kinds()}
         return {name: value for name, value in given.items() if value is not None}
 
 
 Search: type[ModulePass] = make_dataclass(
     "Search",
-    [(name, kind | None, field(default=None)) for name, kind in option_kinds().items()],
+    [(name, kind | None, field(default=None)) for name, kind in _option_kinds().items()],
     bases=(_Search,),
     frozen=True,
     namespace={"__doc__": _Search.__doc__},

@@ -159,14 +159,14 @@ def training_step(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
         if node.is_parallel or placement is None:
             view = gradient_view(node.operands[0]) if node.is_parallel else None
             found = operand_gradients(node, of_results, view, again)
-            return tuple(g and in_dtype(g, v.type.grad_dtype) for g, v in zip(found, node.operands, strict=True))
+            return tuple(g and _in_dtype(g, v.type.grad_dtype) for g, v in zip(found, node.operands, strict=True))
         found = operand_gradients(node, of_results, again=again)
         known = {again.read(v): placement.needs(node, i) for i, v in enumerate(node.operands)}
         known |= {again.read(v): placement.layouts[v] for v in node.results}
         floating = [v for v in node.results if v.type.is_floating]
         known |= {g: dual(placement.layouts[v]) for g, v in zip(of_results, floating, strict=True)}
         return tuple(
-            g and in_dtype(_spread_alike(g, known, dual(placement.needs(node, i)), placement), v.type.grad_dtype)
+            g and _in_dtype(_spread_alike(g, known, dual(placement.needs(node, i)), placement), v.type.grad_dtype)
             for i, (g, v) in enumerate(zip(found, node.operands, strict=True))
         )
 
@@ -184,14 +184,14 @@ def training_step(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
     # The last operators' weights first: their gradients are computed, sent, and let go of what they read, before the
     # backward goes on; and nothing is computed again before the backward has come there.
     updates = tuple(
-        Update(n.result, in_dtype(_as_weight(n.result, total(n.result), placement), n.master))
+        Update(n.result, _in_dtype(_as_weight(n.result, total(n.result), placement), n.master))
         for n in order[::-1]
         if n.op == "weight"
     )
     return replace(graph, updates=updates, optimizer=optimizer)
 
 
-def in_dtype(grad: Value, dtype: str) -> Value:
+def _in_dtype(grad: Value, dtype: str) -> Value:
     """Return a gradient cast to an element type, or itself if it has it. A cast is linear: partial sums may be cast."""
     return grad if grad.dtype == dtype else apply("cast", (grad,), {"to": dtype}).result
 

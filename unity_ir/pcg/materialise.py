@@ -36,7 +36,7 @@ def resting(layout: Layout) -> Layout:
     return tuple(REPEAT if role in (COPY, SUM) else role for role in layout)
 
 
-def resting_layouts(graph: Graph, assignments: Mapping[Node, Assignment], mesh: Mesh) -> dict[Value, Layout]:
+def _resting_layouts(graph: Graph, assignments: Mapping[Node, Assignment], mesh: Mesh) -> dict[Value, Layout]:
     """
     Return the layout in which each leaf of a serial graph is stored (rests): as its first use reads it, in graph order
     (see `resting`).
@@ -70,7 +70,7 @@ def materialise(
     `relays` those to which leaves are resharded once, before all uses. The results of the compute nodes in `again` are
     recomputed in the backward. Raises `UnityError` where an assignment does not fit.
     """
-    rests = {**resting_layouts(graph, assignments, mesh), **(rests or {})}
+    rests = {**_resting_layouts(graph, assignments, mesh), **(rests or {})}
     new: dict[Value, Value] = {}
     made: dict[Value, Layout] = {}
     leaves: dict[Node, Node] = {}
@@ -78,7 +78,7 @@ def materialise(
         if node.is_leaf:
             (value,) = node.results
             made[value] = rests[value]
-            new[value] = stored_leaf(value, rests[value], mesh)
+            new[value] = _stored_leaf(value, rests[value], mesh)
             leaves[node] = new[value].node
             if relays is not None and value in relays:
                 new[value] = reshard(new[value], made[value], relays[value], mesh)
@@ -89,7 +89,7 @@ def materialise(
             reshard(new[v], made[v], operand_layout(node.analysis, i, assignment), mesh)
             for i, v in enumerate(node.operands)
         ]
-        built = assigned(node, operands, assignment, mesh)
+        built = _assigned(node, operands, assignment, mesh)
         for i, value in enumerate(node.results):
             made[value] = result_layout(node.analysis, i, assignment)
             new[value] = parallel("recompute", built.results[i]).result if node in again else built.results[i]
@@ -99,10 +99,10 @@ def materialise(
     return Graph(graph.name, tuple(leaves[n] for n in graph.inputs), tuple(new[v] for v in graph.outputs))
 
 
-def stored_leaf(value: Value, layout: Layout, mesh: Mesh) -> Value:
+def _stored_leaf(value: Value, layout: Layout, mesh: Mesh) -> Value:
     """Return the leaf of a parallel graph that stores the serial leaf `value` in `layout` (a role per mesh axis)."""
     type = layout_type(value.type, layout, mesh)
-    return retyped(value.node, type, layout_view(layout, len(value.type.shape), mesh))
+    return _retyped(value.node, type, layout_view(layout, len(value.type.shape), mesh))
 
 
 def stored_piece(node: Node, type: TensorType) -> Node:
@@ -114,7 +114,7 @@ def stored_piece(node: Node, type: TensorType) -> Node:
     return leaf("weight", type, None, **{**own, "name": "piece"})
 
 
-def retyped(node: Node, type: TensorType, view: View | None) -> Value:
+def _retyped(node: Node, type: TensorType, view: View | None) -> Value:
     """
     Make the leaf `node` again, with its name and other attributes but another parallel type and view (None: without a
     view); return its result.
@@ -122,7 +122,7 @@ def retyped(node: Node, type: TensorType, view: View | None) -> Value:
     return leaf(node.op, type, view, **dict(node.attributes)).result
 
 
-def assigned(node: Node, operands: Sequence[Value], assignment: Assignment, mesh: Mesh) -> Node:
+def _assigned(node: Node, operands: Sequence[Value], assignment: Assignment, mesh: Mesh) -> Node:
     """
     Apply the operator of the serial compute node `node` to parallel values, sharded and placed as `assignment` (the
     role of each axis of `mesh`) says; return the parallel node.
@@ -132,7 +132,7 @@ def assigned(node: Node, operands: Sequence[Value], assignment: Assignment, mesh
     """
     configuration = Configuration(degrees(assignment, mesh.sizes))
     needs = operand_degrees(node.analysis, configuration)
-    operands = [with_halo(v, d.halo) for v, d in zip(operands, needs, strict=True)]
+    operands = [_with_halo(v, d.halo) for v, d in zip(operands, needs, strict=True)]
     view = view_of(assignment, grid_order(node), mesh) if mesh.sizes else None
     return divide(node, operands, configuration, view)
 
@@ -153,7 +153,7 @@ def reshard(value: Value, source: Layout, target: Layout, mesh: Mesh) -> Value:
     return value
 
 
-def with_halo(value: Value, halo: Halos) -> Value:
+def _with_halo(value: Value, halo: Halos) -> Value:
     """
     Apply halo exchanges to a value: `halo` has, per dim, the numbers of elements (before, after) a piece to receive
     from the neighbouring pieces.

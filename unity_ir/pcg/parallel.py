@@ -139,7 +139,7 @@ def _fused(row: Collective) -> ParallelOperator:
         )
 
     def type_rule(x: TensorType, a: Mapping[str, int]) -> TensorType:
-        return chain_type(x, chain(a))
+        return _chain_type(x, chain(a))
 
     def backward(a: Mapping[str, int]) -> tuple[ParallelStep, ...]:
         return tuple(step for op, attrs in reversed(chain(a)) for step in PARALLEL_OPERATORS[op].backward(dict(attrs)))
@@ -175,7 +175,7 @@ STAYING = (*HALO_OPERATORS, "recompute")
 """The operators after which every shard is on the device it was on."""
 
 
-def chain_type(x: TensorType, steps: tuple[ParallelStep, ...]) -> TensorType:
+def _chain_type(x: TensorType, steps: tuple[ParallelStep, ...]) -> TensorType:
     """
     Return the type of a value of type `x` after a chain of parallel operators. `steps` are (operator's name,
     attributes) pairs, the first applied first. Raises `UnityError` where one does not apply.

@@ -341,7 +341,7 @@ def result_layout(analysis: Analysis, result: int, assignment: Assignment) -> La
     return tuple(result_role(analysis, result, what) for what in assignment)
 
 
-def infer_assignment(analysis: Analysis, operands: Sequence[Layout]) -> Assignment | None:
+def _infer_assignment(analysis: Analysis, operands: Sequence[Layout]) -> Assignment | None:
     """
     Return the role of each mesh axis in an operator, inferred from the layouts (a role per mesh axis) in which it reads
     its operands: along each axis, an index variable, operands in partial sums, or the one role that all operands have.
@@ -435,7 +435,7 @@ def as_layout(assignment: Assignment) -> Layout:
     return tuple(what for what in assignment if isinstance(what, int))
 
 
-def placed_roles(node: Node, mesh: Mesh) -> Assignment:
+def _placed_roles(node: Node, mesh: Mesh) -> Assignment:
     """
     Return the role of each mesh axis in a node, as its machine view says. Raises `UnityError` where the view does not
     fit the mesh.
@@ -478,7 +478,7 @@ def place(graph: Graph, mesh: Mesh) -> Placement:
     for node in graph.nodes():
         if not node.is_compute:
             if node.view is not None:
-                layout = as_layout(placed_roles(node, mesh))
+                layout = as_layout(_placed_roles(node, mesh))
             elif node.is_leaf:
                 layout = as_layout(_spread(node, (), mesh))
             else:
@@ -486,9 +486,9 @@ def place(graph: Graph, mesh: Mesh) -> Placement:
             layouts[node.result] = layout
             continue
         if node.view is not None:
-            assignment = placed_roles(node, mesh)
+            assignment = _placed_roles(node, mesh)
         else:
-            inferred = infer_assignment(node.analysis, [layouts[v] for v in node.operands])
+            inferred = _infer_assignment(node.analysis, [layouts[v] for v in node.operands])
             fits = inferred is not None and _assigned_degrees(inferred, mesh) == _grid_degrees(node)
             assignment = inferred if inferred is not None and fits else _spread(node, _hints(node, layouts), mesh)
         assignments[node] = assignment

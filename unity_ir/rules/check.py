@@ -43,7 +43,7 @@ _PARAMETERS = {"name": "relu", "float": 0.5, "dtype": "f32"}
 """Sample values of attribute parameters, by kind."""
 
 
-def attribute_kinds(op: str) -> dict[str, str]:
+def _attribute_kinds(op: str) -> dict[str, str]:
     """
     Return the kind (`int`, `ints`, `float`, `name` or `dtype`) of each of an operator's attributes, by name.
 
@@ -83,7 +83,7 @@ def check(rule: Substitution) -> None:
 
 def _check_operation(operation: Operation) -> None:
     op, given = operation.op, dict(operation.attributes)
-    known = attribute_kinds(op)
+    known = _attribute_kinds(op)
     for name in given:
         if name not in known:
             near = get_close_matches(name, known, n=1)
@@ -122,7 +122,7 @@ def parameters(rule: Substitution, side: tuple[Term, ...]) -> dict[str, str]:
     `float`, ..) by its name.
     """
     return {
-        value.name: attribute_kinds(o.op)[name]
+        value.name: _attribute_kinds(o.op)[name]
         for o in rule.operations(side)
         for name, value in o.attributes
         if isinstance(value, AttrParameter)

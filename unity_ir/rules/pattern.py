@@ -185,7 +185,7 @@ def input_type(of: Input, dtype: str, bindings: Bindings) -> TensorType:
     return tensor_type(tuple(shape), dtype, tuple(degrees), ints(of.sum, bindings), ints(of.copy, bindings))
 
 
-def attribute_value(value: AttrExpr, bindings: Bindings) -> AttrValue:
+def _attribute_value(value: AttrExpr, bindings: Bindings) -> AttrValue:
     """
     Return the value of an attribute in a rule: polynomials are evaluated with the values of their symbols in
     `bindings`, by name, a parameter (`$act`) has its value there, and other constants stay. Raises `UnityError` for
@@ -234,7 +234,7 @@ def build(side: tuple[Term, ...], inputs: Mapping[str, Value], bindings: Binding
 
 
 def _apply(operation: Operation, operands: list[Value], bindings: Bindings) -> tuple[Value, ...]:
-    values = {name: attribute_value(value, bindings) for name, value in operation.attributes}
+    values = {name: _attribute_value(value, bindings) for name, value in operation.attributes}
     if operation.op in PARALLEL_OPERATORS:
         return parallel(
             operation.op, operands[0], None, **{k: v for k, v in values.items() if isinstance(v, int)}

@@ -33,14 +33,14 @@ def tensor_text(of: Input) -> str:
     return f"{'int ' if of.integer else ''}[{', '.join(dims)}]{extra}"
 
 
-def condition_text(condition: Condition) -> str:
+def _condition_text(condition: Condition) -> str:
     """Return the text of a condition, such as `n >= m + 1`: negative terms go to the right."""
     left = Poly(tuple((m, c) for m, c in condition.poly.terms if c > 0))
     right = Poly(tuple((m, -c) for m, c in condition.poly.terms if c < 0))
     return f"{left} >= {right}"
 
 
-def attribute_text(value: AttrExpr) -> str:
+def _attribute_text(value: AttrExpr) -> str:
     """Return the text of the value of a rule's attribute, such as `[n, m]` or `$act`."""
     match value:
         case tuple():
@@ -63,7 +63,7 @@ def rule_text(rule: Substitution) -> str:
     Return the text of a rule, from which `parse_rules` makes the same rule. Results are named after their operators.
     """
     inputs = ", ".join(f"%{i.name}: {tensor_text(i)}" for i in rule.inputs)
-    where = f" where {', '.join(map(condition_text, rule.conditions))}" if rule.conditions else ""
+    where = f" where {', '.join(map(_condition_text, rule.conditions))}" if rule.conditions else ""
     flags = ["exact"] * rule.exact + ([] if rule.proof is None else [_proof_text(rule.proof)])
     attributes = f" attributes {{{', '.join(flags)}}}" if flags else ""
     lines = [f"subst.rule {_quoted(rule.name)} ({inputs}){where}{attributes} {{"]
@@ -108,7 +108,7 @@ def _side_text(rule: Substitution, side: tuple[Term, ...]) -> Iterator[str]:
     for o, results in applications(rule, side):
         names[id(o)] = [fresh(o.op) for _ in range(results)]
         made = ", ".join(f"%{n}" for n in names[id(o)])
-        values = ", ".join(f"{key} = {attribute_text(value)}" for key, value in o.attributes)
+        values = ", ".join(f"{key} = {_attribute_text(value)}" for key, value in o.attributes)
         yield f"{made} = {o.op} {', '.join(map(name, o.operands))}" + (f" {{{values}}}" if values else "")
     yield f"yield {', '.join(map(name, side))}"
 
@@ -124,7 +124,7 @@ def _term_text(term: Term) -> str:
     if isinstance(term, Input):
         return term.name
     o = term.operation
-    given = [f"{key}={attribute_text(value)}" for key, value in o.attributes]
+    given = [f"{key}={_attribute_text(value)}" for key, value in o.attributes]
     text = f"{o.op}({', '.join([*map(_term_text, o.operands), *given])})"
     return f"{text}.{term.index}" if _has_several(o.op) else text
 

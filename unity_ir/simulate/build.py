@@ -297,7 +297,9 @@ class _Builder:
             before = {self.last[s] for s in after} | {self.arrived.get(key, -1) for key in waits}
             self.before.append(sorted(before - {-1}))
             self.tasks.append(task)
-            self.labels.append(Label(kind, what, "" if kind in (FORWARD, BACKWARD) else source_name(value), value.type))
+            self.labels.append(
+                Label(kind, what, "" if kind in (FORWARD, BACKWARD) else _source_name(value), value.type)
+            )
             for s in held:
                 self.last[s] = number
             for key in sets:
@@ -353,7 +355,7 @@ class _Builder:
         )
 
 
-def source_name(value: Value) -> str:
+def _source_name(value: Value) -> str:
     """
     Return what to call a value in traces: the name of an input or weight, else the kind of the operator that makes it
     (`matmul`).

@@ -68,7 +68,7 @@ class _Check:
         self.read: set[str] = set()
         self.indices: set[str] = set()
         # A dim of size 1 needs no index variable that runs: its only position is 0.
-        self.units = {n for c in line.clauses if (c.kind, c.value) == ("size", 1) for n in written_names(c.index)}
+        self.units = {n for c in line.clauses if (c.kind, c.value) == ("size", 1) for n in _written_names(c.index)}
 
     def check(self) -> None:
         self.heads()
@@ -138,7 +138,7 @@ class _Check:
             case Call(function, args):
                 self.call(function, len(args))
             case Reduce(reducer, indices, body):
-                names = [n for i in indices for n in written_names(i)]
+                names = [n for i in indices for n in _written_names(i)]
                 if not all(isinstance(i, Var) or (isinstance(i, Pack) and i.permuted_by is None) for i in indices):
                     raise _Broken(f"{reducer}[...] takes plain indices and packs")
                 for index in indices:
@@ -150,9 +150,9 @@ class _Check:
                     raise _Broken(f"no opaque function {function}; known are {', '.join(OPAQUE)}")
                 if not all(isinstance(i, Var) for i in (*outputs, *inputs)) or len(outputs) != 1 or len(inputs) != 1:
                     raise _Broken(f"{function}[...] takes one plain index and makes one")
-                for name in (n for i in outputs for n in written_names(i)):
+                for name in (n for i in outputs for n in _written_names(i)):
                     self.bound(name, scope, function)
-                self.binds([n for i in inputs for n in written_names(i)], body, scope)
+                self.binds([n for i in inputs for n in _written_names(i)], body, scope)
                 return
             case Name(name):
                 kind = self.attributes[name].kind if name in self.attributes else None
@@ -162,7 +162,7 @@ class _Check:
                 what = "size" if isinstance(expr, Size) else "position"
                 for index in indices:
                     self.whole_pack(index, what)
-                for name in (n for i in indices for n in written_names(i)):
+                for name in (n for i in indices for n in _written_names(i)):
                     self.bound(name, scope, what)
             case _:
                 pass
@@ -205,7 +205,7 @@ class _Check:
 
     def variables(self, index: WrittenIndex) -> tuple[str, ...]:
         """Return the index variables among the names of an index; the others are attributes."""
-        names = written_names(index)
+        names = _written_names(index)
         return tuple(n for n in names if n not in self.attributes) if isinstance(index, Affine) else names
 
     def affine(self, index: Affine, where: str) -> None:
@@ -270,7 +270,7 @@ class _Check:
                     raise _Broken(f"{name} and {other} have one name; rename one")
 
 
-def written_names(index: WrittenIndex) -> tuple[str, ...]:
+def _written_names(index: WrittenIndex) -> tuple[str, ...]:
     """
     Return the names that an index, as written in a TDL line, mentions: `k` for a variable, `a..` for a pack, `i*` for
     one variable per variadic operand, of an affine index the variables of its terms.

@@ -61,10 +61,10 @@ def add_help(parser: ArgumentParser, own: Sequence[Action]) -> None:
     """
     full = parser.format_help
     parser.add_argument("--help-all", action=HelpAll, full=full, help="show this")
-    parser.format_help = lambda: short_help(own)
+    parser.format_help = lambda: _short_help(own)
 
 
-def short_help(own: Sequence[Action]) -> str:
+def _short_help(own: Sequence[Action]) -> str:
     """
     Return the text of `unity-opt --help`: the options `own` (each with its help text up to a semicolon), the passes and
     targets, and the most needed options of xDSL's driver.

@@ -84,7 +84,7 @@ def read_module(
     except (UnityError, ParseError, DiagnosticException):
         raise
     except Exception as error:
-        if not of_xdsl(error):
+        if not _of_xdsl(error):
             raise
         parser.raise_error(f"xDSL cannot read it: {described(error)}")
 
@@ -126,12 +126,12 @@ def as_xdsl(done: str) -> Generator[None]:
     except ImportError as error:
         raise DiagnosticException(f"it cannot be {done}: {error}; install that first") from error
     except Exception as error:
-        if not of_xdsl(error):
+        if not _of_xdsl(error):
             raise
         raise DiagnosticException(f"it cannot be {done} by xDSL: {described(error)}") from error
 
 
-def of_xdsl(error: Exception) -> bool:
+def _of_xdsl(error: Exception) -> bool:
     """
     Return whether a raised exception comes from xDSL's code, or a library that it called, rather than from this
     package's.

@@ -194,7 +194,7 @@ def compiled(asked: CompileRequests, targets: Sequence[str], options: Namespace)
 # --- the report
 
 
-def summary(rows: Sequence[CompiledKernel], count: int) -> list[dict[str, object]]:
+def _summary(rows: Sequence[CompiledKernel], count: int) -> list[dict[str, object]]:
     """
     Return a table row per target, as values by column title: numbers of kernels and violations, most registers and
     shared bytes, and how many kernels have each instruction.
@@ -211,7 +211,7 @@ def summary(rows: Sequence[CompiledKernel], count: int) -> list[dict[str, object
                 "kernels": len(own),
                 "not compiled for lack of time": count - len(own),
                 "violations": sum(bool(row.wrong) for row in own),
-                **{f"violations: {check}": n for check, n in by_check(own).items()},
+                **{f"violations: {check}": n for check, n in _by_check(own).items()},
                 "most registers": max((r.registers for r in taken), default=0),
                 "spilling": sum(r.spills > 0 for r in taken),
                 "most shared bytes": max((r.shared_bytes for r in taken), default=0),
@@ -225,14 +225,14 @@ def summary(rows: Sequence[CompiledKernel], count: int) -> list[dict[str, object
     return found
 
 
-def by_check(rows: Sequence[CompiledKernel]) -> dict[str, int]:
+def _by_check(rows: Sequence[CompiledKernel]) -> dict[str, int]:
     """
     Return the number of compiled kernels that fail each check (`aot_check.CHECKS`), by the check's name; 0 for none.
     """
     return {check: sum(any(w.startswith(check) for w in row.wrong) for row in rows) for check in CHECKS}
 
 
-def by_model(rows: Sequence[CompiledKernel]) -> list[dict[str, object]]:
+def _by_model(rows: Sequence[CompiledKernel]) -> list[dict[str, object]]:
     """
     Return a table row per model and target, sorted, as values by column title: numbers of kernels and violations, and
     of kernels that fail each check, where any do.
@@ -247,7 +247,7 @@ def by_model(rows: Sequence[CompiledKernel]) -> list[dict[str, object]]:
             "target": target,
             "kernels": len(own),
             "violations": sum(bool(row.wrong) for row in own),
-            **{check: n for check, n in by_check(own).items() if n},
+            **{check: n for check, n in _by_check(own).items() if n},
         }
         for (model, target), own in sorted(found.items())
     ]
@@ -290,12 +290,12 @@ def show(rows: Sequence[CompiledKernel], asked: CompileRequests, every: bool) ->
     `rows` are the compiled kernels, `asked` the requests they answer.
     """
     console = Console(width=None if sys.stdout.isatty() else 200)
-    found = summary(rows, len(asked.jobs))
+    found = _summary(rows, len(asked.jobs))
     if found:
         lines = [{"": name, **{str(each["target"]): each[name] for each in found}} for name in found[0]]
         console.print(_table("kernels", lines[1:]))
         columns = ("model", "target", "kernels", "violations")
-        console.print(_table("by model", [{name: each[name] for name in columns} for each in by_model(rows)]))
+        console.print(_table("by model", [{name: each[name] for name in columns} for each in _by_model(rows)]))
     shown = [described(row) for row in rows if every or row.wrong]
     if shown:
         console.print(_table("every kernel" if every else "violations", shown))
@@ -310,7 +310,7 @@ def _table(title: str, rows: Sequence[Mapping[str, object]]) -> Table:
     return table
 
 
-def report(rows: Sequence[CompiledKernel], asked: CompileRequests, options: Namespace) -> dict[str, object]:
+def _report(rows: Sequence[CompiledKernel], asked: CompileRequests, options: Namespace) -> dict[str, object]:
     """
     Return the results as a JSON object, the content of the file that `--json` names.
 
@@ -326,8 +326,8 @@ def report(rows: Sequence[CompiledKernel], asked: CompileRequests, options: Name
         "not emitted": asked.refused,
         "models without a program": asked.without,
         "distinct kernels": len(asked.jobs),
-        "targets": summary(rows, len(asked.jobs)),
-        "models": by_model(rows),
+        "targets": _summary(rows, len(asked.jobs)),
+        "models": _by_model(rows),
         "violations": [described(row) for row in rows if row.wrong],
     }
 
@@ -392,7 +392,7 @@ def check(options: Namespace) -> int:
     for what, reason in asked.refused.items():
         tell(f"not emitted: {what}: {reason}")
     if options.json is not None:
-        options.json.write_text(json.dumps(report(rows, asked, options), indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(_report(rows, asked, options), indent=1) + "\n", encoding="utf-8")
     wrong, left = sum(bool(row.wrong) for row in rows), len(asked.jobs) * len(targets) - len(rows)
     print(f"{len(asked.jobs)} distinct kernels, {len(rows)} compilations, {wrong} violations, {left} left out")
     for model in asked.without:

@@ -288,7 +288,7 @@ class UnityOpt(xDSLOptMain):
                 work(module)
         except PassFailedException as error:
             if self.args.stats:
-                print_misfit(error.__cause__)
+                _print_misfit(error.__cause__)
             raise
         except VerifyException as error:
             if self.args.verify_diagnostics:
@@ -302,7 +302,7 @@ class UnityOpt(xDSLOptMain):
         """
         self.verified(prog, super().apply_passes)
         if self.args.derivation_out is not None:
-            self.derivation = derivation_text(prog)
+            self.derivation = _derivation_text(prog)
         if self.args.stats:
             self.print_stats(prog)
         if self.args.print_plan:
@@ -426,7 +426,7 @@ class UnityOpt(xDSLOptMain):
                 os.unlink(left)
 
 
-def print_misfit(error: BaseException | None) -> None:
+def _print_misfit(error: BaseException | None) -> None:
     """
     Print to stderr the costs of the plan that a `DoesNotFit` error (too little memory) carries; do nothing for other
     errors and None.
@@ -443,7 +443,7 @@ def print_misfit(error: BaseException | None) -> None:
         )
 
 
-def derivation_text(module: ModuleOp) -> str:
+def _derivation_text(module: ModuleOp) -> str:
     """
     Return the rule applications that searches have recorded on the functions of a module, as text: `@name`, then a line
     for each. Raises `UnityError` if there are none.

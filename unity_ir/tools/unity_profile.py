@@ -103,7 +103,7 @@ class MeasureRequests:
         return new
 
 
-def measure_requests(
+def _measure_requests(
     graphs: Sequence[Graph], machine: Machine, optimizers: Sequence[Optimizer], limit: int, seed: int
 ) -> MeasureRequests:
     """
@@ -398,7 +398,7 @@ def profile(options: Namespace) -> int:
         # What is wrong with it is said before the search.
         with open_profile(options.out, create=about):
             pass
-    asked = measure_requests(graphs, machine, optimizers, options.limit, options.seed)
+    asked = _measure_requests(graphs, machine, optimizers, options.limit, options.seed)
     with open_profile(options.out, create=about) as file:
         interrupted = False
         added = 0

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from unity_ir.machine import Machine
 
 
-def machine_op(module: ModuleOp) -> MachineOp | None:
+def _machine_op(module: ModuleOp) -> MachineOp | None:
     """
     Return the module's `machine.machine` operation, which says what machine its plan is for; None if there is none.
     """
@@ -21,7 +21,7 @@ def machine_op(module: ModuleOp) -> MachineOp | None:
 
 def machine_name(module: ModuleOp) -> str | None:
     """Return the name of the machine that the module's plan is for; None if the module has no machine."""
-    op = machine_op(module)
+    op = _machine_op(module)
     return None if op is None else op.text
 
 
@@ -34,7 +34,7 @@ def module_machine(module: ModuleOp) -> Machine | None:
     """
     from unity_ir.machine import load, machine_from
 
-    op = machine_op(module)
+    op = _machine_op(module)
     if op is None:
         return None
     tables = op.tables

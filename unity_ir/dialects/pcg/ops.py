@@ -58,7 +58,7 @@ def core_type(value: SSAValue) -> TensorType:
     return value.type.data
 
 
-def parse_tensor_type(parser: Parser) -> PcgTensorType:
+def _parse_tensor_type(parser: Parser) -> PcgTensorType:
     """Parse a type. Raises `ParseError` if it is no `!pcg.tensor`."""
     position = parser.pos
     type = parser.parse_type()
@@ -71,7 +71,7 @@ def parse_typed_operands(parser: Parser, operands: Sequence[UnresolvedOperand]) 
     """Parse `: type, ...`, a type for each of `operands`; return the resolved operands. Raises `ParseError`."""
     position = parser.pos
     parser.parse_punctuation(":")
-    types = parser.parse_comma_separated_list(parser.Delimiter.NONE, lambda: parse_tensor_type(parser))
+    types = parser.parse_comma_separated_list(parser.Delimiter.NONE, lambda: _parse_tensor_type(parser))
     if len(operands) != len(types):
         parser.raise_error(f"{len(operands)} operands, but {len(types)} types", position)
     return list(parser.resolve_operands(operands, types, position))
@@ -165,14 +165,14 @@ class LeafOp(NodeOp, ABC):
         attributes = parser.parse_optional_attr_dict()
         properties |= parse_view(parser)
         parser.parse_punctuation(":")
-        op = cls.create(properties=properties, attributes=attributes, result_types=[parse_tensor_type(parser)])
+        op = cls.create(properties=properties, attributes=attributes, result_types=[_parse_tensor_type(parser)])
         with as_parse_error(parser, position):
             op.verify_attributes()
             op.node()
         return op
 
 
-def checked_leaf(op: str, type: TensorType, view: View | None, **attributes: str | float) -> Node:
+def _checked_leaf(op: str, type: TensorType, view: View | None, **attributes: str | float) -> Node:
     """
     Return a leaf node of the core: `op` is `input`, `weight` or `constant`, and `attributes` are such as `name` or
     `value`. Raises `UnityError` where it or its view is invalid.
@@ -208,7 +208,7 @@ class WeightOp(LeafOp):
         """
         check_name(self.name, self.text)
         master = {} if self.master is None else {"master": self.master.data}
-        return checked_leaf("weight", core_type(self.result), self.core_view, name=self.text, **master)
+        return _checked_leaf("weight", core_type(self.result), self.core_view, name=self.text, **master)
 
     @classmethod
     def parse(cls, parser: Parser) -> LeafOp:
@@ -270,7 +270,7 @@ class ConstantOp(LeafOp):
         value = self.value.value.data
         if not math.isfinite(value):
             raise UnityError(f"pcg.constant: {value} is not a finite number")
-        return checked_leaf("constant", core_type(self.result), self.core_view, value=value)
+        return _checked_leaf("constant", core_type(self.result), self.core_view, value=value)
 
     @classmethod
     def parse(cls, parser: Parser) -> LeafOp:
@@ -400,7 +400,7 @@ def input_node(where: str, name: str, type: TensorType, view: View | None) -> No
     Raises `UnityError` for an invalid name or view.
     """
     check_name(where, name)
-    return checked_leaf("input", type, view, name=name)
+    return _checked_leaf("input", type, view, name=name)
 
 
 def tensor_types(types: Sequence[TensorType]) -> list[PcgTensorType]:

@@ -15,7 +15,7 @@ def needed(graph: fx.Graph, wanted: Sequence[fx.Node]) -> set[fx.Node]:
     Return the nodes that must be run for the nodes `wanted`, themselves among them: those they depend on through
     operands, and those that write in place into memory they read.
     """
-    root = roots(graph)
+    root = _roots(graph)
     writers = [(n, {root[t] for t in targets}) for n in graph.nodes if (targets := written(n))]
     found: set[fx.Node] = set()
     stack = list(wanted)
@@ -58,7 +58,7 @@ def _aliased(node: fx.Node, write: bool) -> list[fx.Node]:
     return found
 
 
-def roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+def _roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """
     Map each node of the graph to the first node whose memory it may share through views and in-place operators; to
     itself if there is none.
@@ -80,7 +80,7 @@ def stale(graph: fx.Graph, kept: set[fx.Node]) -> dict[fx.Node, fx.Node]:
     torch.export replaces later uses of the written tensor by the operator's result, but not uses of views taken before
     the write, nor of the tensor that the written one is a view of.
     """
-    root = roots(graph)
+    root = _roots(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
     found: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:

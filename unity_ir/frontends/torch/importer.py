@@ -165,19 +165,19 @@ class Importer:
         node that reads what they write by another name (see `stale`).
         """
         args, kwargs = fx.map_arg((node.args, node.kwargs), env.get)
-        name = operator_name(node)
+        name = _operator_name(node)
         values = [v for v in _flat((args, kwargs)) if isinstance(v, Value | Padded)]
         is_missing = any(isinstance(v, Missing) for v in _flat((args, kwargs)))
         try:
             if name in IGNORED:
                 return None
-            if is_missing and (node.target is operator.getitem or out_of_place(node) in MAPPINGS):
+            if is_missing and (node.target is operator.getitem or _out_of_place(node) in MAPPINGS):
                 return Missing()
             if node.target is operator.getitem:
                 return self.item(args)
             if isinstance(node.target, torch._ops.HigherOrderOperator):  # pyright: ignore[reportPrivateUsage]
                 return self.inline(node, args)
-            check_static(node)
+            _check_static(node)
             if values and node in torn:
                 raise UnityError(f"it writes in place into memory that {place(torn[node])} reads by another name")
             if values and name in BY_SHAPE and isinstance(args[0], Value):
@@ -187,7 +187,7 @@ class Importer:
                 for target in map(env.get, written(node)):
                     if isinstance(target, torch.Tensor):
                         self.tables.keep(target)
-                return fold(node, args, kwargs)
+                return _fold(node, args, kwargs)
             return self.map(node, args, kwargs)
         except UnityError as error:
             shown = "control flow " + name if isinstance(node.target, torch._ops.HigherOrderOperator) else _shown(node)  # pyright: ignore[reportPrivateUsage]
@@ -213,7 +213,7 @@ class Importer:
 
         Raises `UnityError` if the operator has no mapping, or the mapping refuses it.
         """
-        name = out_of_place(node)
+        name = _out_of_place(node)
         if name not in MAPPINGS:
             raise UnityError("no mapping")
         if name not in READ_PADDED and any(isinstance(v, Padded) for v in _flat((args, kwargs))):
@@ -242,7 +242,7 @@ class Importer:
 
         Returns its value or values. Raises `UnityError` for other operators with subgraphs, such as control flow.
         """
-        name = operator_name(node)
+        name = _operator_name(node)
         if name == "wrap_with_set_grad_enabled":
             is_on, module, *operands = args
         elif name == "wrap_with_autocast" and not args[2]:
@@ -262,7 +262,7 @@ class Importer:
         return out if many else out[0]
 
 
-def fold(node: fx.Node, args: Any, kwargs: Any) -> Any:
+def _fold(node: fx.Node, args: Any, kwargs: Any) -> Any:
     """
     Compute the operator of `node`, which depends on no input and no parameter, in PyTorch, at import; return its
     result. `args` and `kwargs` are its arguments, tensors and numbers.
@@ -279,7 +279,7 @@ def fold(node: fx.Node, args: Any, kwargs: Any) -> Any:
         raise UnityError(f"cannot be computed at import: {one_line(error)}") from error
 
 
-def check_static(node: fx.Node) -> None:
+def _check_static(node: fx.Node) -> None:
     """
     Raise `UnityError` for an operator whose result is of a dynamic shape, or a number known only at run time (dependent
     on data).
@@ -304,21 +304,21 @@ def check(node: fx.Node, out: Any) -> None:
             assert value.type == _type(tensor), f"{node.target} became {value.type}, PyTorch has {_type(tensor)}"
 
 
-def operator_name(node: fx.Node) -> str:
+def _operator_name(node: fx.Node) -> str:
     """Return an operator's name without namespace and overload: given `aten.linear.default`, `linear`."""
     target: Any = node.target
     packet = getattr(target, "overloadpacket", target)
     return str(getattr(packet, "__name__", packet))
 
 
-def out_of_place(node: fx.Node) -> str:
+def _out_of_place(node: fx.Node) -> str:
     """Return an operator's name, without the `_` of in-place operators: given `aten.add_.Tensor`, `add`."""
-    name = operator_name(node)
+    name = _operator_name(node)
     return name.rstrip("_") if written(node) else name
 
 
 def _shown(node: fx.Node) -> str:
-    return str(node.target) if hasattr(node.target, "overloadpacket") else operator_name(node)
+    return str(node.target) if hasattr(node.target, "overloadpacket") else _operator_name(node)
 
 
 def _attribute(module: fx.GraphModule, path: str) -> Any:

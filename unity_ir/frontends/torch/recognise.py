@@ -15,12 +15,12 @@ from unity_ir.frontends.torch.values import op
 from unity_ir.pcg.graph import Value
 
 
-def made_by(value: Value, name: str) -> tuple[Value, ...]:
+def _made_by(value: Value, name: str) -> tuple[Value, ...]:
     """Return the operands of the operator whose result a value is, if that graph operator is called `name`; else ()."""
     return value.node.operands if value.node.op == name else ()
 
 
-def number_of(value: Value, name: str, attribute: str) -> tuple[Value, float] | None:
+def _number_of(value: Value, name: str, attribute: str) -> tuple[Value, float] | None:
     """
     Return (first operand, value of the numeric attribute `attribute`) of the operator whose result a value is, if that
     graph operator is called `name`; else None.
@@ -37,7 +37,7 @@ def before_repeat_kv(x: Value) -> Value:
 
     Returns `x` itself if its heads were not repeated.
     """
-    for wide in made_by(x, "reshape"):
+    for wide in _made_by(x, "reshape"):
         if wide.node.op == "expand" and wide.node.attribute("dim") == 2 and len(wide.node.attribute("sizes")) == 1:
             (narrow,) = wide.node.operands
             if len(narrow.shape) == 4 and x.shape == (narrow.shape[0], wide.shape[1] * wide.shape[2], *x.shape[2:]):
@@ -53,7 +53,7 @@ def attention(weights: Value, v: Value, tables: Tables) -> Value | None:
     `weights` must be `softmax(scale * q k^T + mask)`, of four dims, without a mask or with a causal one; `tables` has
     the values of masks that are known at import.
     """
-    for scores in made_by(weights, "softmax"):
+    for scores in _made_by(weights, "softmax"):
         causal = 0
         if scores.node.op == "add":
             scores, mask = scores.node.operands
@@ -62,7 +62,7 @@ def attention(weights: Value, v: Value, tables: Tables) -> Value | None:
             if seen is None or not is_lower(seen, scores.shape[-2], scores.shape[-1]):
                 return None
             causal = 1
-        scores, by = number_of(scores, "scale", "by") or (scores, 1.0)
+        scores, by = _number_of(scores, "scale", "by") or (scores, 1.0)
         if scores.node.op == "batch_matmul_nt" and len(scores.shape) == 4:
             q, k = scores.node.operands
             narrow_k, narrow_v = before_repeat_kv(k), before_repeat_kv(v)
@@ -77,14 +77,14 @@ def rms_norm(normal: Value, weight: Value) -> Value | None:
     Return an RMS norm operator for the product `normal * weight`; None if `normal` is not `x * rsqrt(mean(x * x) +
     eps)`, with the mean over the last dim, and `weight` of the size of that dim.
     """
-    operands = made_by(normal, "mul")
+    operands = _made_by(normal, "mul")
     for x, root in (operands, operands[::-1]) if operands else ():
-        for mean in made_by(root, "rsqrt"):
-            mean, eps = number_of(mean, "shift", "by") or (mean, 0.0)
-            for inner in made_by(mean, "reshape"):
-                for square in made_by(inner, "reduce_mean"):
+        for mean in _made_by(root, "rsqrt"):
+            mean, eps = _number_of(mean, "shift", "by") or (mean, 0.0)
+            for inner in _made_by(mean, "reshape"):
+                for square in _made_by(inner, "reduce_mean"):
                     is_last = inner.node.attribute("dim") == len(x.shape) - 1 and inner.shape == x.shape[:-1]
-                    if made_by(square, "square") == (x,) and is_last and weight.shape == x.shape[-1:]:
+                    if _made_by(square, "square") == (x,) and is_last and weight.shape == x.shape[-1:]:
                         return op("rms_norm", x, weight, eps=eps)
     return None
 
@@ -95,16 +95,16 @@ def gelu_tanh(left: Value, right: Value) -> Value | None:
 
     They must be `0.5 x` and `1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))`, in this order.
     """
-    half, one = number_of(left, "scale", "by"), number_of(right, "shift", "by")
+    half, one = _number_of(left, "scale", "by"), _number_of(right, "shift", "by")
     if half is None or one is None or (half[1], one[1]) != (0.5, 1.0):
         return None
     x = half[0]
-    for argument in made_by(one[0], "tanh"):
-        inner = number_of(argument, "scale", "by")
+    for argument in _made_by(one[0], "tanh"):
+        inner = _number_of(argument, "scale", "by")
         if inner is None or not isclose(inner[1], sqrt(2 / pi), rel_tol=1e-6) or inner[0].node.op != "add":
             continue
         first, rest = inner[0].node.operands
-        cube = number_of(rest, "scale", "by")
+        cube = _number_of(rest, "scale", "by")
         if first == x and cube is not None and isclose(cube[1], 0.044715) and cube[0].node.op == "pow_scalar":
             if cube[0].node.operands == (x,) and cube[0].node.attribute("exponent") == 3:
                 return op("gelu_tanh", x)

@@ -32,7 +32,7 @@ def read(writer: TorchWriter, access: Access) -> TensorText:
     text, dims = value.text, list(value.dims)
     if windows:
         writer.strided = True
-        text = unfolded(writer, text, dims, windows)
+        text = _unfolded(writer, text, dims, windows)
     if len(set(dims)) < len(dims):
         writer.strided = True
         of = letters(dims)
@@ -75,7 +75,7 @@ def atom(writer: TorchWriter, tensor: str) -> Text:
     return Text(name, ATOM if name.replace(".float()", "").isidentifier() else 0)
 
 
-def unfolded(writer: TorchWriter, text: Text, dims: list[str], windows: Sequence[Window]) -> Text:
+def _unfolded(writer: TorchWriter, text: Text, dims: list[str], windows: Sequence[Window]) -> Text:
     """
     Return code for the tensor `text` with its windows unfolded: the dim `token(i)` becomes a dim per variable of
     `windows[i]`.

@@ -201,7 +201,7 @@ def _compile(module: ModuleType, compiled: Compiled, backend: str, arch: str) ->
     shared = int(kernel.metadata.shared)
     if backend == "cuda":
         text: str = kernel.asm["ptx"]
-        registers, frame = cubin_resources(kernel.asm["cubin"])
+        registers, frame = _cubin_resources(kernel.asm["cubin"])
         # A frame may also hold an array; the assembler tells.
         spills = _spilled(text, arch) if frame else 0
     else:
@@ -235,7 +235,7 @@ _REGISTER_COUNT, _FRAME_SIZE = 0x2F, 0x11
 """Numbers of two attributes of `.nv.info`, whose values are a symbol and a number."""
 
 
-def cubin_resources(cubin: bytes) -> tuple[int, int]:
+def _cubin_resources(cubin: bytes) -> tuple[int, int]:
     """
     Return the registers and the stack frame bytes per thread of a cubin's kernel, as `ptxas -v` prints them.
 

@@ -13,7 +13,7 @@ _EXPONENT = {"f64": 11, "f32": 8, "f16": 5, "bf16": 8}
 _BITS = {"i64": 63, "i32": 31, "bool": 1}
 
 
-def holds_all(source: str, target: str) -> bool:
+def _holds_all(source: str, target: str) -> bool:
     """
     Return whether element type `target` represents every number of element type `source`, so that a cast changes none.
 
@@ -37,10 +37,10 @@ def converted(of: TensorForm, dtype: str, rounds: bool = True) -> TensorForm:
     identity.
     """
     steps = [] if of.stored or of.dtype == dtype else [of.dtype]
-    if not holds_all(of.dtype, dtype):
+    if not _holds_all(of.dtype, dtype):
         steps.append(dtype)
     if not rounds:
-        steps = [dtype] if dtype in NOT_FLOATING and not holds_all(of.dtype, dtype) else []
+        steps = [dtype] if dtype in NOT_FLOATING and not _holds_all(of.dtype, dtype) else []
 
     def element(at: ElementPosition) -> Form:
         form = of.element(at)

@@ -313,10 +313,10 @@ def substitute(form: Form, values: Mapping[str, Poly]) -> Form:
     Substitute polynomials for free symbols, given by name in `values`, of a form (a sum of monomials); see
     `substitute_factor`.
     """
-    return tuple(substitute_mono(m, values) for m in form)
+    return tuple(_substitute_mono(m, values) for m in form)
 
 
-def substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
+def _substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
     """Substitute polynomials for free symbols, given by name in `values`, of a monomial; see `substitute_factor`."""
     used = {s: p for s, p in values.items() if s in mono.free}
     if not used:
@@ -396,12 +396,12 @@ def text(factor: MonoFactor) -> str:
         case SymbolValue(name):
             return name
         case Apply(function, arguments):
-            return f"{function}({', '.join(map(form_text, arguments))})"
+            return f"{function}({', '.join(map(_form_text, arguments))})"
         case Extreme(reducer, parts):
             return f"{reducer}({'; '.join(sorted(map(bound_text, parts)))})"
 
 
-def form_text(form: Form) -> str:
+def _form_text(form: Form) -> str:
     """Return a form (a sum of monomials) as text; equal forms have equal text."""
     return " + ".join(sorted(map(mono_text, form))) or "0"
 
@@ -414,7 +414,7 @@ def mono_text(mono: Mono) -> str:
 
 def bound_text(bound: Quantified) -> str:
     """Return a quantified form (a set of values) as text; equal ones have equal text."""
-    return f"{_over(bound.binders, bound.domain)}{form_text(bound.body)}"
+    return f"{_over(bound.binders, bound.domain)}{_form_text(bound.body)}"
 
 
 def _over(binders: tuple[str, ...], domain: frozenset[Constraint]) -> str:

@@ -107,7 +107,7 @@ def _factor(factor: MonoFactor, facts: Facts) -> Form:
                 known = (_under_relu(known[0]), known[1])
             return apply(function, known) if guard is None else (Mono(Fraction(1), (), frozenset({guard})),)
         case Extreme(reducer, parts):
-            done = (q for p in parts for q in extremes(reducer, p, facts))
+            done = (q for p in parts for q in _extremes(reducer, p, facts))
             factor = Extreme(reducer, tuple(sorted((_named_bound(p) for p in done), key=bound_text)))
         case _:
             pass
@@ -183,7 +183,7 @@ def _nonempty(part: Quantified, facts: Facts) -> bool:
     return True
 
 
-def extremes(reducer: str, part: Quantified, facts: Facts) -> Iterator[Quantified]:
+def _extremes(reducer: str, part: Quantified, facts: Facts) -> Iterator[Quantified]:
     """
     Split the set of values `part`, of which a maximum or minimum is taken (`reducer` is `max` or `min`), into simpler
     sets that have the same values together: by constraints on which its elements depend, and where its elements are
@@ -199,7 +199,7 @@ def extremes(reducer: str, part: Quantified, facts: Facts) -> Iterator[Quantifie
         for case in ((guard,), *((c,) for c in guard.negated)):
             domain = part.domain | frozenset(case)
             if not facts.contradict(domain):
-                yield from extremes(reducer, Quantified(part.binders, domain, _within(part.body, domain)), facts)
+                yield from _extremes(reducer, Quantified(part.binders, domain, _within(part.body, domain)), facts)
         return
     body = normal(part.body, facts.also(part.domain))
     only = body[0] if len(body) == 1 and body[0].coefficient == 1 and not body[0].binders else None

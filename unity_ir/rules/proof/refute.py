@@ -67,7 +67,7 @@ class Sample:
         return ", ".join(f"{k} = {v}" for k, v in sorted(self.bindings.items()))
 
 
-def random_samples(rule: Substitution, seed: int) -> Iterator[Sample]:
+def _random_samples(rule: Substitution, seed: int) -> Iterator[Sample]:
     """
     Yield samples of a rule: values for its symbols, the graph of both sides, and random numbers in its inputs; the same
     ones for the same `seed`. First come mostly standard normal numbers, then ones with ties, zeros and large numbers.
@@ -125,9 +125,9 @@ def refute(rule: Substitution, seed: int = 0) -> str | None:
     Search for a sample at which the two sides of a rule have values that differ by more than rounding; return a
     description of the first one, or None if none is found.
 
-    `seed` is that of the random samples. Raises `UnityError` as `random_samples` does.
+    `seed` is that of the random samples. Raises `UnityError` as `_random_samples` does.
     """
-    for sample in random_samples(rule, seed):
+    for sample in _random_samples(rule, seed):
         found = _difference(sample, tuple(zip(sample.source, sample.target, strict=True)), sample.arrays)
         if found is not None:
             i, at, left, right = found
@@ -141,9 +141,9 @@ def refute_gradients(rule: Substitution, seed: int = 0) -> tuple[str, bool] | No
     rounding; return (description of the first one, generic), or None if none is found.
 
     generic is True if the gradients differ at random normal values, too, so that a tie of a maximum is not the reason.
-    `seed` is that of the random samples. Raises `UnityError` as `random_samples` does.
+    `seed` is that of the random samples. Raises `UnityError` as `_random_samples` does.
     """
-    for sample in random_samples(rule, seed):
+    for sample in _random_samples(rule, seed):
         random = np.random.default_rng([seed, 1])
         cotangents = [
             leaf("input", v.type.dual, name=f"g{i}") for i, v in enumerate(sample.source) if v.type.is_floating

@@ -228,7 +228,7 @@ def ill_typed(rule: Substitution) -> str | None:
     error = misfits(rule, islice(divisible(rule), TYPED))
     if not error:
         return None
-    serial = erased(rule)
+    serial = _erased(rule)
     others = misfits(serial, islice(_small(serial, 0), TYPED))
     if not others:
         # The sizes fit as long as nothing is divided: what does not fit is the degrees.
@@ -278,7 +278,7 @@ def divisible(rule: Substitution) -> Iterator[Bindings]:
         yield found
 
 
-def erased(rule: Substitution) -> Substitution:
+def _erased(rule: Substitution) -> Substitution:
     """Return the rule without parallel operators, and with all degrees 1: its serial form."""
     inputs = {i.name: replace(i, degrees=(), sum=ONE, copy=ONE) for i in rule.inputs}
     made: dict[int, Operation] = {}

@@ -68,16 +68,16 @@ def _plans(graph: Graph, machine: Machine, rewrite: bool = False) -> Iterator[Gr
 
 def _templates(graph: Graph, rewrite: bool) -> list[Template]:
     nodes = graph.nodes()
-    by_columns = rewritten_megatron if rewrite else megatron
+    by_columns = _rewritten_megatron if rewrite else megatron
     if is_recurrent(graph):
         return [by_layer]
     if any("attention" in n.op or n.op == "softmax" for n in nodes):
         return [by_columns]
     if any(table_operand(n) is not None for n in nodes):
-        return [neo]
+        return [_neo]
     if any(n.op.startswith("conv") for n in nodes):
-        return [weird_trick]
-    return [by_columns, weird_trick]
+        return [_weird_trick]
+    return [by_columns, _weird_trick]
 
 
 # --- the plans
@@ -101,7 +101,7 @@ def _megatron(graph: Graph, mesh: Mesh, data: int) -> Iterator[Graph]:
         yield megatron_plan(graph, mesh, axes, sp=True)
 
 
-def rewritten_megatron(graph: Graph, machine: Machine) -> Iterator[Graph]:
+def _rewritten_megatron(graph: Graph, machine: Machine) -> Iterator[Graph]:
     """
     Yield the plans of `megatron`, each of the graph rewritten (`recipe.megatron_form`) so that the plan's
     tensor-parallel devices can shard the heads of fused query-key-value products and the classes of the loss; the last,
@@ -114,7 +114,7 @@ def rewritten_megatron(graph: Graph, machine: Machine) -> Iterator[Graph]:
     yield from _megatron(graph, mesh, len(mesh.sizes))
 
 
-def neo(graph: Graph, machine: Machine) -> Iterator[Graph]:
+def _neo(graph: Graph, machine: Machine) -> Iterator[Graph]:
     """
     Yield Neo's plans of a recommender's serial graph (Mudigere et al., 2021), one for each number of innermost mesh
     axes, from none to all, along which embedding tables are sharded by columns; the others shard them by rows, and all
@@ -132,7 +132,7 @@ def neo(graph: Graph, machine: Machine) -> Iterator[Graph]:
         yield _by_samples(graph, mesh, choose)
 
 
-def weird_trick(graph: Graph, machine: Machine) -> Iterator[Graph]:
+def _weird_trick(graph: Graph, machine: Machine) -> Iterator[Graph]:
     """
     Yield Krizhevsky's plans (2014) of a serial graph, one for each number of innermost mesh axes, from all to none,
     that shard dense layers by columns; the other axes, and all axes in convolutions and the rest, shard the samples.

@@ -124,7 +124,7 @@ def recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str = "degree
     """
     axes, mesh = degrees.on(machine), machine.mesh
     tensor = range(0) if degrees.tp == 1 else axes.tensor
-    transformer = is_transformer(graph)
+    transformer = _is_transformer(graph)
     if tensor and is_recurrent(graph):
         raise UnityError(f"degrees: tp={degrees.tp} divides no recurrent network; use tp=1, or --search=expert")
     divided = axes.data if transformer else range(len(mesh.sizes))
@@ -140,7 +140,7 @@ def recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str = "degree
     return _hybrid(graph, mesh, axes)
 
 
-def is_transformer(graph: Graph) -> bool:
+def _is_transformer(graph: Graph) -> bool:
     """
     Return whether tensor parallelism of this graph is to be Megatron-LM's: if it has attention; or, without
     convolutions, if it has softmax or no embedding lookups (such as a perceptron).

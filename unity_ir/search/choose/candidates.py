@@ -46,7 +46,7 @@ PricedGraph = tuple[Graph, PlanCost]
 """A parallel graph and its cost."""
 
 
-def by_hand(
+def _by_hand(
     graph: Graph, machine: Machine, optimizer: Optimizer, strategies: Iterable[str] = BY_HAND
 ) -> Iterator[tuple[str, PricedGraph]]:
     """
@@ -135,7 +135,7 @@ class Baselines:
         graph, quick = question
         candidates: list[Candidate] = []
         with beside(), suppress(OutOfBudget):
-            for name, plan in by_hand(graph, self.machine, self.optimizer, QUICK if quick else BY_HAND):
+            for name, plan in _by_hand(graph, self.machine, self.optimizer, QUICK if quick else BY_HAND):
                 needs = needed(*plan, self.optimizer)
                 fit = needs <= self.machine.device.memory
                 emitted = as_emitted(plan[0], self.machine, self.optimizer)[0] if fit else inf

@@ -368,7 +368,7 @@ class LayoutSpace:
         return out + FREE_MOVE
 
 
-def merged_dims(rank: int, merge: int) -> tuple[int, ...]:
+def _merged_dims(rank: int, merge: int) -> tuple[int, ...]:
     """
     Return a class number for each dim of a value of this rank; dims of one class are not told apart in layouts.
 
@@ -391,7 +391,7 @@ class Spaces:
     by_count: bool = False
     """Whether equal axes of a level are counted instead: a relaxation, whose costs bound those of the axes' layouts."""
     merge: int = 0
-    """Coarseness of dims (`merged_dims`): a further relaxation."""
+    """Coarseness of dims (`_merged_dims`): a further relaxation."""
     hybrids: bool = True
     """
     Whether weights may be sharded along what is summed over (the rules `divide-matmul.sum`, `divide-embedding.rows`,
@@ -419,10 +419,10 @@ class Spaces:
         """
         Return the space of layouts of values of this global shape and element type on the machine, memoised.
 
-        `merge` replaces this object's coarseness of dims (`merged_dims`); None keeps it. `grad` is the element type of
+        `merge` replaces this object's coarseness of dims (`_merged_dims`); None keeps it. `grad` is the element type of
         their gradients, "" if it is the same.
         """
-        merged = merged_dims(len(shape), self.merge if merge is None else merge)
+        merged = _merged_dims(len(shape), self.merge if merge is None else merge)
         key = (shape, dtype, merged, grad)
         if key not in self._made:
             gradient = self.of(shape, grad, merge) if grad else None

@@ -92,7 +92,7 @@ def convolution(
     return conv(site, x, weight, bias, stride, padding, dilation, groups)
 
 
-def check_floor(site: CallSite, sizes: Shape, kernel: Shape, stride: Shape, edge: Shape, spread: Shape) -> None:
+def _check_floor(site: CallSite, sizes: Shape, kernel: Shape, stride: Shape, edge: Shape, spread: Shape) -> None:
     """
     Raise `UnityError` if PyTorch's result at `site` has windows that reach beyond the padded edge, as `ceil_mode` of a
     pooling may add.
@@ -122,7 +122,7 @@ def max_pool(
     del ceil_mode
     k, p, d = pair(kernel), pair(padding), pair(dilation)
     s = pair(stride) or k
-    check_floor(site, x.shape[-2:], k, s, p, d)
+    _check_floor(site, x.shape[-2:], k, s, p, d)
     return op("max_pool2d", x, kernel=k, stride=s, padding=p, dilation=d)
 
 
@@ -157,7 +157,7 @@ def avg_pool(
     del ceil_mode
     k, p = pair(kernel), pair(padding)
     s = pair(stride) or k
-    check_floor(site, x.shape[-2:], k, s, p, (1, 1))
+    _check_floor(site, x.shape[-2:], k, s, p, (1, 1))
     out = op("avg_pool2d", x, kernel=k, stride=s, padding=p)
     if divisor_override:
         return mul(site, out, prod(k) / divisor_override)

@@ -36,7 +36,7 @@ def _is_ready(a: Value, b: Value) -> bool:
     return len(a.shape) >= len(b.shape)
 
 
-def unary(name: str, *aten: str) -> None:
+def _unary(name: str, *aten: str) -> None:
     """
     Register a mapping to the graph operator `name`, which takes one operand, for the ATen operators named in `aten`; by
     default for the one also called `name`. It casts the operand to the element type of PyTorch's result first.
@@ -50,10 +50,10 @@ def unary(name: str, *aten: str) -> None:
 
 
 for _name in ("relu", "tanh", "sigmoid", "silu", "exp", "log", "sqrt", "rsqrt", "neg", "abs", "sin", "cos"):
-    unary(_name)
+    _unary(_name)
 for _name in ("relu6", "hardswish", "hardsigmoid", "square", "reciprocal", "erf", "floor", "sign"):
-    unary(_name)
-unary("logical_not", "logical_not", "bitwise_not")
+    _unary(_name)
+_unary("logical_not", "logical_not", "bitwise_not")
 
 
 def shift(x: Value, by: float) -> Value:

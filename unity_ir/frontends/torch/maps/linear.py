@@ -47,10 +47,10 @@ def matmul(site: CallSite, x: Operand, y: Operand) -> Value:
         # Unlike matmul, batch_matmul wants the same leading dims on both sides.
         lead = site.shape[: len(site.shape) - (len(shape_of(y)) > 1) - (len(shape_of(x)) > 1)]
         a, b = (expand(v, (*lead, *v.shape[-2:])) for v in (a, b))
-    return recognise.attention(a, b, site.tables) or reshape(product(*unflattened(a, b)), site.shape)
+    return recognise.attention(a, b, site.tables) or reshape(product(*_unflattened(a, b)), site.shape)
 
 
-def unflattened(a: Value, b: Value) -> tuple[Value, Value]:
+def _unflattened(a: Value, b: Value) -> tuple[Value, Value]:
     """
     Return operands for the product `a @ b` that give the same elements: if `b` is a matrix and a reshape merged the
     leading dims of `a`, that reshape's operand in place of `a`; else both as they are.
@@ -67,7 +67,7 @@ def addmm(site: CallSite, bias: Operand, x: Operand, y: Operand, beta: float = 1
     """
     a, b = site.value(x, site.dtype), site.value(y, site.dtype)
     if beta == alpha == 1 and len(shape_of(bias)) == 1 and len(a.shape) == len(b.shape) == 2:
-        out = product(*unflattened(a, b))
+        out = product(*_unflattened(a, b))
         return reshape(add(site.of(out), out, bias), site.shape)
     out = scale(matmul(site, a, b), alpha)
     return out if beta == 0 else add(site, out, bias, alpha=beta)

@@ -16,7 +16,7 @@ MEAN, SUM = 1, 2
 """PyTorch's numbers for reductions."""
 
 
-def reduce_mean_loss(mean: Value, reduction: int, count: int) -> Value:
+def _reduce_mean_loss(mean: Value, reduction: int, count: int) -> Value:
     """
     Return a loss with PyTorch's `reduction`, by its code (1: mean, 2: sum), given its mean `mean` over `count`
     elements.
@@ -53,16 +53,16 @@ def cross_entropy(
     if len(x.shape) > 2:
         x = permute(x, [0, *range(2, len(x.shape)), 1])
     x, ids = aligned(site, x, target if isinstance(target, Padded) else site.value(target), ignore_index)
-    if has_ignored(site, ids, ignore_index):
+    if _has_ignored(site, ids, ignore_index):
         if smoothing or reduction not in (MEAN, SUM):
             raise UnityError("ignore_index together with label_smoothing or reduction 'none' has no mapping")
-        return cross_entropy_of_kept(site, x, ids, ignore_index, reduction)
+        return _cross_entropy_of_kept(site, x, ids, ignore_index, reduction)
     count = prod(ids.shape)
     loss = op("cross_entropy", x, ids)
     if smoothing:
         mean = reduced("reduce_mean", op("log_softmax", x), range(len(x.shape)))
         loss = op("sub", scale(loss, 1 - smoothing), scale(mean, smoothing))
-    return reduce_mean_loss(loss, reduction, count)
+    return _reduce_mean_loss(loss, reduction, count)
 
 
 def aligned(site: CallSite, x: Value, ids: Value | Padded, ignore_index: int) -> tuple[Value, Value]:
@@ -84,7 +84,7 @@ def aligned(site: CallSite, x: Value, ids: Value | Padded, ignore_index: int) ->
     return x, ids
 
 
-def has_ignored(site: CallSite, ids: Value, ignore_index: int) -> bool:
+def _has_ignored(site: CallSite, ids: Value, ignore_index: int) -> bool:
     """
     Return whether the class ids of the example, in the input or table that `ids` is a view of, contain the id
     `ignore_index`: True if they are not known, False if the example has no data (meta device).
@@ -100,7 +100,7 @@ def has_ignored(site: CallSite, ids: Value, ignore_index: int) -> bool:
     return example is None or (not example.is_meta and bool((example == ignore_index).any()))
 
 
-def cross_entropy_of_kept(site: CallSite, x: Value, ids: Value, ignore_index: int, reduction: int) -> Value:
+def _cross_entropy_of_kept(site: CallSite, x: Value, ids: Value, ignore_index: int, reduction: int) -> Value:
     """
     Return the cross-entropy of logits `x` [b.., c] over those samples whose class id in `ids` [b..] is not
     `ignore_index`: their sum if `reduction`, PyTorch's code, is 2, else their mean.
@@ -160,7 +160,7 @@ def mse(site: CallSite, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
     a, b = site.value(x, site.dtype), site.value(y, site.dtype)
     if a.shape != b.shape:
         raise UnityError(f"operands are {list(a.shape)} and {list(b.shape)}; they must be of one shape")
-    return reduce_mean_loss(op("mse", a, b), reduction, prod(a.shape))
+    return _reduce_mean_loss(op("mse", a, b), reduction, prod(a.shape))
 
 
 @maps("l1_loss")
@@ -170,7 +170,7 @@ def l1(site: CallSite, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
     Raises `UnityError` for reduction "none" (0).
     """
     a = op("abs", op("sub", site.value(x, site.dtype), site.value(y, site.dtype)))
-    return reduce_mean_loss(reduced("reduce_mean", a, range(len(a.shape))), reduction, prod(a.shape))
+    return _reduce_mean_loss(reduced("reduce_mean", a, range(len(a.shape))), reduction, prod(a.shape))
 
 
 @maps("binary_cross_entropy")
@@ -181,7 +181,7 @@ def bce(site: CallSite, x: Value, y: Operand, weight: Operand | None = None, red
     """
     if weight is not None:
         raise UnityError("weights have no operator")
-    return reduce_mean_loss(op("bce", x, site.value(y, site.dtype)), reduction, prod(x.shape))
+    return _reduce_mean_loss(op("bce", x, site.value(y, site.dtype)), reduction, prod(x.shape))
 
 
 @maps("binary_cross_entropy_with_logits")
@@ -199,4 +199,4 @@ def bce_with_logits(
     """
     if weight is not None or pos_weight is not None:
         raise UnityError("weights have no operator")
-    return reduce_mean_loss(op("bce_with_logits", x, site.value(y, site.dtype)), reduction, prod(x.shape))
+    return _reduce_mean_loss(op("bce_with_logits", x, site.value(y, site.dtype)), reduction, prod(x.shape))

@@ -45,17 +45,17 @@ def lstm(
         for way in range(1 + bidirectional):
             at = len(last)
             h, c = (reshape(cut(v, 0, at, 1), v.shape[1:]) for v in states)
-            outputs, h, c = one_direction(x, h, c, values[at * width : (at + 1) * width], backwards=way == 1)
+            outputs, h, c = _one_direction(x, h, c, values[at * width : (at + 1) * width], backwards=way == 1)
             ways.append(outputs)
             last.append((h, c))
         x = ways[0] if len(ways) == 1 else op("concat", *ways, dim=2)
         if layer < layers - 1:
             x = dropout(site, x, p, train)
     x = swap(x, 0, 1) if batch_first else x
-    return x, *(stacked([state[i] for state in last]) for i in range(2))  # pyright: ignore[reportReturnType]
+    return x, *(_stacked([state[i] for state in last]) for i in range(2))  # pyright: ignore[reportReturnType]
 
 
-def one_direction(
+def _one_direction(
     x: Value, h: Value, c: Value, parameters: Sequence[Value], backwards: bool
 ) -> tuple[Value, Value, Value]:
     """
@@ -78,10 +78,10 @@ def one_direction(
         gates = reshape(op("add", now, op("matmul_nt", h, of_h)), (batch, 4, size))
         h, c = apply("lstm_cell", (gates, c), {}).results
         outputs.append(h)
-    return stacked(outputs[::-1] if backwards else outputs), h, c
+    return _stacked(outputs[::-1] if backwards else outputs), h, c
 
 
-def stacked(values: Sequence[Value]) -> Value:
+def _stacked(values: Sequence[Value]) -> Value:
     """Return values of equal shape stacked along a new first dim; at least one."""
     parts = [reshape(v, (1, *v.shape)) for v in values]
     return parts[0] if len(parts) == 1 else op("concat", *parts, dim=0)

@@ -16,7 +16,7 @@ from unity_ir.pcg.graph import Value
 Dims = int | Sequence[int] | None
 
 
-def dim_numbers(x: Value, dims: Dims) -> list[int]:
+def _dim_numbers(x: Value, dims: Dims) -> list[int]:
     """
     Return the dims of `x` that `dims` names (a number or several, negative ones from the last) as sorted, non-negative
     numbers; None and () mean all dims. For a scalar, returns [].
@@ -51,7 +51,7 @@ def reduction(name: str, *aten: str) -> None:
     @maps(*aten)
     def over(site: CallSite, x: Value, dims: Dims = None, keepdim: bool = False, *, dtype: object = None) -> Value:
         del keepdim, dtype
-        return reshape(reduced(name, cast(x, site.dtype), dim_numbers(x, dims)), site.shape)
+        return reshape(reduced(name, cast(x, site.dtype), _dim_numbers(x, dims)), site.shape)
 
     del over
 
@@ -63,7 +63,7 @@ reduction("reduce_min", "amin")
 reduction("reduce_prod", "prod")
 
 
-def extreme(name: str, pair: str) -> None:
+def _extreme(name: str, pair: str) -> None:
     """
     Register the mapping of ATen's `max` or `min`, whichever `name` is: of one operand a reduction, over all dims or
     one; of two, the elementwise graph operator called `pair`. The indices that ATen returns along a dim have no mapping
@@ -79,17 +79,17 @@ def extreme(name: str, pair: str) -> None:
         if not isinstance(x, Value) or isinstance(other, Value | torch.Tensor):
             return binary(site, pair, x, 0 if other is None else other)
         assert other is None or isinstance(other, int)
-        out = reshape(reduced(f"reduce_{name}", x, dim_numbers(x, other)), site.shape)
+        out = reshape(reduced(f"reduce_{name}", x, _dim_numbers(x, other)), site.shape)
         return out if other is None else (out, None)
 
     del over
 
 
-extreme("max", "maximum")
-extreme("min", "minimum")
+_extreme("max", "maximum")
+_extreme("min", "minimum")
 
 
-def centred(x: Value, dims: Sequence[int]) -> Value:
+def _centred(x: Value, dims: Sequence[int]) -> Value:
     """Return `x` minus its mean over the dims with the sorted numbers `dims`, in the shape of `x`."""
     kept: Shape = tuple(1 if d in dims else s for d, s in enumerate(x.shape))
     return op("sub", x, expand(reshape(reduced("reduce_mean", x, dims), kept), x.shape))
@@ -105,7 +105,7 @@ def variance(x: Value, dims: Sequence[int], correction: float) -> Value:
     count = prod(x.shape[d] for d in dims)
     if count <= correction:
         raise UnityError(f"the variance of {count} elements with correction {correction} is not defined")
-    return scale(reduced("reduce_mean", op("square", centred(x, dims)), dims), count / (count - correction))
+    return scale(reduced("reduce_mean", op("square", _centred(x, dims)), dims), count / (count - correction))
 
 
 @maps("var")
@@ -127,7 +127,7 @@ def var(
         dims, unbiased = None, dims
     correction = more.get("correction")
     correction = float(unbiased) if correction is None else float(correction)
-    return reshape(variance(x, dim_numbers(x, dims), correction), site.shape)
+    return reshape(variance(x, _dim_numbers(x, dims), correction), site.shape)
 
 
 @maps("std")
@@ -168,7 +168,7 @@ def vector_norm(
     if order != 2:
         raise UnityError(f"a norm of order {order} has no mapping; of order 2 there is one")
     square = op("square", cast(x, site.dtype))
-    return root(reshape(reduced("reduce_sum", square, dim_numbers(x, dims)), site.shape))
+    return root(reshape(reduced("reduce_sum", square, _dim_numbers(x, dims)), site.shape))
 
 
 @maps("cumsum")

@@ -236,10 +236,10 @@ def pad(
     """
     if mode == "constant":
         return constant_pad(site, x, amounts, value or 0)
-    return edge_pad(site, x, amounts, mode)
+    return _edge_pad(site, x, amounts, mode)
 
 
-def edge_pad(site: CallSite, x: Value, amounts: Sequence[int], mode: str) -> Value:
+def _edge_pad(site: CallSite, x: Value, amounts: Sequence[int], mode: str) -> Value:
     """
     Return `x` padded with its own elements, as PyTorch's `mode` picks them: `reflect`, `replicate` or `circular`.
     `amounts` are (before, after) per dim, flat, from the last dim on.
@@ -258,7 +258,7 @@ def reflection_pad(site: CallSite, x: Value, amounts: Sequence[int]) -> Value:
     """
     Map PyTorch's padding by reflection at the edges; `amounts` are (before, after) per dim, flat, from the last dim on.
     """
-    return edge_pad(site, x, amounts, "reflect")
+    return _edge_pad(site, x, amounts, "reflect")
 
 
 @maps("replication_pad1d", "replication_pad2d", "replication_pad3d")
@@ -266,7 +266,7 @@ def replication_pad(site: CallSite, x: Value, amounts: Sequence[int]) -> Value:
     """
     Map PyTorch's padding by repetition of the edges; `amounts` are (before, after) per dim, flat, from the last dim on.
     """
-    return edge_pad(site, x, amounts, "replicate")
+    return _edge_pad(site, x, amounts, "replicate")
 
 
 @maps("upsample_nearest2d", "upsample_nearest1d")

@@ -56,10 +56,10 @@ def import_rules(path: Path | str, seed: int = 0) -> CollectionReport:
     `seed` is that of the random samples on which rules are tested. Raises `UnityError` (one line) where the file is no
     collection.
     """
-    return CollectionReport(tuple(import_rule(rule, seed) for rule in read_rules(path)))
+    return CollectionReport(tuple(_import_rule(rule, seed) for rule in read_rules(path)))
 
 
-def import_rule(foreign: ForeignRule, seed: int = 0) -> ImportedRule:
+def _import_rule(foreign: ForeignRule, seed: int = 0) -> ImportedRule:
     """
     Convert a rule of another system to a substitution, and prove or refute it; return it with its verdict, which also
     tells why a rule could not be converted (`unsupported`, `ill-typed`, ..): no error is raised for it.

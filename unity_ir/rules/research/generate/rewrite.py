@@ -29,7 +29,7 @@ class Rewrite:
     """Some attribute depends on sizes, which have to be solved for."""
 
 
-def commutes(rule: Substitution) -> str | None:
+def _commutes(rule: Substitution) -> str | None:
     """Return the operator if a rule says just that it is commutative, `op(a, b) = op(b, a)`; else None."""
     match rule.source, rule.target:
         case (ResultOf(Operation(op, (Input() as a, Input() as b), p)),), (ResultOf(Operation(other, operands, q)),):
@@ -61,7 +61,7 @@ class Rewriting:
         that the old one lacks. A rule that only says that an operator is commutative makes its operands be sorted.
         """
         self._version += 1
-        op = commutes(rule)
+        op = _commutes(rule)
         if op is not None:
             self.commutative.add(op)
             self._roots.clear()

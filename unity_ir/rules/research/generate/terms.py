@@ -66,7 +66,7 @@ def result_types(op: str, attributes: tuple[Attributes, ...], operands: tuple[Ty
     return tuple(zip(*found, strict=True))
 
 
-def result_type(step: TermStep, operands: tuple[Type, ...]) -> Type | None:
+def _result_type(step: TermStep, operands: tuple[Type, ...]) -> Type | None:
     """
     Return the type of the one result of the operator that `step` takes, on operands of these types; None where it is
     not well typed at all sets of sizes.
@@ -131,7 +131,7 @@ class Terms:
         key = (step, *(o.number for o in operands))
         found = self._made.get(key)
         if found is None:
-            type = result_type(step, tuple(o.type for o in operands))
+            type = _result_type(step, tuple(o.type for o in operands))
             if type is None:
                 return None
             size = 1 + sum(o.size for o in operands)
