@@ -70,7 +70,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """The full name of an input or weight."""
+        """The name of an input or weight (its attribute `name`); other nodes have none: raises `KeyError`."""
         return str(dict(self.attributes)["name"])
 
     @property

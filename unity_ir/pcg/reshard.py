@@ -135,8 +135,10 @@ def moves(layout: Layout, shape: tuple[int, ...], mesh: Mesh, towards: Layout = 
     """
     Yield every move that can start from a layout, each as (move, layout after it).
 
-    `shape` is the value's global shape. Axes are pinned only where `towards`, the layout to reach, pins them; () pins
-    none. Pieces stay contiguous: axes leave a dim innermost first, and enter it inside those that already divide it.
+    `shape` is the value's global shape. A pinned axis is one along which a single coordinate's devices hold the value:
+    moves gather or send to such devices only along the axes that `towards`, the layout to reach, pins, and at its
+    coordinates; () pins none. Pieces stay contiguous: axes leave a dim innermost first, and enter it inside those that
+    already divide it.
     """
     pinned, wanted = pins(layout), pins(towards)
     piece = [s // prod(m for m, r in zip(mesh.sizes, layout, strict=True) if r == d) for d, s in enumerate(shape)]

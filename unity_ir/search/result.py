@@ -44,7 +44,8 @@ class SearchResult:
     @property
     def gap(self) -> float | None:
         """
-        How far the plan nearest to the lower bound (`proved`, or else this one) is above it: (its seconds - bound) /
-        bound, with every move waited for; None without a bound.
+        How far a plan is above the lower bound: (its seconds - bound) / bound, with every move waited for, as the bound
+        is; None without a bound. It is that of the plan of least sum, `proved`, where another was chosen since its
+        moves overlap more, else of this plan.
         """
         return None if not self.bound else (self.proved or self.cost).time / self.bound - 1

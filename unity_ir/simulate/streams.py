@@ -152,9 +152,11 @@ class Streams:
 
     def steps(self, moves: Iterable[Move], source: Layout, dtype: str) -> tuple[Step, ...]:
         """
-        Return the `step` of every move of a reshard, without those that only rename roles.
+        Return what simulating each of a reshard's moves takes, without those that only rename roles: (kind, ticks,
+        machine levels crossed, device classes of each group that exchanges data), as `step` does.
 
-        The first move starts from the layout `source` (a role per mesh axis), of values of element type `dtype`.
+        A move has the elements it takes and makes. The first starts from the layout `source` (a role per mesh axis), of
+        values of element type `dtype`.
         """
         out: list[Step] = []
         at = source

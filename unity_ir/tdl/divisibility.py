@@ -112,8 +112,10 @@ class Analysis:
 
     def carried(self, result: int, carriers: frozenset[str]) -> bool:
         """
-        Return whether result number `result` is in partial sums when the operands named in `carriers` (one of the sets
-        of the property `carriers`) are: whether it reads one of them. If not, every task computes the same result.
+        Return whether result number `result` is in partial sums when the operands named in `carriers` are: whether its
+        expression reads one of them. If not, every task computes the same result.
+
+        `carriers` must be one of the sets of the property `carriers`, in which all results are linear.
         """
         return not carriers.isdisjoint(self._derived.tensors[result])
 

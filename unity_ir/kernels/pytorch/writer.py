@@ -144,8 +144,8 @@ class TorchWriter(ABC):
 
     def union(self, values: Sequence[TensorText]) -> tuple[str, ...]:
         """
-        Return the dims to which several tensors broadcast: in the order of one that has all of them, else in the line's
-        order.
+        Return the names of the dims to which several tensors broadcast: in the order of the tensor that has all of
+        them, else in the order of `extents`, in which the operator's line first names its index variables.
         """
         names = {n for v in values for n in v.dims}
         widest = max(values, key=lambda v: len(v.dims))

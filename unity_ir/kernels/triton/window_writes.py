@@ -23,8 +23,10 @@ BLOCK = 2048
 
 def window_write_launch(stage: Stage) -> KernelLaunch:
     """
-    Return the launch of the kernel that computes `stage`, a result that is written through windows (affine indices, as
-    in a transposed convolution) and whose expression has no reductions.
+    Return the launch of the kernel that computes `stage`, a result that is written through windows (`out[s * i + j]`
+    for index variables i, j, so that several elements add up to one, as in the gradient of a pooling).
+
+    The written expression itself must have no reductions (`sum`, `max`).
     """
     assert not reductions(stage.expr)
     assert isinstance(stage.form, WindowWrites)

@@ -202,7 +202,8 @@ def bound_within(known: KnownPlan, bounds: Bounds, limit: float) -> float:
 
     It is the Lagrangian bound: a lower bound on `seconds + price * bytes`, less `price * limit`, where `price` is
     `known.price` (seconds per byte). Bytes of copies of activations that are resharded once for several readers are not
-    counted. Returns 0 on machines and graphs for which only kernels are bounded (`of_kernels`).
+    counted. `bounds` has the machine, the optimizer and the tables of the bound of seconds alone. Returns 0, which says
+    nothing, for machines whose pairs of devices have links of their own, and for graphs too large for `count_rows`.
     """
     if _kind(known.graph, bounds.machine) == "alone":
         return 0.0

@@ -146,7 +146,8 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 
     def count_states(self, value: Value, tracked: int) -> int:
         """
-        Return the number of rows of `states` for a value with `tracked` layouts (a count, here), without listing them.
+        Return how many ways there are to have brought a value to some of `tracked` layouts (their number), each at
+        most once and to at most half as many as it is read: the length of `states`, without listing them.
         """
         trainings = len({self.training(value, [user]) for user, _ in self.uses[value]})
         return sum(comb(tracked, count) * trainings**count for count in range(len(self.uses[value]) // 2 + 1))

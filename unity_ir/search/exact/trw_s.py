@@ -50,7 +50,8 @@ class Messages:
         """
         Pass messages from the first variable to the last; return the lower bound after the pass.
 
-        `known` is the cost of the incumbent, inf if there is none: rows that occur only in dearer choices are dropped.
+        `known` is the cost of the incumbent, inf if there is none: rows (configurations of a variable) that occur only
+        in dearer choices are dropped for good.
         """
         bound, limit = 0.0, self._limit(known)
         for variable in range(len(self.problem.rows)):
@@ -69,7 +70,8 @@ class Messages:
         """
         Pass messages from the last variable to the first; return the lower bound after the pass.
 
-        `known` is the cost of the incumbent, inf if there is none: rows that occur only in dearer choices are dropped.
+        `known` is the cost of the incumbent, inf if there is none: rows (configurations of a variable) that occur only
+        in dearer choices are dropped for good.
         """
         bound, limit = 0.0, self._limit(known)
         for variable in reversed(range(len(self.problem.rows))):

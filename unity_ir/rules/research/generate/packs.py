@@ -24,11 +24,13 @@ ShapeOf = Callable[[Term], PolyShape]
 
 def packed(rule: Substitution, shape: ShapeOf) -> Iterator[Substitution]:
     """
-    Generalise a rule to any number of leading dims: yield it with a pack (`a..`, a run of any number of dims) for all
-    dims of its inputs, and with a pack in the place of each leading size, where these can be written; nothing if none
-    can. These are guesses, to be proved.
+    Generalise a rule to any number of leading dims by a pack (`a..`, which stands for a run of any number of dims);
+    yield guesses, to be proved.
 
-    `shape` is a function from a term of the rule to its shape, as polynomials in the rule's symbols.
+    If all terms have one shape, of symbols alone, one guess has the pack for that whole shape. Another for each symbol
+    that is the first size of some terms, and occurs in no other place, has the pack for that size. Left out are those
+    that no rule's text can say, such as a dim's number that depends on the pack's length. `shape` returns the shape of
+    a term of the rule, as polynomials in the rule's symbols.
     """
     terms = list(_terms(rule))
     shapes = {shape(t) for t in terms}
