@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from graphs import boxes
+from lowered import kernel_name
 from zoo_plans import SIZES
 
 from unity_ir import models
 from unity_ir.forms.compose import AND
-from unity_ir.kernels.launchers import Launcher, launcher
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.machine import load
 from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf, parallel
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.listing import listing
-from unity_ir.plan.local_operator import local_operator
-from unity_ir.plan.plan import Plan, plan_graph
+from unity_ir.plan.plan import plan_graph
 from unity_ir.plan.program import Compute, Fused
 from unity_ir.search.run import run
 from unity_ir.simulate.full import simulate
@@ -63,7 +62,7 @@ def test_tasks_are_the_lines_of_the_program(model: str, strategy: str, dtype: st
     # Where devices do different work, a line has a task for each class of them, all with its label.
     labels = [a for a, b in zip(tasks.labels, [None, *tasks.labels], strict=False) if a is not b]
     expected = [label for label in labels if label.kind != UPDATE and label.what not in LOCAL]
-    kernels = {made.name for made in map(plan_launcher(plan), computes(plan))}
+    kernels = {kernel_name(plan, i) for i in plan.program.body if isinstance(i, Compute)}
     assert sum(launches[name] or 1 for name in done if name in kernels) == plan.launches
     assert plan.launches == simulated(graph, machine, Optimizer("adamw")).launches
     done = [name for name in done if name.removesuffix("_many") not in (*LOCAL, "constant")]
@@ -76,20 +75,6 @@ def test_tasks_are_the_lines_of_the_program(model: str, strategy: str, dtype: st
 def is_launch(node: ast.AST) -> bool:
     """Whether an expression launches a kernel: `kernel[(grid,)](..)`."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
-
-
-def computes(plan: Plan) -> list[Compute]:
-    return [i for i in plan.program.body if isinstance(i, Compute)]
-
-
-def plan_launcher(plan: Plan) -> Callable[[Compute], Launcher]:
-    """The launcher of an operator of a plan."""
-
-    def of(compute: Compute) -> Launcher:
-        operator = local_operator(plan.program, compute)
-        return launcher(operator.line, operator.dtypes, plan.implementations[compute], operator.divided)
-
-    return of
 
 
 def executed(statement: ast.AST) -> Iterator[str]:
