@@ -85,7 +85,8 @@ def to_op(program: Program) -> ProgramOp:
                 )
                 hint = kind
             case UpdateWeight(weight, grad):
-                assert program.optimizer is not None
+                if program.optimizer is None:
+                    raise UnityError('spmd: pcg.update leaves the optimizer open; name it: {optimizer = "sgd"}')
                 optimizer = DictionaryAttr(optimizer_attributes(program.optimizer))
                 made = UpdateOp.create(operands=[values[weight], values[grad]], properties={"optimizer": optimizer})
                 hint = ""

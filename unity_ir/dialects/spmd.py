@@ -10,7 +10,7 @@ halo, the elements by which a piece reaches beyond its shard of a dim, is writte
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
+from math import isfinite, prod
 from typing import TypeVar, cast
 
 from xdsl.dialects.builtin import (
@@ -244,6 +244,11 @@ class ConstantOp(IRDLOperation):
     result = result_def(PIECE)
     assembly_format = "$value attr-dict `:` type($result)"
 
+    def verify_(self) -> None:
+        """Raise `VerifyException` unless the number is finite."""
+        if not isfinite(self.value.value.data):
+            raise VerifyException(f"{self.name}: {self.value.value.data} is not a finite number")
+
 
 @irdl_op_definition
 class ComputeOp(IRDLOperation):
@@ -315,7 +320,8 @@ class MoveOp(BetweenRanks):
         Raises `VerifyException` if the axes differ in their roles.
         """
         before, after = (piece.layout for piece in self.pieces)
-        found = {(role_class(before[a]), role_class(after[a])) for a in self.along if 0 <= a < len(before)}
+        every = range(min(len(before), len(after)))
+        found = {(role_class(before[a]), role_class(after[a])) for a in self.along if a in every}
         if len(found) != 1 or len(before) != len(after):
             raise VerifyException(f"{self.name}: its axes {list(self.along)} do not all go from one role to one other")
         return found.pop()

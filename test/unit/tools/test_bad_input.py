@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import sys
 from pathlib import Path
@@ -232,3 +233,60 @@ def test_an_internal_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
     err = capsys.readouterr().err
     assert err.startswith("unity-opt: internal error: KeyError: 'x\\ny' at ")
     assert err.count("\n") == 1
+
+
+PERM = """subst.rule "r" (%x: [b, h, m, k], %y: [b, h, n, k]) {
+  %t = transpose %y {perm = [0, 1, other, 2]}
+  %z = batch_matmul %x, %t
+  yield %z
+} to {
+  %z = batch_matmul_nt %x, %y
+  yield %z
+}
+"""
+"""A number without a value: for most it is no permutation."""
+
+
+def test_a_gradient_at_attributes_that_do_not_fit_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "r.pcg"
+    path.write_text(PERM)
+    assert unity_rules.main(["prove", str(path)]) == 0
+    assert "not shown at ties: transpose has no gradient at these attributes" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+SPMD = """spmd.program @f mesh [2] {{
+  %x = spmd.input "x" : !spmd.piece<[4] of [4], f32, [sum]>
+  {line}
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "%y = spmd.all_reduce %x along [0, 1] : !spmd.piece<[4] of [4], f32, [sum]>"
+            " -> !spmd.piece<[4] of [4], f32, []>",
+            "its axes [0, 1] do not all go from one role to one other",
+        ),
+        ("%y = spmd.constant 1.0e999 : !spmd.piece<[] of [], f32, [copy]>", "inf is not a finite number"),
+    ],
+)
+def test_programs_that_make_no_sense_are_refused(
+    line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "p.pcg"
+    path.write_text(SPMD.format(line=line))
+    refused(capsys, [str(path)], message)
+
+
+def test_an_update_without_an_optimizer_has_no_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "p.pcg"
+    assert unity_opt.main([MNIST, "-p", "pcg-differentiate", "-o", str(path)]) == 0
+    step = path.read_text()
+    found = re.search(r"\{optimizer = [^}]*\}", step)
+    assert found is not None
+    path.write_text(step.replace(found[0], ""))
+    refused(capsys, [str(path), "-t", "triton"], 'pcg.update leaves the optimizer open; name it: {optimizer = "sgd"}')

@@ -275,7 +275,10 @@ def _operand_gradients(
         tuple(_Symbolic(context, t) for t in of)
         for of in ([g for g, t in zip(whole, results, strict=True) if t.floating], operands, results)
     )
-    found = operator.gradient(_Application(floating, values, made, known))
+    try:
+        found = operator.gradient(_Application(floating, values, made, known))
+    except (IndexError, ValueError) as error:
+        raise Undecided(f"{op} has no gradient at these attributes") from error
     return [f.tensor if isinstance(f, _Symbolic) else None for f in found]
 
 
