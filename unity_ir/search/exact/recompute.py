@@ -40,7 +40,17 @@ class SavedForBackward:
         Return whether a value is kept until the backward in the layout to which it is resharded once for all its users:
         whether the backward of one of `uses`, (user, operand index) pairs, reads it, or it is an output of the graph.
         """
-        return value in self._outputs or any(self.operands(user)[slot] for user, slot in uses)
+        return value in self._outputs or self._read(uses)
+
+    def relayed_as_output(self, value: Value, uses: Iterable[tuple[Node, int]]) -> bool:
+        """
+        Return whether a value is kept in the layout to which it is resharded once for all its users (`relayed`) only as
+        an output of the graph: what a user reshards further, from there, is not kept.
+        """
+        return value in self._outputs and not self._read(uses)
+
+    def _read(self, uses: Iterable[tuple[Node, int]]) -> bool:
+        return any(self.operands(user)[slot] for user, slot in uses)
 
 
 ALL_SAVED = SavedForBackward(None)

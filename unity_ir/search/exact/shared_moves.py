@@ -3,7 +3,8 @@ Charge once for moves that several operators share.
 
 Operators that read a value in one layout share the move there, in the emitted program and in its cost. The exact search
 minimises terms of at most two variables and charges every reader, so for a value with three uses or more its minimum
-may miss the fastest plan, and is no bound.
+may miss the fastest plan, and is no bound. Nor is it at a price of bytes for an output with two uses: to bring the
+output itself where both users need it may hold more bytes than a copy for them, which no backward reads.
 
 A lower bound charges each reader 1 / (number of possible sharers) of the move. Where the bound's minimum then
 undercharges, cutting planes follow: the layouts in question are tracked, which gives the relay a row for each subset of
@@ -103,7 +104,14 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
         Return whether several readers of a value may reshard it together, so that each is charged only a share of the
         move (`reader_share`).
         """
-        return may_share(self.uses.get(value, ()))
+        return _may_share(self.uses.get(value, ()), self._output_alone(value))
+
+    def _output_alone(self, value: Value) -> bool:
+        """
+        Return whether bringing a value itself to a layout may cost more than bringing it there for all its readers, as
+        bytes are priced and only the value, an output of the graph, is kept.
+        """
+        return self.keeps.relayed_as_output(value, self.uses.get(value, ()))
 
     def reader_share(self, value: Value) -> float:
         """
@@ -112,11 +120,11 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 
         It applies to layouts whose moves are not charged to the value itself (see `shared`). If each reader reads the
         value once, the number is one less than that of the readers: moving the value there for all of them costs as
-        little. The value must be one that `may_share`.
+        little, but for an output whose bytes are priced. The value must be one that `may_share`.
         """
         uses = self.uses[value]
         users = len({user for user, _ in uses})
-        return 1 / (users - (len(uses) == users))
+        return 1 / (users - (len(uses) == users and not self._output_alone(value)))
 
     def shared(self) -> frozenset[Value]:
         """
@@ -232,18 +240,21 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 
 
 def has_shared_moves(graph: Graph) -> bool:
-    """Return whether any value of a graph has readers that may share a move (see `may_share`)."""
-    return any(may_share(uses) for uses in graph.users().values())
+    """
+    Return whether any value of a graph has readers that may share a move at some price of a second and a byte, so that
+    the minimum with each reader paying for itself may be above the cost of a plan.
+    """
+    return any(_may_share(uses, value in graph.outputs) for value, uses in graph.users().items())
 
 
-def may_share(uses: Sequence[tuple[Node, int]]) -> bool:
+def _may_share(uses: Sequence[tuple[Node, int]], output_alone: bool) -> bool:
     """
     Return whether a value has more than two uses, by at least two operators, so that some readers may share a move.
 
     `uses` are (user, operand index) pairs. Two readers share a move only where both do, which a relay already
-    expresses.
+    expresses, unless bringing the value itself there may cost more (`output_alone`).
     """
-    return len(uses) > 2 and len({user for user, _ in uses}) > 1
+    return len(uses) > (1 if output_alone else 2) and len({user for user, _ in uses}) > 1
 
 
 def with_shared_moves(solver: Solver, graph: Graph, plan: ExactPlan) -> ExactPlan:

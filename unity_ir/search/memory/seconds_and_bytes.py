@@ -173,7 +173,7 @@ class CostModel:
 
     def costs(self, choice: Choice) -> tuple[float, float]:
         """Return the seconds of a choice and its bytes per device, as `cost.plan` counts them: a shared move once."""
-        seconds, bytes = self._charged(choice)
+        seconds, bytes = self.charged(choice)
         for edges in self._shared:
             alike: dict[int, list[tuple[float, float]]] = {}
             for edge in edges:
@@ -185,8 +185,11 @@ class CostModel:
                 bytes -= sum(b for _, b in each) - max(b for _, b in each)
         return seconds, bytes
 
-    def _charged(self, choice: Choice) -> tuple[float, float]:
-        """Return seconds and bytes with every user paying for its moves: the sum that local search changes."""
+    def charged(self, choice: Choice) -> tuple[float, float]:
+        """
+        Return the seconds of a choice and its bytes per device with every user paying for its own moves: the sums that
+        the exact search minimises, and that local search changes.
+        """
         seconds = sum(float(s[row]) for s, row in zip(self.seconds, choice, strict=True))
         bytes = sum(float(b[row]) for b, row in zip(self.bytes, choice, strict=True))
         for edge in self.edges:
@@ -243,7 +246,7 @@ class CostModel:
         Ends at a local optimum, or after `passes` passes over all variables.
         """
         rows = list(choice)
-        _, held = self._charged(choice)
+        _, held = self.charged(choice)
         for _ in range(passes):
             changed = False
             spend(limits().work_change * len(rows))
