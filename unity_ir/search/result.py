@@ -44,8 +44,8 @@ class SearchResult:
     @property
     def gap(self) -> float | None:
         """
-        How far a plan is above the lower bound: (its seconds - bound) / bound, with every move waited for, as the bound
-        is; None without a bound. It is that of the plan of least sum, `proved`, where another was chosen since its
-        moves overlap more, else of this plan.
+        How far a plan is above the lower bound, as a fraction: (its seconds - bound) / bound, with every move waited
+        for, as the bound is; None without a bound. The plan is the one of the fewest such seconds, `proved`, if another
+        was chosen because its moves overlap more with kernels; else the plan of this result.
         """
         return None if not self.bound else (self.proved or self.cost).time / self.bound - 1

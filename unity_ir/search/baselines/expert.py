@@ -42,7 +42,9 @@ def expert(
 ) -> Graph:
     """
     Return the plan with the fewest seconds, all moves waited for, that fits a device's memory among those an expert
-    would consider for a graph of its kind (see the module); if none fits, the one that exceeds the memory least.
+    would write for a serial graph of its kind, with every split of the mesh axes: Megatron-LM's for transformers, Neo's
+    for recommenders, Krizhevsky's (2014) for networks with convolutions, layers on devices of their own for recurrent
+    ones, Megatron-LM's and Krizhevsky's for others. If none fits, returns the one that exceeds the memory least.
 
     `optimizer` counts in memory and time. `price` returns a plan's cost, by default `cost.plan.cost`; callers pass one
     that memoises. With `rewrite`, plans may be of a rewritten serial graph, in which the heads of fused query-key-value
@@ -153,7 +155,7 @@ def by_layer(graph: Graph, machine: Machine) -> Iterator[Graph]:
 
     For n from 0 to all axes, the n outermost shard the samples, and each group of devices along the others takes a
     contiguous run of layers. A layer is the operators that read the weights of one module, and those after them that
-    read none (see `_layers`).
+    read none.
     """
     mesh = machine.mesh
     layers = _layers(graph)

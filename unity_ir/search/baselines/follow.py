@@ -56,10 +56,11 @@ def follow(
     Return the parallel graph of a serial one in which a rule shards some operators, and all others follow: each is
     sharded along the index variable along which its operands are, or replicated where there is none or several.
 
-    `choose(operator, mesh axis, variable it would follow)` returns the operator's role on the axis, None to follow.
-    `rest(leaf)` returns the layout in which a leaf is stored, None for the default: inputs replicated, weights as their
-    first reader needs them or, with `store(weight, that layout)`, as that returns. `settle(result, layout made)`
-    returns the layout to which a result is brought, by default with partial sums all-reduced (`reduced`).
+    `choose(operator, number of a mesh axis, index variable it would follow or None)` returns the operator's role on the
+    axis, such as the index variable that the axis divides; None to follow. `rest(leaf)` returns the layout (a role per
+    mesh axis) in which a leaf is stored, None for the default: inputs replicated, weights as their first reader needs
+    them or, with `store(weight, that layout)`, as that returns. `settle(result, layout made)` returns the layout to
+    which a result is brought, by default with partial sums all-reduced (`reduced`).
     """
     outputs = set(graph.outputs)
     users = graph.users()
@@ -109,8 +110,9 @@ def follow(
 
 def reduced(value: Value, made: Layout) -> Layout:
     """
-    Return the layout `made` (a role per mesh axis) with REPEAT for SUM and COPY: that of a result after its partial
-    sums are all-reduced. `value` is ignored; with it, this can be the rule `settle` of `follow`.
+    Return the layout of a result after its partial sums are all-reduced: `made`, the layout in which its operator makes
+    it (a role per mesh axis), with REPEAT (replicas that all do the same work) for SUM (addends) and COPY (replicas
+    that do different work). `value` is ignored; with it, this can be the rule `settle` of `follow`.
     """
     del value
     return tuple(REPEAT if r in (SUM, COPY) else r for r in made)
@@ -118,9 +120,12 @@ def reduced(value: Value, made: Layout) -> Layout:
 
 def settled_along(dim: int, mesh: Mesh) -> Settle:
     """
-    Return a rule `settle` for `follow`: results sharded or in partial sums otherwise than along dim number `dim` are
-    brought to shards along it, over every axis of `mesh` whose size divides what is left of it, and repeated on the
-    others. Results without that dim have only their partial sums reduced.
+    Return a rule `settle` for `follow`: a function from a result, and the layout in which it is made, to the layout to
+    which it is brought.
+
+    A result in partial sums, or sharded along another dim than number `dim`, is brought to shards along `dim` over
+    every axis of `mesh` whose size divides what earlier axes leave of it, and replicated along the others. Results
+    without that dim only have their partial sums all-reduced.
     """
 
     def settle(value: Value, made: Layout) -> Layout:

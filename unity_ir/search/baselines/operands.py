@@ -61,9 +61,7 @@ def table_operand(node: Node) -> int | None:
 
 
 def is_recurrent(graph: Graph) -> bool:
-    """
-    Return whether a graph is an unrolled recurrent network: more than two operators each read several of its weights.
-    """
+    """Return whether a graph is an unrolled recurrent network: several of its weights are each read more than twice."""
     users = graph.users()
     return sum(len(users.get(n.result, ())) > 2 for n in graph.weights()) > 1
 

@@ -54,7 +54,9 @@ class Axes:
 @dataclass(frozen=True, slots=True)
 class Degrees:
     """
-    The degrees of a recipe (see the module). Raises `UnityError` for values that contradict each other.
+    The degrees of a recipe: of data parallelism (`dp`), tensor parallelism (`tp`) and ZeRO (stage `zero`, among
+    `shards` devices), and whether activations are sharded along the sequence (`sp`). Raises `UnityError` for values
+    that contradict each other.
 
     By default `dp` is what `tp` leaves of the machine, and `shards` all of `dp`.
     """
@@ -83,8 +85,9 @@ class Degrees:
 
     def on(self, machine: Machine) -> Axes:
         """
-        Return which axes of the machine's mesh divide what under these degrees: the innermost ones, of `tp` devices,
-        tensors, the others samples, and of those the innermost, of `shards` devices, stored weights (ZeRO).
+        Return what each axis of the machine's mesh divides under these degrees: the innermost axes, of `tp` devices in
+        all, divide tensors, the others samples. With ZeRO, the innermost of the latter, of `shards` devices in all (by
+        default all of them), divide stored weights, too.
 
         Raises `UnityError` where no innermost axes have exactly these many devices, or `dp` times `tp` is not all
         devices.
@@ -115,8 +118,8 @@ def _innermost(sizes: tuple[int, ...], end: int, name: str, degree: int, machine
 
 def recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str = "degrees") -> Graph:
     """
-    Return the plan of a serial forward graph that has these degrees of data, tensor and sequence parallelism and ZeRO
-    (see the module) on a machine.
+    Return the parallel graph of a serial forward graph with these degrees of data, tensor and sequence parallelism and
+    ZeRO on a machine.
 
     With `tp` above 1, a transformer is rewritten first: fused query-key-value products into separate ones, and the loss
     so that the vocabulary can be sharded (`rewrites`). Raises `UnityError` where the degrees do not fit the machine or
@@ -187,8 +190,9 @@ def _check_heads(plan: Graph, mesh: Mesh, tensor: range, tp: int) -> None:
 
 def inputs(graph: Graph, mesh: Mesh, axes: range) -> Rest:
     """
-    Return a rule `rest` for `follow` that shards inputs along their samples (`batch_dims`) over those mesh axes, of the
-    numbers `axes`, whose sizes divide them. For all other leaves it returns None, which leaves them to `follow`.
+    Return a rule `rest` for `follow` (a function from a leaf to the layout in which it is stored) that shards inputs
+    along their samples (`batch_dims`) over the mesh axes with the numbers in `axes`, leaving out axes whose sizes do
+    not divide them. For all other leaves it returns None, which leaves them to `follow`.
     """
     dims = batch_dims(graph)
 
@@ -207,12 +211,13 @@ def inputs(graph: Graph, mesh: Mesh, axes: range) -> Rest:
 
 def stored(mesh: Mesh, axes: range) -> Store:
     """
-    Return a rule `store` for `follow`, as ZeRO needs it: it shards each weight, where it is stored, over those mesh
-    axes, of the numbers `axes`, along which the weight's first reader needs it whole.
+    Return a rule `store` for `follow`, as ZeRO needs it: a function from a weight, and the layout in which its first
+    reader needs it, to the layout in which it is stored. It shards the weight over those mesh axes, of the numbers in
+    `axes`, along which the reader needs it whole.
 
     All these axes shard one dim, the first that no other axis shards and that they divide together, so that one call
     gathers it. If there is none, each axis shards the first such dim that it divides; if that fails, the weight is
-    repeated along it.
+    replicated along it.
     """
 
     def store(value: Value, used: Layout) -> Layout:

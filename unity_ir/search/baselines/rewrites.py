@@ -16,7 +16,8 @@ from unity_ir.search.baselines.operands import column_variable, is_weight, weigh
 
 def split_products(graph: Graph) -> Graph:
     """
-    Divide products that are split along their columns, with biases or without, into a product for each part.
+    Return the serial graph with each product that is split along its columns, with bias or without, divided into a
+    product for each part.
 
     rewrite: split(x @ w + b) -> (x @ w0 + b0, x @ w1 + b1, ..), where (w0, w1, ..) = split(w) and (b0, ..) = split(b)
     """
@@ -61,11 +62,13 @@ def _parts(node: Node, operands: tuple[Value, ...], users: dict[Value, list[tupl
 
 def vocabulary_parallel_loss(graph: Graph, parts: int) -> Graph:
     """
-    Replace cross-entropies of logits by one whose classes can be sharded `parts` ways (Megatron-LM, section 3).
+    Return the serial graph with cross-entropies replaced so that their classes can be sharded `parts` ways
+    (Megatron-LM, section 3).
 
     rewrite: cross_entropy(x, t) -> mean(log(sum_exp(x, m)) + m - class_score(x, t)), where m is the maximum of x
 
-    Only logits that a dense layer makes are meant, with a number of classes that `parts` divides.
+    Others than those of logits that a dense layer makes, with a number of classes that `parts` divides, are left as
+    they are.
     """
 
     def changed(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:

@@ -38,8 +38,8 @@ from unity_ir.search.layouts.limits import limits
 
 def orders(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts: Ints) -> Iterator[Assignment]:
     """
-    Yield every assignment (a role per mesh axis) with given numbers of axes per role: for each group of equal axes,
-    every order of its roles, in which axes of one role are neighbours.
+    Yield every assignment (a role per mesh axis, such as the index variable it divides) with given numbers of axes per
+    role: for each group of equal axes, every order of its roles in which axes of one role are neighbours.
 
     `counts` [group, role] is how many axes of a group have a role; `names` are the roles of its columns.
     """

@@ -68,8 +68,9 @@ class Bounds:
         """
         Return the solver for lower bounds, in whose layouts equal mesh axes are only counted, not told apart; memoised.
 
-        `merge` (0, 1 or 2) is how coarsely dims are merged, too (`space.merged_dims`; 0: not at all). `stepwise` is
-        that of `Solver`: it only passes messages, without dense tables of layout pairs.
+        `merge` says which dims its layouts tell apart: 0 all, 1 the last one (of images, the channels) from the others,
+        2 none. With `stepwise` it only passes messages: it drops no dominated choices, and has no dense tables of
+        layout pairs.
         """
         if (merge, stepwise) not in self._solvers:
             spaces = Spaces(self.machine, by_count=True, merge=merge)
@@ -203,7 +204,8 @@ def bound_within(known: KnownPlan, bounds: Bounds, limit: float) -> float:
     It is the Lagrangian bound: a lower bound on `seconds + price * bytes`, less `price * limit`, where `price` is
     `known.price` (seconds per byte). Bytes of copies of activations that are resharded once for several readers are not
     counted. `bounds` has the machine, the optimizer and the tables of the bound of seconds alone. Returns 0, which says
-    nothing, for machines whose pairs of devices have links of their own, and for graphs too large for `count_rows`.
+    nothing, for machines whose pairs of devices have links of their own, and for graphs with an operator that can be
+    sharded in more than `limits().count_rows` ways.
     """
     if _kind(known.graph, bounds.machine) == "alone":
         return 0.0

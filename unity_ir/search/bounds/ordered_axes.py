@@ -33,7 +33,9 @@ from unity_ir.search.layouts.transitions import PricedMoves
 
 class OrderedSpace:
     """
-    The layouts without REPEAT of a value, told apart by the order of axes within a dim, and the seconds between them.
+    The layouts of a value, numbered, told apart by the order in which equal mesh axes have their roles (shard a dim,
+    COPY or SUM), where axes that shard dim 0 have no place in that order; and the seconds of resharding between them.
+    REPEAT (replicas that all do the same work) counts as COPY, as a change from one to the other moves nothing.
     """
 
     def __init__(self, on_axes: LayoutSpace, groups: Sequence[AxisGroup]):
@@ -62,15 +64,17 @@ class OrderedSpace:
 
     def there(self, roles: Ints) -> Ints:
         """
-        Return, per row of `roles` [row, axis] (indices of the space's role columns), the index of the value's layout
-        among those told apart here: [row]. REPEAT counts as COPY.
+        Return the number of the value's layout here, given the role of each mesh axis: [row], for each row of `roles`
+        [row, axis]. A role is the number of a dim that the axis shards, or follows the dims in the order COPY, SUM,
+        REPEAT.
         """
         return self._find(roles, {COPY: COPY, SUM: SUM, REPEAT: COPY})
 
     def back(self, roles: Ints) -> Ints:
         """
-        Return, per row of `roles` [row, axis] (indices of the space's role columns, for the value), the index of the
-        layout of its gradient, in which COPY and SUM change places: [row]. REPEAT counts as COPY in both.
+        Return the number of the layout of the gradient here, given the role of each mesh axis in the value's layout:
+        [row], for each row of `roles` [row, axis], whose roles are as in `there`. The gradient's layout has COPY and
+        SUM exchanged; REPEAT counts as COPY in both.
         """
         return self._find(roles, {COPY: SUM, SUM: COPY, REPEAT: COPY})
 
@@ -98,13 +102,14 @@ class OrderedSpace:
 
     def steps(self, sources: Ints) -> int:
         """
-        Return an estimate of the work of `fill`, in additions: relaxing all moves once from the layouts `sources`.
+        Return an estimate of the work of `fill` from the layouts with the numbers `sources`: the additions of relaxing
+        all moves once.
         """
         return len(sources) * len(self._moves.sources)
 
     def fill(self, sources: Ints) -> None:
         """
-        Compute the seconds from the layouts with indices `sources` to all layouts, for `least`; those known are not
+        Compute the seconds from the layouts with the numbers `sources` to all layouts, for `least`; those known are not
         computed again.
         """
         missing = np.unique(sources[~self._filled[sources]])
@@ -114,8 +119,8 @@ class OrderedSpace:
 
     def least(self, sources: Ints, targets: Ints) -> Floats:
         """
-        Return the seconds [source, target] of the cheapest moves between layouts given by index. Call `fill` with
-        `sources` before; rows that were not filled are meaningless.
+        Return the seconds [source, target] of the cheapest sequences of moves between layouts given by number. Call
+        `fill` with `sources` before; the seconds from layouts that were not filled are meaningless.
         """
         return self._seconds[np.ix_(sources, targets)]
 
@@ -334,9 +339,10 @@ def with_axis_order(builder: FactorGraphBuilder, problem: FactorGraph) -> tuple[
     Expand a factor graph in which equal mesh axes are only counted into one that also tells in which order they shard a
     dim; its lower bound is tighter. Returns None if it would be too large (`limits().order_rows` and others).
 
-    `builder` made `problem`, with `Spaces.by_count` and a stepwise `Solver`. Returns (the new factor graph, per
-    variable the row, as `problem.rows` numbers them, that each of its rows expands: [row]). A choice in it costs no
-    more than a plan in which each axis has that role.
+    `builder` made `problem`, with `Spaces.by_count` and a stepwise `Solver`. A variable's rows are its choices: ways to
+    shard an operator, or layouts of a value. Returns (the new factor graph, origins): per variable, for each of its new
+    rows, the row that it expands, as `problem.rows` numbers them: [new row]. A choice of new rows costs no more than
+    the plan in which each axis has the role that they say.
     """
     found = _AxisOrders(builder, problem)
     orders = found.problem() if found.small() else None

@@ -25,10 +25,12 @@ from unity_ir.search.layouts.space import LayoutSpace
 
 def refine_rows(coarse: FactorGraphBuilder, rows: Sequence[Ints], builder: FactorGraphBuilder) -> list[Ints]:
     """
-    Return, per variable of a finer factor graph, the indices of its rows that are still worth looking at: those that
-    become a row left in the coarse one when dims are merged.
+    Return, per variable of a finer factor graph, the indices of the rows (its choices: ways to shard an operator, or
+    layouts of a value) that are still worth looking at: those that become a row left in the coarse graph when dims are
+    merged.
 
-    `rows` has, per variable of the graph that `coarse` built, the rows left; `builder` builds the finer graph.
+    `coarse` built the coarse graph, and `rows` has, per variable of it, the indices of the rows left; `builder` builds
+    the finer graph.
     """
     above: dict[tuple[int, int], Ints] = {}
     seen: dict[tuple[int, int, bytes], Ints] = {}
@@ -49,10 +51,10 @@ def refine_rows(coarse: FactorGraphBuilder, rows: Sequence[Ints], builder: Facto
 
 def refine_messages(coarse: Messages, problem: FactorGraph) -> Messages:
     """
-    Return TRW-S messages for the finer factor graph `problem` that start from those of the coarse one, in which more
-    dims are merged.
+    Return TRW-S messages for the finer factor graph `problem` that start from those of a coarse one, whose layouts do
+    not tell some dims apart: a layout gets the message of the one that it becomes there.
 
-    They hold there, too, so the finer lower bound starts at the coarse one's value.
+    Those of a coarse graph are valid in the finer one, so its lower bound starts at the coarse one's value.
     """
     messages = Messages(problem)
     messages.last = messages.bound = coarse.last
@@ -79,8 +81,8 @@ def refine_messages(coarse: Messages, problem: FactorGraph) -> Messages:
 
 def two_way_cost(edge: Edge) -> TwoWayCost:
     """
-    Return the cost of an edge without the factor that `ScaledCost` may put before it. Raises `TypeError` where it is a
-    dense table rather than a `TwoWayCost`.
+    Return the cost of an edge (of resharding a value and its gradient) as a `TwoWayCost`, without the factor that
+    `ScaledCost` may put before it. Raises `TypeError` where it is a dense table.
     """
     way = edge.between.whole if isinstance(edge.between, ScaledCost) else edge.between
     if not isinstance(way, TwoWayCost):

@@ -96,7 +96,10 @@ def on_parts(priced: PlanCost) -> bool:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A baseline plan as the choice between plans sees it: its seconds, those as emitted, and bytes per device."""
+    """
+    A baseline plan as the choice between plans sees it: its seconds with every move waited for, its simulated seconds
+    as emitted (with communication beside kernels), and its bytes per device.
+    """
 
     graph: Graph
     name: str
@@ -145,7 +148,10 @@ class Baselines:
 
 @dataclass
 class SimulatedPlans:
-    """Memo of the simulated seconds of plans, and of the costs of candidates, on one machine."""
+    """
+    Memo of the simulated seconds of plans as emitted (with communication beside kernels, as the program runs it), and
+    of the costs of candidates, on one machine.
+    """
 
     machine: Machine
     optimizer: Optimizer
@@ -168,7 +174,8 @@ class SimulatedPlans:
     def fastest(self, plans: Sequence[PricedGraph], candidates: Sequence[Candidate] = ()) -> PricedGraph:
         """
         Return the plan with the least simulated time as emitted: the first of `plans`, at least one, unless another one
-        that fits the memory takes less than `limits().faster` times its seconds. `candidates` are baselines that fit.
+        that fits the memory takes less than `limits().faster` times its seconds. `candidates` are baselines that fit,
+        compared with it, too.
         """
         best, *others = plans
         for plan in others:

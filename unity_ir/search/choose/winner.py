@@ -102,9 +102,9 @@ class Chooser:
 
     def best_baseline(self, refused: Refused) -> SearchResult:
         """
-        Return the result for the baseline that fits a device's memory and is fastest by quick simulation, where the
-        search found no plan that does. If there is none, raises `refused`, or that error naming the smallest baseline
-        if it is smaller.
+        Return the result for the baseline that fits a device's memory and has the least simulated time as emitted; for
+        use where the search found no plan that fits. If no baseline fits, raises `refused`, or that error naming the
+        smallest baseline if it needs fewer bytes.
         """
         known = self.by_hand.ask((self.serial, False))()
         candidates = that_fit(known)

@@ -56,8 +56,8 @@ def _solved(graph: Graph, machine: Machine, optimizer: Optimizer, cuts: tuple[in
 
 def groups_for(graph: Graph, axes: int) -> int:
     """
-    Return the number of groups into which to cut `axes` mesh axes: the most at which the rows (configurations) of all
-    operators together stay within `limits().group_rows`.
+    Return the number of groups into which to cut `axes` mesh axes: the most at which the ways to shard each operator,
+    added up over all operators (sizes disregarded), stay within `limits().group_rows`.
 
     It is at least `limits().exact_axes`, and at most `axes`, at which each axis is a group of its own.
     """

@@ -146,7 +146,8 @@ class Memo:
 
 def minimise(sizes: Mapping[VariableId, int], factors: Sequence[Factor]) -> tuple[float, dict[VariableId, int]]:
     """
-    Return (cost, assignment): the minimum of the sum of factors, and a value per variable that attains it.
+    Return (cost, assignment): the minimum of the sum of `factors` (tables of costs, each over some variables), and a
+    value per variable that attains it.
 
     `sizes` has the number of values of each variable, by its number. Table entries of `inf` forbid a combination.
     """
@@ -159,8 +160,8 @@ def minimise_within(
     limit: float, sizes: Mapping[VariableId, int], factors: Sequence[Factor], memo: Memo | None = None
 ) -> tuple[float, dict[VariableId, int]] | None:
     """
-    Return (cost, assignment): the minimum of the sum of factors, and a value per variable that attains it, as
-    `minimise`.
+    Return (cost, assignment), as `minimise` does: the minimum of the sum of `factors` (tables of costs, each over some
+    variables), and a value per variable that attains it; `sizes` has the number of values of each variable.
 
     Returns None if elimination would look at more than `limit` table entries. Tables found in `memo`, which keeps those
     of earlier eliminations, are not counted; None starts with an empty memo.

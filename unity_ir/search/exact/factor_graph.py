@@ -31,7 +31,9 @@ layout.
 @dataclass(frozen=True, eq=False)
 class Port:
     """
-    One end of an edge: the distinct layouts that the rows of a variable make (or need) there, and each row's layout.
+    One end of an edge, which reshards a value between two variables: the distinct layouts that the rows of the variable
+    there make (or need), and each row's layout. A variable's rows are its choices: ways to shard an operator, or
+    layouts in which the readers of a value find it.
     """
 
     layouts: Ints
@@ -41,22 +43,26 @@ class Port:
 
     @property
     def at(self) -> Ints:
-        """For each row (configuration) of the variable, the index of its layout in `layouts`: [row]."""
+        """For each row of the variable, the index of its layout in `layouts`: [row]."""
         return self.axis.at
 
     def least(self, of_rows: Floats) -> Floats:
-        """Return the least cost among the rows of each layout, [layout], given a cost per row, `of_rows` [row]."""
+        """
+        Return the least cost among the rows that have each layout, [layout], given a cost per row, `of_rows` [row].
+        """
         return self.axis.least(of_rows)
 
     def of(self, rows: Ints | npt.NDArray[np.bool_]) -> Port:
-        """Return the port restricted to some of the variable's rows (configurations), given as indices or as a mask."""
+        """
+        Return the port restricted to some of the variable's rows, given as indices or as a mask, and to their layouts.
+        """
         return port(self.layouts[self.at[rows]])
 
 
 def port(layouts: Ints) -> Port:
     """
-    Return the port (one end of an edge) of a variable, given the number of the layout that each of its rows
-    (configurations) makes or needs there: [row].
+    Return the port (one end of an edge) of a variable whose rows, its choices, make or need the layouts `layouts`
+    there: [row], numbers in the value's `LayoutSpace`.
     """
     distinct, at = numbered(layouts)
     return Port(distinct, Projection(at, len(distinct)))
@@ -64,8 +70,8 @@ def port(layouts: Ints) -> Port:
 
 def numbered(layouts: Ints) -> tuple[Ints, Ints]:
     """
-    Return (distinct, index): the distinct numbers in `layouts`, sorted, and for each of `layouts` its index among them,
-    as `numpy.unique(.., return_inverse=True)` does.
+    Return (distinct, index): the distinct numbers in `layouts`, sorted, and for each number in `layouts` its index
+    among them, as `numpy.unique(.., return_inverse=True)` does.
 
     Numbers that are dense in their range are not sorted, which is faster.
     """
@@ -106,7 +112,10 @@ class Variable:
 
 @dataclass(frozen=True, eq=False)
 class DenseCost:
-    """A pairwise cost as a dense table, `seconds` [layout made, layout needed]."""
+    """
+    The cost of an edge, which reshards a value from its source to its target, as a dense table `seconds` [layout made,
+    layout needed]: by index among the layouts that the source variable makes, and that the target variable needs.
+    """
 
     made: Port
     needs: Port
@@ -138,16 +147,20 @@ class DenseCost:
 
 
 class PairwiseCost(Protocol):
-    """Interface of an edge's cost [layout made, layout needed], as far as message passing needs it."""
+    """
+    Interface of the cost of an edge, which reshards a value from its source to its target, as far as message passing
+    needs it. The cost depends on [layout made, layout needed]: one of those that the source variable makes, and one of
+    those that the target variable needs.
+    """
 
     @property
     def made(self) -> Port:
-        """The layouts that the rows (configurations) of the edge's source variable make, and each row's."""
+        """The layouts that the source variable makes, and which of them each of its rows (choices) makes."""
         ...
 
     @property
     def needs(self) -> Port:
-        """The layouts that the rows (configurations) of the edge's target variable need, and each row's."""
+        """The layouts that the target variable needs, and which of them each of its rows (choices) needs."""
         ...
 
     def there(self, of_made: Floats) -> Floats:
@@ -184,12 +197,12 @@ class Edge:
 
     @property
     def made(self) -> Port:
-        """The layouts that the rows (configurations) of the source variable make, and each row's."""
+        """The layouts that the source variable makes, and which of them each of its rows (choices) makes."""
         return self.between.made
 
     @property
     def needs(self) -> Port:
-        """The layouts that the rows (configurations) of the target variable need, and each row's."""
+        """The layouts that the target variable needs, and which of them each of its rows (choices) needs."""
         return self.between.needs
 
     @property
@@ -206,7 +219,8 @@ class Edge:
 @dataclass
 class FactorGraph:
     """
-    The problem of choosing one row (configuration or layout) per variable, so that the sum of all costs is least.
+    The problem of choosing one row per variable (a way to shard an operator, or the layout in which the readers of a
+    value find it), so that the sum of all costs is least.
 
     Costs are unary (`seconds` of a row) and pairwise (`edges`). Every edge leads from a lower to a higher variable
     number.
@@ -232,7 +246,7 @@ class FactorGraph:
     def among(self, rows: Sequence[Ints]) -> FactorGraph:
         """
         Return the factor graph with only some rows of each variable; this one is unchanged. `rows` has, per variable,
-        the positions of those to keep among the rows left here.
+        the rows to keep: positions in its array of `self.rows`, the rows left here.
         """
         edges: list[Edge] = []
         for edge in self.edges:
@@ -252,7 +266,7 @@ class FactorGraph:
     def keep(self, variable: int, rows: npt.NDArray[np.bool_]) -> None:
         """
         Drop, in place, the rows of one variable where the mask `rows` [row] is False, and the layouts at its edges that
-        only they have. `variable` is its number.
+        only those rows have. `variable` is its number.
         """
         self.rows[variable] = self.rows[variable][rows]
         self.seconds[variable] = self.seconds[variable][rows]
@@ -284,8 +298,8 @@ def between(
     producer's end of an edge) to each layout of the port `needs` (the reader's).
 
     It is 0 for the layout NOWHERE, with which a reader needs no move of its own. `space` is the value's layout space,
-    whose layout numbers the ports have; `training` says whether the gradient is resharded back, `kept` whether the
-    backward reads the resharded value. `price` weighs the seconds of the moves and the bytes kept.
+    whose layout numbers the ports have; `training` adds the seconds of resharding the gradient back, `kept` the bytes
+    of the resharded value, which the backward reads. `price` weighs seconds and bytes.
     """
     nowhere = int(len(needs.layouts) > 0 and needs.layouts[0] == NOWHERE)
     seconds = price.reshard(space, made.layouts, needs.layouts[nowhere:], training, kept)
@@ -302,7 +316,7 @@ def undominated(
     seconds: Floats, ends: Sequence[tuple[Ints, LazyRows | Floats]], candidates: int = 256
 ) -> npt.NDArray[np.bool_]:
     """
-    Return a mask [row], True for the rows of a variable that no other row dominates.
+    Return a mask [row], True for the rows (choices) of a variable that no other row dominates.
 
     A row is dominated if another is cheaper even with the reshards from and to its layouts added. `seconds` are the
     unary costs [row]. `ends` has, for every edge of the variable, (the layout of each row [row], a table [layout of the

@@ -26,10 +26,12 @@ def placed(
 ) -> tuple[dict[Node, Assignment], dict[Value, Layout], dict[Value, Layout]]:
     """
     Return an exact plan as three mappings: (assignment of each operator, layouts at rest, layouts of relays).
+    Assignments and layouts have a role per mesh axis.
 
-    Layouts at rest are those in which leaves are stored, and those to which values with several users are moved once
-    they are made. Layouts of relays have, for leaves, those to which they are moved before operators read them. `graph`
-    is the serial graph, `solver` the one that found the plan.
+    Layouts at rest are those in which leaves are stored, and those to which values with several users are resharded
+    once they are made. Layouts of relays are those in which users find these values: a leaf that several operators read
+    is resharded to it once, and from there by each of them. `graph` is the serial graph, `solver` the one that found
+    the plan.
     """
     groups, with_gradient = solver.spaces.groups, trained(graph)
     assignments: dict[Node, Assignment] = {}
@@ -51,6 +53,7 @@ def roles_of_axes(groups: Sequence[AxisGroup], names: Sequence[GridRole], counts
     """
     Return the role of each mesh axis, outermost first, given the role of each group of axes.
 
-    `names` are the possible roles; `counts` [group, role] is one-hot per group: 1 at the index in `names` of its role.
+    `names` are the possible roles, such as an index variable or dim to divide; `counts` [group, role] is one-hot per
+    group: 1 at the index in `names` of its role.
     """
     return tuple(names[int(row.argmax())] for g, row in zip(groups, counts, strict=True) for _ in g.axes)

@@ -16,7 +16,10 @@ from unity_ir.search.layouts.limits import limits
 
 
 class SavedForBackward:
-    """The values of a serial forward graph that its backward reads, and that therefore must be saved."""
+    """
+    The values of a serial forward graph that must be saved: those that its backward reads, and its outputs; all values,
+    if made without a graph.
+    """
 
     def __init__(self, graph: Graph | None):
         self._keeps = None if graph is None else Keeps(graph)
@@ -24,11 +27,13 @@ class SavedForBackward:
         self.may_recompute = frozenset[Node]() if graph is None else may_recompute(graph, self._keeps)
 
     def value(self, value: Value) -> bool:
-        """Return whether the backward of any operator reads the value."""
+        """
+        Return whether the value must be saved: the backward of some operator reads it, or it is an output of the graph.
+        """
         return self._keeps is None or value in self._keeps.values
 
     def results(self, node: Node) -> tuple[bool, ...]:
-        """Return, for each result of an operator, whether the backward of any operator reads it."""
+        """Return, for each result of an operator, whether it must be saved (`value`)."""
         return tuple(map(self.value, node.results))
 
     def operands(self, node: Node) -> tuple[bool, ...]:
@@ -37,15 +42,17 @@ class SavedForBackward:
 
     def relayed(self, value: Value, uses: Iterable[tuple[Node, int]]) -> bool:
         """
-        Return whether a value is kept until the backward in the layout to which it is resharded once for all its users:
-        whether the backward of one of `uses`, (user, operand index) pairs, reads it, or it is an output of the graph.
+        Return whether a value is kept until the backward in the layout of its relay, to which it is resharded once for
+        all its users: whether the backward of one of `uses`, (user, operand index) pairs, reads it, or it is an output
+        of the graph.
         """
         return value in self._outputs or self._read(uses)
 
     def relayed_as_output(self, value: Value, uses: Iterable[tuple[Node, int]]) -> bool:
         """
-        Return whether a value is kept in the layout to which it is resharded once for all its users (`relayed`) only as
-        an output of the graph: what a user reshards further, from there, is not kept.
+        Return whether a value is kept in the layout of its relay, to which it is resharded once for all its users, only
+        as an output of the graph: whether it is one, and the backward of none of `uses`, (user, operand index) pairs,
+        reads it.
         """
         return value in self._outputs and not self._read(uses)
 

@@ -45,7 +45,8 @@ AWAY, THERE, BOTH = 0, 1, 2
 @dataclass(frozen=True, eq=False)
 class ScaledCost:
     """
-    A pairwise cost times a factor `part` below 1: one reader's share of a move that several readers make together.
+    The cost [layout made, layout needed] of an edge times a factor `part` below 1: one reader's share of a reshard that
+    several readers make together.
     """
 
     whole: PairwiseCost
@@ -53,12 +54,12 @@ class ScaledCost:
 
     @property
     def made(self) -> Port:
-        """The layouts that the rows (configurations) of the edge's source variable make, and each row's."""
+        """The layouts that the edge's source variable makes, and which of them each of its rows (choices) makes."""
         return self.whole.made
 
     @property
     def needs(self) -> Port:
-        """The layouts that the rows (configurations) of the edge's target variable need, and each row's."""
+        """The layouts that the edge's target variable needs, and which of them each of its rows (choices) needs."""
         return self.whole.needs
 
     def there(self, of_made: Floats) -> Floats:
@@ -89,10 +90,12 @@ class ScaledCost:
 
 class SharedFactorGraphBuilder(FactorGraphBuilder):
     """
-    Builds a factor graph whose sum is a lower bound on the cost of every choice, even where readers share moves.
+    Builds a factor graph whose sum is a lower bound on the cost of every choice (one row per variable), even where
+    readers share moves. A value with several readers has a variable of its own, its relay: the layout to which it is
+    brought for all of them. Readers that need another layout move it there from the relay's, and are charged a share of
+    that move each; of tracked layouts, named to the constructor, the relay itself may pay for the move, once.
 
-    The sum is the cost itself for a value all of whose needed layouts are tracked (the relay pays once for moves
-    there).
+    The sum is the cost itself for a value all of whose needed layouts are tracked.
     """
 
     def __init__(self, solver: Solver, graph: Graph, tracked: Tracked | None = None):
@@ -101,7 +104,7 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 
     def may_share(self, value: Value) -> bool:
         """
-        Return whether several readers of a value may reshard it together, so that each is charged only a share of the
+        Return whether several readers of a value may reshard it together, so that each is charged only a share of that
         move (`reader_share`).
         """
         return _may_share(self.uses.get(value, ()), self._output_alone(value))
@@ -118,9 +121,9 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
         Return the fraction of a move's cost that each reader of a value is charged, so that readers that reshard it to
         one layout together pay for at most one move: 1 / (number of readers that may share it).
 
-        It applies to layouts whose moves are not charged to the value itself (see `shared`). If each reader reads the
-        value once, the number is one less than that of the readers: moving the value there for all of them costs as
-        little, but for an output whose bytes are priced. The value must be one that `may_share`.
+        It applies to layouts that are not tracked. If each reader reads the value once, the number is one less than
+        that of the readers: moving the value there for all of them costs as little, but for an output whose bytes are
+        priced. The value must be one that `may_share`.
         """
         uses = self.uses[value]
         users = len({user for user, _ in uses})
@@ -128,16 +131,16 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 
     def shared(self) -> frozenset[Value]:
         """
-        Return the values with tracked layouts: layouts, named to the constructor, the moves to which are charged once,
-        to the value's own variable, so that its readers find it there without paying.
+        Return the values with tracked layouts: those that a reader may find in the layout it needs without paying,
+        since the value's relay has paid for the move there.
         """
         return frozenset(self.tracked)
 
     def states(self, value: Value, tracked: tuple[int, ...]) -> Ints:
         """
-        Return all ways to have brought a value to some of the layouts `tracked` (layout numbers), [state, tracked
-        layout]: entries are AWAY (not brought there), THERE (the value is) or BOTH (its gradient is brought back from
-        there, too).
+        Return all ways for a value's relay to have moved it to some of the layouts `tracked` (layout numbers), [state,
+        tracked layout]: entries are AWAY (the value is not moved there), THERE (it is) or BOTH (it is, and its gradient
+        is moved back from there).
 
         At most floor(uses / 2) entries of a state are not AWAY, since a move is shared by at least two readers.
         """
@@ -154,26 +157,25 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 
     def count_states(self, value: Value, tracked: int) -> int:
         """
-        Return how many ways there are to have brought a value to some of `tracked` layouts (their number), each at
-        most once and to at most half as many as it is read: the length of `states`, without listing them.
+        Return how many ways there are for a value's relay to have moved it to some of `tracked` layouts (a count), at
+        most half as many as the value has uses: the length of `states`, without listing them.
         """
         trainings = len({self.training(value, [user]) for user, _ in self.uses[value]})
         return sum(comb(tracked, count) * trainings**count for count in range(len(self.uses[value]) // 2 + 1))
 
     def found(self, value: Value, row: int) -> int:
         """
-        Return the number of the layout in which readers find a value, given the index of the row chosen for its own
-        variable (its relay, which says where several readers find it).
+        Return the number of the layout in which readers find a value, given the index of the row chosen for its relay.
 
-        That is `row` itself, but for values in `shared`, whose rows are pairs of a layout and one of `states`,
-        flattened.
+        That is `row` itself, but for values in `shared`: the rows of their relays are pairs of a layout and one of
+        `states`, flattened.
         """
         return row // len(self.states(value, self.tracked[value])) if value in self.tracked else row
 
     def relay(self, value: Value) -> Variable:
         """
-        Return the variable of a value with several readers: a row per layout in which they find it or, for values in
-        `shared`, per pair of a layout and one of `states`, whose cost includes the moves of that state.
+        Return the variable of a value with several readers, its relay: a row per layout in which they find it or, for
+        values in `shared`, per pair of such a layout and one of `states`, whose cost includes the moves of that state.
         """
         plain = super().relay(value)
         if value not in self.tracked:
@@ -200,13 +202,13 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
         Return the cost [layout made, layout needed], in the solver's objective, that one reader is charged for the
         reshard of a value.
 
-        `source` is the number of the variable that provides the value: its producer's, or its own (its relay), which
-        makes the layouts `made`. The reader needs the layouts `needs`. `training` says whether the reader returns a
-        gradient, `kept` whether the backward reads the resharded value.
+        `source` is the number of the variable that provides the value, its producer's or its relay, which makes the
+        layouts `made`. The reader needs the layouts `needs`. `training` says whether the reader returns a gradient,
+        which is resharded back; `kept` whether the backward reads the resharded value, so that its bytes count.
 
         From the relay of a value with readers that may share moves, a reader is charged its share (`reader_share`) of a
-        move to most layouts; of the layouts tracked (see `shared`), nothing where the relay's row has brought the value
-        there, and the whole move where it has not. Any other edge costs what it costs in `FactorGraphBuilder`.
+        move to most layouts; to tracked ones nothing where the relay's row has moved the value there, and the whole
+        move where it has not. Any other edge costs what it costs in `FactorGraphBuilder`.
         """
         if self.numbers.get(value) != source or not self.may_share(value):
             return super().pairwise(value, source, made, needs, training, kept)

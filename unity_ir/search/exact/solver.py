@@ -127,7 +127,11 @@ class _IdentityRows:
 
 @dataclass
 class Solver:
-    """Finds the optimal plans of graphs on one machine; memoises operator tables, ports and costs across graphs."""
+    """
+    Finds the optimal plans of graphs on one machine; memoises operator tables, ports and costs across graphs. It
+    chooses a row for each variable: for an operator, a configuration (way to shard it); for a value with several users,
+    the layout in which these find it, its relay. Layouts are numbers in the value's `LayoutSpace`.
+    """
 
     spaces: Spaces
     optimizer: Optimizer
@@ -192,14 +196,15 @@ class Solver:
         shared: frozenset[Value] = frozenset(),
     ) -> Variable:
         """
-        Return the factor graph's variable of an operator: a row per configuration (how it is sharded), with its cost
-        and the layouts it makes and needs. Dominated rows, which no optimum needs, are left out, unless `whole` is set
-        or the solver is stepwise.
+        Return the factor graph's variable of an operator: a row per configuration (way to shard it), with its cost and
+        the layouts it makes and needs. Rows that another row dominates, which no optimum needs, are left out, unless
+        `whole` is set or the solver is stepwise.
 
         `with_gradient` are the nodes whose values have a gradient; `single` are the leaves that only this operator
-        reads, whose cost is included; `results` says for each result whether a gradient comes back to it, or None if
-        nobody reads it; `keeps` says which values the backward reads (None: all). Operands in `shared` may be found
-        where another operator needs them, so only a row that needs the same layouts of them dominates.
+        reads, whose storage and reshards the rows' costs include; `results` says for each result whether a gradient
+        comes back to it, or None if nobody reads it; `keeps` says which values the backward reads, whose bytes count
+        (None: all). Operands in `shared` may be found where another operator needs them, so only a row that needs the
+        same layouts of them dominates.
         """
         table = self.table(node, with_gradient)
         user = node in with_gradient
@@ -255,11 +260,14 @@ class Solver:
 
     def relay(self, value: Value, with_gradient: set[Node], kept: bool) -> Variable:
         """
-        Return the factor graph's variable of a leaf, or of a value with several users, that says where the users find
-        it: a row per layout. The cost of a row is that of storing a leaf and bringing it there; 0 for other values.
+        Return the factor graph's variable that chooses the layout in which the users of a leaf, or of a value with
+        several users, find it (its relay): a row per layout. The cost of a row is, for a leaf, that of storing it in
+        the best layout and resharding it to the row's, as `leaf` returns; 0 for other values, whose reshards are costs
+        of edges.
 
-        `with_gradient` are the nodes whose values have a gradient; `kept` says whether the backward reads the value
-        there.
+        A leaf among `with_gradient`, the nodes whose values have a gradient, pays for resharding its gradient back,
+        too, and a weight for its update. `kept` says whether the backward reads a leaf in the row's layout: the
+        resharded leaf's bytes count then.
         """
         key = (value.type, value.node.op if value.node.is_leaf else "", value.node in with_gradient, kept)
         if key not in self.variables:
@@ -275,8 +283,8 @@ class Solver:
         Return the cost [layout made, layout needed] of resharding a value along an edge, in the solver's objective;
         memoised.
 
-        The ports `made` and `needs` have the layouts at the producer's end and at the reader's. `training` says whether
-        the gradient moves back, `kept` whether the backward reads the moved value.
+        The ports `made` and `needs` have the layouts at the producer's end and at the reader's. `training` adds the
+        cost of resharding the gradient back, `kept` the bytes of the resharded value, which the backward reads.
         """
         key = (value.type, value.node.op == "weight", training, kept, id(made), id(needs))
         if key not in self.pairwise:
@@ -294,8 +302,8 @@ class Solver:
         least cost in the solver's objective, and the number of the layout in which the leaf is stored at that cost.
 
         The cost is that of storing it (`Solver.rest`) and of the reshard to the users. `with_gradient` are the nodes
-        whose values have a gradient; `user` says whether some user of the leaf is one of them, `kept` whether the
-        backward reads the resharded leaf.
+        whose values have a gradient; `user` says whether some user of the leaf is one of them, so that the leaf's
+        gradient is resharded back; `kept` whether the backward reads the resharded leaf, so that its bytes count.
         """
         training = user and value.node in with_gradient
         key = (value.type, value.node.op, value.node.master, training, kept)
@@ -321,11 +329,11 @@ class Solver:
 
     def rest(self, node: Node, with_gradient: set[Node]) -> Floats:
         """
-        Return the cost [layout] of storing a leaf in each layout, in the solver's objective: its memory and, of a
-        trained weight, its update.
+        Return the cost [layout] of storing a leaf (input, weight or constant) in each layout, in the solver's
+        objective: its memory and, of a trained weight, its update.
 
-        `with_gradient` are the nodes whose values have a gradient. The cost is infinite for layouts with copies or
-        partial sums, in which no leaf is stored.
+        `with_gradient` are the nodes whose values have a gradient. The cost is infinite for layouts with SUM or COPY,
+        in which no leaf is stored: its replicas are REPEAT, so that each gets the whole gradient.
         """
         (type,) = node.types
         updated = node.op == "weight" and node in with_gradient
@@ -336,11 +344,13 @@ class Solver:
 
     def resting(self, node: Node, updated: bool) -> tuple[Floats, Floats]:
         """
-        Return (seconds, bytes), each [layout], of storing a leaf in each layout: the seconds of the optimizer's update,
-        and the bytes of its tensors on a device, gradient and optimizer state included. Both are infinite for layouts
-        with copies or partial sums, in which no leaf is stored.
+        Return (seconds, bytes), each [layout], of storing a leaf (input, weight or constant) in each layout: the
+        seconds of the optimizer's update, and the bytes of its tensors on a device, gradient and optimizer state
+        included. Both are infinite for layouts with SUM (addends) or COPY (replicas whose gradients are yet to be
+        added), in which no leaf is stored: its replicas are REPEAT, so that each gets the whole gradient.
 
-        `updated` says whether the leaf is a trained weight; otherwise the seconds are 0.
+        `updated` says whether the leaf is a trained weight; otherwise the seconds are 0, and neither gradient nor state
+        counts.
         """
         space = self.space(node.result)
         (type,) = node.types
@@ -358,10 +368,11 @@ class Solver:
 
 def layouts_needed(node: Node, table: OperatorTable, operand: int) -> Ints:
     """
-    Return, per row of an operator's table, the number of the layout in which it needs the operand with index `operand`:
-    [row].
+    Return the layout in which an operator needs its operand number `operand`, for each way to shard the operator (a row
+    of `table`): [row], numbers in the operand's `LayoutSpace`.
 
-    It is NOWHERE where an earlier operand is the same value in the same layout, since one reshard serves both.
+    It is NOWHERE, which costs nothing to reach, where an earlier operand is the same value in the same layout, since
+    one reshard serves both.
     """
     needed, value = table.operands[operand].copy(), node.operands[operand]
     for earlier in (i for i in range(operand) if node.operands[i] == value):
@@ -407,11 +418,11 @@ def _minimum(problem: FactorGraph, memo: Memo) -> tuple[float, list[int], float]
 def among_best(problem: FactorGraph, slack: Sequence[Floats], few: int) -> tuple[tuple[float, list[int]], int]:
     """
     Return ((cost, row of each variable), few): the best choice among the `few` rows of least slack of each variable,
-    and the value of `few` that was used.
+    and the value of `few` that was used. A row is a way to shard an operator, or a layout.
 
-    `slack` [row], per variable, is how far above the lower bound any choice with that row must be. Rows are given as
-    `problem.rows` numbers them. `few` is halved until elimination looks at no more than `limits().pruned_entries` table
-    entries.
+    `slack` [row], per variable, is how far above the lower bound any choice with that row must be. Rows are returned as
+    `problem.rows` numbers them. `few` is halved until variable elimination looks at no more than
+    `limits().pruned_entries` table entries.
     """
     while True:
         spend(2 * limits().work_port * len(problem.edges))
@@ -438,7 +449,11 @@ def _eliminate(problem: FactorGraph, limit: int, memo: Memo | None = None) -> tu
 
 
 class FactorGraphBuilder:
-    """Builds the factor graph of one serial graph, and turns a choice (one row per variable) into a plan."""
+    """
+    Builds the factor graph of one serial graph, and turns a choice (one row per variable) into a plan. A variable is an
+    operator, whose rows are the ways to shard it, or the relay of a value with several users, whose rows are the
+    layouts in which these find the value.
+    """
 
     def __init__(self, solver: Solver, graph: Graph, whole: Node | None = None):
         """Keep every row of the operator `whole`, dominated or not."""
@@ -460,8 +475,8 @@ class FactorGraphBuilder:
 
     def problem(self) -> FactorGraph:
         """
-        Return the graph's factor graph, with no choice ruled out yet: a variable per operator (rows are
-        configurations), and one per value with several uses (rows are layouts in which its users find it, `relayed`).
+        Return the graph's factor graph: a variable per operator and per relay, with all their rows but dominated ones,
+        which no optimum needs.
         """
         of = self.variables
         return FactorGraph([v.rows for v in of], [v.seconds for v in of], [v.own for v in of], [*self.edges])
@@ -474,15 +489,18 @@ class FactorGraphBuilder:
         return self.plan(self.problem())
 
     def plan(self, problem: FactorGraph) -> ExactPlan:
-        """Return the best plan found among the rows left in `problem`, a factor graph of this graph."""
+        """
+        Return the best plan found among the rows left in `problem`, a factor graph of this graph that may have lost
+        some.
+        """
         return self.chosen(problem, *_minimum(problem, self.solver.memo))
 
     def chosen(self, problem: FactorGraph, seconds: float, chosen: Sequence[int], bound: float) -> ExactPlan:
         """
-        Return the plan for a choice of rows.
+        Return the plan for a choice: `chosen` has the row of each variable of `problem`, a factor graph of this graph,
+        as `problem.rows` numbers them.
 
-        `chosen` has a row per variable of `problem`, a factor graph of this graph; `seconds` is the choice's cost, and
-        `bound` a lower bound on all choices.
+        `seconds` is the choice's cost, and `bound` a lower bound on all choices; the plan records both.
         """
         rows = {key: chosen[i] for key, i in self.numbers.items() if isinstance(key, Node)}
         layouts = {key: self.found(key, chosen[i]) for key, i in self.numbers.items() if isinstance(key, Value)}
@@ -501,8 +519,8 @@ class FactorGraphBuilder:
 
     def found(self, value: Value, row: int) -> int:
         """
-        Return the number of the layout in which users find a value, given the index of the row chosen for the value's
-        own variable (its relay): here the row itself, as rows are layouts.
+        Return the number of the layout in which users find a value, given the index of the row chosen for its relay:
+        here the row itself, as the rows of a relay are layouts.
         """
         return row
 
@@ -520,8 +538,8 @@ class FactorGraphBuilder:
 
     def relayed(self, value: Value) -> bool:
         """
-        Return whether a value has a variable of its own (a relay), which says in which layout its users find it: if it
-        has several uses, or is a leaf that nobody reads.
+        Return whether a value has a variable of its own, its relay, which chooses the layout in which its users find
+        it: if it has several uses, or is a leaf that nobody reads.
         """
         return len(self.uses.get(value, ())) > 1 or (value.node.is_leaf and value not in self.uses)
 
@@ -569,16 +587,16 @@ class FactorGraphBuilder:
         Return the cost [layout made, layout needed], in the solver's objective, of the reshard of a value along one
         edge.
 
-        `source` is the number of the variable that provides the value: its producer's, or its own (its relay), which
-        makes the layouts `made`. The variable at the other end needs the layouts `needs`. `training` says whether a
-        gradient comes back along the edge, `kept` whether the backward reads the resharded value.
+        `source` is the number of the variable that provides the value, its producer's or its relay, which makes the
+        layouts `made`. The variable at the other end needs the layouts `needs`. `training` says whether a gradient
+        comes back along the edge, `kept` whether the backward reads the resharded value, so that its bytes count.
         """
         return self.solver.between(value, made, needs, training, kept)
 
     def relay(self, value: Value) -> Variable:
         """
-        Return the variable (the relay) of a leaf or a value with several users: a row per layout in which the users
-        find it.
+        Return the variable of a leaf or a value with several users, its relay: a row per layout in which the users find
+        it.
         """
         return self.solver.relay(value, self.with_gradient, self.keeps.value(value))
 

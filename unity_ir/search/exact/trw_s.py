@@ -23,7 +23,9 @@ from unity_ir.search.layouts.limits import limits
 
 class Messages:
     """
-    The messages of TRW-S (Kolmogorov, 2006) on a factor graph, one per edge and direction, and their lower bound.
+    The messages of TRW-S (Kolmogorov, 2006) on a factor graph, one per edge and direction, and their lower bound on the
+    cost of every choice. Its variables' rows are what is chosen from: the ways to shard an operator, or the layouts of
+    a value.
 
     `there` goes to the user [layout needed], `back` to the producer [layout made]. Passes drop rows of the factor graph
     in place.
@@ -43,15 +45,18 @@ class Messages:
 
     @property
     def rows(self) -> int:
-        """The number of rows left in the factor graph, summed over its variables."""
+        """
+        The number of rows left in the factor graph, of all variables together: those that passes and `prune` have not
+        dropped.
+        """
         return sum(map(len, self.problem.rows))
 
     def forward(self, known: float = np.inf) -> float:
         """
         Pass messages from the first variable to the last; return the lower bound after the pass.
 
-        `known` is the cost of the incumbent, inf if there is none: rows (configurations of a variable) that occur only
-        in dearer choices are dropped for good.
+        `known` is the cost of the incumbent, inf if there is none: rows that occur only in dearer choices are dropped
+        for good.
         """
         bound, limit = 0.0, self._limit(known)
         for variable in range(len(self.problem.rows)):
@@ -70,8 +75,8 @@ class Messages:
         """
         Pass messages from the last variable to the first; return the lower bound after the pass.
 
-        `known` is the cost of the incumbent, inf if there is none: rows (configurations of a variable) that occur only
-        in dearer choices are dropped for good.
+        `known` is the cost of the incumbent, inf if there is none: rows that occur only in dearer choices are dropped
+        for good.
         """
         bound, limit = 0.0, self._limit(known)
         for variable in reversed(range(len(self.problem.rows))):

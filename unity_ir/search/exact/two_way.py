@@ -85,7 +85,8 @@ class _End:
 @dataclass(frozen=True, eq=False)
 class TwoWayCost:
     """
-    The seconds of moving a value and (in training) its gradient back, as an edge cost that needs no dense table.
+    The seconds [layout made, layout needed] of moving a value and (in training) its gradient back, as an edge cost that
+    needs no dense table.
 
     It is [layout made, layout needed], where `made` are the layouts an operator makes the value in, and `needs` those
     its reader needs.

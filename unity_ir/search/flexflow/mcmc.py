@@ -111,11 +111,12 @@ def mcmc(
     plans: Mapping[str, Assignments] | None = None,
 ) -> McmcPlan:
     """
-    Return the fastest plan found for a serial graph by Metropolis-Hastings (FlexFlow, section 6).
+    Return the fastest plan found for a serial graph by Metropolis-Hastings (FlexFlow, section 6) over the assignments
+    of its operators: the role of each mesh axis, such as the index variable it divides.
 
-    `progress` is called with the proposals made and the best time in seconds. `space` lists the assignments each
-    operator may have (None: all that fit); those of starting plans that are not in it are replaced. `plans` are
-    starting plans by name, an assignment per operator, tried before those the settings name.
+    `settings` None is the defaults. `progress` is called with the proposals made and the best time in seconds. `space`
+    lists the assignments each operator may have (None: all that fit); those of starting plans that are not in it are
+    replaced. `plans` are starting plans by name, an assignment per operator, tried before those the settings name.
 
     Raises `UnityError` for invalid settings, and if no starting plan fits.
     """
@@ -203,7 +204,10 @@ def _starts(
 
 
 def assignments_of(plan: Graph, machine: Machine) -> dict[Node, Assignment]:
-    """Return the assignment of every operator of a plan, keyed by the operators of the plan's serial graph."""
+    """
+    Return the assignment of every operator of a plan, the role of each mesh axis in it (such as the index variable it
+    divides), keyed by the operators of the plan's serial graph.
+    """
     placement = place(plan, machine.mesh)
     found: dict[Node, Assignment] = {}
 

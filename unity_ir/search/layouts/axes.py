@@ -1,5 +1,6 @@
 """
-Enumerate the roles of mesh axes: sharding a dim, copy, sum or repeat.
+Enumerate the roles of mesh axes: their devices hold shards of a dim, replicas that do different work (copy), addends
+(sum), or replicas that all do the same work (repeat).
 
 Every axis of the machine has a role of its own; on larger machines, neighbouring axes share one
 (`search/exact/axis_groups.py`), or equal axes of a level are counted (`search/bounds/axis_counts.py`). A layout or
@@ -80,7 +81,7 @@ def count_equal_axes(machine: Machine) -> tuple[AxisGroup, ...]:
 def role_counts(groups: tuple[AxisGroup, ...], roles: int) -> Counts:
     """
     Return every way to give each mesh axis one of several roles: [way, group, role], the number of a group's axes that
-    have the role. `roles` is the number of roles.
+    have the role; a group whose axes all have the same role counts as one axis. `roles` is the number of roles.
 
     Given one group of two equal axes and 2 roles, returns [[[2, 0]], [[1, 1]], [[0, 2]]].
     """
@@ -96,8 +97,10 @@ def role_counts(groups: tuple[AxisGroup, ...], roles: int) -> Counts:
 @lru_cache(maxsize=16)
 def role_degrees(groups: tuple[AxisGroup, ...], roles: int) -> Ints:
     """
-    Return the degree of each role in each way of `role_counts`: [way, role], the product of the sizes of its axes.
-    `roles` is the number of roles.
+    Return the degree of each role in every way to give each mesh axis one of several roles: [way, role], the product of
+    the sizes of the axes that have the role. Ways are those of `role_counts`, in the same order.
+
+    `groups` are the mesh axes in groups; `roles` is the number of roles.
     """
     out = degrees_of(role_counts(groups, roles), groups)
     out.setflags(write=False)
@@ -106,7 +109,7 @@ def role_degrees(groups: tuple[AxisGroup, ...], roles: int) -> Ints:
 
 def degrees_of(counts: Counts, groups: Sequence[AxisGroup]) -> Ints:
     """
-    Return the degree of each role, the product of the sizes of its mesh axes, as an array [choice, role].
+    Return the degree of each role, the product of the sizes of the mesh axes that have it, as an array [choice, role].
 
     `counts` is an array [choice, group, role]: how many of the equal axes of a group, in `groups`, have that role under
     each choice.
@@ -155,7 +158,8 @@ def _rank(ways: Counts, number: int) -> Ints:
 
 def code(groups: Sequence[AxisGroup], counts: Counts) -> Ints:
     """
-    Return one integer per row of `counts` [way, group, role], equal for equal rows only: an index into dense tables.
+    Return an integer for each choice of roles in `counts` [choice, group, role] (how many axes of each of `groups` have
+    a role), equal for equal choices only, and below the number of possible ones: an index into dense tables, [choice].
     """
     roles = counts.shape[2]
     out = np.zeros(len(counts), dtype=np.int64)

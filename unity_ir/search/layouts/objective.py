@@ -31,7 +31,7 @@ class Price:
         Return the cost of `seconds` and `bytes`, two arrays of one shape: `second * seconds + byte * bytes`,
         elementwise.
 
-        Of the objective `SPACE`, returns the bytes alone, even where the seconds are infinite.
+        For the objective `SPACE` (bytes alone), returns the bytes, even where the seconds are infinite.
         """
         if self.byte == 0 or self == SPACE:
             return bytes if self == SPACE else self.second * seconds
@@ -39,7 +39,8 @@ class Price:
 
     def recomputes(self, table: OperatorTable, kept: Sequence[bool]) -> npt.NDArray[np.bool_]:
         """
-        Return whether recomputing an operator's results costs less than saving them, for each row of its table: [row].
+        Return whether recomputing an operator's results in the backward costs less than saving them, for each way to
+        shard the operator (a row of its table): [row].
 
         `kept` says for each result whether the backward reads it, so that it would be saved.
         """
@@ -48,8 +49,8 @@ class Price:
 
     def rows(self, table: OperatorTable, kept: Sequence[bool], may_recompute: bool) -> Floats:
         """
-        Return the cost [row] of each configuration of an operator; `kept` says for each result whether the backward
-        reads it.
+        Return the cost of an operator for each way to shard it (a row of its table): [row]. `kept` says for each result
+        whether the backward reads it, so that its bytes count.
 
         With `may_recompute`, the cost of a row is that of saving the results or of recomputing them, whichever is less.
         """

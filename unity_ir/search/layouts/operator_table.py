@@ -46,7 +46,7 @@ class OperatorTable:
 
     def bytes(self, kept: Sequence[bool]) -> Floats:
         """
-        Return, per row, the bytes on a device of the results that are saved for the backward: [row].
+        Return the bytes on a device of the results that are saved for the backward, for each configuration: [row].
 
         `kept` says for each result whether it is saved.
         """

@@ -43,7 +43,9 @@ def _columns(table: Floats, rows: Ints, columns: Ints) -> Floats:
 
 class LayoutSpace:
     """
-    All layouts that a value of one shape may have on a machine, numbered, and the seconds of moving between any two.
+    All layouts that a value of one shape may have on a machine, numbered, and the seconds of moving between any two. A
+    layout gives each mesh axis a role: its devices hold shards of a dim, addends (SUM), replicas that do different
+    work, whose gradients are added (COPY), or replicas that all do the same work (REPEAT).
 
     A layout is a row of `counts` [layout, group, role]; the columns of roles are the dims, then COPY, SUM, REPEAT.
     """
@@ -85,8 +87,8 @@ class LayoutSpace:
 
     def role(self, role: int) -> int:
         """
-        Return the column of `counts` for a role: a dim number, or COPY, SUM or REPEAT. Dims that are merged share a
-        column.
+        Return the column of `counts` [layout, group of axes, role], the numbers of axes with each role, for a role: a
+        dim number, or COPY, SUM or REPEAT. Dims that are merged share a column.
         """
         return self.merged[role] if role >= 0 else self.rank + {COPY: 0, SUM: 1, REPEAT: 2}[role]
 
@@ -95,8 +97,9 @@ class LayoutSpace:
 
     def find(self, counts: Counts) -> Ints:
         """
-        Return the layout number of each row of `counts` [way, group, role]; -1 for a row by which the shape is not
-        divisible.
+        Return the layout number of each row of `counts` [way, group of axes, role], the numbers of axes with each role:
+        [way]; -1 for a way that is no layout of this space, as degrees do not divide the shape or integers would be in
+        partial sums.
         """
         return self._number[code(self.groups, counts)]
 
@@ -128,8 +131,8 @@ class LayoutSpace:
     @cached_property
     def training(self) -> Floats:
         """
-        Seconds [source, target] of the cheapest moves of a value and, in the other direction between duals, of its
-        gradient.
+        Seconds [source, target] of the cheapest moves of a value from layout to layout and of its gradient back,
+        between their duals (COPY and SUM swapped).
         """
         every = np.arange(len(self))
         return self.reshard(every, every, True)
@@ -207,7 +210,10 @@ class LayoutSpace:
         return seconds
 
     def moved_bytes(self, sources: Ints, targets: Ints) -> Floats:
-        """Return bytes [source, target] of the piece that a reshard leaves on a device; 0 where it moves nothing."""
+        """
+        Return bytes [source, target] of the piece that a reshard between layouts given by number leaves on a device; 0
+        where it moves nothing.
+        """
         there = self._there
         return (there[sources][:, None] != there[targets]) * self.bytes[targets]
 
@@ -270,7 +276,7 @@ class LayoutSpace:
         REPEAT.
 
         `sources` and `targets` are indices in `without_repeat`. If they are most of all pairs (`mostly`), the whole
-        table [layout, layout] is returned instead, in which other rows may be undefined.
+        table [layout, layout] is returned instead, in which the rows of other sources may be undefined.
         """
         filled, seconds = self._least
         n = len(filled)
@@ -325,7 +331,8 @@ class LayoutSpace:
 
     def from_layouts(self, sources: Ints, single: bool = False, home: bool = False) -> Floats:
         """
-        Return seconds [source, layout] of the cheapest moves from some layouts to all, by index in `without_repeat`.
+        Return seconds [source, layout] of the cheapest moves from the layouts `sources` to all layouts without REPEAT;
+        all are indices in `without_repeat`.
 
         With `home`, moves go from all layouts to the sources instead. With `single`, sums are in float32 (see
         `PricedMoves.cheapest`).
@@ -400,7 +407,10 @@ class Spaces:
 
     @cached_property
     def groups(self) -> tuple[AxisGroup, ...]:
-        """The groups of mesh axes: axes of a group have the same role or, if `by_count`, are counted."""
+        """
+        The machine's mesh axes in groups: axes of a group all have the same role or, with `by_count`, a role each, of
+        which only the numbers are told apart.
+        """
         if self.by_count:
             return count_equal_axes(self.machine)
         axes = len(self.machine.mesh.sizes)
@@ -419,8 +429,8 @@ class Spaces:
         """
         Return the space of layouts of values of this global shape and element type on the machine, memoised.
 
-        `merge` replaces this object's coarseness of dims (`_merged_dims`); None keeps it. `grad` is the element type of
-        their gradients, "" if it is the same.
+        `merge` says which dims layouts tell apart: 0 all, 1 the last one (of images, the channels) from the others, 2
+        none; None takes that of this object. `grad` is the element type of their gradients, "" if it is the same.
         """
         merged = _merged_dims(len(shape), self.merge if merge is None else merge)
         key = (shape, dtype, merged, grad)
@@ -431,10 +441,10 @@ class Spaces:
 
     def of_value(self, value: Value) -> LayoutSpace:
         """
-        Return the layouts of a value.
+        Return the space of layouts of a value.
 
-        If dims are merged at all, those of a weight are all merged: it may rest sharded along the dim in which it is
-        needed sharded, so the bound loses hardly anything.
+        If dims are merged at all, those of a weight are all merged: it may be stored sharded along the dim in which it
+        is needed sharded, so the bound loses hardly anything.
         """
         weight = self.merge > 0 and value.node.op == "weight"
         return self.of(value.type.shape, value.type.dtype, 2 if weight else None, value.type.grad)

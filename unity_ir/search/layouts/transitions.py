@@ -23,7 +23,8 @@ from unity_ir.search.layouts.limits import limits
 @dataclass(frozen=True, eq=False)
 class Moves:
     """
-    Moves between layouts without REPEAT, by index in `role_counts`.
+    Single moves between layouts without REPEAT, which are indices in `role_counts`: each changes the role of some mesh
+    axes, by one collective or a step on each device.
 
     Moves of one set (the same axes, from one role to another) are contiguous; no two of a set share a source or a
     target.
@@ -47,8 +48,8 @@ class Moves:
     @property
     def reversed(self) -> Moves:
         """
-        The same moves with sources and targets exchanged, to find distances to a layout; kinds and factors are kept as
-        they are.
+        The same moves with sources and targets exchanged, to find distances to a layout instead of from it; the
+        collectives, and the factors by which pieces grow and shrink, stay those of the original direction.
         """
         return replace(self, sources=self.targets, targets=self.sources)
 

@@ -137,7 +137,8 @@ class Solvers:
 
 class LagrangianCurve:
     """
-    The choices for a serial graph that are optimal at some price of a byte, from the fastest to the smallest.
+    The choices for a serial graph that are optimal at some price of a byte, from the fastest to the smallest. A choice
+    is a row for each variable of the graph's `CostModel`: how to shard each operator, and the layouts of its values.
 
     Choices and bounds are kept, so that a search under another limit starts from those on either side of it.
     """
@@ -157,21 +158,18 @@ class LagrangianCurve:
     @cached_property
     def smallest(self) -> Choice:
         """
-        The choice (a row for each variable of the graph's `CostModel`) that holds the fewest bytes per device, found as
-        if every operator kept its own copy of a value that it reshards together with others.
+        The choice that holds the fewest bytes per device at the end of the forward, found as if every operator kept its
+        own copy of a value that it reshards together with others.
         """
         self.met.append(self.model.choice(self.solvers.at(SPACE).solve(self.graph)))
         return self.met[-1]
 
     def bytes(self, choice: Choice) -> float:
-        """
-        Return the bytes that a device holds at the end of the forward under a choice (a row for each variable of the
-        model).
-        """
+        """Return the bytes that a device holds at the end of the forward under a choice."""
         return self.model.costs(choice)[1]
 
     def seconds(self, choice: Choice) -> float:
-        """Return the seconds of an iteration under a choice, each shared move charged once."""
+        """Return the seconds of an iteration under a choice, each reshard that several operators share charged once."""
         return self.model.costs(choice)[0]
 
     def bound(self, limit: float) -> float:

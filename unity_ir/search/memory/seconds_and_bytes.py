@@ -55,7 +55,9 @@ Key = Node | Value | Rest
 
 class CostModel:
     """
-    Seconds and bytes of any choice (a row for each operator, relay and leaf), as a factor graph with all rows.
+    Seconds and bytes of any choice for a graph, as a factor graph in which nothing is ruled out. A choice has a row for
+    each variable: a way to shard an operator, the layout in which a leaf is stored, or that in which the users of a
+    leaf or value with several users find it (its relay).
 
     Operators that may be recomputed have their rows twice: with saved results, then with recomputed ones.
     """
@@ -161,7 +163,7 @@ class CostModel:
                 return plan.layouts[key]
 
     def plan(self, choice: Choice, bound: float) -> ExactPlan:
-        """Return the exact plan of a choice; `bound` is its lower bound in seconds."""
+        """Return the exact plan of a choice; `bound` is a lower bound in seconds for it to record."""
         rows = {key: row % self._rows(key) for key, row in zip(self.keys, choice, strict=True) if isinstance(key, Node)}
         again = frozenset(
             key for key, row in zip(self.keys, choice, strict=True) if isinstance(key, Node) and row >= self._rows(key)
@@ -172,7 +174,10 @@ class CostModel:
         return ExactPlan(self.costs(choice)[0], rows, layouts, rests, again, bound, every, every)
 
     def costs(self, choice: Choice) -> tuple[float, float]:
-        """Return the seconds of a choice and its bytes per device, as `cost.plan` counts them: a shared move once."""
+        """
+        Return (seconds of an iteration, bytes held per device at the end of the forward) of a choice, as `cost.plan`
+        counts them: a move that several operators share is charged once.
+        """
         seconds, bytes = self.charged(choice)
         for edges in self._shared:
             alike: dict[int, list[tuple[float, float]]] = {}
@@ -187,8 +192,8 @@ class CostModel:
 
     def charged(self, choice: Choice) -> tuple[float, float]:
         """
-        Return the seconds of a choice and its bytes per device with every user paying for its own moves: the sums that
-        the exact search minimises, and that local search changes.
+        Return (seconds of an iteration, bytes held per device) of a choice with every user paying for its own moves:
+        the sums that the exact search minimises, and that local search changes.
         """
         seconds = sum(float(s[row]) for s, row in zip(self.seconds, choice, strict=True))
         bytes = sum(float(b[row]) for b, row in zip(self.bytes, choice, strict=True))
@@ -265,8 +270,8 @@ class CostModel:
 
     def smallest_rows(self, variable: int, choice: Choice) -> list[int]:
         """
-        Return the indices of the rows of a variable other than its row in `choice`, by the bytes that a device then
-        holds, fewest first; rows of infinite bytes are left out.
+        Return the indices of the rows of a variable other than its row in `choice`, by the bytes that a device would
+        hold with that row, fewest first; rows of infinite bytes are left out.
 
         `variable` is its number; all other variables keep their rows.
         """

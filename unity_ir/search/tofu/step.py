@@ -76,8 +76,8 @@ class StepBuilder:
     def step(self, size: int) -> StepProblem:
         """
         Return the problem of the next step of Tofu's recursion, to partition all groups along one more mesh axis, of
-        `size` devices: each group's possible roles on the axis, and the bytes moved for each pair. It changes nothing
-        here; see `choose`.
+        `size` devices: each group's possible roles on the axis (an index variable of the operators, or a dim of the
+        values, to divide), and the bytes moved for each pair. It changes nothing here; see `choose`.
         """
         alike: dict[Hashable, tuple[list[GridRole], Floats]] = {}
         may: list[list[GridRole]] = []
@@ -130,7 +130,10 @@ class StepBuilder:
         return {n: self.operators[g] for n, g in self.groups.operators.items()}
 
     def layouts(self) -> dict[Value, Roles]:
-        """Return the layout in which every value rests: its role on each mesh axis partitioned so far."""
+        """
+        Return the layout in which every value is stored between the operators that make and read it: its role on each
+        mesh axis partitioned so far.
+        """
         return {v: self.values[g] for v, g in self.groups.values.items()}
 
     def _form(self, node: Node) -> Hashable:
@@ -232,7 +235,8 @@ def _item(value: Value) -> int:
 
 def group_sizes(step: StepProblem) -> Mapping[int, int]:
     """
-    Return the number of choices of each group in a step, by variable number: operator groups first, then value groups.
+    Return the number of choices (roles on one more mesh axis) of each group in a step of Tofu's recursion, by number:
+    operator groups first, then value groups.
     """
     counts = [*map(len, step.operators), *map(len, step.values)]
     return dict(enumerate(counts))

@@ -1,5 +1,6 @@
 """
 Enumerate degrees, shares of a machine, and the machine views with given degrees on a share (Unity, 3.2 and 5.2).
+Degrees are (role, degree) pairs; a role is an index variable to divide, or a set of operands in partial sums.
 
 A share is a part of a machine: the number of usable coordinates of each mesh axis, all or fewer. An operator uses only
 the first coordinate of an axis that is not whole; its view is pinned there. The cost of a share depends only on how
@@ -77,9 +78,9 @@ def views(degrees: Degrees, share: Share, sizes: tuple[int, ...], levels: tuple[
     `limits().unity_views`; () if none fits. A view is the role of each mesh axis.
 
     `degrees` are (role, degree) pairs, `share` is the number of usable coordinates of each mesh axis; `sizes` and
-    `levels` are the size and the machine level of each mesh axis. Axes that the share has whole are used, or repeat if
-    left over; the others are pinned at 0. Views differ in which levels provide how much of each degree, and in the
-    order of roles on a level's axes; axes of one role are contiguous.
+    `levels` are the size and the machine level of each mesh axis. Axes that the share has whole are used, or repeat the
+    work if left over; of the others, only coordinate 0 is used (the view is pinned there). Views differ in which levels
+    provide how much of each degree, and in the order of roles on a level's axes; axes of one role are contiguous.
     """
     classes: dict[tuple[int, int], list[int]] = {}
     for axis, (level, size) in enumerate(zip(levels, sizes, strict=True)):
@@ -158,8 +159,8 @@ def splits(share: Share, sizes: Sequence[int], levels: Sequence[int]) -> Iterato
 
 def moved(assignment: Assignment, start: Sequence[int]) -> Assignment:
     """
-    Return a view with each axis pinned at coordinate 0 pinned at `start[axis]` instead, to move it to a share of the
-    machine that begins there; `start` has a coordinate per mesh axis.
+    Return a view (the role of each mesh axis) moved to a share of the machine that begins at `start`, a coordinate per
+    mesh axis: where it is pinned at coordinate 0 of an axis (uses only the devices there), at `start[axis]` instead.
     """
     return tuple(pinned_at(start[a]) if role == pinned_at(0) else role for a, role in enumerate(assignment))
 

@@ -140,6 +140,9 @@ NO_VIEWS = Views(((),), np.zeros(1), (), ())
 class Mapper:
     """
     Finds the fastest machine mapping of candidates on one machine (Unity, section 5.2), memoising tables by structure.
+    A candidate is a serial graph and the degrees of its operators: (role, degree) pairs, where a role is an index
+    variable to divide, or a set of operands in partial sums. A mapping gives each operator a view: the role of each
+    mesh axis.
 
     Without `cache`, nothing is kept from one candidate to the next.
     """
@@ -183,17 +186,18 @@ class Mapper:
         self, piece: Subgraph, degrees: Mapping[Node, Degrees], entry: int = 0, exit: int = 0
     ) -> dict[Node, Assignment]:
         """
-        Return every operator's view (the role of each mesh axis) in the fastest mapping.
+        Return every operator's view (the role of each mesh axis) in the fastest machine mapping of `piece`.
 
-        `degrees` has (role, degree) pairs per operator of `piece`; `entry` and `exit` are the indices of the layouts at
-        the ends, among `piece.entries` and `piece.exits`.
+        `degrees` has (role, degree) pairs per operator of `piece`; `entry` and `exit` are the indices of the layouts in
+        which its value at the entry arrives and its first output leaves, among `piece.entries` and `piece.exits`.
         """
         return _Mapping(self, piece, degrees).chosen(entry, exit)
 
     def of(self, piece: Subgraph, node: Node, degrees: Degrees, share: Share) -> Views:
         """
-        Return the machine views in which an operator of `piece` has these degrees ((role, degree) pairs) on a share of
-        the machine (usable coordinates per mesh axis), with their costs; memoised.
+        Return the machine views in which an operator of `piece` has these degrees on a share of the machine (the number
+        of usable coordinates of each mesh axis), with its seconds in each view, and the layouts that it needs and makes
+        there; memoised.
         """
         key = (self.number_of(piece, node), degrees, share)
         if key not in self._views:

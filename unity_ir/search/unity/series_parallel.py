@@ -37,12 +37,12 @@ class Sequence:
 
     @property
     def source(self) -> Node | None:
-        """The operator before the region; None for the first region."""
+        """The operator before the region; None if the region begins where the graph does."""
         return self.left.source
 
     @property
     def target(self) -> Node | None:
-        """The operator after the region; None for the last region."""
+        """The operator after the region; None if the region ends where the graph does."""
         return self.right.target
 
 
@@ -56,12 +56,12 @@ class Parallel:
 
     @property
     def source(self) -> Node | None:
-        """The operator before the region; None for the first region."""
+        """The operator before the region; None if the region begins where the graph does."""
         return self.first.source
 
     @property
     def target(self) -> Node | None:
-        """The operator after the region; None for the last region."""
+        """The operator after the region; None if the region ends where the graph does."""
         return self.first.target
 
 

@@ -116,7 +116,8 @@ def _cuts(graph: Graph, rules: Sequence[Rule], least: int) -> list[Node]:
 
 def partitionings(shape: Sequence[int], machine: Machine) -> tuple[Layout, ...]:
     """
-    Return the layouts that a tensor of a shape may have between two parts: whole, one dim by any degree, or two dims.
+    Return the layouts (a role per mesh axis) that a tensor of a shape may have between two parts: whole on every
+    device, one dim sharded by any degree, or two dims.
 
     Two dims together take all devices. There are no replicas, and each layout has one view; the mapping of the whole
     graph chooses the views again.
@@ -141,7 +142,7 @@ def partitionings(shape: Sequence[int], machine: Machine) -> tuple[Layout, ...]:
 def compose(graph: Graph, chosen: Sequence[Chosen]) -> tuple[Graph, dict[Node, Degrees]]:
     """
     Return the chosen candidates' graphs joined in sequence, and the degrees of each operator of the joined graph, as
-    (role, degree) pairs.
+    (role, degree) pairs. The joined graph has the name and inputs of `graph`, the one that was split.
 
     Each part's entry becomes the output of the part before. Degrees are () for operators without degrees in the
     candidate.

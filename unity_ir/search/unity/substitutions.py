@@ -62,7 +62,7 @@ class Substitutions:
         """
         Return every set of degrees that a parallelization rule may give an operator instead of its current ones, `now`:
         one role gets another degree, the others keep theirs or, where that does not fit, lose them. All are tuples of
-        (role, degree) pairs.
+        (role, degree) pairs; a role is an index variable to divide, or a set of operands in partial sums.
         """
         if (node, now) not in self._ways:
             self._ways[node, now] = tuple(self._degrees(node, now))
@@ -144,11 +144,11 @@ class Substitutions:
 
     def alike(self, piece: Subgraph, dims: Mapping[Value, Sequence[int]]) -> CandidatePCG:
         """
-        Return the candidate for `piece` in which operators follow the sharding of some values: in graph order, each
-        takes the degrees of its operands (`follow`).
+        Return the candidate for `piece` in which operators follow the sharding of some values, so that neighbours are
+        sharded alike: in graph order, each operator takes the degrees of its operands' dims (`follow`).
 
-        `dims` has, for each of these values, the degree of each of its dims; the others start whole. Single
-        substitutions would lead to the same candidate, with one operator per round.
+        `dims` has, for each of these values, the degree of each of its dims; others that no operator makes start whole.
+        Single substitutions would lead to the same candidate, with one operator per round.
         """
         known: dict[Value, Sequence[int]] = dict(dims)
         degrees: dict[Node, Degrees] = {}
@@ -160,7 +160,8 @@ class Substitutions:
 
 def made(value: Value, degrees: Degrees) -> Sequence[int]:
     """
-    Return the degree of each dim of `value` if the operator that computes it has these degrees ((role, degree) pairs).
+    Return the degree of each dim of `value` if the operator that computes it has these degrees: (role, degree) pairs,
+    where a role is an index variable to divide, or a set of operands in partial sums, which shards no dim.
     """
     by = {role: d for role, d in degrees if isinstance(role, str)}
     return [by.get(v, 1) if v is not None else 1 for v in value.node.analysis.result_dims[value.index]]
@@ -168,8 +169,8 @@ def made(value: Value, degrees: Degrees) -> Sequence[int]:
 
 def follow(node: Node, dims: Mapping[Value, Sequence[int]], devices_of: int) -> Degrees:
     """
-    Return the degrees ((role, degree) pairs) of an operator that is sharded as its operands are: each index variable
-    has the degree of the operands' dims it runs along. Where operands disagree, the first decides.
+    Return the degrees of an operator that is sharded as its operands are, as (index variable, degree) pairs: each index
+    variable has the degree of the operands' dims it runs along. Where operands disagree, the first decides.
 
     `dims` has, for each sharded operand, the degree of each of its dims; `devices_of` is the number of devices of the
     machine. Returns () where the degrees do not divide sizes or devices.
