@@ -54,7 +54,8 @@ def exchanges(node: Node, degrees: Mapping[str, int]) -> Iterator[Exchange]:
 
 def halo_moves(node: Node, assignment: Assignment, mesh: Mesh) -> dict[int, tuple[tuple[Move, Move], ...]]:
     """
-    Return the halo exchanges that a serial compute node needs under an assignment (the role of each axis of `mesh`).
+    Return the halo exchanges that a serial compute node needs under an assignment: the role of each axis of `mesh`,
+    such as the index variable that it divides.
 
     Keys are the indices of the operands that need one; values are their (forward's move, gradient's move) pairs, one
     per dim exchanged. The gradient's moves (`halo_reduce`) add the borders back to the neighbours' shards.

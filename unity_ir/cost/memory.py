@@ -56,7 +56,8 @@ def held(
     optimizer: Optimizer,
 ) -> Mapping[str, int]:
     """
-    Return the bytes held at the end of the forward on the device that holds most, by kind (`HOLDS`).
+    Return the bytes held at the end of the forward on the device that holds most, by kind (`HOLDS`: weights, gradients,
+    optimizer state, activations).
 
     `values` are the values held in the layout they are made or stored in, leaves included; `weights` are the weights
     that are updated; `reshards` are the resharded copies held: value, target layout and moves.

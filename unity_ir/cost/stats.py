@@ -190,7 +190,8 @@ def _roles(layout: Layout) -> str:
 
 def divided(how: Assignment, mesh: Mesh) -> str:
     """
-    Return the text for an assignment in `--stats`: given m, m, COPY on axes of 2, 3, 4 devices, `m by 6, copy by 4`.
+    Return the text for an assignment (the role of each axis of `mesh` in an operator) in `--stats`: given index
+    variable m, m, COPY on axes of 2, 3, 4 devices, `m by 6, copy by 4`.
     """
     degrees: dict[str, int] = {}
     for what, size in zip(how, mesh.sizes, strict=True):

@@ -1,5 +1,6 @@
 """
-Compute the work of one operator under many configurations at once, with rows of an array in place of nodes.
+Compute the work of one operator under many configurations at once: each row of an array `degrees` [row, variable] is a
+configuration, the number of parts of each index variable.
 
 A configuration divides extents and changes nothing else of a task. So the kernels are found once, for the whole
 operator; dividing by one index variable at a time shows which degree divides which extent of which kernel. Sizes, FLOPs
@@ -136,9 +137,8 @@ def seconds(
 
 def distinct(rows: Ints) -> tuple[Ints, Ints]:
     """
-    Return (first, group): the index of the first row of each group of equal rows, and the number of each row's group.
-
-    Rows are of non-negative numbers; groups are sorted by row.
+    Return (first, group) of an array of non-negative integers, as `np.unique` does for rows: the index of the first of
+    each group of equal rows [group], and the number of each row's group [row]. Groups are sorted by row.
     """
     sizes = rows.max(axis=0, initial=0) + 1
     if prod(sizes.tolist()) < 2**62:

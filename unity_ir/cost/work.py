@@ -88,8 +88,8 @@ def kernel_operator(operator: str, attributes: Attributes, dtypes: tuple[str, ..
     Return the name of an operator's kernels in profiles: given matmul with act = "relu" on two f32 operands,
     `matmul{act=relu}(f32, f32)`.
 
-    `dtypes` are the operands' element types. Attributes that are degrees (of index variables that occur in no operand)
-    are left out, as they do not change a task.
+    `dtypes` are the operands' element types. Attributes that are degrees (numbers of parts of index variables that
+    occur in no operand) are left out, as they do not change a task.
     """
     clauses = find_operator(operator).line.clauses
     degrees = {c.value.attribute for c in clauses if c.kind == "degree" and isinstance(c.value, Entry)}

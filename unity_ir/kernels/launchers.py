@@ -1,4 +1,7 @@
-"""Generate the Python function that computes a bound line, and the kernels it launches, by the line's form."""
+"""
+Generate the Python function (launcher) that computes a bound line, an operator's TDL line at given sizes, and the
+kernels it launches, by the line's form.
+"""
 
 from __future__ import annotations
 

@@ -86,8 +86,9 @@ def _capacity(levels: Sequence[Level], i: int) -> Capacity:
 
 def cuts(levels: Sequence[Level], sizes: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
     """
-    Yield the cuts of the machine that separate devices of a collective's group: at each such level, one member against
-    the rest, as (number of the level, devices of one group in a member, groups in a member).
+    Yield the cuts of the machine that separate devices of a collective's group: at each such level, one member (a node,
+    say) against the rest, as (number of the level, how many devices of one group a member has, how many groups have
+    devices in a member).
 
     `sizes` maps level numbers (outermost 0) to the number of a group's devices along each level.
     """

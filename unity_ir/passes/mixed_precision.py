@@ -26,6 +26,6 @@ class MixedPrecision(GraphPass):
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         """
         Return the forward graph computed in the pass's `type` (bf16 by default), with weights kept in f32, and their
-        gradients summed in its `reduce` type. `machine` is not used.
+        gradients summed in the type of its option `reduce` (f32 by default). `machine` is not used.
         """
         return mixed_precision(graph, self.type, self.reduce)

@@ -7,7 +7,8 @@ from unity_ir.pcg.graph import Graph, Value
 
 class Anchors:
     """
-    Finds which values of a parallel graph exist on devices; the others are only steps of a reshard.
+    Finds which values of a parallel graph exist on devices; the others are only steps of a reshard: a change of layout,
+    written as a chain of parallel operators (`reduce`, then `partition`, say).
 
     A chain of parallel operators is one reshard, from the value it starts at to where it is read. A value in the middle
     exists only if its operator has a view, it is an output, or it is also read by a compute operator.
@@ -21,8 +22,9 @@ class Anchors:
         """
         Return whether a value is a tensor of its own on devices: True for leaves and results of compute operators.
 
-        The result of a parallel operator is one if it has a view, is an output or a gradient that an update reads, or
-        if a compute operator and another user read it; else it is only a step, or the end, of a reshard.
+        The result of a parallel operator is one if it has a machine view (says on which devices it is), is an output or
+        a gradient that an update reads, or if a compute operator and another user read it; else it is only a step, or
+        the end, of a reshard.
         """
         node = value.node
         if not node.is_parallel or node.view is not None or value in self._outputs:

@@ -1,5 +1,6 @@
 """
-Plans reshards on a coarser mesh: neighbouring axes whose roles change alike move together, as one *run*.
+Plans reshards on a coarser mesh: neighbouring axes whose roles change alike move together, as one *run*. A role is what
+a mesh axis does in a layout: shard a dim, or hold addends (SUM) or replicas (COPY, REPEAT).
 
 The cost of a plan depends only on the sizes of the runs, their roles (up to a renaming of dims) and the number of
 elements; not on COPY versus REPEAT, between which moves are free, and of pinned axes only on whether they are where
@@ -37,13 +38,16 @@ def plan_coarsely(
     memo: RunMemo | None = None,
 ) -> tuple[Move, ...]:
     """
-    Plan a reshard as `pcg.reshard.plan` does, but faster, on a coarser mesh; return the moves over the real mesh axes.
+    Return the cheapest moves (collectives, or steps on each device by itself) that bring a value from layout `source`
+    to `target`, as `pcg.reshard.plan` does, but faster, since it plans on a coarser mesh; moves are over the real mesh
+    axes.
 
     `source` and `target` have a role per mesh axis, `shape` is the value's global shape, `levels` has each axis's
     machine level, and `price` gives a move's seconds. On a mesh of more than `FINE_AXES` axes, neighbouring axes on one
     level that change from the same role to the same role count as one axis, and intermediate layouts use only the dims
     of the two layouts and the largest other dim. Given (0, 0, 0, 0) to (1, 1, COPY, COPY), there are two axes of 4
-    instead of four of 2. `memo` caches results for one machine, element type and price; None keeps none.
+    instead of four of 2. `memo` caches results for one machine, element type and price; None keeps none. Raises
+    `UnityError` where there is no way.
     """
     if source == target:
         return ()

@@ -48,8 +48,8 @@ class RuntimeCall:
 @dataclass(frozen=True, slots=True)
 class Collective:
     """
-    A collective, or a step on each device by itself, that changes the roles of mesh axes: a row of the table
-    `COLLECTIVES`.
+    A collective, or a step on each device by itself, that changes the roles of mesh axes (what the devices along an
+    axis hold: shards of a dim, addends, replicas): a row of the table `COLLECTIVES`.
 
     `received(n, elements)` gives the elements that all n devices of a group receive together when a ring carries them,
     for pieces of `elements` before the move (for halos: borders of a device between two others). It is None if no link
@@ -86,8 +86,8 @@ class Collective:
 
     def profiled_call(self) -> tuple[RuntimeCall, tuple[int, ...]]:
         """
-        Return (call, dims) to measure: the runtime function that `unity-profile` times for this collective, and the
-        dims of its matrix that it gives the function, such as `(0,)` for all_gather and `(0, 1)` for all_to_all.
+        Return (call, dims): the runtime function that `unity-profile` times for this collective, on a matrix, and the
+        dims of the matrix that it gives the function, such as `(0,)` for all_gather and `(0, 1)` for all_to_all.
 
         Raises `UnityError` for a collective that profiles do not hold.
         """

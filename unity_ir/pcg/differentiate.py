@@ -1,5 +1,5 @@
 """
-Builds the backward of a graph from the operators' gradients, with dual types.
+Builds the backward of a graph from the operators' gradients, with dual types: partial sums and copies change places.
 
 A value's gradient has the value's dims with `sum` and `copy` swapped, and each parallel operator has another as its
 backward. All gradient synchronisation follows from that: that of data parallelism, Megatron's f/g pairs and every

@@ -14,7 +14,8 @@ FLOATS = ("f32", "bf16", "f16")
 def in_type(graph: Graph, dtype: str) -> Graph:
     """
     Return the graph computed in the floating point type `dtype`, such as `bf16`: its floating point inputs, weights,
-    constants and casts are converted. Weights have no masters then.
+    constants and casts are converted. Weights then have no masters (longer copies that are stored and updated in place
+    of them).
 
     Raises `UnityError` for an unknown type.
     """

@@ -60,12 +60,18 @@ class Node:
 
     @property
     def is_parallel(self) -> bool:
-        """Whether the node is a parallel operator."""
+        """
+        Whether the node is a parallel operator (`partition`, `replicate`, `all_reduce`, ..): one that changes into what
+        pieces a value is divided, and never the value.
+        """
         return self.op in PARALLEL_OPERATORS
 
     @property
     def is_compute(self) -> bool:
-        """Whether the node is an operator of TDL, neither a leaf nor a parallel operator."""
+        """
+        Whether the node computes (`matmul`, `relu`, ..) by an operator that is defined in TDL, the tensor description
+        language: neither a leaf nor a parallel operator.
+        """
         return not (self.is_leaf or self.is_parallel)
 
     @property
@@ -83,7 +89,7 @@ class Node:
 
     @property
     def operator(self) -> Operator:
-        """The operator of a compute node."""
+        """The definition of a compute node's operator: its TDL line, and the function that builds its gradient."""
         return find_operator(self.op)
 
     def attribute(self, name: str) -> Any:
@@ -92,7 +98,10 @@ class Node:
 
     @property
     def analysis(self) -> Analysis:
-        """The ways in which a compute node can be divided, from its TDL line bound to its operands' global shapes."""
+        """
+        The ways in which a compute node can be divided: which index variables of its TDL line can be sharded, and which
+        operands can be in partial sums; from the line, bound to its operands' global shapes.
+        """
         try:
             return self._analysis
         except AttributeError:
@@ -102,7 +111,10 @@ class Node:
 
     @property
     def configuration(self) -> Configuration:
-        """How the tasks of a compute node are divided, as its operands' types say."""
+        """
+        How the work of a compute node is divided into tasks, as its operands' types say: the number of parts of each
+        index variable, and the numbers of copies and of partial sums.
+        """
         try:
             return self._configuration
         except AttributeError:
@@ -134,7 +146,7 @@ class Value:
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """The degree of each dim."""
+        """The degree of each dim: the number of shards that it is cut into, 1 for a whole dim."""
         return self.type.degrees
 
     @property
@@ -254,7 +266,8 @@ def _check_elements(operator: Operator, bound: Bound, operands: tuple[TensorType
 
 def parallel(op: str, operand: Value, view: View | None = None, **attributes: int) -> Node:
     """
-    Apply the parallel operator `op` (`partition`, `reduce`, ..) to a value; return the node.
+    Apply the parallel operator `op` (`partition`, `reduce`, ..), which changes into what pieces a value is divided, to
+    a value; return the node.
 
     `attributes` are the operator's own, such as `dim=0, by=2` of partition or `by=4` of replicate; `view` is the
     machine view of the result. Raises `UnityError` where they do not fit the operand's type or the view does not fit
@@ -306,8 +319,9 @@ def divide(node: Node, operands: Sequence[Value], configuration: Configuration, 
     Apply the operator of the serial compute node `node` to the parallel values `operands`, which are already sharded as
     `configuration` (the degree of each index variable) says; return the new node.
 
-    Attributes that are degrees become those of one shard; the others stay. `view` places the new node; None gives it no
-    view. Raises `UnityError` where types or view do not fit.
+    An attribute that has the degrees of index variables which occur in no operand (as of `expand`) becomes those of
+    `configuration`; the others stay. `view` places the new node; None gives it no view. Raises `UnityError` where types
+    or view do not fit.
     """
     operator = node.operator
     shapes = tuple(v.type.shape for v in node.operands)
@@ -516,7 +530,7 @@ def rewrite(graph: Graph, replace_node: Callable[[Node, tuple[Value, ...]], Sequ
 
 def erase(graph: Graph) -> Graph:
     """
-    Return the serial graph of a parallel one: parallel operators deleted, every value in one piece, no views.
+    Return the serial graph of a parallel one: parallel operators deleted, every value in one piece, no machine views.
 
     Two well-typed graphs of the same inputs and outputs compute the same values if their erasures are equal.
     """
@@ -525,7 +539,8 @@ def erase(graph: Graph) -> Graph:
 
 def erase_with(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
     """
-    Erase a graph as `erase` does; also return the node of the serial graph for each leaf and compute node of the graph.
+    Return (serial, nodes): the serial graph of a parallel one, as `erase` does (without parallel operators, degrees and
+    machine views), and for each leaf and compute node of the parallel graph its node in the serial one.
     """
     found: dict[Node, Node] = {}
 

@@ -1,4 +1,9 @@
-"""Writing a placed graph out: parallel operators and views around the operators of a serial one."""
+"""
+Writing a placed graph out: parallel operators and views around the operators of a serial one. A layout gives each mesh
+axis a role: the dim that it shards, SUM (its devices hold addends), COPY (replicas whose gradients are addends), REPEAT
+(replicas whose gradients are equal) or pinned (one coordinate only); an assignment gives it one in an operator, such as
+the index variable that it divides.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +33,11 @@ from unity_ir.tdl.parallel import Configuration, operand_degrees
 
 def resting(layout: Layout) -> Layout:
     """
-    Return the layout in which a leaf (weight or input) is stored if its first reader wants `layout` (a role per mesh
-    axis): the same, but with REPEAT for COPY and SUM.
+    Return the layout (a role per mesh axis) in which a leaf, a weight or input, is stored (rests) if its first reader
+    wants `layout`: the same, but with REPEAT in place of COPY and SUM.
 
-    A stored leaf is never in partial sums.
+    So each device stores values, not addends of them, and the gradient that updates a weight is whole on each replica
+    (REPEAT), not in addends (as that of COPY).
     """
     return tuple(REPEAT if role in (COPY, SUM) else role for role in layout)
 
@@ -62,13 +68,13 @@ def materialise(
     again: Collection[Node] = (),
 ) -> Graph:
     """
-    Build the parallel graph of a serial forward graph; `assignments` has the role of every mesh axis in each compute
-    node.
+    Build the parallel graph of a serial forward graph: its operators, divided as `assignments` says (the role of every
+    mesh axis in each compute node), with machine views, and parallel operators that reshard values between them.
 
     Two mappings, of values of the serial graph, add layouts (a role per mesh axis): `rests` those in which leaves are
-    stored, by default as their first use reads them, or to which other values are resharded once they are made;
-    `relays` those to which leaves are resharded once, before all uses. The results of the compute nodes in `again` are
-    recomputed in the backward. Raises `UnityError` where an assignment does not fit.
+    stored, by default as their first use reads them (see `resting`), or to which other values are resharded once they
+    are made; `relays` those to which leaves are resharded once, before all uses. The results of the compute nodes in
+    `again` are recomputed in the backward. Raises `UnityError` where an assignment does not fit.
     """
     rests = {**_resting_layouts(graph, assignments, mesh), **(rests or {})}
     new: dict[Value, Value] = {}
@@ -107,8 +113,8 @@ def _stored_leaf(value: Value, layout: Layout, mesh: Mesh) -> Value:
 
 def stored_piece(node: Node, type: TensorType) -> Node:
     """
-    Return a weight of type `type`, named "piece", with the other attributes of the leaf `node`: to price a piece of
-    that leaf.
+    Return a weight of type `type`, named "piece", with the other attributes of the leaf `node`, such as the type it is
+    stored in: to price a piece of that leaf, its update say.
     """
     own = dict(node.attributes)
     return leaf("weight", type, None, **{**own, "name": "piece"})
@@ -166,8 +172,8 @@ def _with_halo(value: Value, halo: Halos) -> Value:
 
 def degrees(assignment: Assignment, sizes: Sequence[int]) -> dict[str, int]:
     """
-    Return the degree of every index variable that an assignment (a role per mesh axis) divides: the product of the
-    `sizes` of its mesh axes.
+    Return the degree (number of parts) of every index variable that an assignment (the role of each mesh axis in an
+    operator) divides, by name: the product of the `sizes` of the mesh axes that divide it.
     """
     found: dict[str, int] = {}
     for what, size in zip(assignment, sizes, strict=True):

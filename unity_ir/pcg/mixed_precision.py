@@ -17,11 +17,12 @@ def mixed_precision(graph: Graph, dtype: str, reduce: str = "f32") -> Graph:
     Make a forward graph compute in `dtype` (bf16 or f16), with weights, their gradients and the optimizer's state in
     f32, as FSDP's `MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce)` does.
 
-    A weight becomes one of `dtype` with a master in f32: its cast rests with its pieces, so that `dtype` is what moves.
-    Its gradient is summed over operators and devices in `reduce`, f32 or `dtype`. Inputs stay f32 and are cast where
-    they are read. Operators whose results are outputs (the loss) compute in f32, as do operators that read only
-    integers and constants; a weight that these read stays f32. Kernels add up in f32. Raises `UnityError` for another
-    `dtype` or `reduce`, for a whole training step, and where no input or weight is f32.
+    A weight becomes one of `dtype` with a master in f32, which is stored and updated: each piece is cast where it is
+    stored, so that `dtype` is what moves. Its gradient is summed over operators and devices in `reduce`, f32 or
+    `dtype`. Inputs stay f32 and are cast where they are read. Operators whose results are outputs (the loss) compute in
+    f32, as do operators that read only integers and constants; a weight that these read stays f32. Kernels add up in
+    f32. Raises `UnityError` for another `dtype` or `reduce`, for a whole training step, and where no input or weight is
+    f32.
     """
     if dtype not in SHORT:
         raise UnityError(f"mixed precision: {dtype!a} is no type to compute in; use {' or '.join(SHORT)}")

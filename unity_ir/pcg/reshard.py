@@ -1,5 +1,7 @@
 """
-Plan reshards: lead a value from one layout to another by the cheapest sequence of collectives.
+Plan reshards: lead a value from one layout to another by the cheapest sequence of collectives. A layout gives each mesh
+axis a role: the number of the dim that it shards, SUM (its devices hold addends), COPY or REPEAT (replicas), or pinned
+(only the devices at one coordinate along it hold anything).
 
 What is priced is what is emitted: cost, search and lowering all take their moves from here. A move changes the role of
 some mesh axes, all from one role to one other, by one collective in the groups they span. The backward of a move is

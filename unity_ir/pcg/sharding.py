@@ -1,12 +1,14 @@
 """
-Sharding: which device holds which shard of a value.
+Sharding: which device holds which shard of a value. A value's *layout* gives each mesh axis a *role*: the number of the
+dim that it shards, SUM (its devices hold addends), COPY (replicas, each used for a part of the work, so that gradients
+are addends), REPEAT (replicas that all do the same work, with equal gradients), or pinned (only the devices at one
+coordinate along it hold anything). An operator's *assignment* gives each mesh axis its role in the work: an index
+variable that it divides, a set of operands that are in partial sums, COPY, REPEAT or pinned.
 
-The devices form a mesh of axes (prime factors of every machine level, outermost first). A value's layout gives each
-axis one role. The axis shards a dim; or its devices hold partial sums (SUM), copies (COPY), or repeat the same work
-(REPEAT); or it is pinned: only the devices at one coordinate hold anything (`pinned_at`). Pinned axes put a value on a
-part of the machine, down to a single device, as the views of FlexFlow and Unity do. Where several axes shard one dim,
-the outer axis divides first. This is PyTorch's DTensor placement per mesh axis, except that REPEAT and COPY divide its
-Replicate in two: the gradient of a repeated value is repeated, that of copies is in partial sums.
+The devices form a mesh of axes (prime factors of every machine level, outermost first). Pinned axes (`pinned_at`) put a
+value on a part of the machine, down to a single device, as the views of FlexFlow and Unity do. Where several axes shard
+one dim, the outer axis divides first. This is PyTorch's DTensor placement per mesh axis, except that REPEAT and COPY
+divide its Replicate in two: the gradient of a repeated value is repeated, that of copies is in partial sums.
 """
 
 from __future__ import annotations
@@ -184,9 +186,10 @@ def piece_index(layout: Layout, mesh: Mesh, device: int, dim: int) -> tuple[int,
 
 def view_of(assignment: Sequence[GridRole], order: Sequence[GridRole], mesh: Mesh) -> View:
     """
-    Return the machine view of an operator whose mesh axes have the roles in `assignment`.
+    Return the machine view (first device, and the steps along each axis of the task grid) of an operator whose mesh
+    axes have the roles in `assignment`.
 
-    `order` says which role each axis of the operator's task grid stands for (see `grid_order`).
+    `order` has the role that each axis of the operator's task grid stands for, in the grid's order (see `grid_order`).
     """
 
     def axis(what: GridRole) -> tuple[tuple[int, int], ...]:
@@ -225,9 +228,9 @@ def axes_of(view: View, order: Sequence[GridRole], mesh: Mesh, name: str) -> Ass
     """
     Return the role of each mesh axis in an operator with this machine view; the inverse of `view_of`.
 
-    `order` says which role each axis of its task grid stands for. Mesh axes that the view does not mention are pinned
-    at its start. `name` is the operator's, for messages. Raises `UnityError` where the view names devices the machine
-    does not have, or strides that do not follow the mesh axes.
+    `order` has the role that each axis of the view stands for. Mesh axes that the view does not mention are pinned at
+    its start. `name` is the operator's, for messages. Raises `UnityError` where the view names devices the machine does
+    not have, or strides that do not follow the mesh axes.
     """
     if view.last >= mesh.devices:
         raise UnityError(f"pcg.{name}: its view names device {view.last}, but the machine has {mesh.devices} devices")
@@ -290,8 +293,8 @@ def role_name(what: GridRole) -> str:
 
 def operand_role(analysis: Analysis, operand: int, what: GridRole) -> int:
     """
-    Return the role of a mesh axis in the layout of operand number `operand`, given its role `what` in the operator's
-    work.
+    Return the role of a mesh axis in the layout of an operator's operand number `operand`, given `what`, the axis's
+    role in the operator's assignment.
 
     An index variable becomes the dim that it shards, or COPY if the operand has none; a set of operands in partial sums
     becomes SUM if the operand is among them, else COPY; roles that are integers stay.
@@ -309,8 +312,8 @@ def operand_role(analysis: Analysis, operand: int, what: GridRole) -> int:
 
 def result_role(analysis: Analysis, result: int, what: GridRole) -> int:
     """
-    Return the role of a mesh axis in the layout of result number `result`, given its role `what` in the operator's
-    work.
+    Return the role of a mesh axis in the layout of an operator's result number `result`, given `what`, the axis's role
+    in the operator's assignment.
 
     An index variable becomes the dim that it shards, or SUM if it is reduced; a set of operands in partial sums becomes
     SUM if the result depends on them, else COPY; roles that are integers stay.
@@ -375,8 +378,9 @@ def _infer_assignment(analysis: Analysis, operands: Sequence[Layout]) -> Assignm
 
 def grid_order(node: Node) -> tuple[GridRole, ...]:
     """
-    Return the roles that the axes of a node's task grid stand for, in order: index variables (dims, for a leaf or
-    parallel operator), then COPY, then the sets of operands that can be in partial sums (SUM).
+    Return the roles that the axes of a node's task grid (its work, one task per device) stand for, in order: index
+    variables (dims, for a leaf or parallel operator), then COPY, then the sets of operands that can be in partial sums
+    (SUM).
     """
     if node.is_compute:
         return (*node.analysis.bound.extents, COPY, *node.analysis.carriers)
@@ -468,8 +472,8 @@ class Placement:
 
 def place(graph: Graph, mesh: Mesh) -> Placement:
     """
-    Place a parallel graph on a mesh, as its machine views say. A node without a view stays where its operands are, as
-    far as its type allows.
+    Place a parallel graph on a mesh, as its machine views say: return the role of each mesh axis in every operator, and
+    every value's layout. A node without a view stays where its operands are, as far as its type allows.
 
     Raises `UnityError` where a degree or a view does not fit the mesh.
     """

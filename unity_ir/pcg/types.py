@@ -1,5 +1,6 @@
 """
-Parallel tensor types (DESIGN: "Parallel tensor types").
+Parallel tensor types: a value's global shape and element type, and the pieces that it is divided into
+(docs/concepts.md).
 
 A type says what a value is (global sizes, element type) and into what pieces it is divided: a degree per dim, pieces
 that are addends of the value (`sum`), pieces that are identical (`copy`). Unity's (size, degree) plus replica
@@ -47,9 +48,12 @@ class Piece:
 @dataclass(frozen=True, eq=True)
 class TensorType:
     """
-    The parallel type of a value: `!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`; with halos `[64, 3, 224:2 halo(3,
-    2), 224]` or `halo_sum(3, 2)`, and `bf16, grad = f32` where the gradient has another element type. Its fields are as
-    in `tdl.parallel.Degrees`.
+    The parallel type of a value: its global shape, its element type, and into what pieces it is divided. In
+    `!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`, dim 0 is cut into 2 shards (its degree), the value is the sum of
+    2 addends (partial sums), and each is there 4 times (copies, whose gradients are addends). In `[64, 3, 224:2 halo(3,
+    2), 224]`, shards have 3 elements more before and 2 after, equal to their neighbours' or, with `halo_sum(3, 2)`,
+    addends of these. With `bf16, grad = f32` the gradient has another element type. Its fields are as in
+    `tdl.parallel.Degrees`.
 
     Make one with `tensor_type`, which checks and interns it.
     """
@@ -129,7 +133,9 @@ class TensorType:
 
     @property
     def dual(self) -> TensorType:
-        """The type of the value's gradient: `sum` and `copy` change places (DESIGN: "Duality"), in halos, too."""
+        """
+        The type of the value's gradient: `sum` and `copy` change places (docs/concepts.md: "Duality"), in halos, too.
+        """
         return tensor_type(self.shape, self.grad_dtype, self.degrees, self.copy, self.sum, self.halo_sum, self.halo)
 
     def with_degree(self, dim: int, degree: int) -> TensorType:
@@ -161,7 +167,8 @@ class TensorType:
 
     def all_pieces(self) -> list[Piece]:
         """
-        Return every piece, ordered by position along the dims, then by number of the partial sum, then of the copy.
+        Return every piece (its position along each dim, the number of its partial sum, the number of its copy), ordered
+        by position along the dims, then by partial sum, then by copy.
         """
         return [
             Piece(dims, s, c)
@@ -240,7 +247,7 @@ def tensor_type(
 
 def divided_type(shape: tuple[int, ...], dtype: str, degrees: Degrees, grad: str = "") -> TensorType:
     """
-    Return the parallel type of a value of global shape `shape` that is divided as `degrees` says; `grad` is as in
-    `tensor_type`. Raises `UnityError` as that does.
+    Return the parallel type of a value of global shape `shape` that is divided as `degrees` says. `grad` is the element
+    type of the gradient, by default that of the value. Raises `UnityError` as `tensor_type` does.
     """
     return tensor_type(shape, dtype, degrees.dims, degrees.sum, degrees.copy, degrees.halo, degrees.halo_sum, grad)

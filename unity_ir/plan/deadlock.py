@@ -124,7 +124,10 @@ def there(program: Program, move: ReshardMove | HaloExchange) -> tuple[tuple[int
 
 
 def makers(program: Program) -> dict[Register, str]:
-    """Return a name for every register, for traces: the operator or leaf that made the value, before any moves."""
+    """
+    Return a name for every register (the number of a local tensor), for traces: the operator or leaf that made the
+    value, before any moves.
+    """
     out: dict[Register, str] = {}
     for instruction in program.body:
         match instruction:

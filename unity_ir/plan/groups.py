@@ -59,7 +59,10 @@ Launches = tuple[LaunchWork, ...]
 
 @dataclass
 class GroupMemo:
-    """Remembers the launches and lines of groups of operators between programs that have the same `choice`."""
+    """
+    Remembers the launches and lines of groups of operators between programs that have the same `choice` (of Triton or
+    PyTorch for each operator).
+    """
 
     launches: dict[object, Launches | None] = field(default_factory=dict[object, Launches | None])
     """Launches of every operator and group, by `_key`; None if Triton does not compute it, or not in one kernel."""

@@ -172,8 +172,8 @@ class _Lowering:
 def with_single_calls(program: Program, machine: Machine) -> Program:
     """
     Return the program with one collective over all axes in place of two in a row of one kind and change of role
-    (all-gathers, reduce-scatters or all-reduces): where nothing else reads the tensor between them, no axis is pinned,
-    and one takes at most `SLOWER_CALL` times the seconds of both on `machine`.
+    (all-gathers, reduce-scatters or all-reduces): where nothing else reads the tensor between them, no axis is pinned
+    (all devices along each have a piece), and one takes at most `SLOWER_CALL` times the seconds of both on `machine`.
 
     rewrite: all_gather(all_gather(x, axes (2,)), axes (0, 1)) -> all_gather(x, axes (0, 1, 2))
     """

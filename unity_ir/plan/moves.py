@@ -1,4 +1,7 @@
-"""Plan the moves of a value between two layouts on a machine: the planner of `pcg.coarse`, memoised."""
+"""
+Plan the moves of a value between two layouts on a machine: the planner of `pcg.coarse`, memoised. A layout gives each
+mesh axis a role: the dim that it shards, addends (SUM), replicas (COPY, REPEAT) or pinned (one coordinate only).
+"""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ class PlanOptions:
     def implementation(self, operator: LocalOperator) -> str:
         """
         Return the implementation of an operator at its local shapes, `triton` or `torch`: always `triton` for a fused
-        group; else `torch` if `kernels` is; else the faster one in the tuned table, if that has the operator; else what
-        the options say for its kind.
+        group; else `torch` if the option `kernels` is `torch`; else the faster one in the table `tuned`, if that has
+        the operator; else what the option for its kind says: `convolution`, `matmul`, or `kernels` for all others.
         """
         if operator.fused:
             return "triton"

@@ -1,5 +1,6 @@
 """
-One rank's program: instructions on local tensors, with explicit collectives.
+One rank's program: instructions on local tensors, with explicit collectives. A *register* is the number of a local
+tensor; a mesh axis's *role* says what the devices along it hold: shards of a dim, addends or replicas.
 
 Every rank runs the same instructions on its own pieces (SPMD). `plan.lower` makes it of a placed graph, `dialects.spmd`
 is its text, and `lowering.emit.printer` prints it as Python.
@@ -49,7 +50,8 @@ class Tensor:
     @property
     def borders(self) -> Halos:
         """
-        Number of elements (before, after) of each dim that a piece has besides its shard: of `halo` or of `halo_sum`.
+        Per dim, the number of elements (before, after) that a rank's piece has in addition to its shard: those of
+        `halo`, equal to the neighbours' elements, or of `halo_sum`, addends of them.
         """
         return self.halo or self.halo_sum or ((0, 0),) * len(self.shape)
 
@@ -225,7 +227,7 @@ def global_line(operator: str, operands: Sequence[Tensor], attributes: Attribute
 def piece_of_line(analysis: Analysis, assignment: Assignment, mesh: Mesh) -> Bound:
     """
     Return an operator's TDL line bound to the shapes of one rank's piece: each index variable of `analysis` divided by
-    the sizes of the axes of `mesh` that have it as their role in `assignment`.
+    the sizes of the axes of `mesh` that divide it, as `assignment` (the role of each axis in the operator) says.
     """
     degrees: dict[str, int] = {}
     for what, size in zip(assignment, mesh.sizes, strict=True):

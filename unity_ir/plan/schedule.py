@@ -95,7 +95,8 @@ class ScheduledLine:
 @dataclass(frozen=True)
 class Schedule:
     """
-    The lines of a step, in order. `same` maps registers that are made without any work to those they are equal to.
+    The lines of a step, in order. `same` maps registers (numbers of local tensors) that are made without any work to
+    those they are equal to.
     """
 
     lines: tuple[ScheduledLine, ...]
@@ -134,7 +135,7 @@ def crosses(instruction: Instruction) -> bool:
 
 
 def piece_bytes(program: Program, register: Register) -> int:
-    """Return the bytes of one rank's piece of a register."""
+    """Return the bytes of one rank's piece of a register (the number of a local tensor)."""
     return program.tensors[register].bytes(program.mesh)
 
 

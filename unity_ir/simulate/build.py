@@ -50,7 +50,8 @@ def task_graph(
 
     `optimizer` is used if the graph names none. With `overlap`, communication runs beside kernels; without, every move
     is waited for at once. `axes` are the mesh axes along which devices are simulated separately: by default those on
-    which some layout is pinned, so that devices differ; with all axes, every device is.
+    which some layout is pinned (holds its value at one coordinate only), so that devices differ; with all axes, every
+    device is simulated.
     """
     placement = plan.placement
     if axes is None:

@@ -1,5 +1,6 @@
 """
-Turn a reshard's moves into tasks on streams.
+Turn a reshard's moves (collectives, or steps on each device) into tasks on streams. Reshards have numbers; that the
+result of a reshard is complete on a device class (devices that do the same at the same time) is an *arrival*.
 
 A task is issued when the compute streams of its devices reach it in program order, as NCCL's stream waits for the
 current one. It starts once its input has arrived and its ports are free.
@@ -20,8 +21,8 @@ Task = tuple[int, tuple[int, ...], tuple[int, ...], tuple[Key, ...], tuple[Key, 
 
 def arrivals(numbers: Sequence[int], streams: Streams, of: int) -> tuple[Key, ...]:
     """
-    Return the arrivals (keys of `Task`s) that a task on device class number `of` waits for before it reads the results
-    of reshards: one for each of `numbers`, the numbers of those reshards.
+    Return the keys of the arrivals that a task on device class number `of` waits for before it reads the results of
+    reshards: for each of `numbers`, the numbers of those reshards, the arrival on that class.
     """
     return tuple(n * streams.classes + of for n in numbers)
 
@@ -36,7 +37,8 @@ def chain(
 ) -> list[tuple[str, Task]]:
     """
     Return the tasks of one reshard, each as (move's kind, task): per move, one for each group of device classes that
-    exchange data. A class stands for devices that do the same (`Streams`).
+    exchange data. A class stands for devices that do the same (`Streams`); a task is (ticks, streams it is issued
+    after, streams it occupies, keys of the arrivals it waits for, and of those it causes).
 
     `steps` are its moves, `number` is the number by which other tasks wait for its result, and `sources` are the
     numbers of the reshards whose results it reads. `levels` are the machine levels crossed by the collective that made

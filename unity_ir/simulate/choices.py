@@ -1,4 +1,8 @@
-"""Enumerate the roles of mesh axes that an operator allows, check assignments, and draw assignments at random."""
+"""
+Enumerate the roles of mesh axes that an operator allows, check assignments, and draw assignments at random. An
+assignment gives each mesh axis its role in the operator's work: an index variable that it divides, a set of operands in
+partial sums, or replicas whose gradients are addends (COPY) or equal (REPEAT).
+"""
 
 from __future__ import annotations
 
@@ -31,8 +35,8 @@ from unity_ir.tdl.divisibility import Analysis
 
 def roles(node: Node) -> tuple[GridRole, ...]:
     """
-    Return the roles that a mesh axis may have in a serial compute node: index variables, COPY, REPEAT, or partial sums
-    in a set of operands. Pinning is not among them.
+    Return the roles that a mesh axis may have in a serial compute node: an index variable, COPY, REPEAT, or a set of
+    operands that are in partial sums. Pinning (to the devices at one coordinate) is not among them.
     """
     return _roles(node.analysis)
 
@@ -45,7 +49,7 @@ def _roles(analysis: Analysis) -> tuple[GridRole, ...]:
 def fits(node: Node, assignment: Assignment, mesh: Mesh) -> bool:
     """
     Return whether a serial compute node can have an assignment (the role of each axis of `mesh`): its roles are the
-    node's or pinned, sizes are divisible, and no integers or booleans are in partial sums.
+    node's (see `roles`) or pinned, sizes are divisible, and no integers or booleans are in partial sums.
     """
     return _fits(node.op, tuple(v.type for v in node.operands), node.attributes, node.types, assignment, mesh)
 

@@ -43,8 +43,8 @@ class Choice:
 @dataclass(frozen=True)
 class Costs:
     """
-    A memo of the costs, in ticks, of operators, reshards and updates on one machine, for one optimizer and one set of
-    device classes.
+    A memo of the costs, in ticks (picoseconds), of operators, reshards and updates on one machine, for one optimizer
+    and one set of device classes (devices that do the same at the same time, of which one is simulated).
     """
 
     streams: Streams
@@ -103,7 +103,7 @@ class Costs:
         """
         Return the moves that bring a value of the serial type `type` from layout `source` to `target` (a role per mesh
         axis), in order, each with its kind, ticks, machine levels crossed and device classes; moves that only rename
-        roles are left out.
+        roles (COPY to REPEAT, say), and so do nothing, are left out.
 
         With `gradient`, those of the value's gradient (of element type `grad_dtype`), between layouts of the gradient.
         """

@@ -53,6 +53,7 @@ Block = list[Task]
 class Simulation:
     """
     Simulates one iteration of a serial forward graph while the assignments of its operators are changed one at a time.
+    An assignment is the role of each mesh axis in an operator: an index variable that it divides, replicas, ..
 
     `assignments` has every compute node. Leaves are stored in the layout that their first use reads; operators that
     read a value in one layout share its reshard; costs are those of `cost.plan` for `realised()`. `overlap` is as in
@@ -358,8 +359,9 @@ class Simulation:
 
     def update_of(self, v: int) -> tuple[int, Classes]:
         """
-        Return (ticks, device classes): how long the optimizer's update of a value takes, with its current layout at
-        rest, and where it runs; (0, ()) if the value is no weight with a gradient. `v` is its index in `values`.
+        Return (ticks, device classes): how long the optimizer's update of a value takes in the layout in which the
+        value is stored now, and where it runs; (0, ()) if the value is no weight with a gradient. `v` is its index in
+        `values`.
         """
         if not self.updated[v]:
             return 0, ()
@@ -390,8 +392,7 @@ class Simulation:
 
     def full(self) -> int:
         """
-        Return the makespan, in ticks, by full simulation: all tasks are built and simulated anew. Tests compare it with
-        `makespan`.
+        Return the makespan, in ticks, by full simulation: all tasks are built and simulated anew. It equals `makespan`.
         """
         for v in range(len(self.values)):
             self.groups[v] = self.groups_of(v)
@@ -480,9 +481,9 @@ class Simulation:
 
 def run_tasks(block: Block, clocks: list[int], pending: Pending) -> None:
     """
-    Simulate the tasks of a block in order, as `simulate.full` schedules them, from the state given, which is changed in
-    place: `clocks` [stream], the tick from which each stream is free, and `pending`, the tick at which each reshard's
-    result arrives, by key.
+    Simulate the tasks of a block (those of one operator's forward or backward) in order, as `simulate.full` schedules
+    them, from the state given, which is changed in place: `clocks` [stream], the tick from which each stream is free,
+    and `pending`, the tick at which a reshard's result arrives on a device class, by the arrival's key.
     """
     for ticks, after, held, waits, sets in block:
         end = clocks[after[0]]

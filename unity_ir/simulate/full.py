@@ -34,7 +34,10 @@ class Timeline:
         return self.makespan / TICKS
 
     def busy(self, stream: int) -> int:
-        """Return the ticks for which the stream with this number is occupied."""
+        """
+        Return for how many ticks in total the stream with this number (a device class's compute stream, or its port to
+        the links of a machine level) is occupied.
+        """
         held = self.tasks.held
         return int(self.tasks.ticks[held.owners[held.flat == stream]].sum())
 

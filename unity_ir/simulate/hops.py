@@ -1,6 +1,6 @@
 """
-Arrange the reshards of a plan as trees: each starts where a value is made, where a leaf rests, or where
-another reshard ends (a relay).
+Arrange the reshards of a plan as trees: each starts where a value is made, where a leaf is stored, or where another
+reshard ends (a relay: a layout from which several users are served).
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ Use = tuple[int, int]
 
 @dataclass(slots=True)
 class Hop:
-    """A reshard of a value, as a node in the tree of all reshards of that value: each starts where its parent ends."""
+    """
+    A reshard of a value (moves from its source layout to its target layout), as a node in the tree of all reshards of
+    that value: each starts where its parent ends. Its *way back* is the reshard of the value's gradient, in the
+    backward: from the target to the source.
+    """
 
     reshard: Reshard
     number: int
@@ -49,8 +53,9 @@ class Hop:
     @property
     def awaited(self) -> tuple[int, ...]:
         """
-        The numbers of the reshards to wait for before reading this reshard's result: its own or, if it only renames
-        roles, those of the reshard it starts from; () if there is nothing to wait for.
+        The numbers of the reshards to wait for before reading this reshard's result: its own or, if it moves no data
+        but only renames roles (COPY to REPEAT, say), those to wait for before reading its parent's result; () if there
+        is nothing to wait for.
         """
         if self.forward:
             return (self.number,)
@@ -59,15 +64,17 @@ class Hop:
     @property
     def levels(self) -> tuple[int, ...]:
         """
-        The machine levels crossed by the last collective on the way to this reshard's result; () if there is no
-        collective.
+        The machine levels crossed by the last collective on the way from the tree's root to this reshard's result; ()
+        if there is no collective.
         """
         return _crossed(self.forward) or (() if self.parent is None else self.parent.levels)
 
     def awaited_at_source(self, numbers: int) -> tuple[int, ...]:
         """
-        Return the numbers to wait for before reading the value's gradient in this reshard's source layout: that of this
-        reshard's way back or, if it only renames roles, those at its target.
+        Return the numbers of the reshards to wait for before reading, in this reshard's source layout, the gradient
+        that its way back brings: the way back's own number or, if that moves no data but only renames roles, those to
+        wait for in the target layout (`awaited_at_target`): of the ways back of the children, which start from this
+        reshard's result.
 
         `numbers` is the count of the plan's reshards: the way back of reshard n has number `numbers` + n.
         """
@@ -75,8 +82,9 @@ class Hop:
 
     def awaited_at_target(self, numbers: int) -> tuple[int, ...]:
         """
-        Return the numbers to wait for before reading the value's gradient in this reshard's target layout: those of the
-        ways back of the reshards that start there, its children.
+        Return the numbers of the reshards to wait for before reading the value's gradient in this reshard's target
+        layout: those of the ways back of its children, the reshards that start from its result; for one that moves no
+        data (only renames roles), those of that child's own children, and so on.
 
         `numbers` is the count of the plan's reshards: the way back of reshard n has number `numbers` + n.
         """
@@ -85,16 +93,16 @@ class Hop:
     @property
     def levels_at_source(self) -> tuple[int, ...]:
         """
-        The machine levels crossed by the last collective on the way of the gradient to this reshard's source layout; ()
-        if there is no collective.
+        The machine levels crossed by the last collective on the gradient's way to this reshard's source layout: of this
+        reshard's way back or, if that has none, of its children's; () if there is no collective.
         """
         return _crossed(self.backward) or self.levels_at_target
 
     @property
     def levels_at_target(self) -> tuple[int, ...]:
         """
-        The machine levels crossed by the last collective on the way of the gradient to this reshard's target layout; ()
-        if there is no collective.
+        The machine levels crossed by the last collective on the gradient's way to this reshard's target layout: of the
+        ways back of its children; () if there is no collective.
         """
         return next((levels for child in self.children if (levels := child.levels_at_source)), ())
 

@@ -50,9 +50,7 @@ def ticks(seconds: float) -> int:
 class Streams:
     """
     The streams of a machine's devices, numbered: for each class of devices a compute stream, and a port to each level's
-    links.
-
-    Devices that differ only along mesh axes other than `axes` do the same at the same time, and share a class.
+    links. Devices that differ only along mesh axes other than `axes` do the same at the same time, and share a class.
     """
 
     machine: Machine
@@ -152,8 +150,8 @@ class Streams:
 
     def steps(self, moves: Iterable[Move], source: Layout, dtype: str) -> tuple[Step, ...]:
         """
-        Return what simulating each of a reshard's moves takes, without those that only rename roles: (kind, ticks,
-        machine levels crossed, device classes of each group that exchanges data), as `step` does.
+        Return what simulating each of a reshard's moves takes, without those that only rename roles (COPY to REPEAT,
+        say): (kind, ticks, machine levels crossed, device classes of each group that exchanges data), as `step` does.
 
         A move has the elements it takes and makes. The first starts from the layout `source` (a role per mesh axis), of
         values of element type `dtype`.
@@ -168,5 +166,8 @@ class Streams:
 
 
 def pinned_axes(layouts: Iterable[Sequence[GridRole]]) -> tuple[int, ...]:
-    """Return the mesh axes that some layout pins, along which devices have different things to do."""
+    """
+    Return the mesh axes that some layout pins (holds its value at one coordinate only), along which devices have
+    different things to do. `layouts` may be operators' assignments, too.
+    """
     return tuple(sorted({axis for roles in layouts for axis, _ in pins(roles)}))

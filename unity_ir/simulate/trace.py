@@ -38,8 +38,8 @@ def trace(timeline: Timeline, title: str) -> str:
 
 def rows(timeline: Timeline) -> list[tuple[str, int]]:
     """
-    Return the devices to show in a trace, as (name to show, device class): all devices on machines of at most
-    `MAX_DEVICES`, else one of each class, whose devices all do the same.
+    Return the devices to show in a trace, one row each, as (name to show, number of its device class): all devices on
+    machines of at most `MAX_DEVICES`, else one of each class, whose devices all do the same.
     """
     streams = timeline.tasks.streams
     devices = streams.machine.devices

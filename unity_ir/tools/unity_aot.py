@@ -75,8 +75,8 @@ class CompileRequests:
 
     def add(self, other: CompileRequests) -> None:
         """
-        Add the kernels, programs and refusals of `other` to this object; a kernel that both have is kept once, for the
-        models of both.
+        Add the kernels, programs and refusals (errors of programs that could not be made) of `other` to this object; a
+        kernel that both have is kept once, for the models of both.
         """
         for name, job in other.jobs.items():
             self.jobs[name] = merged(self.jobs[name], job) if name in self.jobs else job
@@ -255,8 +255,8 @@ def _by_model(rows: Sequence[CompiledKernel]) -> list[dict[str, object]]:
 
 def launch(one: Compiled) -> str:
     """
-    Return the configuration of a kernel launch as text: element types of its pointers, tile sizes, warps, such as `bf16
-    bf16 128x128x64, 8 warps`.
+    Return text that describes a kernel's launch (nothing is launched): element types of its pointers, tile sizes,
+    warps, such as `bf16 bf16 128x128x64, 8 warps`.
     """
     types = dict.fromkeys(t.lstrip("*") for t in one.signature.values() if t.startswith("*"))
     tiles = [str(v) for n, v in one.constants.items() if n.isupper() and isinstance(v, int) and v is not True and v > 1]

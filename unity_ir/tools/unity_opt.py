@@ -280,7 +280,7 @@ class UnityOpt(xDSLOptMain):
 
     def verified(self, module: ModuleOp, work: Callable[[ModuleOp], None]) -> None:
         """
-        Call `work` on a module, which it verifies or changes. Raises `UnityError`, naming the operation, where
+        Call `work`, which verifies or changes a module, on `module`. Raises `UnityError`, naming the operation, where
         verification fails; with `--stats`, the costs of a plan that does not fit into memory are printed first.
         """
         try:

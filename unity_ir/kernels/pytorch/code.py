@@ -1,5 +1,6 @@
 """
-Write a bound line as plain PyTorch: as a person would write it, and differentiable by autograd.
+Write a bound line (an operator's TDL line, the formula of its results' elements, at given sizes) as plain PyTorch: as a
+person would write it, and differentiable by autograd.
 
 An expression is matched against the forms in order; each form's module writes its text: `reads`, `functions`,
 `grouped`, `windows`, `indexing`, `sums`.
@@ -47,8 +48,8 @@ from unity_ir.tdl.syntax import (
 
 def torch_expression(bound: Bound, operand_names: Sequence[str]) -> tuple[str, ...]:
     """
-    Return a PyTorch expression for each result of a line, at the line's extents; `operand_names` has the variable of
-    each operand.
+    Return a PyTorch expression for each result of the bound line `bound`, at its extents; `operand_names` has the
+    Python variable of each operand.
 
     Given a matmul of `x` and `w`, returns `("x @ w",)`. Results may be views, or have other strides than contiguous
     tensors. Raises `UnityError` for functions that have no text, or need statements (random numbers).
@@ -61,7 +62,8 @@ def torch_body(
     bound: Bound, operand_names: Sequence[str], starts: Mapping[str, str], names: Names
 ) -> tuple[list[str], tuple[str, ...]]:
     """
-    Return PyTorch statements that name repeated subexpressions, and an expression for each result, contiguous.
+    Return (statements, expressions) in PyTorch for the bound line `bound`: statements that name repeated
+    subexpressions, and an expression for each result, contiguous.
 
     `operand_names` has the Python variable of each operand. `starts` has, for index variables that are used as values,
     the name of the global index at which this rank's piece starts; others start at 0. New names are taken from `names`.
@@ -86,7 +88,8 @@ def torch_reference(
     bound: Bound, operand_names: Sequence[str], taken: Iterable[str]
 ) -> tuple[list[str], tuple[str, ...]]:
     """
-    Return PyTorch statements and an expression for each result of a line, computed in double precision.
+    Return (statements, expressions) in PyTorch for the bound line `bound`, an expression for each result, computed in
+    double precision.
 
     `operand_names` has the Python variable of each operand. Floating point results are f64 whatever type the line
     gives. There are statements only for random numbers; their names are none of `taken`.

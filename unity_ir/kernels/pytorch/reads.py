@@ -1,4 +1,7 @@
-"""Write reads of operands: composite dims unflattened, segments cut out, windows unfolded, diagonals taken."""
+"""
+Write reads of operands: composite dims (several index variables flattened, `x[(h d)]`) unflattened, segments (parts of
+a concatenation) cut out, windows (affine indices, `x[2 * i + j]`) unfolded, diagonals taken.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from unity_ir.tdl.syntax import Access, Composite, Segments, Window, index_names
 
 def token(number: int) -> str:
     """
-    Return the name of the dim that stands for window number `number` of an access, before it is unfolded into its
-    variables.
+    Return the placeholder name (`#0`, `#1`, ..) of the dim of an operand that its window number `number`, from 0,
+    indexes, for the text in which that dim is not yet unfolded into one dim per variable of the window.
     """
     return f"#{number}"
 
@@ -43,7 +46,10 @@ def read(writer: TorchWriter, access: Access) -> TensorText:
 
 
 def whole(writer: TorchWriter, access: Access) -> TensorText:
-    """Return code for a read of an operand as in `read`, but with a single dim, `token(i)`, for each window."""
+    """
+    Return code for a read of an operand as in `read`, but with windows not unfolded: window number i is a single dim,
+    called `token(i)`.
+    """
     text = atom(writer, access.tensor)
     dims: list[str] = []
     windows = 0
@@ -70,7 +76,9 @@ def whole(writer: TorchWriter, access: Access) -> TensorText:
 
 
 def atom(writer: TorchWriter, tensor: str) -> Text:
-    """Return the Python expression of an operand in the code, given its name `tensor` in the line."""
+    """
+    Return an operand as a Python expression of the code (`x`, or `x.float()`), given its name `tensor` in the TDL line.
+    """
     name = writer.names[tensor]
     return Text(name, ATOM if name.replace(".float()", "").isidentifier() else 0)
 

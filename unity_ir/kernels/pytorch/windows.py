@@ -1,4 +1,7 @@
-"""Write windows in PyTorch: convolutions, poolings and their gradients by its functions, the rest by `index_add`."""
+"""
+Write windows (affine indices of several variables, `x[2 * i + j]`) in PyTorch: convolutions, poolings and their
+gradients by its functions, the rest by `index_add`.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ F = "torch.nn.functional"
 
 def target(number: int) -> str:
     """
-    Return the name of the dim that is written through window number `number`, from 0, of a result, as in a transposed
-    convolution.
+    Return the placeholder name (`=0`, `=1`, ..) of the dim of a result that is written through its window (affine
+    index) number `number`, from 0, as in a transposed convolution.
     """
     return f"={number}"
 

@@ -1,4 +1,4 @@
-"""Write PyTorch text: the base of the writer of a line, which permutes, expands, converts and names tensors."""
+"""Write PyTorch text: the base of the writer of a TDL line, which permutes, expands, converts and names tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Write TDL expressions as text: in Triton kernels (`KernelWriter`), and as TDL again for docstrings (`tdl_text`)."""
+"""
+Write expressions of TDL, the tensor description language, as text: in Triton kernels (`KernelWriter`), and as TDL again
+for docstrings (`tdl_text`).
+"""
 
 from __future__ import annotations
 
@@ -391,8 +394,8 @@ class KernelWriter:
 
     def gathered(self, picked: Pick) -> Text:
         """
-        Return code for the body of `picked` at the position that an integer operand picks; 0 where this rank's piece
-        does not have that position.
+        Return code for a sum that reads only the one position that an integer operand picks (an embedding, say),
+        matched as `picked`: its body at that position; 0 where this rank's piece does not have the position.
         """
         extent = self.extents[picked.variable]
         index = self.load(picked.at)
@@ -434,7 +437,7 @@ def _is_int(const: Const) -> bool:
 
 def tdl_text(bound: Bound) -> str:
     """
-    Return a bound line as TDL text, followed by its extents.
+    Return a bound line as TDL text, followed by its extents (the sizes of its index variables).
 
     Given a matmul, returns `out[m, n] = sum[k](x[m, k] * w[k, n]), m = 4, n = 8, k = 2`.
     """
@@ -442,7 +445,10 @@ def tdl_text(bound: Bound) -> str:
 
 
 def tdl_lines(bound: Bound) -> list[str]:
-    """Return the text of `tdl_text` as several lines: subexpressions that occur twice are defined by `let` lines."""
+    """
+    Return a bound line as TDL text followed by its extents, as `tdl_text` does, but in several lines: subexpressions
+    that occur twice are defined by `let` lines.
+    """
     first = _Tdl(bound, {})
     for result in bound.results:
         first.text(result.expr)

@@ -1,4 +1,7 @@
-"""Define the parts of a launcher: stages (one result each), the kernel of a stage, and the launch of that kernel."""
+"""
+Define the parts of a launcher (a Python function that computes an operator on a rank's pieces): stages (one result
+each), the kernel of a stage, and the launch of that kernel.
+"""
 
 from __future__ import annotations
 

@@ -174,11 +174,12 @@ def blocks(sizes: Mapping[str, int], half: bool, exact: bool, heavy: bool = Fals
     Return (m, n, k, warps, pipeline stages) for a product of these `sizes` (by "m", "n", "k"): the rows, columns and
     summed elements of a tile, and the launch options.
 
-    Tiles are larger for `half`, aligned operands of 16 bits, and less wide where the epilogue is `heavy`. Products that
-    are `exact`, of float32, have more warps and smaller n and k, since threads keep whole rows of both factors.
+    Tiles are larger for `half`, aligned operands of 16 bits, and less wide where the epilogue is `heavy` (many
+    operations per element). Products that are `exact`, of float32, have more warps and smaller n and k, since threads
+    keep whole rows of both factors.
 
-    Large tiles read the operands the fewest times, and the interpreter's time is per tile. They are checked to fit
-    registers and shared memory on sm_80, sm_90 and gfx942 (test/unit/lowering/test_aot.py).
+    Large tiles read the operands the fewest times, and the interpreter's time is per tile. They fit registers and
+    shared memory on sm_80, sm_90 and gfx942.
     """
     m, n, k = (sizes[d] for d in "mnk")
     block_m = min(128 if half else 64, max(16, power_of_two(m)))

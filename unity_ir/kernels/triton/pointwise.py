@@ -66,8 +66,9 @@ def _plain(kernel: KernelBuilder, stage: Stage) -> str:
 
 def are_together(one: Stage, other: Stage) -> bool:
     """
-    Return whether one pointwise kernel can compute both stages: neither has reductions or segments (concatenation), and
-    their results have the same index variables. The caller sees to it that neither reads the other's result.
+    Return whether one pointwise kernel can compute both stages (results to compute): neither has reductions or segments
+    (concatenation), and their results have the same index variables. The caller sees to it that neither reads the
+    other's result.
     """
     plain = not any(isinstance(each.expr, Cases) or reductions(each.expr) for each in (one, other))
     variables = _variables(one)
@@ -75,7 +76,7 @@ def are_together(one: Stage, other: Stage) -> bool:
 
 
 def reads_nothing_of(one: Stage, other: Stage) -> bool:
-    """Return whether stage `one` does not read the result of `other`."""
+    """Return whether stage `one` (a result to compute) does not read the result of the stage `other`."""
     return other.output.name not in {b.name for b in one.buffers.values()}
 
 

@@ -1,4 +1,4 @@
-"""Cut the results of a line into parts that one kernel each can compute."""
+"""Cut the results of a TDL line into parts that one kernel each can compute."""
 
 from __future__ import annotations
 

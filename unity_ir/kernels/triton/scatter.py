@@ -71,8 +71,8 @@ class Sorted:
     @staticmethod
     def of(stage: Stage) -> Sorted:
         """
-        Return two identifiers that are new in the stage's launcher, for the tensors `order` and `begins` of its result;
-        no code is written (see `lines`).
+        Return two identifiers that are new in the launcher of `stage` (a result to compute), for the tensors `order`
+        and `begins` of that result; no code is written (see `lines`).
         """
         return Sorted(*(stage.names.new(f"{stage.output.name}_{of}") for of in ("order", "begins")))
 

@@ -1,9 +1,9 @@
 """
-Choose the tiles of reduction kernels: rows and columns per program, passes over the columns, programs per row.
+Choose the tiles of reduction kernels: rows and columns per program, passes over the columns, programs per row. A stage
+is a result to compute. Rows are the result's variables that reductions depend on. Columns are the variables reduced, or
+those of the result that no reduction depends on.
 
-Rows are the result's variables that reductions depend on. Columns are the variables reduced, or those of the result
-that no reduction depends on. Whether a kernel spills registers does not follow from the tile alone: run `make aot`
-after a change.
+Whether a kernel spills registers does not follow from the tile alone: run `make aot` after a change.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Tiling:
 
 def variables(stages: Sequence[Stage]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """
-    Return (rows, columns) of a reduction kernel's results: the index variables, of extents above 1, that reductions
-    depend on, and the other ones, both in order.
+    Return (rows, columns) of a reduction kernel's results: the results' index variables of extents above 1 that
+    reductions depend on, and the others, both in the results' order.
     """
     names = max(map(names_of, stages), key=len)
     needed = _needed(stages)
@@ -194,8 +194,9 @@ def warps_of(tiling: Tiling, results: int, loops: int) -> int:
     Return the number of warps of a reduction kernel that stores `results` results, and reads tiles in `loops` loops
     over columns.
 
-    8 elements per thread, since at 16 the assembler spills a few bytes in places; 32 where several results are computed
-    from the same columns, all loaded at once, where it spilled at 8 and at 16.
+    A warp for every 256 elements (8 elements per thread), since at 16 per thread the assembler spills a few bytes in
+    places; 32 per thread where several results are computed from the same columns, all loaded at once, where it spilled
+    at 8 and at 16.
     """
     alike = results > 1 and len(tiling.columns) == 1 and not loops
     return warps(tiling.elements // 2 if alike else tiling.elements * 2)

@@ -42,8 +42,8 @@ def plan_text(
     weights.
 
     `reference` is the serial forward, `groups` are the numbers of the mesh axes of each process group, `links` has the
-    name of the link that each mesh axis crosses; `origin` is that of an imported model, None for others. The weights of
-    repeated layers are one entry.
+    name of the link that each mesh axis crosses; `origin` has the constant inputs and tied names of an imported model's
+    checkpoint, None for other models. The weights of repeated layers are one entry.
     """
     assert program.optimizer is not None
     settings = dict(program.optimizer.settings)
@@ -135,8 +135,9 @@ def _integer_bounds(reference: Graph) -> dict[str, int]:
 
 def compared(expr: Expr, parameter: str, bound: Bound) -> Iterable[int]:
     """
-    Yield, for each comparison `v == x[..]` in an expression between an index variable and the integers of the operand
-    `x` named `parameter`, the extent of the variable; `bound` is the bound line that the expression is part of.
+    Yield, for each comparison `v == x[..]` in a TDL expression between an index variable v and the integers of the
+    operand `x` named `parameter`, the extent of v; `bound` is the operator's bound line, of which the expression is
+    part.
 
     Given a loss that compares class ids with the class variable, yields the number of classes, which bounds valid ids.
     """

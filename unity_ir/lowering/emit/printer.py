@@ -56,9 +56,9 @@ def emit(
     """
     Print the plan of a rank's training step as a Python file called `file`; `reference` is its serial forward.
 
-    `links` has the name of the link that each mesh axis crosses, for profiles (`network` for all if empty); `origin` is
-    that of an imported model, None for others. Raises `UnityError` for a program without a backward, and for operators
-    that no kernel covers.
+    `links` has the name of the link that each mesh axis crosses, for profiles (`network` for all if empty); `origin`
+    has the constant inputs and tied names of an imported model's checkpoint, None for other models. Raises `UnityError`
+    for a program without a backward, and for operators that no kernel covers.
     """
     check_step(plan.program, reference)
     return _Printer(plan, reference, file, links, origin).emit()

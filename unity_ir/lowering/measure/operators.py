@@ -99,8 +99,8 @@ class CollectiveJob:
     @property
     def bytes(self) -> int:
         """
-        Bytes per rank that `Machine.move_seconds` takes as the size of this move: those of its operand on one rank or,
-        for a move without communication (a slice, a padding), those of its result.
+        Bytes per rank that `Machine.move_seconds` takes as the size of this collective: those of its operand on one
+        rank or, for one without communication (a slice, a padding), those of its result.
         """
         source, target = COLLECTIVES[self.kind].profiled or (None, None)
         after = self.elements * (1 if source is None else self.members) // (1 if target is None else self.members)

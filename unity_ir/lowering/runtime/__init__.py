@@ -165,7 +165,7 @@ def imports(parts: tuple[str, ...] = PARTS) -> str:
 def load(parts: tuple[str, ...], **plan: Any) -> SimpleNamespace:
     """
     Execute the runtime modules named in `parts`, such as "collectives", and return their functions and classes as
-    attributes of one object; measurements and tests call these.
+    attributes of one object, for measurements to call.
 
     `plan` has values for the constants of an emitted program's plan that these modules use, such as `MESH` and `WORLD`.
     """

@@ -47,7 +47,7 @@ FAR = 64
 
 
 def rounding(plain, batch, wanted):
-    """Return errors of float32 gradients at `plain` against f64 `wanted`: ({weight: largest entry}, {weight: norm})."""
+    """Return errors of f32 gradients at weights `plain`, `wanted` in f64: ({weight: largest entry}, {weight: norm})."""
     single = {n: b.float() if b.is_floating_point() else b for n, b in batch.items()}
     generator = torch.Generator().manual_seed(0)
     farthest, longest = {}, dict.fromkeys(wanted, 0.0)
@@ -168,7 +168,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
 
 
 def tell(ctx, off, got, want, plain, batch, weights, local, notes):
-    """Return messages, of `off` ({weight: message}) or new, where gradients `got` are off `want` beyond rounding."""
+    """Return messages, of `off` ({weight: message}) or new, on gradients `got` that miss `want` beyond rounding."""
     farthest, longest = rounding(plain, batch, want)
     apart = {n: float((got[n].double() - want[n]).abs().max()) for n in off}
     off = {n: line for n, line in off.items() if apart[n] > ROUNDING * farthest[n]}
@@ -208,7 +208,7 @@ def _states():
 
 
 def torch_update(t, state, grad):
-    """Return torch.optim's f64 step `t` (from 1) of `state` [weight, *moments]: (new ones, sizes of their terms)."""
+    """Return torch.optim's f64 step `t` (from 1) of `state` [weight, *moments]: (new state, sizes of terms added)."""
     name, settings = OPTIMIZER
     options: dict = {n: v for n, v in settings.items() if not n.startswith("beta")}
     if "beta1" in settings:

@@ -138,14 +138,14 @@ def all_to_all(ctx, x, source, target, axes):
 
 
 def broadcast(ctx, x, root, shape, dtype, axes):
-    """Start a broadcast of `x` from position `root` along `axes`, else None of `shape`, `dtype`: a Pending of it."""
+    """Start a broadcast of `x` (`shape`, `dtype`; None but at position `root`) along `axes`: a Pending of `x`."""
     out = x.contiguous() if ctx.index(axes) == root else torch.empty(shape, dtype=dtype, device=ctx.device)
     work = dist.broadcast(out, group=ctx.groups[axes], group_src=root, async_op=True)
     return Pending(axes, work, lambda: out, out)
 
 
 def scatter(ctx, x, dim, root, shape, dtype, axes):
-    """Start a scatter of `x` (of `shape`) at position `root`, None elsewhere: a Pending of this rank's `dim` part."""
+    """Start a scatter of `x`, of `shape`, None but at position `root`: a Pending of this rank's part along `dim`."""
     shape = [size // _ways(axes) if i == dim else size for i, size in enumerate(shape)]
     out = torch.empty(shape, dtype=dtype, device=ctx.device)
     parts = [p.contiguous() for p in x.chunk(_ways(axes), dim)] if ctx.index(axes) == root else None
@@ -192,7 +192,7 @@ def keep_part(ctx, x, dim, axes):
 
 
 def zero_pad(ctx, x, dim, axes):
-    """Return `x` at its place along `dim` in zeros of the whole's shape; for None, `x` at position 0, else zeros."""
+    """Return an addend of a whole: zeros with `x` at its place along `dim`; for None, `x` at position 0, else zeros."""
     if dim is None:
         return x if ctx.index(axes) == 0 else torch.zeros_like(x)
     shape = list(x.shape)

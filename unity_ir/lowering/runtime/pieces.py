@@ -29,7 +29,7 @@ def piece(ctx, whole, spec):
 
 
 def pins(spec):
-    """Return pairs (mesh axis, the one coordinate along it that holds the tensor) of a Spec; () if no axis is so."""
+    """Return pairs (mesh axis, coordinate) of a Spec whose tensor only ranks at that coordinate hold; () if none."""
     roles = enumerate(spec.roles)
     return tuple((axis, int(role[3:])) for axis, role in roles if isinstance(role, str) and role.startswith("at "))
 
