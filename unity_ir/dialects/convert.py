@@ -1,5 +1,7 @@
 """
-Convert graphs between xDSL functions, which are read, printed and lowered, and the core's compact `Graph`.
+Convert graphs between xDSL functions of the pcg dialect (parallel computation graphs), which are read, printed and
+lowered, and the core's compact `Graph`. The core is the compiler's own data structures (`unity_ir.pcg`), which do
+without xDSL.
 
 A function of pcg operations is the text of a `Graph`; `to_graph(from_graph(g)) == g`, with the same nodes.
 """
@@ -58,7 +60,8 @@ def pcg_functions(module: ModuleOp) -> list[FuncOp]:
 
 def to_graph(func: FuncOp) -> Graph:
     """
-    Return a function of pcg operations as a graph; operations that its results and updates do not need are dropped.
+    Return a function of pcg operations as a graph; operations that its results and weight updates do not need are
+    dropped.
 
     Raises `UnityError` for declarations, functions of several blocks, operations that are not pcg, and graphs that
     break a rule of the core, such as a value used before it is made.
@@ -174,7 +177,8 @@ def _optimizer(func: FuncOp, optimizers: Sequence[Optimizer | None]) -> Optimize
 
 def from_graph(graph: Graph) -> FuncOp:
     """
-    Return a graph as a function: one operation per node, in topological order, with values named after their operators.
+    Return a graph as a function: one operation per node, in topological order, with SSA values named after their
+    operators.
 
     Raises `UnityError` for names that text cannot hold, and for inputs that the graph uses but does not list.
     """

@@ -1,4 +1,7 @@
-"""Convert a rank's program to operations of the spmd dialect, and back."""
+"""
+Convert one rank's program (`Program`: the instructions that every device runs on its local pieces, with collectives) to
+operations of the spmd dialect, and back.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +48,8 @@ from unity_ir.tdl.parallel import Configuration, operand_degrees, result_degrees
 
 def to_op(program: Program) -> ProgramOp:
     """
-    Return one rank's program (the plan that every device runs on its local shapes) as an `spmd.program` operation, from
-    which `from_op` makes it again.
+    Return one rank's program as an `spmd.program` operation, from which `from_op` makes it again. Raises `UnityError`
+    for a program that updates weights but names no optimizer.
     """
     block = Block()
     values: dict[Register, SSAValue] = {}
@@ -102,8 +105,9 @@ def from_op(op: ProgramOp) -> Program:
     """
     Return the program that an `spmd.program` operation holds.
 
-    Raises `UnityError` for operations of other dialects, and where an operator's operands or results are not in the
-    layout that its mesh axes' roles imply.
+    Raises `UnityError` for operations of other dialects, and where an operator's operands or results do not have the
+    layouts (per mesh axis a role: a shard of dim i, partial sums, copies, ...) or halos that follow from how the mesh
+    axes divide its work.
     """
     tensors: dict[Register, Tensor] = {}
     registers: dict[SSAValue, Register] = {}

@@ -61,7 +61,8 @@ def parse_name(parser: AttrParser) -> StringAttr:
 
 def name_text(what: str, attribute: Attribute) -> str:
     """
-    Return the text of a name attribute as xDSL parsed it; `what` says in errors what has the name.
+    Return the text of a name attribute as xDSL parsed it (a string, or bytes if it has escapes); `what` says in errors
+    what has the name.
 
     Raises `UnityError` for attributes that are no UTF-8 string.
     """

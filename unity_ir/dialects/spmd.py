@@ -1,5 +1,7 @@
 """
-The spmd dialect: one rank's program, with local shapes and explicit collectives.
+The spmd dialect: one rank's program, with local shapes and explicit collectives. Devices form a mesh; a piece's type
+says of each mesh axis its role, what the devices along it hold: shards of a dim, addends (`sum`), `copy` (equal, each
+used for its own part of the work, so that gradients are added) or `repeat` (equal, and all do the same work).
 
 Every value is a rank's piece of a tensor. Its type, `!spmd.piece<[32, 784] of [64, 784], f32, [dim 0]>`, gives the
 local shape, the global shape, the element type, and the role of every mesh axis (`dim i`, `copy`, `sum`, `repeat`). A
@@ -58,7 +60,8 @@ ROLES = {"copy": COPY, "sum": SUM, "repeat": REPEAT}
 @dataclass(frozen=True, slots=True)
 class LocalTensorType:
     """
-    The type of a rank's piece: its local shape, the tensor's global shape and element type, and each mesh axis's role.
+    The type of a rank's piece of a tensor: its local shape, the tensor's global shape and element type, and each mesh
+    axis's role.
 
     `halo` and `halo_sum` are the elements (before, after) by which the piece reaches beyond its shard of each dim:
     copies of its neighbours' elements, or addends to them. At most one is not empty.
@@ -74,8 +77,8 @@ class LocalTensorType:
     @property
     def borders(self) -> Halos:
         """
-        For each dim, the numbers of elements (before, after) by which the piece reaches beyond its shard: those of
-        `halo`, copies of neighbours' elements, or else of `halo_sum`, addends to them; (0, 0) where it does not.
+        For each dim, the numbers of elements (before, after) by which the piece reaches beyond its own shard: those of
+        `halo` (copies of the neighbours' elements) or else of `halo_sum` (addends to them); (0, 0) where it does not.
         """
         return self.halo or self.halo_sum or ((0, 0),) * len(self.shape)
 
@@ -91,7 +94,10 @@ class LocalTensorType:
 
 @irdl_attr_definition
 class PieceType(Data[LocalTensorType], TypeAttribute):
-    """`!spmd.piece<[32, 784] of [64, 784], f32, [dim 0]>`."""
+    """
+    `!spmd.piece<[32, 784] of [64, 784], f32, [dim 0]>`: a rank's piece, local shape of global shape, with a role per
+    mesh axis.
+    """
 
     name = "spmd.piece"
 
@@ -280,7 +286,10 @@ class BetweenRanks(IRDLOperation):
 
     @property
     def kind(self) -> str:
-        """The kind of communication, such as `all_gather`: a name in `pcg.collectives`."""
+        """
+        The kind of communication, such as `all_gather` or `halo`: the operation's name without `spmd.`, one of
+        `pcg.collectives`.
+        """
         return self.name.removeprefix("spmd.")
 
     @property
@@ -290,7 +299,7 @@ class BetweenRanks(IRDLOperation):
 
     @property
     def pieces(self) -> tuple[LocalTensorType, LocalTensorType]:
-        """The types of the operand and of the result."""
+        """(type of the operand, type of the result): what a rank has before and after the communication."""
         assert isinstance(self.operand.type, PieceType)
         assert isinstance(self.result.type, PieceType)
         return self.operand.type.data, self.result.type.data
@@ -308,14 +317,16 @@ def _of_kind(kind: str, base: type[Kind]) -> type[Kind]:
 
 class MoveOp(BetweenRanks):
     """
-    Base of the moves of reshards: `spmd.all_gather %x along array<i64: 0> : from -> to`, one class per collective.
+    Base of the moves of reshards: `spmd.all_gather %x along array<i64: 0> : from -> to`, one class per collective (or
+    local step, such as `slice`), which gives mesh axes another role.
     """
 
     @property
     def roles(self) -> tuple[int, int]:
         """
-        (before, after): the role of the mesh axes in the operand and in the result, as a number: a sharded dim (0 or
-        more), or below 0 one of `pcg.sharding`'s `COPY`, `SUM`, `REPEAT` and `PINNED` (whatever the coordinate).
+        (before, after): the role that the mesh axes of the move have in the operand and in the result, as a number: the
+        dim that they shard (0 or more), or below 0 one of `pcg.sharding`'s `COPY`, `SUM`, `REPEAT` and `PINNED` (only
+        the devices at one coordinate, whichever it is, hold anything).
 
         Raises `VerifyException` if the axes differ in their roles.
         """
@@ -328,8 +339,8 @@ class MoveOp(BetweenRanks):
 
     def verify_(self) -> None:
         """
-        Raise `VerifyException` unless the types differ just in the axes' role, and the collective is the one between
-        the roles.
+        Raise `VerifyException` unless the types of operand and result differ just in the role of the move's mesh axes,
+        and the operation's collective is the one that leads from the one role to the other.
         """
         source, target = self.roles
         axes = set(self.along)
@@ -359,9 +370,9 @@ class ExchangeOp(BetweenRanks):
     @property
     def border(self) -> tuple[int, int, int]:
         """
-        (dim, before, after): the dim of the exchange, and the number of elements of the halo before and after a piece.
+        (dim, before, after): the dim of the exchange, and the numbers of elements of the halo before and after a piece.
 
-        Raises `VerifyException` if the types differ by more than a halo along one dim.
+        Raises `VerifyException` if the types of operand and result differ by more than a halo along one dim.
         """
         before, after = self.pieces
         old, new = (before, after) if self.kind == "halo" else (after, before)
@@ -379,7 +390,8 @@ class ExchangeOp(BetweenRanks):
 
     def verify_(self) -> None:
         """
-        Raise `VerifyException` unless the types differ by a halo along one dim, which exactly these mesh axes shard.
+        Raise `VerifyException` unless the types of operand and result differ by a halo along one dim, and the exchange
+        is along exactly the mesh axes that shard this dim.
         """
         dim, _, _ = self.border
         wanted = [i for i, role in enumerate(self.pieces[0].layout) if role == dim]

@@ -1,4 +1,8 @@
-"""Compute the strides of a bound line's accesses, and split a flat position into index variables."""
+"""
+Compute the strides of the tensor reads in a bound line (an operator's definition in the tensor description language
+TDL, such as `out[m, n] = sum[k](x[m, k] * w[k, n])`, at given shapes), and split a flat position into its index
+variables.
+"""
 
 from __future__ import annotations
 
@@ -117,8 +121,9 @@ class Run:
 
 def runs(variables: Sequence[str], extents: Mapping[str, int], where: Address) -> list[Run]:
     """
-    Group `variables`, the digits of one flat position (outermost first), into as few runs of neighbours as possible
-    that each step through the tensor at the address `where` with one stride; return the runs, outermost first.
+    Group `variables`, which together index one flat position (outermost first), into as few runs of neighbours as
+    possible such that one stride steps through each run in the tensor with the address `where`; return the runs,
+    outermost first.
 
     `extents` maps each index variable to its number of positions. Variables with one position, or without a stride in
     `where`, are left out. Given variables a, b, c of 2, 3, 4 positions and strides b=4, c=1, returns one run (b, c) of
@@ -147,8 +152,8 @@ def runs(variables: Sequence[str], extents: Mapping[str, int], where: Address) -
 
 def operand_shapes(bound: Bound) -> dict[str, tuple[int, ...]]:
     """
-    Return the shape of every operand that a bound TDL line reads, by the operand's name. For the line of one task
-    (`tdl.parallel.piece`), these are the shapes of that task's shards.
+    Return the shape of every operand that a bound TDL line reads, by the operand's name. For the line that one device's
+    task computes (`tdl.parallel.piece`), these are the shapes of that task's shards.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for access in _bound_accesses(bound):

@@ -1,5 +1,6 @@
 """
-Recognise attention and its gradients: matrix products with the softmax of scores, which are made of a matrix product.
+Recognise attention and its gradients in a bound line (an operator's definition in the tensor description language TDL
+at given shapes): matrix products with the softmax of scores, which are made of a matrix product.
 
     weights[r, c]  = exp(s[r, c] - max[c](s[r, c])) / sum[c](exp(s[r, c] - max[c](s[r, c])))
                      or exp(s[r, c] - saved[r]), where saved[r] is the logarithm of that sum, plus the maximum
@@ -37,7 +38,7 @@ from unity_ir.tdl.syntax import (
 class Scores:
     """
     The softmax of an attention line: its weights (expression), the scores before softmax, and the matrix product of
-    queries and keys in them, with the index variables of each role.
+    queries and keys in them, with the index variables of batch, rows (queries), columns (keys) and features.
     """
 
     weights: Expr
@@ -57,8 +58,8 @@ class Scores:
 
     def causal(self) -> str | None:
         """
-        Return the name of the index variable of rows (queries) up to which a causal mask lets columns (keys) be seen;
-        None if the scores have no causal mask.
+        Return the name of the queries' index variable in a causal mask, which hides keys at later positions than the
+        query's; None if the scores have no causal mask.
         """
         match self.score:
             case Call("where", (Call("gt", (Binary("-", Name(column), Name(row)), Const(0))), Const(low), _)) if (
@@ -87,7 +88,8 @@ class AttentionSum:
 @dataclass(frozen=True, slots=True)
 class Attention:
     """
-    An attention line, forward or backward, taken apart: the scores, and each result as a sum over columns or rows.
+    An attention line, forward or backward, taken apart: the scores, and each result as a sum over columns (keys) or
+    rows (queries).
     """
 
     scores: Scores

@@ -1,5 +1,6 @@
 """
-Classify a bound line by its form alone, not by its operator: fusion, Triton and PyTorch all ask here.
+Classify a bound line (an operator's definition in the tensor description language TDL at given shapes, such as `out[m,
+n] = sum[k](x[m, k] * w[k, n])`) by its form alone, not by its operator: fusion, Triton and PyTorch all ask here.
 
 | form | line | recognised by |
 |---|---|---|
@@ -60,9 +61,10 @@ _LEADING = (OpaqueLine, WindowWrites, Contraction, Scatter, Reduction, Pointwise
 
 def classify(bound: Bound, starts: Mapping[str, str]) -> Form:
     """
-    Return what a bound TDL line computes, by which kernels are chosen: `Contraction`, `Convolution`, `Attention`,
-    `Grouped`, `Scatter`, `WindowWrites`, `Reduction`, `Pointwise` or `OpaqueLine`. If its results differ, returns the
-    first that occurs in the order `OpaqueLine`, `WindowWrites`, `Contraction`, `Scatter`, `Reduction`, `Pointwise`.
+    Return what a bound TDL line computes, by which kernels are chosen: `Contraction` (matrix product), `Convolution`,
+    `Attention`, `Grouped` (mixture of experts), `Scatter`, `WindowWrites`, `Reduction`, `Pointwise` or `OpaqueLine` (no
+    formula). If its results differ, returns the first that occurs in the order `OpaqueLine`, `WindowWrites`,
+    `Contraction`, `Scatter`, `Reduction`, `Pointwise`.
 
     The line must be simplified (`rewrite.simplified`). `starts` maps each index variable of which a task computes only
     a part to the name of the kernel argument with the global index at which the part begins; the others begin at 0.
@@ -80,9 +82,9 @@ def classify(bound: Bound, starts: Mapping[str, str]) -> Form:
 
 def form_of(result: Result, extents: Mapping[str, int]) -> Form:
     """
-    Return what one result of a bound TDL line computes, whatever the others do: `WindowWrites`, `OpaqueLine`,
-    `Pointwise`, `Contraction`, `Scatter` or `Reduction`. Convolutions, attention and grouped products are found by
-    `classify` alone.
+    Return what one result of a bound TDL line computes, whatever the others do: `WindowWrites` (written through
+    windows), `OpaqueLine` (no formula), `Pointwise`, `Contraction` (matrix product), `Scatter` or `Reduction`.
+    Convolutions, attention and grouped products are found by `classify` alone.
 
     `extents` maps each index variable to its number of positions.
     """
@@ -100,8 +102,8 @@ def is_opaque(expr: Expr) -> bool:
 
 def is_product(result: Result, extents: Mapping[str, int]) -> bool:
     """
-    Return whether a result is a matrix product, or a convolution or one of its gradients. A matrix product may have an
-    activation (relu, gelu) applied to it.
+    Return whether a result of a bound TDL line is a matrix product, or a convolution or one of its gradients. A matrix
+    product may have an activation (relu, gelu) applied to it.
 
     `extents` maps each index variable to its number of positions.
     """
@@ -123,8 +125,8 @@ def without_activation(expr: Expr) -> Expr:
 
 def is_convolution(result: Result, extents: Mapping[str, int]) -> bool:
     """
-    Return whether a result is a convolution or one of its gradients. A 1 x 1 convolution, which has no windows, counts
-    unless it is a single matrix product (one image).
+    Return whether a result of a bound TDL line is a convolution or one of its gradients. A 1 x 1 convolution, which has
+    no windows, counts unless it is a single matrix product (one image).
 
     `extents` maps each index variable to its number of positions.
     """

@@ -1,5 +1,6 @@
 """
-Compose the lines of several operators into one: substitute each result's expression where another operator reads it.
+Compose the lines of several operators (their definitions in the tensor description language TDL at given shapes) into
+one: substitute each result's expression where another operator reads it.
 
     t[m, n] = sum[k](x[m, k] * w[k, n]);  s[m, n] = t[m, n] + b[n]  ->  out[m, n] = sum[k](x[m, k] * w[k, n]) + b[n]
 
@@ -65,8 +66,8 @@ class Part:
 
 def composed(parts: Sequence[Part], kept: Sequence[Register]) -> Part | None:
     """
-    Fuse operators of one rank's program, given in program order, into one line for one kernel, by substituting the
-    expression of a result wherever another operator reads it.
+    Fuse operators of one rank's program (`parts`, in program order) into one, whose TDL line one kernel computes, by
+    substituting the expression of a result wherever another of them reads it.
 
     `kept` are the registers (numbers of the program's values) that the fused line returns, in this order; other results
     are not stored. Returns None where fusing would compute an element more than once, or a dim's indices cannot be

@@ -1,4 +1,7 @@
-"""Recognise results that are matrix products followed by a function of each element (the epilogue)."""
+"""
+Recognise those results of a bound line (an operator's definition in the tensor description language TDL at given
+shapes) that are matrix products followed by a function of each element (the epilogue).
+"""
 
 from __future__ import annotations
 
@@ -64,8 +67,8 @@ class Contraction:
 
 def contraction(result: Result, extents: Mapping[str, int]) -> Contraction | None:
     """
-    Match a result as a matrix product, or a batch of them, with any function applied to each element of it; return its
-    factors, sizes and strides, or None for any other result.
+    Match a result of a bound TDL line as a matrix product, or a batch of them, with any function applied to each
+    element of it; return its factors, sizes and strides, or None for any other result.
 
     `extents` maps each index variable to its number of positions. Each of `m` (variables of the first factor and the
     result), `n` (of the second and the result), `k` (reduced) and `b` (of all three) may be several variables if one
@@ -198,8 +201,8 @@ def _product_in(expr: Expr) -> Reduce | None:
 
 def product_factors(expr: Expr) -> tuple[Expr, Expr] | None:
     """
-    Return the two factors (a, b) of the sum of products `sum[..](a * b)` in an expression; None where `_product_in`
-    finds none.
+    Return the two factors (a, b) of a matrix product, the sum of products `sum[..](a * b)` in an expression. None
+    unless it is the only reduction of the expression that is not inside another one.
     """
     product = _product_in(expr)
     if product is None or not isinstance(product.body, Binary):
@@ -209,8 +212,8 @@ def product_factors(expr: Expr) -> tuple[Expr, Expr] | None:
 
 def with_factors(result: Result, factors: Sequence[Expr]) -> Result:
     """
-    Return a result with the factors a and b of its sum of products `sum[..](a * b)` replaced by the two of `factors`.
-    The result must have such a sum (`_product_in`).
+    Return a result with the factors a and b of its matrix product `sum[..](a * b)` replaced by the two of `factors`.
+    The result must have one (`product_factors`).
     """
     product = _product_in(result.expr)
     assert product is not None

@@ -1,4 +1,7 @@
-"""Recognise convolutions, poolings and their gradients by the form of a line, not by its operator."""
+"""
+Recognise convolutions, poolings and their gradients by the form of a bound line (an operator's definition in the tensor
+description language TDL at given shapes), not by its operator.
+"""
 
 from __future__ import annotations
 
@@ -71,8 +74,8 @@ class Convolution:
 
 def convolution(result: Sequence[object], expr: Expr, extents: Mapping[str, int]) -> Convolution | None:
     """
-    Match a result of a bound TDL line as a convolution, or its gradient by the image or the weight; return its tensors
-    and the role of each index variable, or None for anything else.
+    Match a result of a bound TDL line as a convolution, or its gradient by the image or the weight; return its tensors,
+    its windows and which index variables are batch, groups and channels, or None for anything else.
 
     `result` has the indices of the result's dims, `expr` is the expression of its elements. `extents` maps each index
     variable to its number of positions.
@@ -150,8 +153,8 @@ def _named(
 def pointwise_convolution(expr: Expr, extents: Mapping[str, int]) -> Convolution | None:
     """
     Match an expression as a 1 x 1 convolution or the gradient of its weight: without windows, a matrix product at every
-    position of two or three trailing dims. Return its tensors and the role of each index variable, or None for anything
-    else.
+    position of two or three trailing dims. Return its tensors and which index variables are batch and channels, or None
+    for anything else.
 
     `extents` maps each index variable to its number of positions.
     """
@@ -239,7 +242,7 @@ def pooled_sum(result: Sequence[object], expr: Expr) -> tuple[Sliding, ...] | No
     Match a result as the gradient of a sum pooling: one value is added to every position of a window, as in `out[..,
     2*y + i] = g[.., y]`. `result` has the indices of the result's dims, `expr` is the expression of its elements.
 
-    Returns the windows, one to three, in the order of the dims; None for anything else.
+    Returns the windows along the dims, one to three, in the order of the dims; None for anything else.
     """
     free = free_variables(expr)
     inner = frozenset(n for i in result if isinstance(i, Window) for n in index_names(i) if n not in free)

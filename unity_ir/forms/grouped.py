@@ -1,5 +1,6 @@
 """
-Recognise grouped products, of rows with the one weight that integers pick for each, and the weights' gradient.
+Recognise grouped products (mixture of experts), of rows with the one weight that integers pick for each, and the
+weights' gradient.
 
     out[t, n] = sum[v](where(eq(v, at[t]), sum[k](x[t, k] * w[v, k, n]), 0))
     out[v, k, n] = sum[t](where(eq(v, at[t]), x[t, k] * y[t, n], 0))
@@ -43,8 +44,9 @@ class Routed:
 
 def routed(expr: Expr, extents: Mapping[str, int]) -> Routed | None:
     """
-    Match an expression as a mixture of experts' product, of each row of `x` with the one weight whose number an integer
-    operand gives for that row, or as the gradient of these weights; return its parts, or None for anything else.
+    Match an expression as a mixture of experts' product, of each row of `x` (a token) with the one weight whose number
+    an integer operand gives for that row, or as the gradient of these weights; return its parts, or None for anything
+    else.
 
     `extents` maps each index variable to its number of positions.
     """

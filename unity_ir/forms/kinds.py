@@ -13,8 +13,8 @@ KINDS = ("contraction", "gather", "reduction", "elementwise", "copy")
 
 def kind(analysis: Analysis) -> str:
     """
-    Return the kind of an operator's kernel, which picks its efficiency curve in the cost model, given the analysis of
-    its bound TDL line.
+    Return the kind of an operator's kernel, which picks its efficiency curve in the cost model, given the `Analysis` of
+    its bound TDL line (its definition at given shapes).
 
     `contraction` if it has a matrix product, a convolution or attention; else `gather` if it gathers or scatters by an
     integer operand; else `reduction` if it reduces or calls a function without formula (top-k); else `copy` if it only

@@ -1,4 +1,7 @@
-"""Rewrite expressions of bound lines: fold constants, rename variables, and find equal subexpressions."""
+"""
+Rewrite expressions of bound lines (operators' definitions in the tensor description language TDL at given shapes, such
+as `out[m, n] = sum[k](x[m, k] * w[k, n])`): fold constants, rename index variables, and find equal subexpressions.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +69,8 @@ def map_children(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
 
 def reductions(expr: Expr) -> list[Reduce]:
     """
-    Return every reduction in `expr`, each once, inner ones first. Sums that gather one element by an integer
-    (`tdl.gather`) are left out.
+    Return every reduction (`sum[k](..)`, `max[k](..)`, ...) in `expr`, each once, inner ones first. Sums that gather
+    one element by an integer (`tdl.gather`) are left out.
     """
     found: dict[Reduce, None] = {}
 
@@ -83,8 +86,8 @@ def reductions(expr: Expr) -> list[Reduce]:
 
 def outermost(expr: Expr) -> list[Reduce]:
     """
-    Return the reductions in `expr` that are not inside another reduction, in reading order. Sums that gather one
-    element by an integer (`tdl.gather`) are looked through, not returned.
+    Return the reductions (`sum[k](..)`, ...) in `expr` that are not inside another reduction, in reading order. Sums
+    that gather one element by an integer (`tdl.gather`) are not returned themselves; those inside of them are.
     """
     if isinstance(expr, Reduce) and gather(expr) is None:
         return [expr]
@@ -148,8 +151,8 @@ def _renamed(index: WrittenIndex, names: Mapping[str, str]) -> WrittenIndex:
 def canonical(expr: Expr, extents: Mapping[str, int], starts: Mapping[str, str]) -> tuple[Expr, tuple[str, ...]]:
     """
     Return (the expression with its index variables renamed by order of occurrence, the old names of its free variables
-    in that order), so that expressions which differ only in names become equal. They also stay apart where extents
-    differ, or entries of `starts`.
+    in that order), so that expressions which differ only in names become equal. Expressions whose variables differ in
+    `extents` or `starts` stay different.
 
     `extents` maps each index variable to its number of positions. `starts` maps each index variable of which a task
     computes only a part to the name of the kernel argument with the global index at which the part begins; the others
@@ -188,9 +191,10 @@ def simplified(bound: Bound, starts: Mapping[str, str]) -> Bound:
     Return a bound TDL line with constants folded, and operations dropped that are then trivial: `1 * x`, `x + 0`,
     `where` of a constant.
 
-    A variable of extent 1 that starts at 0 is the constant 0, and a reduction over one element is that element.
-    `starts` maps each index variable of which a task computes only a part to the name of the kernel argument with the
-    global index at which the part begins; the others begin at 0. Raises `UnityError` for constants that are not finite.
+    A variable of extent 1 (one position) that starts at 0 is the constant 0, and a reduction over one element is that
+    element. `starts` maps each index variable of which a task computes only a part to the name of the kernel argument
+    with the global index at which the part begins; the others begin at 0. Raises `UnityError` for constants that are
+    not finite.
     """
     folding = _Fold(bound, starts)
     return replace(bound, results=tuple(replace(r, expr=folding.expr(r.expr)) for r in bound.results))
@@ -209,8 +213,9 @@ def fold(expr: Expr, bound: Bound, starts: Mapping[str, str]) -> Expr:
 
 def without_ones(bound: Bound) -> Bound:
     """
-    Return the line with all variables of extent 1 that index operands replaced by a single one, and dropped from
-    reductions over longer ones, so that lines which compute the same become equal (and share a kernel).
+    Return the bound TDL line with a single variable in the place of all index variables of one position (extent 1) in
+    operands' indices; beside longer variables, in an index, a window or a reduction, they are dropped. Lines that
+    compute the same then become equal (and share a kernel).
     """
     one = "one"
     while one in bound.extents:

@@ -24,10 +24,11 @@ class Scatter:
 
 def scattered(result: Result, extents: Mapping[str, int]) -> Scatter | None:
     """
-    Match a result as a scatter-add, such as an embedding's gradient: each element is added at the position that an
-    integer operand gives, and the sum is over all dims of that operand. Return its parts; None for anything else.
+    Match a result of a bound TDL line as a scatter-add, such as an embedding's gradient: each element is added at the
+    position that an integer operand gives, and the sum is over all dims of that operand. Return its parts; None for
+    anything else.
 
-    `extents` maps each index variable to its number of positions. Variables of extent 1 are ignored.
+    `extents` maps each index variable to its number of positions. Variables of one position are ignored.
     """
     found = scatter(result.expr)
     if found is None or not isinstance(result.expr, Reduce) or reductions(found.body):

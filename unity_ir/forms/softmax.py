@@ -1,4 +1,7 @@
-"""Recognise softmaxes, which are quotients of exponentials and their sum."""
+"""
+Recognise softmaxes, which are quotients of exponentials and their sum, in TDL expressions (the elements of a result
+over index variables).
+"""
 
 from __future__ import annotations
 

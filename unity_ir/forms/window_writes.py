@@ -1,4 +1,7 @@
-"""Recognise results that are written through windows, and choose the variable of each window to solve for."""
+"""
+Recognise results that are written through windows, `out[2*y + i] = ..`, as the gradients of convolutions and poolings
+are, and choose the variable of each window to solve for.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +45,13 @@ def writes_windows(result: Result) -> bool:
 
 def window_writes(result: Result, extents: Mapping[str, int]) -> WindowWrites | None:
     """
-    Match a result written through windows, such as `out[2*y + i] = f(y, i)`, and choose for each the variable to solve
-    for (`y`), so that a kernel can gather every element by a loop over the others (`i`). Return this choice by dim.
+    Match a result written through windows, such as `out[2*y + i] = f(y, i)`, and choose for each window the variable to
+    solve for (`y`), so that a kernel can gather every element by a loop over the others (`i`). Return this choice by
+    number of the dim; empty if there are no windows.
 
-    Returns None where that is not possible: results of integers, a variable in two dims, and reductions that would be
-    computed anew in every pass of the loop. `extents` maps each index variable to its number of positions.
+    Returns None where that is not possible: results that are not floating point, a variable in two dims, concatenated
+    dims, and reductions that would be computed anew in every pass of the loop. `extents` maps each index variable to
+    its number of positions.
     """
     reduced = frozenset[str]().union(*(free_variables(r) for r in outermost(result.expr)))
     counts = Counter(n for i in result.indices for n in index_names(i) if extents[n] > 1)

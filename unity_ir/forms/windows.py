@@ -1,4 +1,7 @@
-"""Find windows that leave their tensor, and mask the reductions that must skip the positions outside."""
+"""
+Find windows (affine indices such as `2*y + i - 1`, as of convolutions) that leave their tensor, and mask the reductions
+that must skip the positions outside.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ NEUTRAL: Mapping[str, float] = {"sum": 0.0, "max": -inf, "min": inf, "prod": 1.0
 
 def reach(window: Window, extents: Mapping[str, int]) -> tuple[int, int]:
     """
-    Return (first, last): the least and the greatest position in the local tensor that a window reads as its variables
-    run over their positions. Below 0 or beyond the end of the tensor, they are outside of it.
+    Return (first, last): the least and the greatest position in the local tensor (a task's shard) that a window reads
+    as its variables run over their positions. Below 0 or beyond the end of the tensor, they are outside of it.
 
     `extents` maps each index variable to its number of positions.
     """
@@ -60,8 +63,8 @@ def _windows_to_mask(expr: Reduce, extents: Mapping[str, int]) -> list[Window]:
 
 def masked(expr: Expr, extents: Mapping[str, int]) -> Expr:
     """
-    Return the expression with every reduction in it that zeros read outside of a tensor would change made to skip them,
-    by `where(inside, body, neutral element)`.
+    Return the expression in which reductions skip the positions outside of a tensor, which a window would read as
+    zeros, wherever these zeros would change the result: their bodies become `where(inside, body, neutral element)`.
 
     `extents` maps each index variable to its number of positions.
     """
@@ -71,8 +74,9 @@ def masked(expr: Expr, extents: Mapping[str, int]) -> Expr:
 
 def masked_body(expr: Reduce, extents: Mapping[str, int]) -> Reduce:
     """
-    Return the reduction `expr` made to skip zeros read outside of a tensor, if they would change its value (see
-    `masked`); reductions inside of it stay as they are.
+    Return the reduction `expr` made to skip positions outside of a tensor, which a window reads as zeros, if these
+    would change its value: its body becomes `where(inside, body, neutral element)`. Reductions inside of it stay as
+    they are.
 
     `extents` maps each index variable to its number of positions.
     """
@@ -97,8 +101,9 @@ def inside(window: Window) -> Expr:
 
 def needs_start(bound: Bound, variable: str) -> bool:
     """
-    Return whether the kernel of a task that computes only a part of `variable` must be given the global index at which
-    the part begins: because the line uses the variable as a value (as a causal mask does), or to mask a window.
+    Return whether the kernel of a task that computes only a part of the index variable `variable` must be given the
+    global index at which the part begins: because the line uses the variable as a value (as a causal mask does), or to
+    mask a window.
     """
     if uses_as_value(bound, variable):
         return True

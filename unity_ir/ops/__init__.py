@@ -1,5 +1,6 @@
 """
-The operators: one small file per family, one TDL line and one gradient per operator.
+The operators: one small file per family, one TDL line (its definition in the tensor description language) and one
+gradient per operator.
 
 Every module of this package that defines `OPERATORS` is found automatically; nothing else lists operators.
 """
@@ -32,8 +33,8 @@ def operators() -> Mapping[str, Operator]:
 @cache
 def savings() -> tuple[Saving, ...]:
     """
-    Return every `Saving` that operators declare: a forward operator and its backward, with variants of both in which
-    the forward also returns values that the backward then reads.
+    Return every `Saving` that operators declare: the names of a forward operator and its backward, and of variants of
+    both in which the forward also returns values that the backward then reads instead of computing them again.
     """
     modules = (import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
     return tuple(saving for module in modules for saving in getattr(module, "SAVINGS", ()))

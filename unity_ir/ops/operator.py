@@ -1,4 +1,7 @@
-"""Define operators: one TDL line and a gradient each."""
+"""
+Define operators: for each a TDL line (tensor description language: an einsum-like definition such as `matmul(x, w)
+out[m, n] = sum[k](x[m, k] * w[k, n])`) and the function that builds its gradient.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +25,19 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 class Tensor(Protocol):
     """
-    A value of some graph, as gradient functions see it.
+    A value of some graph (the compiler's, or the prover's symbolic one), as gradient functions see it.
 
     Calling an operator on tensors asks the first one to build the node, so `ops` does not depend on any graph class.
     """
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Global size of each dim."""
+        """The global size of each dim, not that of a shard."""
         ...
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """The number of parts that each dim is divided into; 1 where it is not."""
+        """The number of shards that each dim is divided into; 1 where it is not divided."""
         ...
 
     @property
@@ -98,7 +101,7 @@ where it is zero everywhere.
 @dataclass(frozen=True)
 class Operator:
     """
-    An operator: its TDL line, and the function that builds its gradient.
+    An operator: its TDL line (einsum-like definition), and the function that builds its gradient.
 
     `tdl` is the line. Where the line depends on shapes (a reshape), `tdl` is a function from operand shapes and
     attributes to the line, and `signature` is the head of the line, with one operand. Without `gradient`, the operator
@@ -113,7 +116,7 @@ class Operator:
     def line(self) -> Line:
         """
         The operator's TDL line, parsed. If the line depends on operand shapes (as of a reshape), it is a stand-in of
-        which only name, parameters and attributes are meaningful.
+        which only name, parameters (operands) and attributes are meaningful.
         """
         if isinstance(self.tdl, str):
             return parse_line(self.tdl)
@@ -131,7 +134,8 @@ class Operator:
 
     def attributes(self, given: Mapping[str, AttrValue]) -> Attributes:
         """
-        Check the given attributes; return them with defaults filled in, sorted by name.
+        Check the attributes `given` for the operator, by name; return all of its attributes, with defaults filled in,
+        as pairs sorted by name.
 
         Raises `UnityError` for attributes that are unknown, missing, or of the wrong kind.
         """
@@ -140,7 +144,8 @@ class Operator:
     def bind(self, shapes: Shapes, attributes: Attributes, dtypes: tuple[str, ...] = ()) -> Analysis:
         """
         Bind the operator's TDL line to the operands' global shapes, and to attributes with defaults filled in; return
-        the analysis, which has the bound line and says how the operator can be divided.
+        the `Analysis`, which has the bound line (every index variable with its size) and says how the operator can be
+        divided among devices.
 
         `dtypes` are the operands' element types, all floating point if left out; they matter only for operators that
         take operands of any type. Raises `UnityError` where shapes or attributes do not fit.
@@ -150,11 +155,13 @@ class Operator:
 
     def divided(self, shapes: Shapes, attributes: Attributes, degrees: Mapping[str, int]) -> Attributes:
         """
-        Return the attributes that the operator has in each task when its index variables are divided; `degrees` maps
-        variables to their numbers of parts (1 if left out). `shapes` are the operands' global shapes.
+        Return the operator's attributes once its index variables are divided among tasks, given its `attributes`
+        before; `degrees` maps variables to their numbers of parts (1 if left out). `shapes` are the operands' global
+        shapes.
 
-        They change only for operators with index variables that occur in no operand, whose degrees are an attribute:
-        given `expand` with degrees (1,) and k0 divided by 2, returns them with degrees (2,).
+        They change only for operators with index variables that occur in no operand (`expand`'s new dims), whose
+        degrees are therefore an attribute: given `expand` with degrees (1,) and its new dim k0 divided by 2, returns
+        degrees (2,).
         """
         names = [c.value.attribute for c in self.line.clauses if c.kind == "degree" and isinstance(c.value, Entry)]
         if not names:
@@ -168,7 +175,7 @@ class Operator:
 
     def one(self, *operands: Tensor, **attributes: AttrValue) -> Tensor:
         """
-        Build a node that applies the operator, which has a single result, in the graph of the operands; return that
+        Build a node that applies the operator, which has a single result, to `operands` in their graph; return that
         result.
         """
         (result,) = self(*operands, **attributes)

@@ -1,4 +1,6 @@
-"""Selects the rules that searches rewrite with, by name: all of the library, or those known to matter for models."""
+"""
+Selects the graph rewrite rules that searches use, by name: all of the library, or those known to matter for models.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """
-Checks that a rule is well formed: operators and attributes exist, and both sides have the same types.
+Checks that a rewrite rule (a source and a target pattern of operators) is well formed: operators and attributes exist,
+and both sides have the same types.
 
 Types are compared at two choices of small sizes, unequal ones for unequal symbols. That finds slips of the pen, such as
 a forgotten transpose; that both sides are equal for all sizes is for the prover (`rules.proof`).
@@ -181,8 +182,9 @@ def _check_types(rule: Substitution) -> None:
 
 def sample_inputs(rule: Substitution, bindings: Bindings) -> dict[str, Value]:
     """
-    Make an input node for each of the rule's inputs, whose sizes and degrees are what `bindings`, values by name, gives
-    the rule's symbols; return their values by input name. Element types are i64 for integers, else f32.
+    Make an input node for each of the rule's inputs, with the sizes and degrees that they have when the rule's symbols
+    have the values in `bindings`, by name; return the nodes' values by input name. Element types are i64 for integers,
+    else f32.
 
     Raises `UnityError` if the bindings give an impossible type.
     """
@@ -195,10 +197,11 @@ def sample_inputs(rule: Substitution, bindings: Bindings) -> dict[str, Value]:
 
 def samples(rule: Substitution) -> Iterator[Bindings]:
     """
-    Yield up to `TRIES` choices of values for a rule's symbols, by name, at which to try it; the same in every run.
+    Yield up to `TRIES` choices of values for a rule's symbols (sizes, degrees), by name, at which to try it; the same
+    in every run.
 
-    Dim sizes are small, unequal for unequal symbols, and fulfil the rule's conditions; all degrees are 2, and each run
-    of any number of dims (`a..`) has 0 to 2 dims.
+    Dim sizes are small, unequal for unequal symbols, and fulfil the rule's conditions; all degrees are 2, and each pack
+    `a..` (any number of dims) has 0 to 2 dims.
     """
     symbols = {s for s in rule.symbols if not s.startswith("#")}
     shapes = frozenset[str]().union(*(s.symbols for i in rule.inputs for s in i.shape if isinstance(s, Poly)))
@@ -229,11 +232,12 @@ def _degrees(rule: Substitution) -> frozenset[str]:
 
 def free(rule: Substitution) -> tuple[str, ...]:
     """
-    Return the symbols of a rule that matching its source does not determine, usually degrees; to apply the rule, give
-    values for them.
+    Return the symbols of a rule that matching its source does not determine, usually degrees (numbers of pieces); to
+    apply the rule, give values for them.
 
     A symbol is determined if the shapes, degrees and attributes of the source can be solved for it. Given the rule that
-    divides `matmul(x, w)`, of x [a.., d*k], by d along k, returns `("d",)`, from which k follows.
+    divides `matmul(x, w)`, of x [a.., d*k] (`a..`: any number of dims), by d along k, returns `("d",)`, from which k
+    follows.
     """
     known = {f"#{p.name}" for i in rule.inputs for p in i.shape if isinstance(p, DimPack)}
     equations = [p for i in rule.inputs for p in (*i.degrees, i.sum, i.copy, *i.shape) if isinstance(p, Poly)]

@@ -1,5 +1,7 @@
 """
-Derivations: sequences of rule applications that lead from one graph to another, as text that can be replayed.
+Derivations: sequences of applications of rewrite rules that lead from one graph to another, as text that can be
+replayed. A line such as `fuse-activation at relu#4` names the rule and the operator it is applied at, here the relu
+that is node 4 of the graph in topological order.
 
     @mlp
     fuse-activation at relu#4
@@ -42,7 +44,8 @@ class RuleApplication:
 
 def parse_given(text: str) -> tuple[tuple[str, int], ...]:
     """
-    Parse the values given for symbols of a rule: given `d=2,e=4`, returns `(("d", 2), ("e", 4))`.
+    Parse the values given for symbols of a rule that no match determines (`with d=2,e=4` in a derivation's line): given
+    `d=2,e=4`, returns `(("d", 2), ("e", 4))`.
 
     Raises `UnityError` for any other text.
     """
@@ -65,8 +68,8 @@ _LINE = re.compile(r"(?P<rule>[A-Za-z_][\w.-]*) at (?P<at>\w+#\d+(\.\d+)?)( with
 
 def parse_derivations(text: str, where: str) -> Derivations:
     """
-    Parse the derivations in the text of a file; return the rule applications of each, in order, by function name (""
-    for lines before the first `@function`). `where` is the file's name, for messages.
+    Parse the derivations in the text of a file; return, by function name, the rule applications of each in order (""
+    has those of lines before the first `@function`). `where` is the file's name, for messages.
 
     Raises `UnityError` naming the line that cannot be read.
     """
@@ -93,8 +96,8 @@ def parse_derivations(text: str, where: str) -> Derivations:
 
 def apply_at(graph: Graph, rule: Rule, at: str, given: Bindings | None = None) -> Graph:
     """
-    Apply a rule once at the operator `at`: `matmul#3`, or `matmul#3.2` for the second match there; return the new
-    graph.
+    Apply a rewrite rule once at the operator `at`, such as `matmul#3` (the matmul that is node 3 in topological order,
+    from 0) or `matmul#3.2` for the second match there; return the new graph.
 
     `given` has values by name for symbols that no match determines, such as `{"d": 2}`. Raises `UnityError` where the
     rule does not apply.

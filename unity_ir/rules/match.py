@@ -1,5 +1,5 @@
 """
-Finds the places where a substitution's source pattern matches a graph.
+Finds the places where the source pattern of a rewrite rule (substitution) matches a graph.
 
 A pattern is laid over the graph from the operator that makes its first result: an operation's operands lead to the
 node's operands; results that are not reached so, to the users of values already found. Sizes and attributes are solved
@@ -46,8 +46,8 @@ class OpIndex:
 
     def place(self, node: Node) -> str:
         """
-        Return the name by which derivations refer to a node: its operator and its number, from 0, among the graph's
-        nodes in topological order, `matmul#3`.
+        Return the name by which derivations (recorded rule applications) refer to a node: its operator and its number,
+        from 0, among the graph's nodes in topological order, `matmul#3`.
         """
         return f"{node.op}#{self.number[node]}"
 
@@ -85,14 +85,17 @@ class Match:
 
     @property
     def place(self) -> str:
-        """The name of the operator that the match is at, such as `matmul#3`."""
+        """
+        The name of the operator that the match is at (which makes the first replaced value), such as `matmul#3`: node 3
+        in topological order, from 0.
+        """
         return self.index.place(self.at)
 
     @cached_property
     def kept(self) -> tuple[Node, ...]:
         """
-        The matched operators that stay in the graph after the replacement: their results are outputs or have other
-        users.
+        The matched operators that stay in the graph after the replacement, since a result that is not replaced is an
+        output of the graph or has a user that stays.
         """
         kept: set[Node] = set()
         for node in sorted(self.nodes, key=lambda n: -self.index.number[n]):
@@ -175,7 +178,7 @@ def matches(
 
     `given` has values by name for the symbols that no match determines (`check.free`); without them there is no match.
     Matches are skipped whose replacement would have other types, or would depend on a replaced value. Of matches that
-    differ only in the order of the replaced values, or make the same values, only the first is yielded.
+    differ only in the order of the replaced values, or whose new values are the same, only the first is yielded.
     """
     plan, given = _plan(rule), given or {}
     if not plan.ops <= index.by_op.keys() or not plan.free <= given.keys():

@@ -1,5 +1,5 @@
 """
-Substitutions from text. A file holds any number of them:
+Parses rewrite rules (substitutions) from text. A file holds any number of them:
 
     // The products of one value with two others are one product.
     subst.rule "merge-matmuls" (%x: [a.., k], %v: [k, n], %w: [k, m]) {
@@ -323,5 +323,5 @@ def parse_tensor(text: str) -> Input:
 
 
 def parse_poly(text: str) -> Poly:
-    """Parse a polynomial such as `2*d*m + n - 1`. Raises `RuleTextError`."""
+    """Parse a polynomial in a rule's symbols, such as `2*d*m + n - 1`. Raises `RuleTextError` for any other text."""
     return cast("Poly", _parse(text, "poly"))

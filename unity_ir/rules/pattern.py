@@ -1,6 +1,6 @@
 """
-Substitutions as data: a source and a target pattern over the same inputs, with sizes, degrees and attributes as
-symbols.
+Rewrite rules (substitutions) as data: a source and a target pattern over the same inputs, with sizes, degrees and
+attributes as symbols.
 
     matmul(relu(x), concat(v, w)) of x [a.., k], v [k, n], w [k, m]
 
@@ -115,7 +115,10 @@ class Substitution:
     """The proof that the text carries, or None."""
 
     def operations(self, side: tuple[Term, ...]) -> list[Operation]:
-        """Return all operations of a side (`source` or `target`), each once, operands before users."""
+        """
+        Return all operations (operators applied to terms) of a side of the rule, `source` or `target`, each once,
+        operands before users.
+        """
         found: dict[int, Operation] = {}
 
         def visit(term: Term) -> None:
@@ -132,7 +135,7 @@ class Substitution:
     def symbols(self) -> frozenset[str]:
         """
         The names of all symbols of a rule, whose values are integers: those in sizes, degrees, attributes and
-        conditions; `#a` is the number of dims that `a..` stands for.
+        conditions; `#a` is the number of dims that the pack `a..` stands for.
         """
         return frozenset[str]().union(*(p.symbols for p in self.polys))
 
@@ -150,8 +153,8 @@ class Substitution:
 
 def ints(poly: Poly, bindings: Bindings) -> int:
     """
-    Return the value of a polynomial when its symbols have the values in `bindings`, by name. Raises `UnityError` naming
-    a symbol without a value.
+    Return the value of a polynomial, an integer, when its symbols have the values in `bindings`, by name. Raises
+    `UnityError` naming a symbol without a value.
     """
     values: dict[str, int] = {}
     for s in poly.symbols:
@@ -203,7 +206,10 @@ def _attribute_value(value: AttrExpr, bindings: Bindings) -> AttrValue:
 
 
 def attribute_expression(value: AttrValue) -> AttrExpr:
-    """Return the attribute expression of a constant: integers become polynomials, floats and names stay as they are."""
+    """
+    Return a constant attribute value as an attribute expression of a rule: integers become polynomials, floats and
+    names stay as they are.
+    """
     match value:
         case int():
             return number(value)
@@ -216,7 +222,7 @@ def attribute_expression(value: AttrValue) -> AttrExpr:
 def build(side: tuple[Term, ...], inputs: Mapping[str, Value], bindings: Bindings) -> tuple[Value, ...]:
     """
     Build one side of a rule (source or target) as a graph over `inputs`, values by the names of the rule's inputs, with
-    the values in `bindings` for symbols; return the side's values.
+    the values in `bindings` for symbols; return the side's values, one per result of the rule.
 
     Raises `UnityError` where an operator is not well typed at these bindings.
     """

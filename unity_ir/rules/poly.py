@@ -47,12 +47,12 @@ class Poly:
 
     @cached_property
     def symbols(self) -> frozenset[str]:
-        """Names of all symbols that occur."""
+        """The names of all symbols that occur in the polynomial."""
         return frozenset(s for m, _ in self.terms for s in m)
 
     @property
     def constant(self) -> int | None:
-        """The value of a constant polynomial; None if symbols occur."""
+        """The value of the polynomial if it is constant; None if symbols occur."""
         if not self.terms:
             return 0
         return self.terms[0][1] if len(self.terms) == 1 and not self.terms[0][0] else None

@@ -1,4 +1,4 @@
-"""Rules, and how they are applied to a compact graph."""
+"""Rewrite rules, and how they are applied to a compact graph."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ MOST_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One or more substitutions under one name: the cases of one idea, such as fusing any of several activations."""
+    """
+    A rewrite rule: one or more substitutions (source pattern to target pattern) under one name, the cases of one idea,
+    such as fusing any of several activations.
+    """
 
     name: str
     cases: tuple[Substitution, ...]
 
     def matches(self, graph: Graph, given: Bindings | None = None, index: OpIndex | None = None) -> Iterator[Match]:
         """
-        Yield all matches of all cases, in the order of the nodes they are at; see `match.matches`.
+        Yield all matches of all cases of the rule in a graph, in the order of the nodes they are at.
 
         `given` has values by name for symbols that no match determines. `index` is the graph's `OpIndex`; None makes
         one.
@@ -37,12 +40,13 @@ class Rule:
         self, graph: Graph, given: Bindings | None = None, index: OpIndex | None = None
     ) -> Iterator[tuple[str, Graph]]:
         """
-        Apply the rule once, in every way that repeats no work; yield (place, new graph) for each.
+        Apply the rule to the graph once, in every way that makes it compute nothing twice; yield (place, new graph) for
+        each.
 
-        The place names the operator that makes the first replaced value: `matmul#3`, or `matmul#3.2` for the second
-        match there. Applications after which a weight that had a gradient has none are left out, even if that gradient
-        is zero. `given` has values by name for symbols that no match determines; `index` is the graph's `OpIndex`, None
-        makes one.
+        The place names the operator that makes the first replaced value: `matmul#3` (node 3 in topological order), or
+        `matmul#3.2` for the second match there. Applications after which a weight that had a gradient has none are left
+        out, even if that gradient is zero. `given` has values by name for symbols that no match determines; `index` is
+        the graph's `OpIndex`, None makes one.
         """
         weights: set[Node] | None = None
         last, ways = None, 0
@@ -60,9 +64,9 @@ class Rule:
         self, graph: Graph, given: Bindings | None = None, most: int = MOST_AT_ONCE
     ) -> tuple[list[str], Graph]:
         """
-        Apply the rule at the first place where that repeats no work, again and again until there is none, `most` times
-        at most; return the places (`matmul#3`, in the graph at that moment), in order of application, and the last
-        graph.
+        Apply the rule at the first place where that makes the graph compute nothing twice, again and again until there
+        is none, `most` times at most; return the places (`matmul#3`: node 3 of the graph at that moment), in order of
+        application, and the last graph.
 
         `given` has values by name for symbols that no match determines.
         """

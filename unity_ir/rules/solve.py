@@ -1,5 +1,5 @@
 """
-Solves for the sizes, degrees and attributes at which a pattern equals a part of a graph.
+Solves for the sizes, degrees and attributes at which a rewrite rule's pattern equals a part of a graph.
 
 Equations are `polynomial = number`. An equation with one unknown left, to the first power, is solved for it; where that
 does not determine all symbols, the pattern does not match.
@@ -35,7 +35,7 @@ class Equations:
     def given(bindings: Bindings) -> Equations:
         """
         Make a system in which symbols already have the values in `bindings`, by name; only integers are taken over, not
-        the sizes of packs and the values of attribute parameters.
+        the sizes of packs (`a..`, any number of dims) and the values of attribute parameters.
         """
         equations = Equations()
         for name, value in bindings.items():
@@ -46,8 +46,8 @@ class Equations:
     def equal(self, poly: Poly, value: int) -> bool:
         """
         Add the equation `poly = value`: solve it if one unknown is left, keep it for `again` if more are. Return False
-        if it has no solution in integers of at least 1 (0 for numbers of dims), or is not linear in the one unknown,
-        else True.
+        if it has no solution in integers of at least 1 (0 for the number of dims `#a` of a pack), or is not linear in
+        the one unknown, else True.
         """
         constant = poly.constant
         if constant is not None:
@@ -104,9 +104,9 @@ class Equations:
 
     def shape(self, item: Input, type: TensorType) -> bool | None:
         """
-        Add the equations that an input of the pattern has the shape and degrees of a type. Return False if they have no
-        solution, True if they may have one, and None, adding nothing, while the numbers of dims of several of its packs
-        (`a..`) are unknown.
+        Add the equations that an input of the pattern has the shape and degrees of a type in the graph. Return False if
+        they have no solution, True if they may have one, and None, adding nothing, while the numbers of dims of several
+        of the input's packs (`a..`, any number of dims) are unknown.
         """
         if type.halo or type.halo_sum or item.integer == type.is_floating:
             return False
@@ -151,8 +151,8 @@ def solve(
     given: Bindings,
 ) -> Bindings | None:
     """
-    Solve for the values of a pattern's symbols at which every input has its type, every attribute its value, and all
-    conditions hold; return them by name, or None if there are none.
+    Solve for the values of a pattern's symbols at which every input of the pattern has its type in the graph, every
+    attribute its value there, and all conditions hold; return them by name, or None if there are none.
 
     `inputs` and `attributes` pair those of the pattern with those of the graph. `given` has values, by name, that the
     caller has chosen.

@@ -1,4 +1,4 @@
-"""Prints substitutions as the text that `unity_ir.rules.parse` reads."""
+"""Prints rewrite rules (substitutions) as the text that `unity_ir.rules.parse` reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from unity_ir.rules.poly import ONE, Poly
 
 
 def tensor_text(of: Input) -> str:
-    """Return the text of an input without its name, such as `int [b.., d*n:d] sum = d`."""
+    """
+    Return the text of a rule's input without its name, its shape and how it is divided, such as `int [b.., d*n:d] sum =
+    d`.
+    """
     degrees = of.degrees or (ONE,) * len(of.shape)
     dims = (
         f"{size.name}.." if isinstance(size, DimPack) else f"{size}" if degree == ONE else f"{size}:{degree}"

@@ -1,5 +1,5 @@
 """
-Decides which rules may be applied: those that the present prover proves from their present text.
+Decides which rewrite rules may be applied: those that the present prover proves from their present text.
 
 A proof belongs to a digest of the rule's normal form, the lines and gradients of the operators it names, and the
 version of the prover. The verdicts on the library's rules are stored with the library, by digest, and a test proves
@@ -66,7 +66,9 @@ def _kept() -> Mapping[str, str]:
 
 
 def kept_text(proofs: Iterable[tuple[Substitution, Proof]]) -> str:
-    """Return the text of the file that stores the verdicts on the library's rules, one line per (rule, proof)."""
+    """
+    Return the text of the file that keeps the verdicts on the library's rules, one line per (rule, proof) in `proofs`.
+    """
     head = "# What the prover says of every rule of the library: `unity-rules check --write` writes this file.\n"
     lines = (f'"{r.name}" = {{digest = "{digest(r)}", verdict = "{p.verdict}"}}\n' for r, p in proofs)
     return head + "".join(lines)
@@ -95,15 +97,15 @@ def _proved_now(rule: Substitution) -> Proof:
 
 def unproved(rule: Rule) -> tuple[str, ...]:
     """
-    Return the names of those cases of a rule for which it is not proved that they keep the forward's values; cases that
-    may change gradients only are not among them.
+    Return the names of those cases of a rule that are not proved to keep the forward's values; cases that are, and may
+    change gradients only, are not among them.
     """
     return tuple(case.name for case in rule.cases if not proof_of(case).forward)
 
 
 def equal_but_at_ties(names: Iterable[str]) -> tuple[str, ...]:
     """
-    Return those of the rules called `names` whose gradients are proved equal only except at ties of a maximum; names
+    Return those of the rules called `names` whose gradients are proved equal except perhaps at ties of a maximum; names
     that are no rule of the library are ignored.
     """
     known = {n: rules()[n] for n in dict.fromkeys(names) if n in rules()}

@@ -1,4 +1,7 @@
-"""Checks given attributes against those an operator's line declares, and fills in defaults."""
+"""
+Checks the attributes given to an operator against those that its TDL line (its definition in the tensor description
+language) declares, and fills in defaults.
+"""
 
 from __future__ import annotations
 

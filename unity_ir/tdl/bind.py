@@ -1,5 +1,7 @@
 """
-Binding: a written line at given operand shapes and attributes.
+Binding: takes the TDL line of an operator (its definition in the tensor description language, such as `matmul(x, w)
+out[m, n] = sum[k](x[m, k] * w[k, n])`) and given operand shapes and attributes to a bound line, in which every index
+variable (m, n, k) has its extent (number of positions).
 
 Spells out packs and variadic names, replaces attributes by their values, and solves for the extent of every index
 variable. This is the serial shape rule of every operator.
@@ -47,7 +49,8 @@ from unity_ir.tdl.syntax import (
 
 def bind(line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue], dtypes: Sequence[str] = ()) -> Bound:
     """
-    Bind an operator's TDL line to operand shapes and attributes: solve for the extent of every index variable.
+    Bind an operator's TDL line to operand shapes and attributes: solve for the extent (number of positions) of every
+    index variable; return the bound line.
 
     `shapes` are global sizes, one shape per operand (one for each operand of a variadic parameter). `dtypes` are the
     operands' element types, which matter where a parameter may hold `any`; if left out, all such operands hold floats.
@@ -75,9 +78,9 @@ def spell(
     line: Line, shapes: Sequence[Shape], attributes: Mapping[str, AttrValue], dtypes: Sequence[str] = ()
 ) -> Spelled:
     """
-    Expand the packs (`a..`) and variadic names of an operator's TDL line to single names (`a0, a1`), for operands of
-    the ranks of `shapes`; keep sizes and attribute values symbolic, so that the result holds for all operands of these
-    ranks, as proofs of rewrite rules need.
+    Expand the packs (`a..`, any number of dims) and variadic names of an operator's TDL line to single names (`a0,
+    a1`), for operands of the ranks of `shapes`; keep sizes and attribute values symbolic, so that the result holds for
+    all operands of these ranks, as proofs of rewrite rules need.
 
     The sizes in `shapes` must fit, but matter only where they are 1; `attributes` and `dtypes` are as in `bind`. Raises
     `UnityError` as `bind` does.
@@ -87,13 +90,14 @@ def spell(
 
 class Binder(Extents):
     """
-    Binds a TDL line to operands. It does the last of four steps, writing out the expressions with bound indices; the
-    base classes do the others: `Ranks`, `Indices`, `Extents`.
+    Binds a TDL line to the shapes and attributes given to its constructor. It does the last of four steps, writing out
+    the expressions with bound indices; the base classes do the others: `Ranks`, `Indices`, `Extents`.
     """
 
     def expr(self, expr: Expr, copy: int | None) -> Expr:
         """
-        Return a written expression with its indices bound, and attributes replaced by their values.
+        Return an expression of the line as written with its indices bound (packs `a..` expanded to single variables),
+        and attributes replaced by their values.
 
         `copy` is the number (from 0) of the operand or result that the expression is for, among those that the line's
         variadic parameter or result (`i*`) stands for; None if it is not variadic.
@@ -173,8 +177,9 @@ class Binder(Extents):
 
     def spell(self) -> Spelled:
         """
-        Return the TDL line with packs and variadic names expanded, its sizes still symbolic (the function `spell`). The
-        object must have been made with `keep`.
+        Return the TDL line with packs (`a..`, any number of dims) and variadic names expanded to single names, its
+        sizes still symbolic, as the function `spell` does. The object must have been made with `keep=True`, by which
+        sizes and attributes stay symbolic.
         """
         bound = self.bind()
         sizes: dict[str, Entry | int] = {}

@@ -1,4 +1,7 @@
-"""The rules a written line must follow beyond its grammar: every name has one meaning, and is used where it has it."""
+"""
+The rules a TDL line (an operator's definition as written) must follow beyond its grammar: every name has one meaning,
+and is used where it has it.
+"""
 
 from __future__ import annotations
 

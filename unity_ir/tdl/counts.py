@@ -1,4 +1,7 @@
-"""Floating point operations of a bound line."""
+"""
+Floating point operations of a bound line: an operator's definition in the tensor description language (TDL) at given
+shapes, which give each index variable its extent (number of positions).
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,8 @@ from unity_ir.tdl.syntax import (
 @dataclass(frozen=True, slots=True)
 class FlopsTerm:
     """
-    The FLOPs of one subexpression: `each` for every combination of values of the variables `over`. Subexpressions that
-    are equal up to names of variables have one term.
+    The floating point operations (FLOPs) of one subexpression: `each` for every combination of values of the index
+    variables `over`. Subexpressions that are equal up to names of variables have equal `form`.
     """
 
     form: Expr
@@ -49,12 +52,12 @@ class FlopsTerm:
 
 def terms(bound: Bound) -> tuple[FlopsTerm, ...]:
     """
-    Return the FLOPs of a bound TDL line as symbolic terms, in reading order: for every subexpression of the results
-    that takes any, the FLOPs of one evaluation and the index variables over which it is evaluated. Subexpressions that
-    are equal up to the names of variables have one term.
+    Return the floating point operations (FLOPs) of a bound TDL line as symbolic terms, in reading order: for every
+    subexpression of the results that takes any, the FLOPs of one evaluation and the index variables over which it is
+    evaluated. A subexpression that occurs twice has one term.
 
-    `flops` multiplies them by the variables' extents and adds them up; they are the same for all extents, unless the
-    line has windows.
+    `flops` multiplies each by the extents of its variables and adds them up, counting once those that differ only in
+    the names of variables. The terms are the same for all extents, unless the line has windows.
     """
     return _terms(tuple(r.expr for r in bound.results))
 

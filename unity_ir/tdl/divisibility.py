@@ -1,5 +1,6 @@
 """
-Derive from a bound line which index variables may be split, and which operands may carry partial sums.
+Derive from a bound line (an operator's definition in the tensor description language TDL at given shapes) which index
+variables may be divided among tasks, and which operands may be partial sums.
 
 Tofu (section 4.2) finds the regions each of d workers reads by symbolic intervals (`tdl.regions`): a piece of 1/d, bare
 or with a halo, or all of a dim. A variable is splittable when all its dims are of these kinds.
@@ -59,17 +60,17 @@ class Analysis:
         By operand name, for each dim the index variable that shards it: dividing the variable among d tasks shards the
         dim d ways.
 
-        None where the dim cannot be sharded: it is a concatenation, or two different variables index it. An operand
-        that is never read has no entry. Given `out[m, n] = sum[k](x[m, k] * w[k, n])`, returns x: (m, k), and w: (k,
-        n).
+        None where the dim cannot be sharded, such as a concatenation, or a dim indexed by two different variables. An
+        operand that is never read has no entry. Given `out[m, n] = sum[k](x[m, k] * w[k, n])`, returns x: (m, k), and
+        w: (k, n).
         """
         return self._derived.operand_dims
 
     @property
     def result_dims(self) -> tuple[tuple[str | None, ...], ...]:
         """
-        For each result, and each of its dims, the index variable that shards it; None where the dim cannot be sharded.
-        See `operand_dims`.
+        For each result, and each of its dims, the index variable whose division among tasks shards the dim; None where
+        the dim cannot be sharded. Given `out[m, n] = sum[k](..)`, returns ((m, n),).
         """
         return self._derived.result_dims
 
@@ -126,8 +127,8 @@ class Analysis:
 
     def leading(self, index: object) -> str | None:
         """
-        Return the index variable by which a dim with the bound index `index` can be sharded: of `(h d)`, h. None if the
-        dim cannot be sharded; see `regions.leading`.
+        Return the index variable by whose division a dim with the bound index `index` can be sharded, its outermost
+        one: of `(h d)`, h. None if the dim cannot be sharded; `regions.leading` says when.
         """
         return leading(_bound_index(index), self.bound.extents)
 
@@ -346,8 +347,8 @@ def _joint(terms: tuple[Expr, ...]) -> list[frozenset[str]] | None:
 
 def uses_as_value(bound: Bound, variable: str) -> bool:
     """
-    Return whether the line computes with the global position of the index variable `variable` (as a causal mask does),
-    so that a task which computes only a part must know at which position the part begins.
+    Return whether the bound TDL line computes with the global position of the index variable `variable` (as a causal
+    mask does), so that a task which computes only a part must know at which position the part begins.
     """
 
     def visit(expr: Expr) -> bool:

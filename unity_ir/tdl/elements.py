@@ -1,4 +1,4 @@
-"""Element types in numpy."""
+"""Convert arrays between element types in numpy."""
 
 from __future__ import annotations
 

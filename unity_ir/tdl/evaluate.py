@@ -1,4 +1,7 @@
-"""Numpy semantics of a bound line: the reference every other execution is compared with."""
+"""
+Numpy semantics of a bound line (an operator's definition in the tensor description language TDL at given shapes): the
+reference every other execution is compared with.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +46,8 @@ _REDUCERS: Mapping[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "pr
 
 def evaluate(bound: Bound, operands: Sequence[Array], offsets: Mapping[str, int] | None = None) -> tuple[Array, ...]:
     """
-    Evaluate a bound TDL line on numpy operands, in the line's order and of the shapes that it was bound to; return its
-    results, in order. This is the reference with which kernels and programs are compared.
+    Evaluate a bound TDL line on numpy arrays, one per operand of the line, in order and of the shapes that it was bound
+    to; return its results, in order. This is the reference with which kernels and programs are compared.
 
     If the line is one task's part of a larger one, `offsets` maps index variables to the global index at which the part
     begins (0 if left out); it matters where an index is used as a value, in a gather, or in a window.

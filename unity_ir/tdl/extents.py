@@ -1,4 +1,7 @@
-"""Third step of binding: solves for the extent of every index variable, from sizes of operands and attributes."""
+"""
+Third step of binding a TDL line to operand shapes: solves for the extent (number of positions) of every index variable,
+from sizes of operands and attributes.
+"""
 
 from __future__ import annotations
 

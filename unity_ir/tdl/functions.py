@@ -1,4 +1,7 @@
-"""The scalar functions TDL may call: arity, numpy semantics and what one evaluation costs."""
+"""
+The scalar functions that TDL, the language in which operators are defined, may call: arity, numpy semantics and what
+one evaluation costs.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """
-Data-dependent indexing in TDL: a sum that picks the one position that an integer operand names.
+Data-dependent indexing in TDL (the tensor description language in which operators are defined): a sum that picks the
+one position that an integer operand names.
 
     embedding(ids, t)  out[b.., e] = sum[v](where(eq(v, ids[b..]), t[v, e], 0))
 
@@ -28,8 +29,8 @@ class Pick:
 
 def pick(expr: Expr) -> Pick | None:
     """
-    Match an expression `where(eq(v, ids[b]), body, 0)`, which is not 0 only at the position v that an integer names;
-    return its parts (variable, position, body), or None for any other expression.
+    Match an expression `where(eq(v, ids[b]), body, 0)`: 0 except where the index variable v equals the integer read
+    there; return its parts (variable, integer read, body), or None for any other expression.
 
     Given `where(eq(v, ids[b]), t[v, e], 0)`, returns v, ids[b] and t[v, e].
     """

@@ -1,4 +1,7 @@
-"""Second step of binding: replaces written indices by bound ones, with packs and variadic names spelled out."""
+"""
+Second step of binding a TDL line to operand shapes: replaces the line's indices as written by bound ones, in which
+packs (`a..`, any number of dims) and variadic names (`i*`) are expanded to single variables.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,12 @@ from unity_ir.tdl.syntax import (
 
 
 class Indices(Ranks):
-    """Does the second step of binding: replaces the written indices of accesses and results by bound ones."""
+    """Does the second step of binding: replaces the written indices of tensor reads and of results by bound ones."""
 
     def index(self, index: WrittenIndex, copy: int | None) -> list[Index]:
         """
-        Return the bound indices, one per dim, that one written index stands for: a pack `a..` of rank 2 becomes `a0,
-        a1`; other indices become one.
+        Return the bound indices, one per dim, that one written index stands for: a pack `a..`, if it stands for two
+        dims, becomes `a0, a1`; other indices become one.
 
         `copy` is the number (from 0) of the operand or result that the index is for, among those that the line's
         variadic parameter or result (`i*`) stands for; None if it is not variadic.
@@ -83,7 +86,8 @@ class Indices(Ranks):
         `tensor`, or, if that is None, of a result. The size of a dim indexed by a window is the operand's; of a result,
         it is given by the line's where clause.
 
-        `copy` is as in `index`.
+        `copy` is the number (from 0) of the operand or result among those that a variadic one (`i*`) stands for; None
+        if it is not variadic.
         """
         shape = None if tensor is None else self.shapes[tensor]
         bound: list[Index] = []

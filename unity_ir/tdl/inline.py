@@ -1,5 +1,5 @@
 """
-Definitions of a line: names for expressions that are used several times.
+Definitions in a TDL line: names for expressions that are used several times.
 
     let mean[a..] = sum[k](x[a.., k] / size(k));  out[a.., i] = x[a.., i] - mean[a..]
 

@@ -1,5 +1,6 @@
 """
-Functions that TDL cannot say, by name: `values[a.., i] = opaque topk_values[i; j](x[a.., j])`.
+Functions that TDL (the language in which operators are defined) cannot say, by name: `values[a.., i] = opaque
+topk_values[i; j](x[a.., j])`.
 
 Nothing is derived from them but that every position of `a..` is treated alike, and that no more are made than taken.
 """

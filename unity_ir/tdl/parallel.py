@@ -1,5 +1,6 @@
 """
-Parallel typing from TDL: the degrees of an operator's index variables, and what they make of its operands and results.
+Parallel typing from TDL: how an operator's index variables are divided (a `Configuration`: a degree, the number of
+parts, for each), and what this makes of its operands and results (`Degrees`: shards per dim, partial sums, copies).
 
 Which index variables may be divided at all is `tdl.divisibility`; this file makes types of a division. No operator says
 anything of its own (DESIGN: "A configuration gives each index variable a degree").
@@ -42,7 +43,8 @@ Carriers = frozenset[str]
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """
-    How the work of an operator is divided into a grid of tasks (FlexFlow's SOAP, Tofu's partition-n-reduce).
+    How the work of an operator is divided into a grid of tasks (FlexFlow's SOAP, Tofu's partition-n-reduce), one per
+    device or group of devices that repeat it: its degrees say into how many parts each index variable is divided.
 
     `degrees` are the numbers of parts of index variables (only those above 1), `copy` is the number of tasks that
     compute the same, and `sums` the number of partial sums in the operands, for each set of operands the operator is
@@ -56,8 +58,8 @@ class Configuration:
     @property
     def sum(self) -> int:
         """
-        The number of partial sums (addends) that the operands are in, all sets of operands in `sums` multiplied; 1 if
-        none is.
+        The number of partial sums (addends on different devices) that the operands are in: the product of the numbers
+        in `sums`, one for each set of operands that are partial sums together; 1 if none is.
         """
         return prod(self.sums.values())
 
@@ -75,8 +77,8 @@ WHOLE = Configuration()
 
 def operand_degrees(analysis: Analysis, configuration: Configuration) -> tuple[Degrees, ...]:
     """
-    Return, for each operand, how it must be divided for the tasks of `configuration`: the degree of each dim, and the
-    numbers of partial sums and of copies.
+    Return, for each operand, how it must be divided for the tasks of `configuration`: the number of shards of each dim,
+    the numbers of partial sums and of copies, and halos.
 
     `analysis` is that of the operator's bound line. Given `out[m, n] = sum[k](x[m, k] * w[k, n])` and m divided by 2,
     returns x: dims (2, 1), and w: dims (1, 1), copy 2.
@@ -95,8 +97,8 @@ def operand_degrees(analysis: Analysis, configuration: Configuration) -> tuple[D
 
 def result_degrees(analysis: Analysis, configuration: Configuration) -> tuple[Degrees, ...]:
     """
-    Return, for each result, how it is divided after the tasks of `configuration`: the degree of each dim is that of its
-    index variable, and dividing variables that are summed over leaves as many partial sums.
+    Return, for each result, how it is divided after the tasks of `configuration`: each dim into as many shards as its
+    index variable has parts; dividing variables that are summed over leaves as many partial sums.
 
     `analysis` is that of the operator's bound line. Given `out[m, n] = sum[k](x[m, k] * w[k, n])` and k divided by 2,
     returns dims (1, 1), sum 2.
@@ -121,8 +123,8 @@ def _divided(halos: Halos, degrees: Sequence[int]) -> Halos:
 
 def infer_configuration(analysis: Analysis, operands: Sequence[Degrees]) -> Configuration:
     """
-    Return how an operator's tasks are divided, given how its operands are (dims, partial sums, copies): the only
-    configuration with these `operand_degrees`. This is the type check of parallel graphs.
+    Infer how an operator's tasks are divided from how its operands are (shards per dim, partial sums, copies): return
+    the only configuration for which they fit. This is the type check of parallel graphs.
 
     Raises `UnityError` where there is none, with the operator, the dim or operand that breaks a rule, and the parallel
     operator to insert.
@@ -221,8 +223,8 @@ def _check_halo(operator: str, name: str, have: Degrees, need: Degrees) -> None:
 
 def piece(bound: Bound, configuration: Configuration, analysis: Analysis | None = None) -> Bound:
     """
-    Return the TDL line that one task computes under a configuration: the same expressions, each extent divided by the
-    number of parts of its index variable, windows with the sizes of the task's shards and halos.
+    Return the bound TDL line that one task computes under a configuration: the same expressions, the extent of each
+    index variable divided by its number of parts, windows with the sizes of the task's shards and halos.
 
     `analysis` is that of `bound`; None computes it if it is needed.
     """

@@ -1,4 +1,4 @@
-"""Parses the text of a TDL line."""
+"""Parses the text of a TDL line, the definition of one operator in the tensor description language."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""First step of binding: finds the number of operands of a variadic parameter, and the number of dims of each pack."""
+"""
+First step of binding a TDL line to operand shapes: finds the number of operands of a variadic parameter, and the number
+of dims that each pack (`a..`) stands for.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """
-Which part of a dim each of d workers reads, as intervals affine in the sizes (Tofu, section 4.2).
+Which part of a dim each of d workers reads when an index variable is divided among them, as intervals affine in the
+sizes (Tofu, section 4.2).
 
 When a variable is divided among d workers, worker p's interval of a dim that an index runs over is
 
@@ -29,7 +30,7 @@ class ExtentSum:
     terms: tuple[tuple[ExtentProduct, int], ...]
 
     def at(self, extents: Mapping[str, int]) -> int:
-        """Return the number that the linear combination has at the given extents, by index variable."""
+        """Return the value of the linear combination, an integer, given the extent of each index variable by name."""
         return sum(factor * prod(extents[v] for v in names) for names, factor in self.terms)
 
     def __str__(self) -> str:

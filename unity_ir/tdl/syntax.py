@@ -1,5 +1,6 @@
 """
-Syntax of TDL.
+Syntax of TDL, the tensor description language in which each operator is defined by one einsum-like line, such as
+`matmul(x, w) out[m, n] = sum[k](x[m, k] * w[k, n])`. A line as written is a `Line`; at given shapes it is a `Bound`.
 
 A `Line` is what was written. Binding it to operand shapes (`tdl.bind`) gives a `Bound`: packs and variadic names
 spelled out, attributes replaced by their values, every index variable with its extent. Analysis, evaluation and code
@@ -210,7 +211,10 @@ class Reduce:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the variables reduced over, in a bound line; before binding, packs are left out."""
+        """
+        The names of the index variables reduced over, in a bound line; in a line as written, packs (`a..`) are left
+        out.
+        """
         return tuple(i.name for i in self.indices if isinstance(i, Var))
 
 
@@ -224,7 +228,8 @@ class Cases:
 @dataclass(frozen=True, slots=True)
 class Opaque:
     """
-    A call of a function that TDL has no formula for (`tdl.opaque`), from dims `inputs` of `body` to dims `outputs`.
+    A call of a function that TDL has no formula for, such as top-k (`tdl.opaque`): it replaces the dims `inputs` of its
+    argument `body` by the dims `outputs`.
 
     It treats every position of all other variables alike, so those may be divided; nothing else is known of it.
     """
@@ -237,16 +242,16 @@ class Opaque:
     @property
     def made(self) -> tuple[str, ...]:
         """
-        The names of the index variables of the dims that the function makes (`topk`: the k elements), in a bound line;
-        a line that is not bound may have packs, left out here.
+        The names of the index variables of the dims that the function makes (of `topk`: over the k elements it
+        returns), in a bound line; in a line as written, packs (`a..`) are left out.
         """
         return tuple(i.name for i in self.outputs if isinstance(i, Var))
 
     @property
     def names(self) -> tuple[str, ...]:
         """
-        The names of the index variables of the dims that the function takes away (`topk`: all elements), in a bound
-        line; before binding, packs are left out.
+        The names of the index variables of the dims that the function takes away (of `topk`: over all elements it
+        chooses from), in a bound line; in a line as written, packs (`a..`) are left out.
         """
         return tuple(i.name for i in self.inputs if isinstance(i, Var))
 
@@ -299,7 +304,7 @@ class WrittenResult:
 
     @cached_property
     def accesses(self) -> tuple[Access, ...]:
-        """Every read of a tensor in the expression, as written, in reading order."""
+        """Every read of a tensor in the result's expression, as written, in reading order."""
         return accesses(self.expr)
 
 
@@ -350,13 +355,16 @@ class Result:
 
     @cached_property
     def accesses(self) -> tuple[Access, ...]:
-        """Every read of a tensor in the expression, in reading order."""
+        """Every read of a tensor in the result's expression, in reading order."""
         return accesses(self.expr)
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """An operator's TDL line at given operand shapes and attributes, with the extent of every index variable known."""
+    """
+    An operator's TDL line at given operand shapes and attributes: a bound line. The extent (number of positions) of
+    every index variable is known.
+    """
 
     operator: str
     operands: tuple[Parameter, ...]
@@ -387,8 +395,8 @@ class Bound:
 
 def index_names(index: WrittenIndex) -> tuple[str, ...]:
     """
-    Return the variables of one bound index, outermost first: given `(h d)` returns h and d. Raises `TypeError` for an
-    index that is not bound (a pack).
+    Return the names of the variables in one bound index of a dim, outermost first: given `(h d)` returns h and d.
+    Raises `TypeError` for an index that is not bound (a pack `a..`).
     """
     match index:
         case Var(name):
@@ -403,8 +411,8 @@ def index_names(index: WrittenIndex) -> tuple[str, ...]:
 
 def index_extent(index: WrittenIndex, extents: Mapping[str, int]) -> int:
     """
-    Return the size of the dim that a bound index runs over. `extents` maps each index variable to its number of
-    positions.
+    Return the size of the dim that a bound index runs over; for a window, the size is in the index. `extents` maps each
+    index variable to its number of positions.
     """
     return index.size if isinstance(index, Window) else joined_extent(index, extents)
 

@@ -1,4 +1,7 @@
-"""Numpy semantics of windows: reading dims at `stride*y + i - pad`, and adding up what is written there."""
+"""
+Numpy semantics of windows (affine indices, as of convolutions): reading dims at `stride*y + i - pad`, and adding up
+what is written at such positions.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ from unity_ir.tdl.syntax import Composite, Index, Var, Window
 
 def read(array: Array, indices: Sequence[Index], extents: Mapping[str, int], order: Sequence[str]) -> Array:
     """
-    Return a read-only numpy view of an operand's elements by index variable: an axis per variable of `order`, as long
-    as the variable's extent, or of size 1 where `indices`, the indices of the array's dims, do not have the variable.
+    Read an operand as a function of its index variables: return a read-only numpy view with one axis per variable of
+    `order`, as long as the variable's extent, or of size 1 where `indices`, the indices of the array's dims, do not
+    have the variable.
 
     `extents` maps each index variable to its number of positions. Elements that windows read outside of the array are
     0.
@@ -55,11 +59,11 @@ def inside(index: Window, extents: Mapping[str, int], offsets: Mapping[str, int]
 
 def write(value: Array, indices: Sequence[Index], extents: Mapping[str, int]) -> Array:
     """
-    Return an array of zeros of the shape that `indices`, the indices of its dims, describe, to which `value` is added
-    through windows (as in a convolution's gradient).
+    Write `value` through windows (as in a convolution's gradient): return an array of the shape that `indices`, the
+    indices of its dims, describe, in which elements written to one position are added up, and others are 0.
 
-    `value` has an axis for each variable of the indices, in their order. Elements written to one position are added up;
-    elements written outside are dropped. `extents` maps each index variable to its number of positions.
+    `value` has an axis for each variable of the indices, in their order. Elements written outside are dropped.
+    `extents` maps each index variable to its number of positions.
     """
     # A dim by several variables in the usual way, outermost first, is one axis.
     terms = [

@@ -1,4 +1,7 @@
-"""Find and set the machine of a module."""
+"""
+Find and set the machine of a module: the cluster that its plan is made for, as its operation `machine.machine` names or
+describes it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def _machine_op(module: ModuleOp) -> MachineOp | None:
 
 
 def machine_name(module: ModuleOp) -> str | None:
-    """Return the name of the machine that the module's plan is for; None if the module has no machine."""
+    """Return the name of the machine (cluster) that the module's plan is for; None if the module has no machine."""
     op = _machine_op(module)
     return None if op is None else op.text
 
@@ -52,7 +55,8 @@ def set_machine(module: ModuleOp, name: str) -> None:
 
 def expand(module: ModuleOp) -> None:
     """
-    Add the full description of the module's machine, if it has one, to its `machine.machine` operation.
+    Add the full description (devices, levels, links, protocols) of the module's machine to its `machine.machine`
+    operation, which may only name it; do nothing if the module has no machine.
 
     Raises as `module_machine`.
     """

@@ -1,4 +1,7 @@
-"""Operations that name or describe a machine."""
+"""
+Operations that name a machine (the cluster a plan is made for) or describe its parts: kinds of devices, levels such as
+nodes, links, protocols.
+"""
 
 from __future__ import annotations
 
@@ -63,9 +66,10 @@ class MachineOp(IRDLOperation):
     @property
     def tables(self) -> dict[str, Any] | None:
         """
-        The description in nested tables, as `unity_ir.machine.machine_from` takes it; None if there is only a name.
+        The description as nested dicts and lists by key (`levels`, `links`, ...), as `unity_ir.machine.machine_from`
+        takes it; None if there is only a name.
 
-        Raises `UnityError` for operations that are no parts of a machine.
+        Raises `UnityError` for operations inside that are no parts of a machine.
         """
         if self.described is None:
             return None
@@ -110,8 +114,8 @@ class MachineOp(IRDLOperation):
 
     def verify_(self) -> None:
         """
-        Raise `VerifyException` unless it is the module's only machine, and its description, if any, is one of a
-        machine.
+        Raise `VerifyException` unless it is the module's only machine, directly in the module, and its description, if
+        any, is one of a possible machine.
         """
         from unity_ir.machine import machine_from
 
@@ -151,8 +155,8 @@ class PartOp(IRDLOperation, ABC):
 
     def add_to(self, tables: dict[str, Any]) -> None:
         """
-        Append the part's fields to a machine's description `tables`, in place, in the list of parts of its kind (see
-        `MachineOp.tables`).
+        Append the part's fields to a machine's description `tables` (as in `MachineOp.tables`), in place, in the list
+        of parts of its kind, such as `tables["levels"]`.
         """
         tables.setdefault(self.LIST, []).append(self.table)
 
@@ -225,13 +229,20 @@ class LevelOp(NamedOp):
 
 @irdl_op_definition
 class ProtocolOp(NamedOp):
-    """`machine.protocol "LL" {ring = 6.6e-06, tree = 6.8e-06, ring_bandwidth = 0.5, tree_bandwidth = 0.24}`."""
+    """
+    `machine.protocol "LL" {ring = 6.6e-06, tree = 6.8e-06, ring_bandwidth = 0.5, tree_bandwidth = 0.24}`: a message
+    protocol of collectives (NCCL's), with seconds before the first byte and the share of links' bandwidth, per
+    algorithm.
+    """
 
     name = "machine.protocol"
     LIST: ClassVar[str] = "protocols"
 
     def add_to(self, tables: dict[str, Any]) -> None:
-        """Add the protocol to a machine's description `tables`. Raises `UnityError` if it has one of that name."""
+        """
+        Add the protocol's fields, by its name, to the `protocols` of a machine's description `tables`, in place. Raises
+        `UnityError` if there is one of that name.
+        """
         known: dict[str, Any] = tables.setdefault(self.LIST, {})
         if self.text in known:
             raise UnityError(f"machine.protocol: there are two of the name {self.text}; remove one")
@@ -240,7 +251,10 @@ class ProtocolOp(NamedOp):
 
 @irdl_op_definition
 class LinkOp(PartOp):
-    """`machine.link 0, "hub" {bandwidth = 1.0e10, latency = 1.0e-06}`: between numbered devices, named vertices."""
+    """
+    `machine.link 0, "hub" {bandwidth = 1.0e10, latency = 1.0e-06}`: a link between two vertices, each a device's number
+    or the name of a hub or switch.
+    """
 
     name = "machine.link"
     LIST: ClassVar[str] = "links"

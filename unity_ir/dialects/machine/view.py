@@ -1,4 +1,4 @@
-"""Views as attributes: where on a machine an operator's tasks run."""
+"""Machine views as attributes: where on a machine an operator's tasks (its work on one piece each) run."""
 
 from __future__ import annotations
 
@@ -27,14 +27,19 @@ _VIEW = re.compile(
 
 @irdl_attr_definition
 class ViewAttr(Data[View]):
-    """`#machine.view<0, [4 @ 6, 2 @ 3], [3 @ 1], repeat [2 @ 1]>`: see `unity_ir.pcg.view`."""
+    """
+    `#machine.view<0, [4 @ 6, 2 @ 3], [3 @ 1], repeat [2 @ 1]>`: the devices that an operator's tasks run on: the first
+    device, per axis of the task grid a list of `factor @ stride` (in device numbers), and the devices that repeat each
+    task. See `unity_ir.pcg.view`.
+    """
 
     name = "machine.view"
 
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> View:
         """
-        Parse the view in angle brackets. Raises `ParseError` for other text, and for a view that `check_size` refuses.
+        Parse the view in angle brackets. Raises `ParseError` for other text, and for a view whose numbers are
+        impossible (`check_size`).
         """
         # MLIR has no token for `@` alone, so the body is read from the text, and the lexer sent on to its end.
         text, start = parser.lexer.input.content, parser.pos
@@ -67,7 +72,7 @@ class ViewAttr(Data[View]):
         printer.print_string(str(self.data).removeprefix("#machine.view"))
 
     def verify(self) -> None:
-        """Raise `VerifyException` for a view that `check_size` refuses."""
+        """Raise `VerifyException` for a view whose numbers are impossible (`check_size`)."""
         try:
             check_size(self.data)
         except UnityError as error:

@@ -1,4 +1,4 @@
-"""Convert attributes of operators between the core's plain values and xDSL's."""
+"""Convert attributes of operators between the core's plain Python values and xDSL's attributes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ CONSTRAINTS: dict[str, AttrConstraint] = {
 
 def to_attribute(kind: str, value: AttrValue) -> Attribute:
     """
-    Return an operator's attribute value as an xDSL attribute; `kind` is its TDL kind, such as `int`, `ints` or `float`.
+    Return an operator's attribute value as an xDSL attribute; `kind` is the kind that the operator declares for it:
+    `int`, `ints`, `float`, `name` or `dtype`.
 
     Given `"float"` and `1`, returns `1.0 : f64`. Raises `UnityError` for integers beyond 64 bits and for infinities.
     """

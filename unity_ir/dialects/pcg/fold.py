@@ -1,5 +1,6 @@
 """
-Canonicalize parallel operators: remove chains without effect, and merge two steps of a kind into one.
+Canonicalize parallel operators (partition, combine, replicate, reduce, ...: they change into what pieces a value is
+divided, never the value): remove chains without effect, and merge two steps of a kind into one.
 
 Operators with a view are left alone, since their placement has been decided. No fold adds communication:
 `replicate(pick x)` and `zero_pad(reduce x)` move their value, and are kept.
@@ -37,7 +38,7 @@ def _replace(op: ParallelOp, new: Sequence[ParallelOp], value: SSAValue, rewrite
 
 class FoldIdentity(RewritePattern):
     """
-    Remove a parallel operator of degree 1.
+    Remove a parallel operator of degree 1, which makes one piece of one piece.
 
     rewrite: partition(x, dim i by 1) -> x, and so for every parallel operator
     """
@@ -55,7 +56,7 @@ class FoldIdentity(RewritePattern):
 
 class FoldInverse(RewritePattern):
     """
-    Remove an operator and the inverse before it.
+    Remove a parallel operator and the inverse one before it, such as a combine after a partition.
 
     rewrite: combine(partition(x, dim i by d), dim i by d) -> x
              partition(combine(x, dim i by d), dim i by d) -> x
@@ -77,7 +78,7 @@ class FoldInverse(RewritePattern):
 
 class MergeChain(RewritePattern):
     """
-    Merge two operators of the same kind into one.
+    Merge two parallel operators of the same kind, one after the other, into one.
 
     rewrite: partition(partition(x, dim i by a), dim i by b) -> partition(x, dim i by a * b)
              replicate(replicate(x, by a), by b)             -> replicate(x, by a * b)

@@ -1,4 +1,8 @@
-"""Define the base classes of operators as xDSL operations. `generated` has a class for each operator."""
+"""
+Define the base classes of operators as xDSL operations: of parallel operators (partition, replicate, reduce, ...),
+which change how a value is divided into pieces, and of compute operators (matmul, relu, ...). `generated` has a class
+for each.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +42,8 @@ from unity_ir.tdl.syntax import AttrValue
 @lru_cache(maxsize=16384)
 def infer(op: str, operands: tuple[TensorType, ...], attributes: Attributes, view: View | None) -> list[PcgTensorType]:
     """
-    Infer the result types of the operator named `op`, parallel or compute, on operands of these types; check its view
-    (None: it has none).
+    Infer the result types of the operator named `op`, parallel or compute, on operands of these types; check that its
+    machine view, the devices it runs on, fits (None: it has none).
 
     Raises `UnityError` where the operator does not apply, or its view does not fit.
     """
@@ -56,13 +60,15 @@ class OperatorOp(NodeOp, ABC):
 
     @classmethod
     def operator_name(cls) -> str:
-        """Return the operator's name in the core: that of the operation, without `pcg.`."""
+        """Return the operator's name in the compiler's own graph: that of the operation, without `pcg.`."""
         return cls.name.removeprefix("pcg.")
 
     @property
     @abstractmethod
     def values(self) -> dict[str, AttrValue]:
-        """The operator's attributes by name, as plain values. Raises `UnityError` for attributes of other types."""
+        """
+        The operator's attributes by name, as plain Python values. Raises `UnityError` for attributes of other types.
+        """
 
     @classmethod
     def make(
@@ -73,10 +79,11 @@ class OperatorOp(NodeOp, ABC):
         attributes: dict[str, Attribute] | None = None,
     ) -> OperatorOp:
         """
-        Return a new operation of the class, with these attribute `values`, by name; its result types are inferred.
+        Return a new operation of the class, with the operator's attributes `values`, by name; its result types are
+        inferred.
 
-        `attributes` are those of other dialects, whose names contain a dot. Raises `UnityError` where operands, values
-        or view do not fit.
+        `view` says on which devices it runs (None: not decided); `attributes` are those of other dialects, whose names
+        contain a dot. Raises `UnityError` where operands, values or view do not fit.
         """
         values = cls.checked(values)
         types = tuple(core_type(v) for v in operands)
@@ -89,12 +96,12 @@ class OperatorOp(NodeOp, ABC):
     @classmethod
     @abstractmethod
     def kinds(cls) -> dict[str, str]:
-        """Return the TDL kind of each attribute (`int`, `ints`, `float`, ...) by name."""
+        """Return the kind of each of the operator's attributes (`int`, `ints`, `float`, `name` or `dtype`) by name."""
 
     @classmethod
     def checked(cls, values: dict[str, AttrValue]) -> dict[str, AttrValue]:
         """
-        Return attribute `values`, by name, with defaults filled in.
+        Return the operator's attributes `values`, by name, with defaults filled in.
 
         Raises `UnityError` for unknown and missing attributes, and for values of another kind.
         """
@@ -102,7 +109,7 @@ class OperatorOp(NodeOp, ABC):
 
     def verify_(self) -> None:
         """
-        Raise `VerifyException` unless attributes and view fit, and the result types are those inferred from the
+        Raise `VerifyException` unless attributes and machine view fit, and the result types are those inferred from the
         operands.
         """
         with as_verify_error():
@@ -123,18 +130,21 @@ class ParallelOp(OperatorOp, ABC):
 
     @property
     def values(self) -> dict[str, AttrValue]:
-        """The operator's attributes by name, all integers: those of `degrees`."""
+        """The operator's attributes by name, all of them integers: the same as `degrees`."""
         return {**self.degrees}
 
     @property
     def degrees(self) -> dict[str, int]:
-        """The operator's integer attributes by name: `by`, and, for operators on a dim, `dim`."""
+        """
+        The operator's integer attributes by name: for most `by`, the degree (number of pieces), and, for operators on a
+        dim, `dim`.
+        """
         values = {name: self.properties[name] for name in self.kinds()}
         return {name: v.value.data for name, v in values.items() if isinstance(v, IntegerAttr)}
 
     @classmethod
     def kinds(cls) -> dict[str, str]:
-        """Return the kind of each attribute by name: `int` for all."""
+        """Return the kind of each of the operator's attributes by name: `int` for all."""
         return dict.fromkeys(PARALLEL_OPERATORS[cls.operator_name()].attributes, "int")
 
     @classmethod
@@ -178,24 +188,24 @@ class ComputeOp(OperatorOp, ABC):
 
     @classmethod
     def operator(cls) -> Operator:
-        """Return the core's definition of the operator."""
+        """Return the definition of the operator, with its name, attributes and gradient."""
         return operators()[cls.operator_name()]
 
     @property
     def values(self) -> dict[str, AttrValue]:
-        """The operator's attributes by name, as plain values."""
+        """The operator's attributes by name, as plain Python values."""
         return {name: to_value(self.name, name, self.properties[name]) for name in self.kinds()}
 
     @classmethod
     def kinds(cls) -> dict[str, str]:
-        """Return the TDL kind of each attribute by name."""
+        """Return the kind of each of the operator's attributes (`int`, `ints`, `float`, `name` or `dtype`) by name."""
         return {a.name: a.kind for a in cls.operator().line.attributes}
 
     @classmethod
     def checked(cls, values: dict[str, AttrValue]) -> dict[str, AttrValue]:
         """
-        Return attribute `values` with the operator's defaults filled in. Raises `UnityError` for values that do not
-        fit.
+        Return the operator's attributes `values`, by name, with defaults filled in. Raises `UnityError` for values that
+        do not fit.
         """
         return dict(cls.operator().attributes(values))
 

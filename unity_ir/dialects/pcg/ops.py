@@ -1,4 +1,7 @@
-"""Define the base of all pcg operations, and those without TDL line or type rule: leaves and updates."""
+"""
+Define the base of all pcg operations, and those that are no operators: leaves (inputs, weights, constants) and weight
+updates. "The core" is the compiler's own graph (`unity_ir.pcg`), which does without xDSL.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,9 @@ def as_verify_error() -> Generator[None]:
 
 
 def core_type(value: SSAValue) -> TensorType:
-    """Return the core's type of a value. Raises `UnityError` if its type is no `!pcg.tensor`."""
+    """
+    Return the type of a value as the core's `TensorType`. Raises `UnityError` if its xDSL type is no `!pcg.tensor`.
+    """
     if not isinstance(value.type, PcgTensorType):
         raise UnityError(f"pcg: a value of type {value.type}; only !pcg.tensor values are allowed here")
     return value.type.data
@@ -79,8 +84,8 @@ def parse_typed_operands(parser: Parser, operands: Sequence[UnresolvedOperand]) 
 
 def parse_view(parser: Parser) -> dict[str, Attribute]:
     """
-    Parse an optional `on #machine.view<...>`; return it as property `view`, or {} if there is none. Raises
-    `ParseError`.
+    Parse an optional machine view, `on #machine.view<...>`; return `{"view": view}`, the property to set, or {} if
+    there is none. Raises `ParseError`.
     """
     if parser.parse_optional_keyword("on") is None:
         return {}
@@ -92,7 +97,7 @@ def parse_view(parser: Parser) -> dict[str, Attribute]:
 
 
 def split_attributes(attributes: dict[str, Attribute]) -> tuple[dict[str, Attribute], dict[str, Attribute]]:
-    """Split attributes into an operator's own and those of other dialects, whose names contain a dot."""
+    """Split attributes into (an operator's own, those of other dialects, whose names contain a dot), both by name."""
     own = {name: attribute for name, attribute in attributes.items() if "." not in name}
     return own, {name: attribute for name, attribute in attributes.items() if "." in name}
 
@@ -111,7 +116,7 @@ class PcgOp(IRDLOperation, ABC):
 
 
 class NodeOp(PcgOp, ABC):
-    """Base of operations that make values: the nodes of a `Graph`."""
+    """Base of operations that make values: leaves and operators, the nodes of a `Graph`."""
 
     view = opt_prop_def(ViewAttr)
     """The devices it runs on; absent before the search."""
@@ -120,11 +125,14 @@ class NodeOp(PcgOp, ABC):
 
     @property
     def core_view(self) -> View | None:
-        """The machine view as the core's `View`; None before the search."""
+        """
+        The machine view (on which devices the operation runs) as the core's `View`; None if it has none, as before the
+        search.
+        """
         return None if self.view is None else self.view.data
 
     def print_view(self, printer: Printer) -> None:
-        """Print ` on #machine.view<...>`, if the operation has a view."""
+        """Print ` on #machine.view<...>`, if the operation has a machine view; else nothing."""
         if self.view is not None:
             printer.print_string(" on ")
             printer.print_attribute(self.view)
@@ -138,17 +146,22 @@ class LeafOp(NodeOp, ABC):
     result = result_def(PcgTensorType)
 
     def node(self) -> Node:
-        """Return the leaf as a node of the core's graph. Raises `UnityError` where it breaks a rule of the core."""
+        """
+        Return the leaf as a node of the core's graph. Raises `UnityError` where its name, value, type or view is
+        invalid.
+        """
         raise NotImplementedError
 
     def verify_(self) -> None:
-        """Raise `VerifyException` where the leaf breaks a rule of the core."""
+        """
+        Raise `VerifyException` where the leaf's name, value, type or view is invalid, and for attributes of no dialect.
+        """
         with as_verify_error():
             self.verify_attributes()
             self.node()
 
     def print_rest(self, printer: Printer) -> None:
-        """Print what every leaf's text ends with: attributes, view and type."""
+        """Print what every leaf's text ends with: attributes, machine view and type."""
         print_dictionary(printer, self.attributes)
         self.print_view(printer)
         printer.print_string(" : ")
@@ -157,8 +170,8 @@ class LeafOp(NodeOp, ABC):
     @classmethod
     def parse_rest(cls, parser: Parser, properties: dict[str, Attribute], position: int) -> LeafOp:
         """
-        Parse what every leaf's text ends with, attributes, view and type; return the operation, with `properties` (by
-        name) besides.
+        Parse what every leaf's text ends with, attributes, machine view and type; return the operation, which has these
+        and `properties` (by name, parsed before).
 
         `position` is the character of the text at which errors of the operation are reported. Raises `ParseError`.
         """
@@ -243,7 +256,10 @@ def _before(op: Operation) -> Generator[Operation]:
 
 
 def check_weights(ops: Iterable[WeightOp]) -> None:
-    """Check that weights of one name have one type and one view. Raises `UnityError` otherwise."""
+    """
+    Check that weights of one name have one type, one machine view and one element type they are stored in (`master`).
+    Raises `UnityError` otherwise.
+    """
     seen: dict[str, WeightOp] = {}
     for op in ops:
         other = seen.setdefault(op.text, op)
@@ -312,22 +328,24 @@ class UpdateOp(PcgOp):
     @property
     def core_optimizer(self) -> Optimizer | None:
         """
-        The optimizer with its hyperparameters; None if it is left open.
+        The optimizer with its hyperparameters; None if the operation names none, which leaves it open.
 
         Raises `UnityError` if it is unknown, or a hyperparameter is out of range.
         """
         return to_optimizer(self.name, self.properties)
 
     def verify_(self) -> None:
-        """Raise `VerifyException` where `check` fails, and for attributes of no dialect."""
+        """
+        Raise `VerifyException` where operands or optimizer do not fit (`check`), and for attributes of no dialect.
+        """
         with as_verify_error():
             self.verify_attributes()
             self.check()
 
     def check(self) -> None:
         """
-        Check the operands: a weight, and a gradient of its sizes and of the element type it is stored in. Raises
-        `UnityError` otherwise.
+        Check the operands, a weight and a gradient of its sizes and of the element type it is stored in, and the
+        optimizer. Raises `UnityError` otherwise.
         """
         weight, grad = core_type(self.weight), core_type(self.grad)
         if not isinstance(self.weight.owner, WeightOp):
@@ -364,7 +382,7 @@ class UpdateOp(PcgOp):
 
 def optimizer_attributes(optimizer: Optimizer | None) -> dict[str, Attribute]:
     """
-    Return an optimizer as the attributes of an update; {} for None.
+    Return an optimizer as the attributes of a `pcg.update` operation (a weight's update), by name; {} for None.
 
     Given `Optimizer("sgd", lr=0.1)`, returns `{optimizer = "sgd", lr = 0.1}`. Raises `UnityError` for unknown ones.
     """
@@ -380,7 +398,8 @@ def optimizer_attributes(optimizer: Optimizer | None) -> dict[str, Attribute]:
 
 def to_optimizer(where: str, attributes: Mapping[str, Attribute]) -> Optimizer | None:
     """
-    Return the optimizer that the attributes of an update describe, with defaults filled in; None if there are none.
+    Return the optimizer that the attributes of a `pcg.update` operation (a weight's update) describe, with defaults
+    filled in; None if there are none.
 
     `where` names the operation in errors. Raises `UnityError` for unknown optimizers and hyperparameters.
     """
@@ -395,7 +414,8 @@ def to_optimizer(where: str, attributes: Mapping[str, Attribute]) -> Optimizer |
 
 def input_node(where: str, name: str, type: TensorType, view: View | None) -> Node:
     """
-    Return the function argument `name` as a node of the core's graph; `where` names the function in errors.
+    Return the function argument `name`, of this type and machine view, as an input node of the core's graph; `where`
+    names the function in errors.
 
     Raises `UnityError` for an invalid name or view.
     """
@@ -404,5 +424,5 @@ def input_node(where: str, name: str, type: TensorType, view: View | None) -> No
 
 
 def tensor_types(types: Sequence[TensorType]) -> list[PcgTensorType]:
-    """Return core types as xDSL types."""
+    """Return the core's tensor types as xDSL types, in order."""
     return [pcg_tensor(t) for t in types]

@@ -1,4 +1,4 @@
-"""`!pcg.tensor`: the core's `TensorType` as an xDSL type."""
+"""`!pcg.tensor`: the compiler's own `TensorType` as an xDSL type."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from unity_ir.pcg.types import TensorType, tensor_type
 
 @irdl_attr_definition
 class PcgTensorType(Data[TensorType], TypeAttribute):
-    """`!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`: see `unity_ir.pcg.types`. Make one with `pcg_tensor`."""
+    """
+    `!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`: 64 x 784 elements, dim 0 in 2 shards, as 2 addends of the value
+    (partial sums) in 4 copies: see `unity_ir.pcg.types`. Make one with `pcg_tensor`.
+    """
 
     name = "pcg.tensor"
 
@@ -72,5 +75,5 @@ class PcgTensorType(Data[TensorType], TypeAttribute):
 
 @cache
 def pcg_tensor(type: TensorType) -> PcgTensorType:
-    """Return the core's tensor type as an xDSL type; equal types give the same object."""
+    """Return a `TensorType` as an xDSL type; equal types give the same object."""
     return PcgTensorType(type)

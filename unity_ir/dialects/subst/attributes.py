@@ -1,4 +1,7 @@
-"""Attributes of a pattern's operators: polynomials, parameters bound by a match, and fixed values."""
+"""
+Attributes of the operators in a rewrite rule's pattern: polynomials in the rule's symbols (sizes, degrees), parameters
+that take the value which a match finds (`$act`), and fixed values.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ def parse_body(parser: AttrParser, read: Callable[[str], T]) -> T:
 
 @irdl_attr_definition
 class PolyAttr(Data[Poly]):
-    """`#subst.poly<2*d*m + n - 1>`: a polynomial in a rule's symbols (`unity_ir.rules.poly`)."""
+    """
+    `#subst.poly<2*d*m + n - 1>`: a polynomial in a rewrite rule's symbols, which stand for sizes and degrees
+    (`unity_ir.rules.poly`).
+    """
 
     name = "subst.poly"
 
@@ -96,8 +102,8 @@ def to_attribute(value: pattern.AttrExpr) -> Attribute:
 
 def from_attribute(name: str, attribute: Attribute) -> pattern.AttrExpr:
     """
-    Return the value in a rule's pattern that `to_attribute` made an attribute from; `name`, the attribute's, is for
-    errors.
+    Return the value in a rule's pattern that an xDSL attribute holds, the inverse of `to_attribute`; `name`, the
+    attribute's, is for errors.
 
     Raises `UnityError` for attributes that no pattern has.
     """

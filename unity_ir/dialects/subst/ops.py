@@ -1,5 +1,5 @@
 """
-The operations of a rule.
+The operations of a rewrite rule (a substitution: where the pattern `source` matches, `target` may replace it).
 
     subst.rule "relu-of-relu" (%x: [a..]) {
       %y = relu %x
@@ -53,7 +53,8 @@ _VALUE: AttrConstraint = BaseAttr(SubstTensorType) | BaseAttr(SubstValueType)
 @irdl_op_definition
 class RuleOp(IRDLOperation):
     """
-    A substitution as an operation (`unity_ir.rules.pattern.Substitution`): a region for the source, one for the target.
+    A rewrite rule (substitution) as an operation (`unity_ir.rules.pattern.Substitution`): a region for the source, one
+    for the target.
     """
 
     name = "subst.rule"
@@ -75,7 +76,10 @@ class RuleOp(IRDLOperation):
 
     @classmethod
     def parse(cls, parser: Parser) -> RuleOp:
-        """Parse what follows `subst.rule`: the text of a rule (`unity_ir.rules.parse`). Raises `ParseError`."""
+        """
+        Parse what follows `subst.rule`: the text of a rule (`unity_ir.rules.parse`). Raises `ParseError`, also for a
+        rule that is not well formed.
+        """
         content, start = parser.lexer.input.content, parser.pos
         if content[start : start + 1] != '"':
             parser.raise_error("subst.rule: expected a name in double quotes")
@@ -95,11 +99,14 @@ class RuleOp(IRDLOperation):
         return from_rule(rule)
 
     def print(self, printer: Printer) -> None:
-        """Print the text of the rule."""
+        """Print the text of the rule, as `parse` reads it."""
         printer.print_string(rule_text(to_rule(self)).removeprefix(self.name))
 
     def verify_(self) -> None:
-        """Raise `VerifyException` for an ill-formed rule; whether it is true is proved elsewhere."""
+        """
+        Raise `VerifyException` for a rule that is not well formed (such as sides of different types); whether its sides
+        are equal is proved elsewhere.
+        """
         try:
             if self.attributes:
                 raise UnityError(f"subst.rule: unknown attribute {next(iter(self.attributes))}; remove it")

@@ -1,4 +1,7 @@
-"""Types of a pattern's values: constraints on inputs, and results, whose shapes follow from the inputs'."""
+"""
+Types of the values in a rewrite rule's pattern: constraints on its inputs, and results, whose shapes follow from the
+inputs'.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,21 @@ from unity_ir.rules.text import tensor_text
 @irdl_attr_definition
 class SubstTensorType(Data[str], TypeAttribute):
     """
-    `!subst.tensor<[a.., d*n:d] sum = d>`: a rule's input, shape and sharding in symbols; `int [b..]`: of integers.
+    `!subst.tensor<[a.., d*n:d] sum = d>`: a rule's input, shape and sharding in symbols (`a..`: any number of dims,
+    `d*n:d`: a dim of size d*n in d shards); `int [b..]`: of integers.
     """
 
     name = "subst.tensor"
 
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> str:
-        """Parse the constraint in angle brackets, as text. Raises `ParseError`."""
+        """
+        Parse the constraint on an input in angle brackets; return it as text, in normal form. Raises `ParseError`.
+        """
         return parse_body(parser, lambda text: tensor_text(parse_tensor(text)))
 
     def print_parameter(self, printer: Printer) -> None:
-        """Print the constraint in angle brackets."""
+        """Print the constraint in angle brackets, as `parse_parameter` reads it."""
         printer.print_string(f"<{self.data}>")
 
 

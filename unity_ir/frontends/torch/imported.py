@@ -71,8 +71,8 @@ def from_torch(
 
 def convert(exported: Exported, name: str) -> Imported:
     """
-    Return an exported module, with its loss, as the graph called `name`, its weights and its tables (buffers, frozen
-    parameters, constants).
+    Return an exported module, with its loss, as a graph called `name`, with the tensors of its weights and of its
+    tables (buffers, frozen parameters, constants).
 
     Raises `UnityReport` with a line for each operator that has no mapping, and `UnityError` if the loss depends on no
     trained parameter.

@@ -1,5 +1,6 @@
 """
-Import an exported graph operator by operator: fold those that depend on no input and no parameter, map the others.
+Import an exported graph operator by operator: those that depend on no input and no parameter are folded (computed at
+import), the others mapped (translated to the compiler's operators).
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Missing:
 
 class Importer:
     """
-    Builds the graph of one exported module; collects its inputs, weights and tables, and the operators it refuses.
+    Builds the graph of one exported module; collects its inputs, weights and tables (inputs whose values come with the
+    module), and reports the operators that cannot be imported.
     """
 
     def __init__(self, exported: Exported, name: str):
@@ -66,7 +68,7 @@ class Importer:
 
     def loss(self) -> Value:
         """
-        Import the exported module; return its loss as a value of the graph.
+        Import the exported module, and return its loss, from which the whole graph is reached, as a value of the graph.
 
         Raises `UnityReport` with every operator that has no mapping, and `UnityError` if the loss depends on no weight.
         """
@@ -141,7 +143,8 @@ class Importer:
     def run(self, module: fx.GraphModule, given: Mapping[fx.Node, Any], wanted: Sequence[Any]) -> list[Any]:
         """
         Import the operators of a module's graph, or of a subgraph, that the nodes `wanted` need; return what these
-        nodes stand for, in order: values of the graph, folded tensors and numbers, or `Missing`.
+        nodes stand for, in order: values of the compiler's graph, tensors and numbers computed at import, or `Missing`
+        (an operator could not be imported).
 
         `given` maps the graph's placeholders to what they stand for. Entries of `wanted` that are no nodes are returned
         as they are.

@@ -1,4 +1,7 @@
-"""Represent labels that a language model shifts by one position and pads with the id that its loss ignores."""
+"""
+Represent labels that a language model shifts by one position and pads with the id that its loss ignores: the padding is
+remembered, not built.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,14 @@ class Padded:
 
     @property
     def own(self) -> Shape:
-        """The shape with the padding, before any reshape (`shape` is the one after)."""
+        """The shape of the labels with the padding, before any reshape (the field `shape` is the one after)."""
         size = self.before + self.value.shape[self.dim] + self.after
         return (*self.value.shape[: self.dim], size, *self.value.shape[self.dim + 1 :])
 
     def cut(self, dim: int, start: int, size: int) -> Padded | Value:
         """
-        Return the slice of `size` positions from `start` on along a dim, counted with the padding: as `Padded`, or as a
-        plain value if no padding is left in it.
+        Return the slice of `size` positions from `start` on along dim `dim`, counted with the padding: as `Padded`, or
+        as a plain value of the graph if no padding is left in it.
 
         Must not be called after a reshape.
         """

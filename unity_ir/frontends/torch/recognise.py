@@ -32,10 +32,9 @@ def _number_of(value: Value, name: str, attribute: str) -> tuple[Value, float] |
 
 def before_repeat_kv(x: Value) -> Value:
     """
-    Return keys or values [b, kv heads, s, d] as they were before a model repeated each head for a group of queries'
-    heads (`repeat_kv`), given the repeated ones [b, heads, s, d].
-
-    Returns `x` itself if its heads were not repeated.
+    Undo grouped-query attention's repetition of heads (`repeat_kv`): given keys or values [b, heads, s, d], return [b,
+    kv heads, s, d] as they were before each head was repeated for a group of queries' heads; `x` itself if they were
+    not.
     """
     for wide in _made_by(x, "reshape"):
         if wide.node.op == "expand" and wide.node.attribute("dim") == 2 and len(wide.node.attribute("sizes")) == 1:

@@ -1,4 +1,4 @@
-"""Register mappings of ATen operators, and give them access to the graph being built."""
+"""Register mappings of ATen operators to the compiler's, and give them access to the graph being built."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from unity_ir.pcg.types import tensor_type
 
 class Tables:
     """
-    Tables of an imported model: tensors that become inputs of the graph, folded ones and frozen parameters.
+    Tables of an imported model, inputs of the graph whose values come with the model: tensors computed at import,
+    buffers and frozen parameters.
 
     Each is named by its buffer or parameter, or `constant.N`. Tensors that are one number everywhere become constants.
     """
@@ -60,7 +61,10 @@ class Tables:
 
 
 class CallSite:
-    """What mapping one call of a PyTorch operator needs: its result, and methods that bring operands into the graph."""
+    """
+    What mapping one call of a PyTorch operator needs, the `site` of every mapping: the result that PyTorch recorded for
+    it, and methods that bring operands into the graph.
+    """
 
     def __init__(
         self,
@@ -90,20 +94,20 @@ class CallSite:
 
     @property
     def shape(self) -> Shape:
-        """The shape of the result that PyTorch has at this call; of the first, if there are several."""
+        """The shape of the result that PyTorch recorded for this call; of the first, if there are several."""
         return tuple(self.result.shape)
 
     @property
     def dtype(self) -> str:
         """
-        The element type, such as `f32`, of the (first) result that PyTorch has at this call. Raises `UnityError` for a
-        type that the compiler does not have.
+        The element type, such as `f32`, of the (first) result that PyTorch recorded for this call. Raises `UnityError`
+        for a type that the compiler does not have.
         """
         return element_type(self.result.dtype)
 
     @property
     def result(self) -> torch.Tensor:
-        """The (first) result that PyTorch has at this call, as a tensor on the meta device, without data."""
+        """The (first) result that PyTorch recorded for this call, as a tensor on the meta device, without data."""
         return self.meta if isinstance(self.meta, torch.Tensor) else self.meta[0]
 
     def value(self, x: Operand, dtype: str | None = None) -> Value:
@@ -128,7 +132,10 @@ class CallSite:
         return self.tables.add(x)
 
     def fit(self, x: Value) -> Value:
-        """Return `x` broadcast to the shape, and cast to the element type, of the (first) result that PyTorch has."""
+        """
+        Return `x` broadcast to the shape, and cast to the element type, of the (first) result that PyTorch recorded for
+        this call.
+        """
         return cast(expand(x, self.shape), self.dtype)
 
 
@@ -162,8 +169,8 @@ def cast(x: Value, dtype: str) -> Value:
 
 def number(x: Operand) -> float | None:
     """
-    Return the number that all elements of a number or tensor known at import are; None if they differ, and for values
-    of the graph.
+    Return the one number that `x` holds, a number itself or a tensor known at import all of whose elements are equal;
+    None if elements differ, and for values of the graph.
     """
     if isinstance(x, Value):
         return None

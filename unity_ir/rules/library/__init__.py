@@ -1,5 +1,6 @@
 """
-The rules that come with the compiler: text, one file per family, the form of which is in `unity_ir.rules.parse`.
+The rewrite rules that come with the compiler: text, one file per family (such as `matmul.pcg`), the form of which is in
+`unity_ir.rules.parse`.
 
 A rule's name is its family's idea and, after a dot, the case: `fuse-activation.relu` and `fuse-activation.gelu` are the
 cases of the rule `fuse-activation`.
@@ -23,15 +24,15 @@ from unity_ir.rules.rule import Rule
 @cache
 def family(name: str) -> tuple[Substitution, ...]:
     """
-    Return the substitutions of one file of the library, one of `families()`, in the order of its text: of
-    `algebraic.pcg` given "algebraic". Raises `FileNotFoundError` for another name.
+    Return the rewrite rules (substitutions) of one file of the library, named without `.pcg`, in the order of its text:
+    of `algebraic.pcg` given "algebraic". Raises `FileNotFoundError` for another name.
     """
     file = files(__name__).joinpath(f"{name}.pcg")
     return parse_rules(file.read_text(encoding="utf-8"), f"{name}.pcg")
 
 
 def families() -> tuple[str, ...]:
-    """Return the names of the library's files, without `.pcg`, sorted."""
+    """Return the families of the library's rules: the names of its files, without `.pcg`, sorted."""
     return tuple(sorted(f.name.removesuffix(".pcg") for f in files(__name__).iterdir() if f.name.endswith(".pcg")))
 
 
@@ -57,8 +58,8 @@ def read(path: str) -> tuple[Substitution, ...]:
 
 def group(substitutions: Iterable[Substitution]) -> dict[str, Rule]:
     """
-    Group substitutions into rules; return the rules by name, which is that of their cases up to the first dot:
-    `fuse-activation.relu` and `fuse-activation.gelu` are cases of `fuse-activation`.
+    Group substitutions that are cases of one rule; return the rules by name, which is that of their cases up to the
+    first dot: `fuse-activation.relu` and `fuse-activation.gelu` are cases of `fuse-activation`.
 
     Raises `UnityError` where two substitutions have one name.
     """
@@ -80,7 +81,8 @@ def rules() -> dict[str, Rule]:
 
 def find(name: str, known: dict[str, Rule] | None = None) -> Rule:
     """
-    Return the rule called `name`, or the case of a rule as a rule: from `known` if given, else from the library.
+    Return the rule called `name`; if that is the name of one case of a rule, such as `fuse-activation.relu`, a rule of
+    this case alone. Looks in `known` if given, else in the library.
 
     Raises `UnityError` naming the nearest names if there is none.
     """

@@ -1,6 +1,7 @@
 """
-Splits the proof of a rule into cases: a number of dims for each pack, a value for each attribute that names a function
-or element type, and element types of the inputs. In each case `tensors` applies a side's operators at symbolic sizes.
+Splits the proof of a rewrite rule into cases: a number of dims for each pack, a value for each attribute that names a
+function or element type, and element types of the inputs. In each case `tensors` applies a side's operators at symbolic
+sizes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from unity_ir.rules.proof.tensors import TensorForm, named
 
 @dataclass(frozen=True)
 class Case:
-    """One case of a rule's proof: values for all that is not symbolic in it."""
+    """One case of a rule's proof: values for all that is not symbolic in it, and sample values of its symbols."""
 
     ranks: Mapping[str, int]
     """The number of dims of each pack."""
@@ -99,8 +100,8 @@ def spelled_at(
     rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, float | str]
 ) -> tuple[dict[str, int], list[Mapping[str, str]]]:
     """
-    Find sample values for all symbols of a rule in one case of its proof; return (values by symbol, the choices of
-    element types, by input name, at which both sides are well typed).
+    Find sample values for all symbols of a rule in one case of its proof, at which its packs are spelled out as single
+    dims; return (values by symbol, the choices of element types, by input name, at which both sides are well typed).
 
     `ranks` has the number of dims of each pack (`a..`), by name, `given` the values of attribute parameters. A pack's
     sizes are symbols `a.0`, `a.1`, .., and its number of dims is `#a`. No sample value is 1, since dims of size 1 are
@@ -172,8 +173,8 @@ def tensors(
     Apply the operators of one side of a rule (source or target) to `inputs`, tensors by input name, at symbolic sizes;
     return the side's results, in order, and the results of every operation by `id(operation)`.
 
-    `fixed` has the number of dims of each pack `a..` by the symbol `#a` (`Case.fixed`); `context` takes what is assumed
-    on the way. Parallel operators are identities here.
+    `fixed` has the number of dims of each pack `a..` by the symbol `#a` (`Case.fixed`); constraints that are assumed on
+    the way are added to `context`. Parallel operators, which only divide values, are identities here.
     """
     made: Made = {}
     for operation in rule.operations(side):

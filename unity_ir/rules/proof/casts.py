@@ -1,4 +1,7 @@
-"""Casts between element types as forms: those that may change a number are uninterpreted functions."""
+"""
+Casts between element types as forms (the prover's sums of monomials): those that may change a number are uninterpreted
+functions.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The state of one proof while lines are applied: sample sizes, and the indices and symbols introduced so far."""
+"""
+The state of one proof while operators are applied at symbolic sizes: sample sizes, and the indices and symbols
+introduced so far.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +47,8 @@ class ProofContext:
         Make a new index over a dim of `size`; return (position, symbols, constraints): its position as a polynomial in
         new symbols named after `stem`, these symbols, and the constraints on them that keep the position in the dim.
 
-        The position is one symbol, or quotient * inner + remainder where the proof has divided dims of this size by
-        `inner`.
+        The position is one symbol, or quotient * inner + remainder where the proof has divided positions in dims of
+        this size by `inner` (`splits`).
         """
         inner = self.splits.get(size)
         outer = None if inner is None else divided(size, inner)

@@ -1,4 +1,7 @@
-"""Sizes of dims as polynomials, from an operator's line and attributes."""
+"""
+Sizes of dims as polynomials, from an operator's TDL line (its definition in the tensor description language) and
+attributes.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from unity_ir.tdl.syntax import Affine, Entry, WrittenIndex, joined_extent
 
 def given_number(of: Entry | int, attributes: Mapping[str, AttrExpr]) -> Poly:
     """
-    Return a number `of` a TDL line as a polynomial: a constant for an integer, or the value of the attribute (or of its
-    entry) that gives it, from `attributes`, by name.
+    Return a number that stands in a TDL line, `of`, as a polynomial: a constant for an integer, else the value of the
+    attribute (or of its entry) that `of` names, from `attributes`, values by name.
 
     Raises `Undecided` where the attribute is no number.
     """
@@ -32,11 +35,12 @@ def dim_size(
     index: WrittenIndex, extents: Mapping[str, Poly], spelled: Spelled, attributes: Mapping[str, AttrExpr]
 ) -> Poly:
     """
-    Return the size of a result's dim that is written at `index`; `extents` has the number of positions of each index
-    variable.
+    Return the size, as a polynomial, of the dim of a result that is written at `index`; `extents` has the number of
+    positions of each index variable.
 
-    The size of a dim written through a window (an affine index) is the one that the line's clause in `spelled` gives
-    it, from `attributes`, by name. Raises `Undecided` where that is no number.
+    The size of a dim written through a window (an affine index) is the one that the where clause of the line
+    (`spelled`) gives it, a number or an attribute; `attributes` has the attributes' values by name. Raises `Undecided`
+    where that is no number.
     """
     if isinstance(index, Affine):
         return given_number(spelled.windows[index], attributes)

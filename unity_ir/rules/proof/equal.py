@@ -1,5 +1,5 @@
 """
-Decides whether two forms are equal for all sizes and indices.
+Decides whether two forms (values of tensor elements, as sums of monomials) are equal for all sizes and indices.
 
 Guards on free indices (for instance, which operand of a concatenation an element comes from) are split into cases. In
 each case monomials are grouped by their factors, and the monomials of a group must cancel: as they stand, or counted at

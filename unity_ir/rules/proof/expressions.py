@@ -1,4 +1,7 @@
-"""Expressions of TDL as forms: the value of an expression at symbolic positions of its index variables."""
+"""
+Expressions of TDL (the tensor description language in which operators are defined) as forms, sums of monomials: the
+value of an expression at symbolic positions of its index variables.
+"""
 
 from __future__ import annotations
 

@@ -61,7 +61,9 @@ class Constraint:
         return known
 
     def substitute(self, values: Mapping[str, Poly]) -> Constraint:
-        """Return the constraint with symbols replaced by polynomials; `values` has the polynomial of each, by name."""
+        """
+        Return the constraint with symbols replaced by polynomials, as `values` maps them by name; other symbols stay.
+        """
         return Constraint(self.poly.substitute(values), self.equal)
 
     @cached_property
@@ -152,7 +154,10 @@ Form: TypeAlias = tuple[Mono, ...]
 
 
 def free_symbols(factor: MonoFactor) -> frozenset[str]:
-    """Return the symbols that occur in a factor and are not bound in it."""
+    """
+    Return the names of the symbols (sizes, indices) that occur in a factor of a monomial and are not bound in it by a
+    sum or maximum.
+    """
     match factor:
         case Read(_, indices):
             return frozenset[str]().union(*(i.symbols for i in indices))
@@ -234,8 +239,7 @@ def summed(form: Form, binders: tuple[str, ...], domain: Iterable[Constraint]) -
 
 def apply(function: str, arguments: tuple[Form, ...]) -> Form:
     """
-    Apply the scalar function of TDL called `function` to its arguments; arguments and result are forms (sums of
-    monomials).
+    Apply the scalar function called `function` to its arguments; arguments and result are forms (sums of monomials).
 
     Simplifies by these laws: exp(a + b) = exp(a) exp(b), relu(relu(a)) = relu(a), the reciprocal of a product is the
     product of reciprocals. `maximum` and `minimum` become a factor `Extreme`; any other function becomes a factor
@@ -301,7 +305,10 @@ def renamed(mono: Mono) -> Mono:
 
 
 def renamed_bound(bound: Quantified) -> Quantified:
-    """Rename the binders of a quantified form (the symbols that run over all values) to fresh symbols."""
+    """
+    Rename the binders of a quantified form (a set of values; binders are the symbols that run over all values) to fresh
+    symbols.
+    """
     names = {b: fresh(b) for b in bound.binders}
     values = {old: symbol(new) for old, new in names.items()}
     domain = frozenset(c.substitute(values) for c in bound.domain)
@@ -310,8 +317,8 @@ def renamed_bound(bound: Quantified) -> Quantified:
 
 def substitute(form: Form, values: Mapping[str, Poly]) -> Form:
     """
-    Substitute polynomials for free symbols, given by name in `values`, of a form (a sum of monomials); see
-    `substitute_factor`.
+    Substitute polynomials for free symbols, given by name in `values`, of a form (a sum of monomials); return the new
+    form, not yet multiplied out where a polynomial took the place of a factor (see `multiplied_out`).
     """
     return tuple(_substitute_mono(m, values) for m in form)
 
@@ -333,8 +340,8 @@ def substitute_factor(factor: MonoFactor, values: Mapping[str, Poly]) -> MonoFac
     """
     Substitute polynomials for free symbols, given by name in `values`, of one factor of a monomial.
 
-    A factor that is the symbol itself, replaced by a polynomial of more than one symbol, is returned as `Apply("value",
-    ..)`, which `multiplied_out` turns into a sum of monomials.
+    A factor that is the symbol itself, replaced by a polynomial that is no single symbol, is returned as
+    `Apply("value", ..)`, which `multiplied_out` turns into a sum of monomials.
     """
     match factor:
         case Read(tensor, indices):
@@ -357,8 +364,9 @@ def substitute_factor(factor: MonoFactor, values: Mapping[str, Poly]) -> MonoFac
 
 def multiplied_out(form: Form) -> Form:
     """
-    Multiply out a form after a substitution: each factor `Apply("value", (form,))`, which `substitute_factor` puts in
-    the place of a variable, is replaced by the sum that it holds. Given `2 * value(a + b) * c`, returns `2ac + 2bc`.
+    Multiply out a form (a sum of monomials) after a substitution: each factor `Apply("value", (form,))`, which
+    `substitute_factor` puts in the place of a symbol, is replaced by the sum that it holds. Given `2 * value(a + b) *
+    c`, returns `2ac + 2bc`.
     """
     out: list[Mono] = []
     for mono in form:

@@ -43,7 +43,7 @@ class SymbolicInt(int):
 
     @classmethod
     def of(cls, poly: Poly, value: int) -> Self:
-        """Make the integer `value`, which carries the polynomial `poly`."""
+        """Make the integer `value`, which carries the polynomial `poly` in symbolic sizes."""
         made = cls(value)
         made.poly = poly
         return made

@@ -20,7 +20,7 @@ ADDED = 3
 
 
 def holds(constraint: Constraint, values: Mapping[str, int]) -> bool:
-    """Return whether a constraint holds when its symbols have the integer `values`, by name."""
+    """Return whether a constraint on integers holds when its symbols have the integer `values`, by name."""
     value = constraint.poly.at(values)
     return value == 0 if constraint.equal else value >= 0
 

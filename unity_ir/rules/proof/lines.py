@@ -1,5 +1,6 @@
 """
-Applies operators to tensors of symbolic sizes: the elements of the results as forms (`forms`), for all sizes at once.
+Applies operators to tensors of symbolic sizes: the elements of the results as forms (sums of monomials, `forms`), for
+all sizes at once.
 
 A line is spelled out at sample sizes, which settle ranks and the number of variadic operands. Its index variables then
 get symbolic extents from the operands' shapes (`symbolic_line`), and its expressions become forms (`expressions`).
@@ -50,9 +51,9 @@ def apply_operator(
     Apply the operator called `name` to tensors of symbolic shapes, as its TDL line defines it; return its results, in
     order.
 
-    `attributes` has values by name, others have their defaults; `context` is the state of the proof, which takes the
-    constraints that are assumed on the way. Raises `Undecided` for lines that forms cannot express, `UnityError` where
-    the operator does not apply to these operands.
+    `attributes` has values by name, others have their defaults; constraints that are assumed on the way are added to
+    `context`, the state of the proof. Raises `Undecided` for lines that forms cannot express, `UnityError` where the
+    operator does not apply to these operands.
     """
     operator = find_operator(name)
     results = _results(context, operator, operands, attributes)

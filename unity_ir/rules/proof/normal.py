@@ -1,5 +1,6 @@
 """
-Brings forms to a normal form, so that many equal forms become identical.
+Brings forms (values of tensor elements, as sums of monomials) to a normal form, so that many equal forms become
+identical.
 
 All steps are equalities of finite sums: a binder determined by an equation is substituted; two binders that occur only
 as `s*m + i` over a whole box become one binder over the product; a binder over an interval that no factor mentions

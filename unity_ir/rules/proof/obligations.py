@@ -1,5 +1,5 @@
 """
-Proves what the parallelization rules of an operator rest on, from its line alone (DESIGN: "Rules").
+Proves what parallelizing an operator rests on (its proof obligations), from its TDL line alone (DESIGN: "Rules").
 
 Such a rule divides an index variable v into d pieces of size m, or takes operands as addends. It is right if
 
@@ -67,8 +67,8 @@ class Obligation:
 
 def obligations(operator: Operator) -> Iterator[Obligation]:
     """
-    Try to prove, for all sizes, every statement that makes it right to parallelize an operator; yield each with its
-    verdict.
+    Try to prove, for all sizes, every statement that makes it right to parallelize an operator (its proof obligations);
+    yield each with its verdict.
 
     These are: tasks read only their shard and its halo of each dim; a sum over a sharded index variable is the sum of
     the shards' sums; the operator is linear in operands that may be held as partial sums.

@@ -1,5 +1,5 @@
 """
-Checks that a rule refers to the same dims whatever the number of dims in its packs.
+Checks that a rewrite rule refers to the same dims whatever the number of dims in its packs (`a..`, any number of dims).
 
 A rule over packs is proved at 0 and at 2 dims of each. That stands for all other numbers if no line cuts a shape
 inside a pack, and if every attribute that says where a dim is is, as a polynomial, the number of dims before it: `#a

@@ -1,5 +1,6 @@
 """
-Proofs of substitutions, for all sizes, degrees, attributes and element types at which both sides are well typed.
+Proofs of substitutions (rewrite rules): that both sides are equal for all sizes, degrees, attributes and element types
+at which both are well typed.
 
 Parallel operators are identities on meaning, so both sides are compared without them; that both have the same boundary
 types is checked at samples. A rule means its values and its vector-Jacobian products, since rules are applied before a
@@ -53,9 +54,9 @@ DETAIL = 240
 
 def prove(rule: Substitution, seed: int = 0) -> Proof:
     """
-    Try to prove a substitution for all sizes and degrees; return the verdict, with the reason or a counterexample, the
-    seconds taken, and the number of questions asked of Z3. A rule that is not well typed has the verdict `refuted` or
-    `undecided`; no error is raised for it.
+    Try to prove that both sides of a substitution are equal, for all sizes and degrees; return the verdict, with the
+    reason or a counterexample, the seconds taken, and the number of questions asked of Z3. A rule that is not well
+    typed has the verdict `refuted` or `undecided`; no error is raised for it.
 
     `seed` is that of the random samples on which the rule is tested first.
     """

@@ -1,6 +1,6 @@
 """
-Searches for counterexamples: evaluates both sides of a substitution at small sizes, on inputs where false rules tend to
-fail.
+Searches for counterexamples: evaluates both sides of a substitution (rewrite rule) at small sizes, on inputs where
+false rules tend to fail.
 
 Among them are sizes of 1, up to 4 dims of a pack, ids beyond every table, numbers at the limits of element types, ties,
 zeros, large and negative values, parameters at 0 and below. A sample where the sides differ refutes the rule, whatever
@@ -51,7 +51,10 @@ TOLERANCE: Mapping[str, float] = {"f64": 1e-7, "f32": 1e-3, "f16": 0.05, "bf16":
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A substitution with values for its symbols (`bindings`) and numbers in its inputs (`arrays`)."""
+    """
+    A sample to test a substitution at: values for its symbols (`bindings`), both sides as graphs, and numbers in its
+    inputs (`arrays`).
+    """
 
     bindings: Bindings
     leaves: Sequence[Node]
@@ -63,7 +66,7 @@ class Sample:
 
     @property
     def where(self) -> str:
-        """The values of the symbols, as text."""
+        """The values of the rule's symbols at this sample, as text for messages: `k = 2, n = 3`."""
         return ", ".join(f"{k} = {v}" for k, v in sorted(self.bindings.items()))
 
 
@@ -125,7 +128,7 @@ def refute(rule: Substitution, seed: int = 0) -> str | None:
     Search for a sample at which the two sides of a rule have values that differ by more than rounding; return a
     description of the first one, or None if none is found.
 
-    `seed` is that of the random samples. Raises `UnityError` as `_random_samples` does.
+    `seed` is that of the random samples. Raises `UnityError` if the rule is well typed at no small sizes.
     """
     for sample in _random_samples(rule, seed):
         found = _difference(sample, tuple(zip(sample.source, sample.target, strict=True)), sample.arrays)
@@ -141,7 +144,7 @@ def refute_gradients(rule: Substitution, seed: int = 0) -> tuple[str, bool] | No
     rounding; return (description of the first one, generic), or None if none is found.
 
     generic is True if the gradients differ at random normal values, too, so that a tie of a maximum is not the reason.
-    `seed` is that of the random samples. Raises `UnityError` as `_random_samples` does.
+    `seed` is that of the random samples. Raises `UnityError` if the rule is well typed at no small sizes.
     """
     for sample in _random_samples(rule, seed):
         random = np.random.default_rng([seed, 1])

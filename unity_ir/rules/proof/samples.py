@@ -1,4 +1,7 @@
-"""Sample shapes and attributes for every operator, at which tables and proofs of operators start."""
+"""
+Sample shapes and attributes for every operator, at which tables of how operators can be sharded, and proofs of that,
+start.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +58,8 @@ def _extent(index: WrittenIndex) -> int:
 
 def analysed(operator: Operator) -> Analysis:
     """
-    Bind an operator's line at its sample shapes and attributes (see `sample`); return the analysis: which index
-    variables can be sharded, the dims they are, and the operands that may be partial sums.
+    Bind an operator's TDL line at small sample shapes and attributes (`sample`); return the analysis: which index
+    variables can be sharded, the dims that they shard, and the operands that may be partial sums.
     """
     shapes, given = sample(operator)
     return operator.bind(shapes, operator.attributes(given))

@@ -1,5 +1,6 @@
 """
-Finds sizes and degrees at which both sides of a substitution are well typed, and checks that there are some.
+Finds sizes and degrees at which both sides of a substitution (rewrite rule) are well typed, and checks that there are
+some.
 
 Sizes that do not fit say nothing about a rule. But a rule that is well typed at no degrees above 1, or whose sides
 never have the same types, is an error.
@@ -73,8 +74,8 @@ def packs(rule: Substitution) -> list[str]:
 
 def parameters(rule: Substitution) -> dict[str, str]:
     """
-    Return, by the name of each attribute parameter of a rule (`act` for `$act`), one attribute that it is the value of,
-    as `operator.attribute`, such as `matmul.act`.
+    Return, by the name of each attribute parameter of a rule (`act` for `$act`, whose value a match gives), one
+    attribute that it is the value of, as `operator.attribute`, such as `matmul.act`.
     """
     found: dict[str, str] = {}
     for operation in rule.operations((*rule.source, *rule.target)):
@@ -141,8 +142,8 @@ def _small(rule: Substitution, seed: int) -> Iterator[Bindings]:
 
 def choices(of: str) -> tuple[str, ...]:
     """
-    Return all values of an attribute that names a function or an element type; () for a number. `of` is
-    `operator.attribute`, such as `matmul.act`.
+    Return all values that the attribute `of`, written `operator.attribute` (such as `matmul.act`), may have if it names
+    a function or an element type; () if it is a number.
     """
     operator, _, name = of.partition(".")
     kinds = {a.name: a.kind for a in find_operator(operator).line.attributes}
@@ -183,7 +184,7 @@ def sides(
     rule: Substitution, bindings: Bindings, dtypes: Mapping[str, str] = DTYPES
 ) -> tuple[list[Node], tuple[Value, ...], tuple[Value, ...]]:
     """
-    Build both sides of a rule; return the input leaves, the source's values and the target's.
+    Build both sides of a rule as graphs; return (the input leaves, the source's results, the target's results).
 
     `bindings` has values for the rule's symbols and `dtypes` element types for its inputs, both by name. Raises
     `UnityError` where a side is not well typed or their types differ.

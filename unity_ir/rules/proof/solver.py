@@ -121,8 +121,9 @@ class Answers:
 
     def check(self, assertions: Sequence[Any]) -> tuple[Any, Any]:
         """
-        Run Z3 on its expressions `assertions`; return (answer, solver): `z3.sat`, `z3.unsat` or `z3.unknown` (it timed
-        out), and the solver that answered, which has the model. A simple, quick solver is tried first.
+        Ask Z3 whether the Z3 expressions `assertions` can hold together; return (answer, solver): `z3.sat`, `z3.unsat`
+        or `z3.unknown` (it timed out), and the solver that answered, which has the model. A simple, quick solver is
+        tried first.
         """
         self.questions += 1
         answer = solver = None
@@ -154,7 +155,7 @@ class Facts:
         return self if found <= self.constraints else Facts(self.constraints | found, self._answers)
 
     def imply(self, claim: Constraint) -> bool:
-        """Return whether `claim` follows from the facts. Returns False, too, if Z3 gives up."""
+        """Return whether it is shown that `claim` follows from the facts. Returns False, too, if Z3 gives up."""
         if claim in self.constraints or self._trivial(claim):
             return True
         if claim.poly.constant is not None:
@@ -162,11 +163,14 @@ class Facts:
         return all(self._unsatisfiable(frozenset({case})) for case in claim.negated)
 
     def imply_all(self, claims: Iterable[Constraint]) -> bool:
-        """Return whether all claims follow from the facts. Returns False, too, if Z3 gives up."""
+        """Return whether it is shown that all claims follow from the facts. Returns False, too, if Z3 gives up."""
         return all(map(self.imply, claims))
 
     def contradict(self, constraints: Iterable[Constraint]) -> bool:
-        """Return whether the constraints cannot hold together with the facts. Returns False, too, if Z3 gives up."""
+        """
+        Return whether it is shown that the constraints cannot hold together with the facts. Returns False, too, if Z3
+        gives up.
+        """
         found = frozenset(c for c in constraints if c not in self.constraints and not self._trivial(c))
         if any(c.poly.constant is not None for c in found):
             return True

@@ -1,4 +1,7 @@
-"""Binds lines of TDL to tensors of symbolic sizes: solves for the extents of index variables, for all sizes at once."""
+"""
+Binds TDL lines (operators' definitions) to tensors of symbolic sizes: solves for the extents (numbers of positions) of
+index variables, for all sizes at once.
+"""
 
 from __future__ import annotations
 

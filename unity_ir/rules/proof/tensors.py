@@ -1,6 +1,6 @@
 """
-Tensors at symbolic sizes, as functions from positions to forms; and `pad`, `reshape` and `broadcast_grad` on them,
-whose TDL lines depend on concrete sizes and are of no use here.
+Tensors at symbolic sizes, as functions from positions to forms (sums of monomials); and `pad`, `reshape` and
+`broadcast_grad` on them, whose TDL lines depend on concrete sizes and are of no use here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TensorForm:
 
     @property
     def floating(self) -> bool:
-        """Whether elements are floating point numbers, so that they have gradients."""
+        """Whether the tensor's elements are floating point numbers, so that they have gradients."""
         return self.dtype not in NOT_FLOATING
 
 

@@ -1,4 +1,4 @@
-"""The prover's verdicts on substitutions. They are explained in `proof.prove`."""
+"""The prover's verdicts on substitutions (rewrite rules). They are explained in `proof.prove`."""
 
 from __future__ import annotations
 

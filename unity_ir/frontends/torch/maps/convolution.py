@@ -1,4 +1,8 @@
-"""Map convolutions and pools. Those over one dim are computed over two, the first of size 1."""
+"""
+Map convolutions and pools from ATen operators to the compiler's; those over one dim are computed over two, the first of
+size 1. Each mapping gets the call's `site` (what PyTorch recorded of its result: shape, element type) and the ATen
+arguments, and returns the result as a value of the compiler's graph, or several.
+"""
 
 from __future__ import annotations
 

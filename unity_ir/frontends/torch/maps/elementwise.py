@@ -1,4 +1,8 @@
-"""Map arithmetic with broadcasting, activations, comparisons and selection."""
+"""
+Map arithmetic with broadcasting, activations, comparisons and selection from ATen operators to the compiler's. Each
+mapping gets the call's `site` (what PyTorch recorded of its result: shape, element type) and the ATen arguments, and
+returns the result as a value of the compiler's graph, or several.
+"""
 
 from __future__ import annotations
 
@@ -388,8 +392,8 @@ def clamp_max(site: CallSite, x: Value, high: float) -> Value:
 
 def compare(name: str, *aten: str) -> None:
     """
-    Register a mapping to the graph's comparison `name`, such as `lt`, for the ATen operators named in `aten`; by
-    default for the one also called `name`. Operands are cast to their common element type, and broadcast.
+    Register a mapping to the graph's comparison `name`, such as `lt`, for the ATen operators named in `aten` (by
+    default the one also called `name`). The mapping casts operands to their common element type, and broadcasts them.
     """
 
     @maps(*(aten or (name,)))

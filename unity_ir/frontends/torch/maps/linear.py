@@ -1,4 +1,8 @@
-"""Map matrix products. A product with a transposed operand is one operator, so weights keep PyTorch's layout."""
+"""
+Map matrix products from ATen operators to the compiler's. A product with a transposed operand is one operator, so
+weights keep PyTorch's layout. Each mapping gets the call's `site` (what PyTorch recorded of its result: shape, element
+type) and the ATen arguments, and returns the result as a value of the compiler's graph, or several.
+"""
 
 from __future__ import annotations
 

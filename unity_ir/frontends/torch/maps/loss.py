@@ -1,4 +1,8 @@
-"""Map losses: means or sums over all samples."""
+"""
+Map losses, means or sums over all samples, from ATen operators to the compiler's. Each mapping gets the call's `site`
+(what PyTorch recorded of its result: shape, element type) and the ATen arguments, and returns the result as a value of
+the compiler's graph, or several.
+"""
 
 from __future__ import annotations
 
@@ -67,11 +71,11 @@ def cross_entropy(
 
 def aligned(site: CallSite, x: Value, ids: Value | Padded, ignore_index: int) -> tuple[Value, Value]:
     """
-    Return (logits [b.., c], class ids [b..]) of a loss, with the ids as before the last reshape, and without positions
-    that only pad them.
+    Return (logits [b.., c], class ids [b..]) of a loss, given logits `x` with the classes last: a reshape that merged
+    the ids' dims is undone in both, and positions where the ids are only padding are left out of both.
 
-    Language models shift their labels by one position and pad them with `ignore_index` (`Padded`); the logits `x` there
-    are cut off. Raises `UnityError` if the padding is another id.
+    Language models shift their labels by one position and pad them with `ignore_index` (`Padded`). Raises `UnityError`
+    if the padding is another id.
     """
     if isinstance(ids, Padded):
         if ids.fill != ignore_index:

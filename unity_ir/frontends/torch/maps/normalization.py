@@ -1,4 +1,8 @@
-"""Map normalisation over last dims, groups of channels, and the batch."""
+"""
+Map normalisation over last dims, groups of channels, and the batch from ATen operators to the compiler's. Each mapping
+gets the call's `site` (what PyTorch recorded of its result: shape, element type) and the ATen arguments, and returns
+the result as a value of the compiler's graph, or several.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Map LSTMs, unrolled step by step."""
+"""
+Map LSTMs from ATen operators to the compiler's, unrolled step by step. Each mapping gets the call's `site` (what
+PyTorch recorded of its result: shape, element type) and the ATen arguments, and returns the result as a value of the
+compiler's graph, or several.
+"""
 
 from __future__ import annotations
 

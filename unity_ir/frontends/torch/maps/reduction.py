@@ -1,4 +1,8 @@
-"""Map reductions over any dims, softmax over any dim, cumulative sums."""
+"""
+Map reductions over any dims, softmax over any dim and cumulative sums from ATen operators to the compiler's. Each
+mapping gets the call's `site` (what PyTorch recorded of its result: shape, element type) and the ATen arguments, and
+returns the result as a value of the compiler's graph, or several.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +48,8 @@ def reduced(name: str, x: Value, dims: Sequence[int]) -> Value:
 
 def reduction(name: str, *aten: str) -> None:
     """
-    Register a mapping to the graph's reduction `name`, such as `reduce_sum`, for the ATen operators named in `aten`:
-    over given dims or all, in the shape and element type of PyTorch's result.
+    Register a mapping to the graph's reduction `name`, such as `reduce_sum`, for the ATen operators named in `aten`.
+    The mapping reduces over the dims given in the call or over all, in the shape and element type of PyTorch's result.
     """
 
     @maps(*aten)

@@ -1,4 +1,8 @@
-"""Map operators that only move elements."""
+"""
+Map operators that only move elements from ATen to the compiler's. Each mapping gets the call's `site` (what PyTorch
+recorded of its result: shape, element type) and the ATen arguments, and returns the result as a value of the compiler's
+graph, or several.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Rule collections of TASO and FlexFlow (JSON), read, typed, and proved or refuted.
+Collections of rewrite rules of TASO and FlexFlow (JSON), read, typed, and proved or refuted.
 
 A collection is `{"rule": [{"name", "srcOp": [Op], "dstOp": [Op], "mappedOutput": [..]}]}`, an Op
 `{"type": "OP_LINEAR", "input": [{"opId", "tsId"}], "para": [{"key": "PM_ACTI", "value": 2}]}`. An input with `opId` of

@@ -1,4 +1,4 @@
-"""Reading collections: JSON as TASO and FlexFlow write it, checked, with errors of one line."""
+"""Reading collections of rewrite rules: JSON as TASO and FlexFlow write it, checked, with errors of one line."""
 
 from __future__ import annotations
 

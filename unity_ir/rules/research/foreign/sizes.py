@@ -1,4 +1,6 @@
-"""The sizes of a foreign rule's tensors: unknowns, equated by its operators and solved for one by one."""
+"""
+The sizes of the tensors in another system's rewrite rule: unknowns, equated by its operators and solved for one by one.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,16 @@ class SizeEquations:
 
     def degree(self, by: int) -> Poly:
         """
-        Return the degree `by` of the foreign rule as a polynomial: a symbol, or the number itself if degrees are
-        `fixed`.
+        Return the parallel degree `by` of the foreign rule as a polynomial: a symbol such as `d2`, or the number itself
+        if degrees are `fixed`.
         """
         return number(by) if self.fixed else symbol(f"d{by}")
 
     def now(self, size: Poly) -> Poly:
-        """Return a size with each unknown that is solved for replaced by its value; other unknowns stay."""
+        """
+        Return a size as it is known now: with each unknown that is solved for replaced by its value; other unknowns
+        stay.
+        """
         return size.substitute(self.values)
 
     def equate(self, where: str, left: Poly, right: Poly) -> None:

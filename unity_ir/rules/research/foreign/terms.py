@@ -1,5 +1,5 @@
 """
-Foreign rules as substitutions.
+Foreign rules (of TASO and FlexFlow) as substitutions over our operators.
 
 Tensors there have dims [replica, rows, columns]. The replica dim is what types here say as `sum` and `copy`: a
 replicate of it makes copies, a reduce adds addends up, and a concatenation along it makes addends. Along rows and

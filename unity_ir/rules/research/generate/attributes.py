@@ -1,4 +1,7 @@
-"""Choose the attributes to try for an operator, from the uses of each attribute in the operator's line."""
+"""
+Choose the attributes to try for an operator when rules are generated, from the uses of each attribute in the operator's
+TDL line (its definition).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ NUMBER = 3.0
 
 @dataclass(frozen=True, slots=True)
 class AttributeRoles:
-    """What an attribute is used for in an operator's line, which decides the values to try for it."""
+    """
+    What an attribute is used for in an operator's TDL line, which decides the values to try for it: a dim's number, an
+    order of dims, sizes, or sizes of parts of a dim.
+    """
 
     axis: bool = False
     """The rank of a pack: the number of a dim."""
@@ -49,8 +55,8 @@ class AttributeRoles:
 
 def roles(line: Line, attribute: str) -> AttributeRoles:
     """
-    Return what the attribute called `attribute` is used for in an operator's line, which decides the values to try for
-    it.
+    Return what the attribute called `attribute` is used for in an operator's TDL line (as a dim's number, an order of
+    dims, a size, ...), which decides the values to try for it.
     """
     clauses = [c for c in line.clauses if c.value == Entry(attribute) or str(c.value).split(".")[0] == attribute]
     axis = any(c.kind == "rank" for c in clauses)
@@ -74,7 +80,7 @@ def roles(line: Line, attribute: str) -> AttributeRoles:
 
 
 def reads(expr: Expr) -> Iterator[Access]:
-    """Yield every tensor read in a written expression."""
+    """Yield every tensor read in an expression of a TDL line, as written, in reading order."""
     if isinstance(expr, Access):
         yield expr
     for child in children(expr):
@@ -85,8 +91,8 @@ def steps(
     op: str, operands: tuple[Type, ...], sizes: Sequence[SizeAt], functions: frozenset[str]
 ) -> Iterator[TermStep]:
     """
-    Yield the operator called `op` with every combination of attributes to try on operands of these types; some
-    combinations are not well typed. Of operators with several results, a step is the first result.
+    Yield the operator called `op` with every combination of attributes to try on operands of these types, each as a
+    step of a term; some combinations are not well typed. Of an operator with several results, the step takes the first.
 
     Terms are evaluated at several sets of sizes at once (say a = 4, b = 6 and a = 8, b = 9). So each type, and each of
     `sizes`, has one entry for each set: an element of `sizes` is a size that an attribute may name, as (4, 8) for a.

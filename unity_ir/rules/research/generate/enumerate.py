@@ -106,8 +106,8 @@ class Enumeration:
 
     def run(self, tick: Tick = lambda size, done, total: None) -> None:
         """
-        Enumerate the terms of every size (number of operators) up to the space's, smallest first; `candidates` then has
-        the pairs of equal ones.
+        Enumerate the terms of every size (number of operators) up to the space's, smallest first; the method
+        `candidates` then yields the pairs of equal ones.
 
         `tick` is called with the size, the number of steps (operators on operands of given sizes and types) of this
         size that are done, and the number of all of them.
@@ -281,8 +281,8 @@ class Enumeration:
 
     def candidates(self, terms: Terms) -> Iterator[tuple[TypedTerm, TypedTerm]]:
         """
-        Yield pairs of terms of (probably) equal value, made by `terms`, smaller sizes first: a term, and the first term
-        found that has this value.
+        Yield the candidates for rules, pairs of terms of (probably) equal value, smaller sizes first: a term, and the
+        first term found that has this value. The terms are made by `terms`.
         """
         made: dict[int, TypedTerm] = {}
 

@@ -1,5 +1,6 @@
 """
-Values of bound lines over the integers modulo the prime 2^31 - 1, for many operands at once.
+Values of bound lines (operators' TDL definitions at given shapes) over the integers modulo the prime 2^31 - 1, for many
+operands at once, to compare terms exactly.
 
 Sums and products are exact; scalar functions are random oracles, so that what is equal is so as terms over functions
 of which nothing is known. `maximum` and comparisons are those of the residues, which are a lattice and an order as good

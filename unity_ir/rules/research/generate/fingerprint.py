@@ -1,4 +1,7 @@
-"""Fingerprints of values: 64 bits over all elements, and random values of variables to take them at."""
+"""
+Fingerprints of values: 64 bits over all elements, and random values of variables to take them at. Terms are evaluated
+at several sets of sizes (say a = 4, b = 6 and a = 8, b = 9), numbered from 0.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +42,10 @@ def fingerprints(values: Batch) -> Fingerprints:
 
 def random_value(name: str, type: TensorType, seed: int, at: int) -> Batch:
     """
-    Return the random value of a variable at set of sizes number `at`, as residues modulo 2^31 - 1 in a batch of one,
-    [1, *shape]; integers and booleans are 0 or 1.
+    Return the random value of a term's variable at the set of sizes number `at`, as residues modulo 2^31 - 1 in a batch
+    of one, [1, *shape]; integers and booleans are 0 or 1.
 
-    `type` is the variable's type at these sizes. The value depends only on the name, the shape, `seed` and `at`.
+    `type` is the variable's type at these sizes. The value depends only on `name`, `type`, `seed` and `at`.
     """
     random = np.random.default_rng([seed, at, crc32(name.encode()), prod(type.shape)])
     high = 2 if type.is_integer or type.dtype == "bool" else P
@@ -52,8 +55,8 @@ def random_value(name: str, type: TensorType, seed: int, at: int) -> Batch:
 @cache
 def line(step: TermStep, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], at: int) -> ResidueLine:
     """
-    Bind the line of the compute operator that `step` applies, for evaluation on residues; `shapes` and `dtypes` are the
-    operands', and the attributes are those of the step at set of sizes number `at`.
+    Bind the TDL line (definition) of the compute operator that `step` applies, for evaluation on residues; `shapes` and
+    `dtypes` are the operands', and the attributes are those of the step at the set of sizes number `at`.
 
     Raises `UnityError` where the operands' shapes do not fit.
     """

@@ -1,6 +1,6 @@
 """
-Make a substitution of two equal terms: sizes become symbols, and shared subterms and repeated variables become
-variables of their own wherever the two stay equal.
+Make a substitution (rewrite rule) of two equal terms: sizes become symbols, and shared subterms and repeated variables
+become variables of their own wherever the two stay equal.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """
-Substitutions of several results: equations for all results of one operator, taken together.
+Substitutions (rewrite rules) of several results: equations between single terms for all results of one operator, taken
+together.
 
     split(matmul(x, concat(v, w)))  =  matmul(x, v), matmul(x, w)
 """
@@ -32,7 +33,8 @@ NEAR = 30
 
 class Join:
     """
-    Joins equations about single results of an operator (such as `split`) to equations about all its results together.
+    Joins equations about single results of an operator (such as `split`), which `add` collects, to equations about all
+    its results together.
     """
 
     def __init__(self) -> None:
@@ -51,9 +53,9 @@ class Join:
 
     def joined(self, terms: Terms, values: Values) -> list[Joined]:
         """
-        Return the joined equations, one for each operator all of whose results have an equation, in their most general
-        form, small ones first: (terms equal to the results of the operator, these results). Special cases of others are
-        left out.
+        Return the equations made by joining those given to `add`: one for each operator with several results, each of
+        which has an equation, as (terms equal to the results, the results), small ones first. They are in their most
+        general form; special cases of others are left out.
 
         `terms` makes terms, and `values` evaluates them on random tensors.
         """

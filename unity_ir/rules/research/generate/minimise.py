@@ -1,4 +1,4 @@
-"""Decide which equations follow from others: a bounded search for a chain of rewrites, from both ends."""
+"""Decide which equations between terms follow from others: a bounded search for a chain of rewrites, from both ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def order(pair: Pair) -> tuple[object, ...]:
 
 def follows(pair: Pair, rules: Rewriting, most: int = MOST) -> bool:
     """
-    Return whether the rules imply an equation between two terms: whether they rewrite one to the other.
+    Return whether an equation between two terms follows from the rules: whether they rewrite one term to the other.
 
     False may also mean that the search was given up after `most` terms.
     """
@@ -63,8 +63,9 @@ def superfluous(rules: Sequence[tuple[Pair, Substitution]], terms: Terms, sets: 
     """
     Return the indices of the rules that the other rules imply, including those found later.
 
-    `rules` are (equation between two terms, its substitution); `sets` is the number of sets of sizes of `terms`,
-    `degree` the degree of the parallel operators. Rules with repeated variables are dropped first.
+    `rules` are (equation between two terms, its substitution); `sets` is the number of sets of sizes at which `terms`
+    are tried, `degree` the degree of the parallel operators. Rules in which a variable occurs several times are the
+    first to be dropped.
     """
 
     def special(i: int) -> int:

@@ -1,4 +1,7 @@
-"""Variables in order of first use, sixteen to a word of 64 bits: the first in the lowest four bits, 0 for none."""
+"""
+The variables that terms use, in order of first use, packed sixteen to a word of 64 bits: the first in the lowest four
+bits, 0 for none.
+"""
 
 from __future__ import annotations
 

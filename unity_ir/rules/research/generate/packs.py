@@ -1,5 +1,5 @@
 """
-Any number of leading dims, where a substitution treats them alike.
+Generalises rewrite rules to any number of leading dims, where they treat these alike.
 
 What is made here is a guess: it has to be proved like every substitution.
 """

@@ -20,7 +20,10 @@ The substitutions that parallel operators add, found and verified in 30 minutes 
 
 
 def rows(report: GenerationReport) -> list[tuple[str, str, str, str]]:
-    """Return a report's table as text: stage, count in this run, TASO's count, Unity's count."""
+    """
+    Return the rows of a report's table, as text: (stage, count in this run, TASO's count, Unity's count); "" where
+    there is none.
+    """
     counts, taso = report.counts, {n: f"{c:,}" for n, c in TASO.items()}
     serial = sum(not _is_parallel(r) for r in report.rules)
     found: list[tuple[str, int, str, str]] = [

@@ -1,4 +1,7 @@
-"""Rewriting terms with substitutions, in both directions, wherever the result is well typed and of the same type."""
+"""
+Rewriting terms with substitutions (rewrite rules), in both directions, wherever the result is well typed and of the
+same type.
+"""
 
 from __future__ import annotations
 
@@ -94,8 +97,8 @@ class Rewriting:
 
     def near(self, term: TypedTerm) -> dict[TypedTerm, None]:
         """
-        Return the terms, of its own type, that a term becomes by one application of one rule, at it or at any subterm,
-        as the keys of a dict (in a fixed order).
+        Return the terms near a term: those, of its own type, that it becomes by one application of one rule, at it or
+        at any subterm, as the keys of a dict (in a fixed order).
         """
         known = self._near.get(term)
         if known is not None and known[0] == self._version:
@@ -123,9 +126,10 @@ class Rewriting:
 
     def replaced(self, rule: Substitution, terms: Sequence[TypedTerm]) -> list[TypedTerm] | None:
         """
-        Apply a rule of several results to `terms`, one for each result; return the terms that replace them.
+        Apply a rule of several results to `terms`, one for each result of its source; return the terms that replace
+        them.
 
-        None when the terms do not match its sources, or when the new terms would not be well typed or would have other
+        None when the terms do not match its source, or when the new terms would not be well typed or would have other
         types.
         """
         found: list[tuple[Mapping[Input, TypedTerm], AttrSamples]] = [({}, [])]

@@ -1,5 +1,5 @@
 """
-The whole of generating: enumerate, find candidates, minimise, prove, join, and make what is left general.
+The whole of generating rewrite rules: enumerate, find candidates, minimise, prove, join, and make what is left general.
 
 Each stage's outcome is kept in a state file, and a run begun again goes on after the last one.
 """
@@ -98,8 +98,8 @@ def generate(
     space: Space, state: Path | None = None, jobs: int = 1, progress: StageProgress = lambda stage, done, total: None
 ) -> GenerationReport:
     """
-    Generate the rules over a space of terms: all equalities that the others do not imply, proved for all sizes and
-    degrees. Return them with counts and seconds of each stage.
+    Generate the rewrite rules over a space of terms: all equalities between terms that the others do not imply, proved
+    for all sizes and degrees. Return them with counts and seconds of each stage.
 
     `state` is the file in which the outcome of each stage is kept (None: nowhere), `jobs` the number of processes that
     prove, and `progress` is called with the stage, the steps done and their number. The rules are the same for the same

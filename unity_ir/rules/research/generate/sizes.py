@@ -1,6 +1,7 @@
 """
-The sizes of a term as polynomials: index variables that a line uses for two dims are unified, and what is left free
-may be any size.
+The sizes of a term's tensors as polynomials in symbols, found from their values at several sets of sizes: index
+variables that a TDL line (an operator's definition) uses for two dims are unified, and what is left free may be any
+size.
 
 Every symbol keeps its value at each set of sizes, which says how sums go together: `a + b = c + e` is solved by the
 pairs that have the same values.
@@ -36,7 +37,7 @@ class Special(Exception):
 class TermSizes:
     """
     Finds the shapes and attributes of terms over the same variables as polynomials, from their values at several sets
-    of sizes.
+    of sizes. `Special` is raised for what holds at these sizes only.
 
     Methods raise `Special` where there is no general form.
     """
@@ -63,20 +64,23 @@ class TermSizes:
 
     def known(self, poly: Poly) -> Poly:
         """
-        Return the polynomial with each symbol that `unify` or `divide` has solved for replaced by its value, until none
-        is left.
+        Return the polynomial in terms of symbols that are still free: those that `unify` or `divide` has solved for are
+        replaced by their values.
         """
         while not poly.symbols.isdisjoint(self.bindings):
             poly = poly.substitute(self.bindings)
         return poly
 
     def value(self, poly: Poly) -> SizeAt:
-        """Return the value of a polynomial in sizes at each set of sizes at which the terms were tried."""
+        """Return the value of a polynomial in sizes at each set of sizes at which the terms were tried: [set]."""
         sets = len(next(iter(self.values.values())))
         return tuple(poly.at({DEGREE: self.degree, **{s: v[i] for s, v in self.values.items()}}) for i in range(sets))
 
     def unify(self, a: Poly, b: Poly) -> None:
-        """Add the equation `a = b` of two sizes. Raises `Special` where they cannot be equal in general."""
+        """
+        Make two sizes equal in general: add the equation `a = b`, and solve it for symbols. Raises `Special` where they
+        cannot be equal in general.
+        """
         a, b = self.known(a), self.known(b)
         if a == b:
             return
@@ -162,8 +166,8 @@ class TermSizes:
 
     def results(self, of: AppliedStep) -> list[PolyShape]:
         """
-        Return the shapes, as polynomials, of all results of an operator applied to terms, `shape` of one of which must
-        have been called before.
+        Return the shapes, as polynomials, of all results of an operator applied to terms, in order. `shape` must have
+        been called before with one of the results.
         """
         return [tuple(map(self.known, shape)) for shape in self._results[of]]
 
@@ -240,8 +244,8 @@ class TermSizes:
 
 def application(term: TypedTerm) -> AppliedStep:
     """
-    Return (operator with attributes, operands) of a term, without which result it is: equal for all results of one
-    operator.
+    Return (operator with attributes, operands) of a term, without saying which result of the operator it is: equal for
+    all results of one operator.
     """
     assert term.step is not None
     return TermStep(term.step.op, term.step.attributes), term.operands

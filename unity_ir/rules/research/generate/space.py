@@ -1,4 +1,7 @@
-"""The space of terms to enumerate: operators, sizes, and variables."""
+"""
+The space of terms to enumerate: operators, sizes, and variables. Every size has a value at each of several sets of
+sizes, at which terms are tried.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +69,8 @@ class Space:
     @property
     def inputs(self) -> tuple[Type, ...]:
         """
-        The types of variables: matrices, square matrices, and the other ranks and element types that the operators
-        need.
+        The types of the terms' variables: matrices, square matrices, and the other ranks and element types that the
+        operators need.
         """
         kinds = dict.fromkeys([(2, "f64"), *(k for name in self.operators for k in _needs(name))])
         found: list[Type] = []
@@ -79,7 +82,9 @@ class Space:
 
     @property
     def most_elements(self) -> int:
-        """The most elements that a value may have at the first set of sizes; larger terms are not enumerated."""
+        """
+        The most elements that the value of a term may have at the first set of sizes; larger terms are not enumerated.
+        """
         return max(self.elements, 2 * max(type[0].elements for type in self.inputs))
 
     @property

@@ -1,4 +1,4 @@
-"""The state of a run in a file, so that a run that was stopped goes on where it was."""
+"""The state of a run of the rule generator in a file, so that a run that was stopped goes on where it was."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """
-Terms: operators applied to variables, with their types at several sets of sizes at once.
+Terms: operators applied to variables, with their types at several sets of sizes at once (say a = 4, b = 6 and a = 8, b
+= 9).
 
 What holds at one set of sizes only (a square matrix, 4 + 8 = 6 + 6) is then no accident that looks like a law.
 """
@@ -32,7 +33,10 @@ class TermStep:
 
     @property
     def is_parallel(self) -> bool:
-        """Whether the operator is a parallel operator."""
+        """
+        Whether the step's operator is a parallel operator (partition, replicate, reduce, ...), which only changes how a
+        value is divided.
+        """
         return self.op in PARALLEL_OPERATORS
 
 
