@@ -7,6 +7,7 @@ bucket is one collective over the bytes of all its members.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
 
@@ -18,17 +19,19 @@ from unity_ir.machine.device import Device
 from unity_ir.ops import operator, savings
 from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.graph import Optimizer
-from unity_ir.pcg.sharding import Assignment, Mesh
+from unity_ir.pcg.sharding import Assignment, Mesh, pins
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import (
     Compute,
     Fused,
+    Pins,
     Program,
     Register,
     Tensor,
     UpdateWeight,
     global_line,
+    most_of_a_device,
     piece_of_line,
 )
 from unity_ir.plan.schedule import piece_bytes
@@ -128,14 +131,21 @@ def _unsaved(compute: Compute) -> Compute:
 
 
 def step_bytes(plan: Plan) -> int:
-    """Return the bytes that a rank's kernels read and write in one step, the optimizer's updates included."""
+    """
+    Return the bytes that a rank's kernels read and write in one step, the optimizer's updates included: those of the
+    rank with the most, where ranks differ.
+    """
     program = plan.program
-    computes = (i for i in program.body if isinstance(i, Compute))
-    updates = (i.weight for i in program.body if isinstance(i, UpdateWeight))
     optimizer = program.optimizer or Optimizer()
-    return sum(kernel_of_line(program, c).bytes for c in computes) + sum(
-        update_bytes(piece_bytes(program, weight), optimizer) for weight in updates
-    )
+
+    def counts() -> Iterator[tuple[Pins, int]]:
+        for i in program.body:
+            if isinstance(i, Compute):
+                yield pins(program.tensors[i.results[0]].layout), kernel_of_line(program, i).bytes
+            if isinstance(i, UpdateWeight):
+                yield pins(program.tensors[i.weight].layout), update_bytes(piece_bytes(program, i.weight), optimizer)
+
+    return most_of_a_device(program.mesh, counts())
 
 
 def update_seconds(program: Program, weight: Register, optimizer: Optimizer, device: Device) -> float:

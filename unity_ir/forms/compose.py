@@ -176,7 +176,8 @@ class _Composer:
         expr = self.written[register, indices]
         part, number = self.made[register]
         # A reduction's result is computed once per row; anything else would be computed for each element that reads it.
-        if space != prod(part.line.result_shape(part.line.results[number])) and (not space or not reductions(expr)):
+        # What a gather reads is computed at one place, unless it takes a row to know it.
+        if space != prod(part.line.result_shape(part.line.results[number])) and bool(space) != bool(reductions(expr)):
             raise _Refused
         return expr
 

@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.sharding import pins
 from unity_ir.plan.program import Compute, Fused, HaloExchange, Leaf, Program, Register, ReshardMove
 from unity_ir.plan.schedule import Bucket, Schedule, crosses, piece_bytes
+
+MOST_PLACES = 2**16
+"""Most places whose calls are compared; each is a few hundred bytes per call."""
 
 Place = tuple[int, ...]
 """Coordinates along the mesh axes on which some tensor is pinned."""
@@ -42,14 +46,20 @@ def calls(program: Program, schedule: Schedule) -> dict[Place, list[CollectiveCa
     Return the collective calls of every rank of a scheduled program, in the order in which it makes them.
 
     Keys are coordinates along the mesh axes on which some tensor is pinned to a part of the machine: ranks with the
-    same ones make the same calls. With no pinned tensors the only key is ().
+    same ones make the same calls. With no pinned tensors the only key is (). Raises `UnityError` for more than
+    `MOST_PLACES` keys.
     """
     sizes = program.mesh.sizes
     layouts = [t.layout for t in program.tensors.values()]
     apart = tuple(sorted({axis for layout in layouts for axis, _ in pins(layout)}))
+    if (count := prod(sizes[axis] for axis in apart)) > MOST_PLACES:
+        raise UnityError(
+            f"spmd.program @{program.name}: values are pinned along axes of {count:,} devices, of which each may make "
+            f"other calls; at most {MOST_PLACES:,} can be checked for deadlocks, so use fewer devices"
+        )
     places = list(product(*(range(sizes[axis]) for axis in apart)))
     names = makers(program)
-    groups: dict[tuple[Place, tuple[int, ...]], tuple[Place, ...]] = {}
+    groups: dict[tuple[int, ...], dict[Place, tuple[Place, ...]]] = {}
     found: dict[Place, list[CollectiveCall]] = {place: [] for place in places}
     for line in schedule.lines:
         action = line.action
@@ -61,17 +71,24 @@ def calls(program: Program, schedule: Schedule) -> dict[Place, list[CollectiveCa
         size = sum(piece_bytes(program, m.operand) for m in moves if isinstance(m, ReshardMove | HaloExchange))
         for place in places:
             if all(c == pinned.get(axis, c) for axis, c in zip(apart, place, strict=True)):
-                key = place, first.axes
-                if key not in groups:
-                    groups[key] = tuple(p for p in places if _apart_only(p, place, apart, first.axes))
-                call = CollectiveCall(groups[key], first.axes, first.kind, size, names[first.operand], first.result)
+                if first.axes not in groups:
+                    groups[first.axes] = _groups(places, apart, first.axes)
+                group = groups[first.axes][_elsewhere(place, apart, first.axes)]
+                call = CollectiveCall(group, first.axes, first.kind, size, names[first.operand], first.result)
                 found[place].append(call)
     return found
 
 
-def _apart_only(a: Place, b: Place, apart: Sequence[int], axes: Sequence[int]) -> bool:
-    """Return whether two places differ along `axes` only."""
-    return all(x == y or axis in axes for x, y, axis in zip(a, b, apart, strict=True))
+def _groups(places: Sequence[Place], apart: Sequence[int], axes: Sequence[int]) -> dict[Place, tuple[Place, ...]]:
+    """Return the places that differ along `axes` only, by their coordinates along the other axes of `apart`."""
+    found: dict[Place, list[Place]] = {}
+    for place in places:
+        found.setdefault(_elsewhere(place, apart, axes), []).append(place)
+    return {at: tuple(group) for at, group in found.items()}
+
+
+def _elsewhere(place: Place, apart: Sequence[int], axes: Sequence[int]) -> Place:
+    return tuple(x for x, axis in zip(place, apart, strict=True) if axis not in axes)
 
 
 def check_order(name: str, found: dict[Place, list[CollectiveCall]]) -> None:

@@ -5,9 +5,9 @@ operators, and row reductions with the pointwise operators before and after them
     t = matmul(x, w);  s = add(t, b);  y = gelu(s)  ->  s, y = matmul + add + gelu(x, w, b)      # the backward reads s
 
 Results that no other operator reads are never stored. The members of a group are consecutive in the program, and each
-reads the result of one before it. A group becomes one line of TDL (`forms.compose`), and is fused if the kernel
-generators make of it no more launches than of its last member, at least half as many programs as of any member, and
-one pass over the input.
+reads the result of one before it; casts of stored weights may stand between them, as moves may. A group becomes one
+line of TDL (`forms.compose`), and is fused if the kernel generators save a launch for each member but one, have
+programs enough to keep a GPU busy or at least half as many as any member, and read no more bytes than the members do.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from unity_ir.kernels.launchers import launcher
 from unity_ir.kernels.triton.launch import LaunchWork
 from unity_ir.pcg.sharding import COPY, pins
 from unity_ir.plan.local_operator import LocalOperator, local_operator
+from unity_ir.plan.own_casts import with_own_casts
 from unity_ir.plan.program import (
     Compute,
     Fused,
@@ -45,6 +46,9 @@ MOST_TENSORS: Mapping[str, int] = MappingProxyType({"elements": 10, "rows": 10, 
 
 KINDS = ("elements", "rows", "product")
 """Kinds of kernels that can be fused (`LaunchWork.kind`); a group's kernel has the last kind among its members."""
+
+FULL = 4096
+"""Programs that keep any GPU busy: 132 SMs of an H100 hold 2,048 threads each, which are 16 programs of four warps."""
 
 Choice = Callable[[LocalOperator], str]
 """Returns the implementation of an operator: `triton` or `torch`."""
@@ -86,7 +90,12 @@ def with_fusions(program: Program, choice: Choice, memo: GroupMemo | None = None
     """
     memo = GroupMemo() if memo is None else memo
     memo.shrink()
-    return _Fuser(program, choice, memo).program_of_groups()
+
+    def is_kernel(program: Program, cast: Compute, reader: Compute) -> bool:
+        return _Fuser(program, choice, memo).is_kernel([cast, reader])
+
+    program, casts = with_own_casts(program, is_kernel)
+    return _Fuser(program, choice, memo).program_of_groups(casts)
 
 
 @dataclass
@@ -123,7 +132,8 @@ class _Fuser:
 
     # -- groups
 
-    def program_of_groups(self) -> Program:
+    def program_of_groups(self, first: frozenset[Register] = frozenset()) -> Program:
+        """Return the program with groups as one; operators that make the registers `first` begin one."""
         body = self.program.body
         self.most = max(
             (
@@ -136,8 +146,8 @@ class _Fuser:
         group: list[int] = []
         out: list[Instruction] = []
         for place, instruction in enumerate(body):
-            if isinstance(instruction, Compute):
-                if not group or not self._is_one([*group, place]):
+            if isinstance(instruction, Compute) and not self._is_weight_cast(instruction):
+                if not group or not first.isdisjoint(instruction.results) or not self._is_one([*group, place]):
                     out += self._written(group, place)
                     group = []
                 group.append(place)
@@ -154,8 +164,9 @@ class _Fuser:
         before: list[Instruction] = []
         after: list[Instruction] = []
         made = {r for p in group for r in makes(body[p])}
-        for instruction in body[group[0] : group[-1]]:
-            if isinstance(instruction, Compute):
+        members = {*group}
+        for place, instruction in enumerate(body[group[0] : group[-1]], group[0]):
+            if place in members:
                 continue
             if made.isdisjoint(reads(instruction)):
                 before.append(instruction)
@@ -188,12 +199,7 @@ class _Fuser:
         made = {r for m in before for r in m.results}
         if made.isdisjoint(last.operands) or len(members) > MOST_OPERATORS:
             return False
-        return (
-            self._is_there(group, members)
-            and self._fits(group, members)
-            and all(self._launches(m) is not None for m in members)
-            and self._is_kernel(members)
-        )
+        return self._is_there(group, members) and self._fits(group, members) and self.is_kernel(members)
 
     def _is_there(self, group: Sequence[int], members: Sequence[Compute]) -> bool:
         """
@@ -216,13 +222,24 @@ class _Fuser:
         return not any(isinstance(body[p], ReshardMove | HaloExchange) for p in others)
 
     def _source(self, register: Register) -> tuple[Register, bool]:
-        """Return the register from which moves make this one, and whether one of these moves crosses links."""
+        """
+        Return the register from which moves, and the cast of a stored weight, make this one, and whether one of these
+        moves crosses links.
+        """
         crossed = False
         move = self.program.body[self.maker[register]]
-        while isinstance(move, ReshardMove | HaloExchange):
-            crossed, register = crossed or crosses(move), move.operand
+        while isinstance(move, ReshardMove | HaloExchange) or self._is_weight_cast(move):
+            (register,) = reads(move)
+            crossed = crossed or crosses(move)
             move = self.program.body[self.maker[register]]
         return register, crossed
+
+    def _is_weight_cast(self, instruction: Instruction) -> bool:
+        """Return whether an instruction casts a stored weight: like a move it is made where the weight is needed."""
+        if not isinstance(instruction, Compute) or instruction.operator != "cast":
+            return False
+        maker = self.program.body[self.maker[instruction.operands[0]]]
+        return isinstance(maker, Leaf) and maker.op == "weight"
 
     def _read_by_others(self, register: Register, group: Iterable[int]) -> list[int]:
         """Return the places in the body that read a register outside of a group."""
@@ -318,14 +335,17 @@ class _Fuser:
             return None  # such as f64, which no kernel takes
         return made.work if made.work and all(each.kind in KINDS for each in made.work) else None
 
-    def _is_kernel(self, members: Sequence[Compute]) -> bool:
+    def is_kernel(self, members: Sequence[Compute]) -> bool:
+        """Return whether one Triton kernel computes these operators, of which each reads a result of one before it."""
+        if any(self._launches(m) is None for m in members):
+            return False
         key, made = ("kernel", self._key(members)), self.memo.launches
         if key not in made:
             made[key] = self._of_group(members)
         return made[key] is not None
 
     def _of_group(self, members: Sequence[Compute]) -> Launches | None:
-        """Return a group's launches; None unless one kernel, as parallel as its members, does it in one pass."""
+        """Return a group's launches; None unless kernels do it as much at once as its members, and read no more."""
         line = self._line(members)
         if line is None:
             return None
@@ -334,14 +354,28 @@ class _Fuser:
             made = launcher(operator.line, operator.dtypes, "triton", operator.divided)
         except UnityError:
             return None
-        *before, last = [one for m in members if (one := self._launches(m)) is not None]
-        if len(made.work) > len(last) or any(len(each) > 1 for each in before):
+        each = [self._launches(m) or () for m in members]
+        alone = [launch for launches in each for launch in launches]
+        if len(made.work) > len(alone) - len(members) + 1:
             return None
-        alone = [launch for each in (*before, last) for launch in each]
-        kind = max((each.kind for each in alone), key=KINDS.index)
-        if any(each.passes > 1 for each in made.work) or made.work[0].kind != kind:
+        kind = max((launch.kind for launch in alone), key=KINDS.index)
+        if made.work[0].kind != kind or _passes(made.work) > _passes(alone):
             return None
         if len(line.operands) + len(line.results) > MOST_TENSORS[kind]:
             return None
+        # A row that is too long to be held is read anew in every pass, all its operands.
+        before = sum(self._moved(m.operands, m.results, of) for m, of in zip(members, each, strict=True))
+        if self._moved(line.operands, line.results, made.work) > before:
+            return None
         # With fewer programs, a part of the GPU would be idle.
-        return made.work if made.work[0].programs * 2 >= max(each.programs for each in alone) else None
+        enough = min(2 * FULL, max(launch.programs for launch in alone))
+        return made.work if made.work[0].programs * 2 >= enough else None
+
+    def _moved(self, operands: Sequence[Register], results: Sequence[Register], launches: Launches) -> int:
+        """Return the bytes that launches read, in all passes, and write."""
+        read, written = (sum(piece_bytes(self.program, r) for r in registers) for registers in (operands, results))
+        return _passes(launches) * read + written
+
+
+def _passes(launches: Sequence[LaunchWork]) -> int:
+    return max((launch.passes for launch in launches), default=1)

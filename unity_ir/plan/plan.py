@@ -9,7 +9,6 @@ freed. `simulate.replay` says how long it takes, `lowering.emit` prints it as a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -21,11 +20,12 @@ from unity_ir.machine.model import Machine
 from unity_ir.machine.tuned import IMPLEMENTATIONS, Table
 from unity_ir.pcg.differentiate import training_step
 from unity_ir.pcg.graph import Graph, Optimizer
-from unity_ir.plan.deadlock import calls, check_order
+from unity_ir.pcg.sharding import pins
+from unity_ir.plan.deadlock import calls, check_order, there
 from unity_ir.plan.groups import GroupMemo, with_fusions
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
-from unity_ir.plan.program import Compute, HaloExchange, Program, ReshardMove
+from unity_ir.plan.program import Compute, HaloExchange, Program, ReshardMove, most_of_a_device
 from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.plan.schedule import BUCKET_BYTES, Bucket, Schedule, crosses, schedule
 
@@ -107,24 +107,33 @@ class Plan:
     @cached_property
     def launches(self) -> int:
         """
-        The kernels launched in a forward and backward: those of each Triton operator, and one for each PyTorch call.
+        The kernels a rank launches in its forward and backward: those of each Triton operator, and one for each
+        PyTorch call. Where ranks differ, those of the rank with the most.
         """
-        total = 0
-        for instruction in self.program.body:
-            if isinstance(instruction, Compute):
-                operator = local_operator(self.program, instruction)
-                with suppress(UnityError):  # a type that no kernel takes, such as f64: it cannot be emitted
-                    chosen = self.implementations[instruction]
-                    made = launcher(operator.line, operator.dtypes, chosen, operator.divided)
-                    total += max(len(made.work) - 1, 0)
-                total += 1
-        return total
+        tensors = self.program.tensors
+        computes = [i for i in self.program.body if isinstance(i, Compute)]
+        return most_of_a_device(
+            self.program.mesh, ((pins(tensors[c.results[0]].layout), self._launches(c)) for c in computes)
+        )
+
+    def _launches(self, compute: Compute) -> int:
+        operator = local_operator(self.program, compute)
+        try:
+            made = launcher(operator.line, operator.dtypes, self.implementations[compute], operator.divided)
+        except UnityError:
+            return 1  # a type that no kernel takes, such as f64: it cannot be emitted
+        return max(len(made.work), 1)
 
     @property
     def collectives(self) -> int:
-        """The number of collective calls in a forward and backward; a bucket is one."""
+        """
+        The number of collective calls of a rank in its forward and backward, where ranks differ of the one with the
+        most; a bucket of several moves is one call.
+        """
         actions = (line.action for line in self.schedule.lines)
-        return sum(isinstance(a, Bucket) or (isinstance(a, ReshardMove | HaloExchange) and crosses(a)) for a in actions)
+        firsts = (a.moves[0] if isinstance(a, Bucket) else a for a in actions)
+        moves = [a for a in firsts if isinstance(a, ReshardMove | HaloExchange) and crosses(a)]
+        return most_of_a_device(self.program.mesh, ((there(self.program, m), 1) for m in moves))
 
 
 def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:

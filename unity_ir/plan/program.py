@@ -8,9 +8,11 @@ is its text, and `lowering.emit.printer` prints it as Python.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import product
 from math import prod
 
 from unity_ir.errors import UnityError
@@ -25,6 +27,9 @@ from unity_ir.tdl.syntax import Bound
 
 Register = int
 """Number of a local tensor in a program."""
+
+Pins = tuple[tuple[int, int], ...]
+"""(mesh axis, coordinate) pairs: the devices at these coordinates; () are all devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +239,21 @@ def piece_of_line(analysis: Analysis, assignment: Assignment, mesh: Mesh) -> Bou
         if isinstance(what, str):
             degrees[what] = degrees.get(what, 1) * size
     return piece(analysis.bound, Configuration(degrees))
+
+
+def most_of_a_device(mesh: Mesh, counts: Iterable[tuple[Pins, int]]) -> int:
+    """
+    Return the largest sum of counts on one device: given ((), 3) and, pinned at coordinates 0 and 1 of mesh axis 2,
+    (((2, 0),), 4) and (((2, 1),), 5), returns 8.
+
+    Each count is of the devices that (mesh axis, coordinate) pairs name; () are all.
+    """
+    total = Counter[Pins]()
+    for pinned, count in counts:
+        total[pinned] += count
+    apart = sorted({axis for pinned in total for axis, _ in pinned})
+    places = (dict(zip(apart, at, strict=True)) for at in product(*(range(mesh.sizes[axis]) for axis in apart)))
+    return max(sum(n for pinned, n in total.items() if all(at[a] == c for a, c in pinned)) for at in places)
 
 
 def check_step(program: Program, reference: Graph) -> None:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 import xdsl
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
 from xdsl.irdl import IRDLOperation
 from xdsl.parser import Parser
 from xdsl.parser.generic_parser import ParserState
@@ -101,8 +102,23 @@ def check_structure(module: ModuleOp) -> None:
             if isinstance(op, IRDLOperation):
                 try:
                     op.get_irdl_definition().verify(op)
+                    if isinstance(op, FuncOp):
+                        _check_attributes(op)
                 except VerifyException as error:
                     raise VerifyException(f"{op.name}: {error}") from error
+
+
+def _check_attributes(func: FuncOp) -> None:
+    """Raise `VerifyException` unless a function has as many attributes of arguments and results as of these."""
+    type = func.function_type
+    for name, found, count in (
+        ("arg_attrs", func.arg_attrs, len(type.inputs)),
+        ("res_attrs", func.res_attrs, len(type.outputs)),
+    ):
+        if found is not None and len(found) != count:
+            raise VerifyException(
+                f"{name} has {len(found)} dictionaries, but the function's type has {count} such values"
+            )
 
 
 @contextmanager

@@ -290,3 +290,52 @@ def test_an_update_without_an_optimizer_has_no_program(tmp_path: Path, capsys: p
     assert found is not None
     path.write_text(step.replace(found[0], ""))
     refused(capsys, [str(path), "-t", "triton"], 'pcg.update leaves the optimizer open; name it: {optimizer = "sgd"}')
+
+
+GENERIC = """"builtin.module"() ({{
+  %c = "pcg.constant"() <{{value = 1.0 : f64}}> : () -> !pcg.tensor<[6:2], f32>
+  "func.func"() <{{sym_name = "f", function_type = (!pcg.tensor<[6:2], f32>) -> !pcg.tensor<[6], f32>{more}}}> ({{
+  ^bb0(%x: !pcg.tensor<[6:2], f32>):
+    %y = "pcg.combine"({operand}) <{{{degrees}}}> : (!pcg.tensor<[6:2], f32>) -> !pcg.tensor<[6], f32>
+    "func.return"(%y) : (!pcg.tensor<[6], f32>) -> ()
+  }}) : () -> ()
+}}) : () -> ()
+"""
+
+
+@pytest.mark.parametrize(
+    ("operand", "degrees", "more", "message"),
+    [
+        ("%x", "by = 2, dim = 0", ", arg_attrs = []", "func.func: arg_attrs has 0 dictionaries"),
+        ("%x", "by = 2, dim = 0", ", res_attrs = [{}, {}]", "func.func: res_attrs has 2 dictionaries"),
+        # xDSL's message prints the operation, of which the degree is missing.
+        ("%c", "dim = 0", "", "Operation using value defined out of its IsolatedFromAbove parent"),
+    ],
+)
+def test_generic_text_that_does_not_hold_together(
+    operand: str, degrees: str, more: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "g.pcg"
+    path.write_text(GENERIC.format(operand=operand, degrees=degrees, more=more))
+    refused(capsys, [str(path)], message)
+
+
+MILLION = """
+!halves = !pcg.tensor<[4:2], f32>
+!whole = !pcg.tensor<[4], f32>
+func.func @f(%x: !halves {pcg.view = #machine.view<0, [2 @ 1]>},
+             %y: !whole {pcg.view = #machine.view<0, repeat [1048576 @ 1]>}) -> !pcg.tensor<[], f32> {
+  %w = pcg.weight "w" on #machine.view<0, [2 @ 1]> : !halves
+  %h = pcg.mul %x, %w on #machine.view<0, [2 @ 1]> : !halves, !halves
+  %i = pcg.combine %h, dim 0 by 2 on #machine.view<0, repeat [1048576 @ 1]> : !halves
+  %l = pcg.mse %i, %y on #machine.view<0, repeat [1048576 @ 1]> : !whole, !whole
+  func.return %l : !pcg.tensor<[], f32>
+}
+"""
+
+
+def test_places_without_number_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A value on one of a million devices: each of the others might make other calls."""
+    path = tmp_path / "p.pcg"
+    path.write_text(MILLION)
+    refused(capsys, ["-t", "triton", str(path)], "use fewer devices")

@@ -139,7 +139,8 @@ class ParallelOp(OperatorOp, ABC):
         The operator's integer attributes by name: for most `by`, the degree (number of pieces), and, for operators on a
         dim, `dim`.
         """
-        values = {name: self.properties[name] for name in self.kinds()}
+        # One that is missing is told by the verifier, whose message prints the operation.
+        values = {name: self.properties.get(name) for name in self.kinds()}
         return {name: v.value.data for name, v in values.items() if isinstance(v, IntegerAttr)}
 
     @classmethod

@@ -127,9 +127,12 @@ def _pinned(
     simulation = Simulation(graph, machine, assignments, optimizer, axes=axes)
     parts = list(product(*(range(machine.mesh.sizes[a]) for a in axes)))
     used = 0
+    in_vain: set[object] = set()
     for site in sites:
         moves = 4 * sum(map(len, site))
-        if used + moves > left:
+        # Layers are alike: what was no faster in one will not be in the next, of the same operators, sharded alike.
+        kind = tuple(tuple((n.op, n.attributes, n.types, simulation.assignment(n)) for n in branch) for branch in site)
+        if used + moves > left or kind in in_vain:
             continue
         used += moves
         old, least = simulation.assignments, simulation.makespan
@@ -150,6 +153,7 @@ def _pinned(
         else:
             if simulation.makespan < least:
                 continue
+        in_vain.add(kind)
         for branch in site:
             _restore(simulation, branch, old)
     return simulation.assignments, used

@@ -148,6 +148,8 @@ def _plans(
     graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph, sets: Sequence[Sequence[Node]]
 ) -> Iterator[Assignments]:
     """Yield the assignments of the plan and of baselines, each with one set of operators spread over inner axes."""
+    if not sets:
+        return
     rests = [assignments_of(plan, machine)]
     for by_hand in (lambda: data_parallel(graph, machine), lambda: expert(graph, machine, optimizer)):
         try:

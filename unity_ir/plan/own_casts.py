@@ -1,0 +1,93 @@
+"""
+Have readers cast what they read to a longer type themselves, in their kernels, so that only the shorter one is stored.
+
+    y = cast(x: bf16) to f32;  a = f(y);  b = g(y)  ->  a = f(cast(x) to f32);  b = g(cast(x) to f32)
+
+In mixed precision the logits of a language model are such an x: the loss and its gradient compute in f32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.plan.program import Compute, Instruction, Leaf, Program, Register, reads
+
+IsKernel = Callable[[Program, Compute, Compute], bool]
+"""Returns whether a cast and the operator that reads it are one kernel, which stores the operator's results alone."""
+
+
+def with_own_casts(program: Program, is_kernel: IsKernel) -> tuple[Program, frozenset[Register]]:
+    """
+    Return the program in which each reader of a cast to a longer type has a cast of its own, right before it, and the
+    results of these casts.
+
+    It is done for casts of what operators make, where `is_kernel` says of every reader that it and its cast are one
+    kernel; no reader gets two. The others stay.
+    """
+    longer = _longer(program)
+    if not longer:
+        return program, frozenset()
+    candidate, own = _split(program, longer)
+    refused = {
+        longer_of
+        for reader in candidate.body
+        if isinstance(reader, Compute)
+        for register in reader.operands
+        if (found := own.get(register)) is not None
+        for cast, longer_of in (found,)
+        if not is_kernel(candidate, cast, reader)
+    }
+    if refused:
+        candidate, own = _split(program, longer - refused)
+    return candidate, frozenset(own)
+
+
+def _longer(program: Program) -> set[Register]:
+    """Return the results of casts to longer types, of what operators make, that only operators read."""
+    leaves = {i.result for i in program.body if isinstance(i, Leaf)}
+    found = {
+        i.results[0]
+        for i in program.body
+        if isinstance(i, Compute)
+        and i.operator == "cast"
+        and leaves.isdisjoint(i.operands)
+        and _bytes(program, i.results[0]) > _bytes(program, i.operands[0])
+    }
+    for instruction in program.body:
+        those = found.intersection(reads(instruction))
+        if not isinstance(instruction, Compute) or len(those) > 1:
+            found -= those
+    return found.difference(program.outputs)
+
+
+def _bytes(program: Program, register: Register) -> int:
+    return ELEMENT_BYTES[program.tensors[register].dtype]
+
+
+def _split(program: Program, longer: set[Register]) -> tuple[Program, dict[Register, tuple[Compute, Register]]]:
+    """
+    Return the program in which every reader of the registers `longer` has a cast of its own; of the result of each the
+    cast, and the register in whose place it is.
+    """
+    tensors = dict(program.tensors)
+    casts = {i.results[0]: i for i in program.body if isinstance(i, Compute) and i.results[0] in longer}
+    body: list[Instruction] = []
+    own: dict[Register, tuple[Compute, Register]] = {}
+    for instruction in program.body:
+        if not isinstance(instruction, Compute):
+            body.append(instruction)
+            continue
+        if instruction.results[0] in casts:
+            continue
+        for register in longer.intersection(instruction.operands):
+            mine = max(tensors) + 1
+            tensors[mine] = tensors[register]
+            cast = replace(casts[register], results=(mine,))
+            own[mine] = cast, register
+            body.append(cast)
+            operands = tuple(mine if r == register else r for r in instruction.operands)
+            instruction = replace(instruction, operands=operands)
+        body.append(instruction)
+    return replace(program, body=tuple(body), tensors=tensors), own
