@@ -4,8 +4,10 @@ Compare predicted with published milliseconds of a training step, of the rows in
     python bench/published.py [--only TEXT] [--json FILE]
 
 A row is predicted as a user would predict it: a model of the zoo, mixed precision, the plan of its published degrees,
-and that plan simulated as emitted. It says which kernels ran: fused, or (`fused = false`) those that PyTorch has;
-attention of a flash kernel, or (`attention = "products"`) of batched products. The limit of the memory is lifted.
+and that plan simulated as emitted. It says which kernels ran: all fused that can be, or (`fused = "pointwise"`)
+products by themselves, as of cuBLAS, or (`fused = "none"`) those that PyTorch has; attention of a flash kernel, or
+(`attention = "products"`) of batched products; the loss and its gradient fused with the casts of logits, or (`loss =
+"alone"`) each in a kernel that reads and writes float32. The memory's limit is lifted.
 Nothing is fitted. Activation checkpoints cannot be asked for yet: with `recompute = "full"` the kernels of the blocks'
 forward, and the all-reduces among tensor-parallel devices in it, are added once more, with "selective" those kernels
 without attention and half of the products (torchtitan's policy).
@@ -36,7 +38,7 @@ from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, apply, rebuild, re
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.plan import Plan, PlanOptions, plan_graph
-from unity_ir.plan.program import Compute, ReshardMove
+from unity_ir.plan.program import Compute, Fused, ReshardMove
 from unity_ir.search import run
 from unity_ir.search.baselines.recipe import Degrees
 from unity_ir.simulate.full import simulate
@@ -45,8 +47,9 @@ from unity_ir.tools.opt_arguments import mixed_precision_options, search_options
 
 ROWS = Path(__file__).with_name("published")
 ATTENTION = ("flash", "products")
+LOSS = ("fused", "alone")
 RECOMPUTE = ("none", "selective", "full")
-FUSED, UNFUSED = PlanOptions(), PlanOptions(kernels="torch")
+FUSED = {"all": PlanOptions(), "pointwise": PlanOptions(matmul="torch"), "none": PlanOptions(kernels="torch")}
 NO_LIMIT = 2**50
 """Bytes of memory of a device whose limit is lifted."""
 
@@ -66,10 +69,12 @@ class Row:
     """As `--mixed-precision` has it; empty for f32."""
     ms: float
     kernels: str
-    fused: bool = True
-    """Whether pointwise operators were fused into other kernels, by a compiler or by hand."""
+    fused: str = "all"
+    """Which operators were fused, by a compiler or by hand: `all`, `pointwise` (not with products) or `none`."""
     attention: str = "flash"
     """`flash`, or `products`: two batched products with a softmax kernel between them, which scales and masks, too."""
+    loss: str = "fused"
+    """`fused`, or `alone`: casts of logits and of their gradient are kernels of their own."""
     recompute: str = "none"
     optimizer: str = "adamw"
     uncertain: str = ""
@@ -149,9 +154,9 @@ def of_products(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
 
 
 def plan_of(row: Row, machine: Machine, layers: int | None = None) -> Plan:
-    """Return the plan of a row's degrees, as `-t triton` emits it or, unfused, `-t triton{kernels=torch}`."""
+    """Return the plan of a row's degrees, as `-t triton` emits it with the options for its kernels."""
     placed = run(serial(row, layers), machine, "degrees", optimizer_of(row), degrees_of(row)).graph
-    return plan_graph(placed, machine, optimizer_of(row), FUSED if row.fused else UNFUSED)
+    return plan_graph(placed, machine, optimizer_of(row), FUSED[row.fused])
 
 
 def optimizer_of(row: Row) -> Optimizer:
@@ -184,6 +189,18 @@ def forward_seconds(row: Row, machine: Machine, layers: int) -> dict[str, float]
     return found
 
 
+def alone_seconds(row: Row, plan: Plan, machine: Machine) -> float:
+    """Return the seconds that the kernels of the loss take more where none of them is fused, if the row says so."""
+    if row.loss == "fused":
+        return 0.0
+
+    def seconds(compute: Compute) -> float:
+        return kernel_seconds(plan.program, compute, machine.device)
+
+    groups = [i for i in plan.program.body if isinstance(i, Fused) and "cross_entropy" in i.operator]
+    return sum(sum(map(seconds, group.members)) - seconds(group) for group in groups)
+
+
 def recomputed_seconds(row: Row, machine: Machine, layers: int) -> float:
     """Return the seconds that recomputing adds to a step: of the blocks' forward, the difference of two depths."""
     if row.recompute == "none":
@@ -198,12 +215,13 @@ def recomputed_seconds(row: Row, machine: Machine, layers: int) -> float:
 def predicted(row: Row) -> Predicted:
     """Predict a row."""
     start = time.perf_counter()
-    for key, known in (("recompute", RECOMPUTE), ("attention", ATTENTION)):
+    for key, known in (("recompute", RECOMPUTE), ("attention", ATTENTION), ("loss", LOSS), ("fused", FUSED)):
         if getattr(row, key) not in known:
             said = ", ".join(known)
             raise ValueError(f"{row.source}: {row.name}: {key} is {getattr(row, key)!r}; it is one of {said}")
     machine = machine_of(row.machine)
-    seconds = simulate(replay(plan_of(row, machine), machine)).seconds
+    plan = plan_of(row, machine)
+    seconds = simulate(replay(plan, machine)).seconds + alone_seconds(row, plan, machine)
     depth = re.search(r",layers=(\d+)", row.model)
     added = recomputed_seconds(row, machine, int(depth[1]) if depth else 32)
     return Predicted(row, (seconds + added) * 1e3, added * 1e3, time.perf_counter() - start)

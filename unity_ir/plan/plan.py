@@ -15,6 +15,7 @@ from functools import cached_property
 from unity_ir.errors import UnityError
 from unity_ir.forms.classify import is_convolution
 from unity_ir.forms.contraction import contraction
+from unity_ir.forms.kinds import kind
 from unity_ir.kernels.launchers import launcher
 from unity_ir.machine.model import Machine
 from unity_ir.machine.tuned import IMPLEMENTATIONS, Table
@@ -25,7 +26,7 @@ from unity_ir.plan.deadlock import calls, check_order, there
 from unity_ir.plan.groups import GroupMemo, with_fusions
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
-from unity_ir.plan.program import Compute, HaloExchange, Program, ReshardMove, most_of_a_device
+from unity_ir.plan.program import Compute, HaloExchange, Program, Register, ReshardMove, most_of_a_device
 from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.plan.schedule import BUCKET_BYTES, Bucket, Schedule, crosses, schedule
 
@@ -103,6 +104,28 @@ class Plan:
             if isinstance(instruction, Compute) and instruction not in found:
                 found[instruction] = self.options.implementation(local_operator(self.program, instruction))
         return found
+
+    @cached_property
+    def in_place(self) -> frozenset[Register]:
+        """
+        The results of all-reduces that take the memory of their operand: it was made for the all-reduce alone, and by a
+        kernel or collective that stores its result in memory of its own, as a view would not be. Others work on a copy.
+        """
+        schedule = self.schedule
+        stored = {
+            register
+            for compute, chosen in self.implementations.items()
+            if chosen == "triton" or kind(self.program.analysis(compute)) == "contraction"
+            for register in compute.results
+        }
+        own = ("all_reduce", "reduce_scatter", "all_gather")
+        stored |= {i.result for i in self.program.body if isinstance(i, ReshardMove) and i.kind in own}
+        return frozenset(
+            line.action.result
+            for line in schedule.lines
+            if isinstance(line.action, ReshardMove) and line.action.kind == "all_reduce"
+            if schedule.held(line.action.operand) in stored.intersection(line.dies)
+        )
 
     @cached_property
     def launches(self) -> int:

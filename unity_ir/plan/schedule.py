@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from unity_ir.pcg.collectives import AMONG_ALL, BETWEEN_DEVICES, COLLECTIVES
 from unity_ir.pcg.sharding import is_pinned, pins
@@ -56,7 +57,10 @@ LAG = 8
 """Operators between a gradient's first collective and the move that waits for it, so that it has time to end."""
 
 CAST_BYTES = 4
-"""Bytes of weights cast in the time in which a collective moves one byte: memory's bandwidth by that of links."""
+"""Bytes of weights cast in the time in which a rank receives one byte: memory's bandwidth by that of links."""
+
+SOON = 2
+"""Operators after its start within which a collective is still under way, most likely, and casts may fill the wait."""
 
 UNDER_WAY = 64 * 2**20
 """
@@ -234,6 +238,8 @@ class _Scheduler:
         """Bytes held by each collective under way whose result only the end of the step reads, oldest first."""
         self.began: dict[Register, int] = {}
         """The number of operators before each of these started."""
+        self.started: dict[Register, int] = {}
+        """The number of operators before each collective started, by its first result."""
         self.done = 0
         """The number of operators scheduled so far."""
 
@@ -427,7 +433,7 @@ class _Scheduler:
                         self._start_bucket(found)
             if p < self.end:
                 compute = self.computes[p]
-                self._cast_meanwhile(casts, [o for o in map(self._held, compute.operands) if o in self.pending])
+                self._cast_meanwhile(casts, [o for o in map(self._held, compute.operands) if self._is_awaited(o)])
                 for operand in compute.operands:
                     self._need(operand)
                 self.lines.append(compute)
@@ -456,16 +462,27 @@ class _Scheduler:
         self.lines.append(move)
         if crosses(move):
             self.pending[register] = (register,)
+            self.started[register] = self.done
             self._bound((move,))
+
+    def _is_awaited(self, register: Register) -> bool:
+        """Return whether reading a register now waits for a collective, so recently did that start."""
+        return register in self.pending and self.done - self.started[self.pending[register][0]] < SOON
 
     def _cast_meanwhile(self, casts: deque[_Cast], waited: Iterable[Register]) -> None:
         """Make casts of stored weights that are still to be made, for about as long as some collectives take."""
-        left = CAST_BYTES * sum(self._bytes(self.move_of[r]) for r in waited)
+        left = CAST_BYTES * sum(self._received(self.move_of[r]) for r in waited)
         while casts and left > 0:
             cast = casts.popleft()
             if cast.result not in self.made:
                 left -= piece_bytes(self.program, cast.operand)
                 self._make(cast.result)
+
+    def _received(self, move: Move | _Cast) -> float:
+        """Return about how many bytes a rank receives in a move, by the larger of operand and result."""
+        ways = prod(self.program.mesh.sizes[axis] for axis in move.axes) if not isinstance(move, _Cast) else 1
+        size = max(piece_bytes(self.program, move.operand), piece_bytes(self.program, move.result))
+        return size * (ways - 1) / ways
 
     def _need(self, register: Register) -> None:
         """Append the lines after which a register can be read: those that make it, and wait for it."""
@@ -489,6 +506,7 @@ class _Scheduler:
             self.lines.append(Bucket(tuple(moves)))
             self.made.update(together)
             self.pending.update(dict.fromkeys(together, together))
+            self.started[together[0]] = self.done
             self._bound(moves)
         moves.clear()
 

@@ -110,7 +110,7 @@ class _Printer:
 
     def emit(self) -> Emitted:
         calls = {i: (made.name, starts) for i, (made, starts) in self.calls.items()}
-        writer = StepWriter(self.program, self.plan.schedule, calls, self._identifier)
+        writer = StepWriter(self.plan, calls, self._identifier)
         step = writer.text()
         update = self._update()
         self.taken = self._reserved()

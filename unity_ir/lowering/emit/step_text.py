@@ -10,8 +10,9 @@ from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.reshard import role_kind
 from unity_ir.pcg.sharding import SUM, coordinate_of, is_pinned, is_shard, pins, role_name
 from unity_ir.plan.deadlock import makers, there
-from unity_ir.plan.program import Compute, HaloExchange, Leaf, Program, Register, ReshardMove, UpdateWeight
-from unity_ir.plan.schedule import BUCKET_BYTES, Action, Bucket, Schedule, Wait, piece_bytes
+from unity_ir.plan.plan import Plan
+from unity_ir.plan.program import Compute, HaloExchange, Leaf, Register, ReshardMove, UpdateWeight
+from unity_ir.plan.schedule import BUCKET_BYTES, Action, Bucket, Wait, piece_bytes
 
 BACKWARD = "# --- backward"
 """Line of its own, a comment, after the line that computes the loss; profiles look for it."""
@@ -22,7 +23,7 @@ WIDTH = 72
 
 class StepWriter:
     """
-    Writer of the emitted function `forward_backward`, from a rank's program and its schedule.
+    Writer of the emitted function `forward_backward`, from the plan of a rank's step.
 
     `calls` has, for every operator, the name of its launcher and the expressions of the global indices at which this
     rank's piece starts; `identifier` returns a fresh identifier like the one wished for.
@@ -30,16 +31,16 @@ class StepWriter:
 
     def __init__(
         self,
-        program: Program,
-        schedule: Schedule,
+        plan: Plan,
         calls: Mapping[Compute, tuple[str, Sequence[str]]],
         identifier: Callable[[str], str],
     ):
-        self.program = program
-        self.schedule = schedule
+        self.program = plan.program
+        self.schedule = plan.schedule
+        self.in_place = plan.in_place
         self.calls = calls
         self.identifier = identifier
-        self.makers = makers(program)
+        self.makers = makers(plan.program)
         self.groups: dict[tuple[int, ...], None] = {}
         """Mesh axes of every process group that the step uses, as an ordered set."""
         self.own: dict[Register, str] = {}
@@ -197,7 +198,9 @@ class StepWriter:
             "target": _dim_or_rank(move.target),
             "held": f"{held.local(self.program.mesh)!r}, {TORCH_DTYPES[held.dtype]}",
         }
-        return f"{call.function}(ctx, ", "".join(f", {words[a]}" for a in call.arguments) + f", {move.axes!r})"
+        copied = ".clone()" if move.kind == "all_reduce" and move.result not in self.in_place else ""
+        rest = "".join(f", {words[a]}" for a in call.arguments)
+        return f"{call.function}(ctx, ", f"{copied}{rest}, {move.axes!r})"
 
 
 def _dim_or_rank(role: int) -> str:

@@ -66,9 +66,8 @@ def _cut(x, dim, axes):
 
 
 def all_reduce(ctx, x, axes):
-    """Start an all-reduce of `x` along mesh axes `axes`: a Pending of the sum over these ranks (the group)."""
-    out = x.clone()
-    return Pending(axes, dist.all_reduce(out, group=ctx.groups[axes], async_op=True), lambda: out, out)
+    """Start an all-reduce along mesh axes `axes`: a Pending of `x`, then the sum over these ranks (the group)."""
+    return Pending(axes, dist.all_reduce(x, group=ctx.groups[axes], async_op=True), lambda: x, x)
 
 
 def all_reduce_many(ctx, tensors, axes):
