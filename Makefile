@@ -50,7 +50,8 @@ ZOO := test/programs/test_aot.py test/programs/test_check_rounding.py test/progr
 	test/unit/lowering/test_aot.py test/unit/lowering/test_calls.py test/unit/kernels/test_kernels.py test/unit/lowering/test_lines.py \
 	test/unit/lowering/test_same_text.py test/unit/kernels/test_scatter.py test/unit/ops/test_operators.py \
 	test/unit/rules/proof/test_library.py test/unit/search/test_branches.py test/unit/search/test_brute.py \
-	test/unit/search/test_brute_step.py test/unit/simulate/test_replay.py
+	test/unit/search/test_brute_step.py test/unit/search/test_budget.py test/unit/search/test_counted.py \
+	test/unit/search/test_memory.py test/unit/simulate/test_replay.py
 
 zoo: setup ## programs of every model of the zoo on 2, 4 and 8 ranks, and every move of some done wrong
 	ZOO=all pytest -n $(WORKERS) --dist worksteal $(ZOO)

@@ -7,6 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from extent import examples
 from graphs import boxes, random_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,7 +58,7 @@ def bounds(graph, machine: Machine, known: float):
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", SAME.values(), ids=SAME)
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 def test_no_bound_is_above_the_optimum(machine: Machine, seed: int):
     graph = random_graph(Random(seed), Random(seed).randint(1, 5), dims=DIMS)
     least = Solver(Spaces(machine), SGD).solve(graph).seconds
@@ -68,7 +69,7 @@ def test_no_bound_is_above_the_optimum(machine: Machine, seed: int):
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", LARGE.values(), ids=LARGE)
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=6)
+@settings(max_examples=examples(6))
 def test_no_plan_is_below_the_bound(machine: Machine, seed: int):
     graph = random_graph(Random(seed), Random(seed).randint(1, 4), dims=DIMS)
     plans = [sample(graph, machine, seed + i) for i in range(3)]
@@ -84,7 +85,7 @@ def test_no_plan_is_below_the_bound(machine: Machine, seed: int):
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_where_no_axes_are_equal_counting_them_is_exact(seed: int):
     machine = boxes(2, 2)
     graph = random_graph(Random(seed), Random(seed).randint(1, 6), dims=DIMS)
@@ -101,7 +102,7 @@ def test_where_no_axes_are_equal_counting_them_is_exact(seed: int):
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", SAME.values(), ids=SAME)
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 def test_a_counted_plan_spelled_out_computes_the_same_and_is_not_below_its_sum(machine: Machine, seed: int):
     graph = random_graph(Random(seed), Random(seed).randint(1, 6), dims=DIMS)
     solver = Solver(Spaces(machine, by_count=True), SGD)
@@ -178,7 +179,7 @@ def test_what_it_costs_from_one_layout_or_a_few_is_as_between_all(shape: tuple[i
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", [*SAME.values(), boxes(2, 2, 2)])
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=6)
+@settings(max_examples=examples(6))
 def test_rows_left_of_a_finer_problem_have_its_best_choice(machine: Machine, seed: int):
     graph = random_graph(Random(seed), Random(seed).randint(1, 4), dims=DIMS)
     plain = Spaces(machine, by_count=True)
@@ -231,7 +232,7 @@ def orders(graph, machine: Machine) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", [*SAME.values(), boxes(4, 4)])
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 def test_with_orders_told_apart_it_costs_no_less_than_counted_and_no_more_than_on_axes(machine: Machine, seed: int):
     graph = random_graph(Random(seed), Random(seed).randint(1, 4), dims=DIMS)
     least = orders(graph, machine)

@@ -8,6 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from extent import examples
 from graphs import boxes, random_graph
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
@@ -113,7 +114,7 @@ def tried(model: CostModel) -> list[tuple[float, float]]:
 
 
 @given(st.integers(0, 10**6), st.floats(-2, 1))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_no_choice_is_below_the_bound_at_a_price(seed: int, power: float):
     """Least is known: everything is tried. Of a value that several operators read, an output keeps bytes, too."""
     random = Random(seed)
@@ -150,7 +151,7 @@ def test_two_users_of_an_output_may_share_a_move_at_a_price_of_bytes(byte: float
 
 
 @given(st.integers(0, 10**6), st.floats(-0.1, 1.05))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_something_is_found_if_anything_fits_and_the_bound_holds(seed: int, part: float):
     random = Random(seed)
     graph = random_graph(random, random.randint(1, 2), dims=(2, 4))
@@ -173,7 +174,7 @@ def test_something_is_found_if_anything_fits_and_the_bound_holds(seed: int, part
 
 @pytest.mark.slow
 @given(st.integers(0, 10**6), st.floats(0, 1.2))
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_what_is_returned_fits(seed: int, part: float):
     random = Random(seed)
     graph = random_graph(random, random.randint(2, 7), dims=(2, 4, 6, 12))
@@ -197,7 +198,7 @@ def test_what_is_returned_fits(seed: int, part: float):
 
 
 @given(st.integers(0, 10**6), st.floats(0, 0.9), st.sampled_from([boxes(4, 2, overhead=1e-6), FOUR]))
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 def test_no_plan_that_fits_is_below_the_bound_over_counted_axes(seed: int, part: float, machine: Machine):
     size = 1 + seed % 3
     graph = small(seed, size) if seed % 2 else random_graph(Random(seed), size, dims=(2, 4, 6, 12))
@@ -265,7 +266,7 @@ def smallest_at_random(graph: Graph, machine: Machine, optimizer: Optimizer, ran
 
 @pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from([TWO, FOUR]), st.sampled_from(OPTIMIZERS), st.booleans())
-@settings(max_examples=8)
+@settings(max_examples=examples(8))
 @example(14, FOUR, Optimizer("adam"), True)
 @example(26, FOUR, Optimizer(), True)
 def test_no_plan_is_missed_near_the_least_that_plans_need(
