@@ -67,10 +67,12 @@ class Keeps:
 
     def reads(self, node: Node, value: Value) -> bool:
         """
-        Return whether the backward reads `value`, an operand of `node`, in the layout in which the node reads it.
+        Return whether the backward reads `value`, an operand of `node`, in the layout in which the node reads it, which
+        is asked reader by reader.
 
-        For a compute node: whether its own backward, or recomputing it there, does. For a parallel operator: whether
-        the operator's result is kept for the backward of a later operator; `value` is not looked at.
+        For a compute node: whether the backward of `node`, or recomputing `node` in the backward, reads it. For a
+        parallel operator, which brings the value to that layout: whether its result is kept for the backward of a later
+        operator; `value` is not looked at.
         """
         if node.is_compute:
             return any(r for v, r in zip(node.operands, self._operands[node], strict=True) if v == value)

@@ -359,9 +359,9 @@ class Simulation:
 
     def update_of(self, v: int) -> tuple[int, Classes]:
         """
-        Return (ticks, device classes): how long the optimizer's update of a value takes in the layout in which the
-        value is stored now, and where it runs; (0, ()) if the value is no weight with a gradient. `v` is its index in
-        `values`.
+        Return (ticks, classes): the picoseconds that the optimizer's update of a value takes in the layout in which the
+        value is stored now, and the numbers of the device classes (devices that do the same at the same time) that run
+        it; (0, ()) if the value is no weight with a gradient. `v` is its index in `values`.
         """
         if not self.updated[v]:
             return 0, ()

@@ -48,8 +48,8 @@ class Tables:
 
     def keep(self, tensor: torch.Tensor) -> None:
         """
-        Save the present values of tables (tensors that became inputs of the graph) in the memory of `tensor`, which is
-        about to be written in place: the tables get a copy.
+        Copy the tables (tensors that became inputs of the graph) that share memory with `tensor`, which is about to be
+        written in place, so that they keep their present values.
 
         The tensor loses its name, so that adding it later makes another table.
         """

@@ -1,5 +1,11 @@
 # pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false
-"""Do the moves of a step: collectives between ranks, and slices, paddings and constants on one rank."""
+"""
+Do the moves of a step: collectives between ranks, and slices, paddings and constants on one rank.
+
+Each takes `ctx`, this rank's context (process groups and coordinates in the mesh), its tensor `x` and mesh axes by
+number. A rank's position along several axes, such as `root`, counts the first as outermost. What crosses links returns
+a `Pending`: a handle whose `wait()` gives the result.
+"""
 
 from __future__ import annotations
 

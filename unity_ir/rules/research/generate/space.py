@@ -90,8 +90,8 @@ class Space:
     @property
     def sizes(self) -> tuple[SizeAt, ...]:
         """
-        The sizes into which a dim may be split, each as its value at every set of sizes: those of dims, and their
-        halves.
+        The sizes that a part of a split dim may have, those of the variables' dims and their halves: each a tuple of
+        its values, one per set of sizes at which terms are evaluated.
         """
         halves = tuple(zip(*BASES, strict=True))
         return (*(tuple(2 * n for n in base) for base in halves), *halves)
