@@ -75,15 +75,22 @@ class Pending:
         return self.made if self.many else self.made[0]
 
 
-class Names(dict[str, str]):
+class Name(str):
+    """A tensor; a copy of it is called the same."""
+
+    def clone(self) -> Name:
+        return self
+
+
+class Names(dict[str, Name]):
     """Weights and inputs, each read as its name."""
 
-    def __missing__(self, name: str) -> str:
-        return name
+    def __missing__(self, name: str) -> Name:
+        return Name(name)
 
 
-def numbered() -> Iterator[str]:
-    return (f"#{n}" for n in count())
+def numbered() -> Iterator[Name]:
+    return (Name(f"#{n}") for n in count())
 
 
 def done(text: str) -> tuple[list[Event], list[str]]:
