@@ -36,7 +36,7 @@ from unity_ir.pcg.graph import Optimizer
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.plan.plan import Plan, plan_graph
 from unity_ir.plan.program import Leaf, Register, UpdateWeight
-from unity_ir.plan.schedule import Bucket, Wait, crosses
+from unity_ir.plan.schedule import Bucket, Start, Wait, crosses
 from unity_ir.search.run import run
 from unity_ir.simulate.full import simulate
 from unity_ir.simulate.replay import replay
@@ -75,18 +75,27 @@ class Cell:
 def dependences(plan: Plan) -> list[list[int]]:
     """
     Return, for each task of `simulate.replay` on a machine whose devices all do the same, the tasks whose results it
-    reads: a wait is a task of no length.
+    reads: a wait is a task of no length, and what a collective copies is a task before its start or after its wait.
     """
     program, schedule = plan.program, plan.schedule
     source: dict[Register, int] = {}
+    received: dict[Register, bool] = {}
     found: list[list[int]] = []
     for line in schedule.lines:
         if isinstance(line.action, Leaf):
             continue
         reads, makes = schedule.reads_and_makes(line.action)
+        copied = False
         if isinstance(line.action, Wait):
             reads, makes = line.action.registers, line.action.registers
+            copied = received[line.action.registers[0]]
         found.append(sorted({source[r] for r in map(schedule.held, reads) if r in source}))
+        if isinstance(line.action, Start):
+            before, after = plan.copies(line.action)
+            received[makes[0]] = bool(after.kernels)
+            copied = bool(before.kernels)
+        if copied:
+            found.append([len(found) - 1])
         source.update(dict.fromkeys(makes, len(found) - 1))
     updates = [i for i in program.body if isinstance(i, UpdateWeight)]
     gradients = sorted({source[schedule.held(u.grad)] for u in updates})

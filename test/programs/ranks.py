@@ -419,3 +419,65 @@ def kernel_bytes(program: Any, names: list[str]) -> list[int]:
         setattr(program, name, counting(getattr(program, name)))
     program.forward_backward(ctx, weights, local)
     return made
+
+
+def copies(program: Any, names: list[str]) -> list[tuple[int, int, int, int]]:
+    """
+    What each collective that copies something copies in one forward and backward, in the order of their starts: kernels
+    and bytes before it is sent, kernels and bytes once it was waited for. `names` are the runtime's functions.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    def size(value: Any) -> int:
+        return sum(map(size, value)) if isinstance(value, (list, tuple)) else value.numel() * value.element_size()
+
+    touched = {"new_zeros": 1, "clone": 2, "cat": 2, "stack": 2, "copy_": 2, "split_with_sizes_copy": 2, "add_": 3}
+
+    class Counting(TorchDispatchMode):
+        kernels = moved = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            name = func.overloadpacket.__name__
+            if name in touched and func.namespace == "aten":
+                self.kernels += 1
+                self.moved += touched[name] * size((kwargs or {}).get("out", result))
+            return result
+
+    started: list[list[int]] = []
+    starting = program.Pending.__init__
+
+    def start(pending: Any, axes: Any, work: Any, finish: Any, *holds: Any) -> None:
+        number = len(started)
+        started.append([0, 0, 0, 0])
+
+        def finish_counted() -> Any:
+            with Counting() as counted:
+                result = finish()
+            started[number][2:] = counted.kernels, counted.moved
+            return result
+
+        pending.number = number
+        starting(pending, axes, work, finish_counted, *holds)
+
+    def counting(function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            with Counting() as counted:
+                pending = function(*arguments)
+            if isinstance(pending, program.Pending):
+                started[pending.number][:2] = counted.kernels, counted.moved
+            return pending
+
+        return call
+
+    program.Pending.__init__ = start
+    for name in names:
+        if hasattr(program, name):
+            setattr(program, name, counting(getattr(program, name)))
+    ctx = program.build("gloo")
+    weights = program.init_weights(ctx)
+    batch = program.Data(None, 0).batch(0)
+    local = {n: program.piece(ctx, batch[n], s) for n, s in program.INPUTS.items()}
+    started.clear()
+    program.forward_backward(ctx, weights, local)
+    return [tuple(each) for each in started if any(each)]

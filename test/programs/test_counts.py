@@ -6,18 +6,21 @@ import os
 
 import pytest
 from lowered import kernel_name
-from models import machine
-from ranks import Ranks, kernel_bytes
-from zoo_plans import MACHINES, SIZES, of_type
+from models import cnn, machine
+from ranks import Ranks, copies, kernel_bytes
+from test_halos import spatial
+from zoo_plans import MACHINES, SIZES, of_type, planned
 
 from unity_ir.cost.lines import kernel_of_line, step_bytes, update_bytes
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.models import build
+from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.graph import Optimizer
 from unity_ir.pcg.sharding import pins
-from unity_ir.plan.plan import plan_graph
+from unity_ir.plan.copies import copies as copied
+from unity_ir.plan.plan import Plan, PlanOptions, plan_graph, plan_step
 from unity_ir.plan.program import Compute, UpdateWeight
-from unity_ir.plan.schedule import piece_bytes
+from unity_ir.plan.schedule import Start, moves_of, piece_bytes
 from unity_ir.search import run
 
 ADAMW = Optimizer("adamw")
@@ -26,6 +29,7 @@ MORE = [
     (model, ("data-parallel", "fsdp", "joint")[i % 3], 2, ("f32", "mixed")[i // 3 % 2])
     for i, model in enumerate(sorted(SIZES))
 ]
+CALLS = [f"{c.function}{many}" for r in COLLECTIVES.values() for c in r.calls.values() if c for many in ("", "_many")]
 CASES = [*SAMPLE, *MORE] if os.environ.get("ZOO") == "all" else SAMPLE
 
 
@@ -48,3 +52,51 @@ def test_kernels_move_the_bytes_of_the_plan(ranks: Ranks, model: str, strategy: 
     weights = [i.weight for i in plan.program.body if isinstance(i, UpdateWeight) and is_here(i.weight)]
     counted = sum(found) + sum(update_bytes(piece_bytes(plan.program, w), ADAMW) for w in weights)
     assert counted <= step_bytes(plan) if any(pins(t.layout) for t in tensors.values()) else counted == step_bytes(plan)
+
+
+COPYING = [
+    ("mlp", "random-0", 4),
+    ("mlp", "pinned-0", 4),
+    ("mlp", "pinned-3", 4),
+    ("gpt2", "fsdp", 4),
+    ("gpt2", "random-1", 8),
+    ("bert_large", "data-parallel", 2),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bucket", [0, 2**20])
+@pytest.mark.parametrize(("model", "strategy", "world"), COPYING)
+def test_collectives_copy_what_is_simulated(ranks: Ranks, model: str, strategy: str, world: int, bucket: int):
+    graph = build(model, **SIZES[model])
+    program = planned(graph, strategy, world, ADAMW)
+    plan = plan_step(program, PlanOptions(kernels="torch", bucket=bucket))
+    for rank, found in enumerate(ranks.run(emit(plan, graph).text, world, copies, CALLS)):
+        assert found == expected_copies(plan, rank)
+
+
+@pytest.mark.slow
+def test_halos_copy_what_is_simulated(ranks: Ranks):
+    plan = plan_step(spatial(("y", "y")), PlanOptions(kernels="torch"))
+    first, inner, *_ = ranks.run(emit(plan, cnn()).text, 4, copies, CALLS)
+    assert inner == expected_copies(plan, 1)
+    assert any(kernels >= 4 for kernels, *_ in inner)
+    assert len(first) == len(inner)
+    assert all(a <= b for one, other in zip(first, inner, strict=True) for a, b in zip(one, other, strict=True))
+
+
+def expected_copies(plan: Plan, rank: int) -> list[tuple[int, int, int, int]]:
+    """
+    Per collective that copies something on a rank: kernels and bytes before it, kernels and bytes after it; but for
+    copies of what is still wanted before an all-reduce, which the program's text shows.
+    """
+    tensors, at = plan.program.tensors, plan.program.mesh.coordinates(rank)
+    found: list[tuple[int, int, int, int]] = []
+    for line in plan.schedule.lines:
+        if isinstance(line.action, Start):
+            first = moves_of(line.action)[0]
+            ends = (first.operand, first.result)
+            here = (all(at[i] == c for i, c in pins(tensors[r].layout)) for r in ends)
+            both = copied(plan.program, line.action, tensors.keys())
+            found.append(tuple(n for is_here, c in zip(here, both) for n in (c.kernels * is_here, c.bytes * is_here)))
+    return [each for each in found if any(each)]

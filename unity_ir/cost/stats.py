@@ -35,6 +35,8 @@ class Simulated:
     """Kernels launched on a device in its forward and backward (`plan.plan.Plan.launches`)."""
     collectives: int
     """Collective calls of a device."""
+    copies: int
+    """Kernels that copy pieces for collectives on a device (`plan.copies`)."""
     bytes: int
     """Bytes that a device's kernels read and write, the optimizer's updates included."""
     bound: float
@@ -92,9 +94,12 @@ def text(
     console.print(f"  memory         {bytes_text(plan.memory_bytes)} per device: {held}")
     if simulated is not None:
         console.print(f"  peak           {bytes_text(simulated.peak)} per device at once, overlapped")
+        counts = f"{_count(simulated.launches, 'kernel')}, {_count(simulated.collectives, 'collective')}"
+        copied = _count(simulated.copies, "copy", "copies")
         console.print(
-            f"  launches       {simulated.launches} kernels and {simulated.collectives} collectives before the update; "
-            f"kernels and update read and write {bytes_text(simulated.bytes)} per device"
+            f"  launches       {counts} and {copied} for collectives before the update; "
+            f"kernels and update read and write {bytes_text(simulated.bytes)} per device",
+            soft_wrap=True,
         )
     over = max(plan.memory_bytes, 0 if simulated is None else simulated.peak) - machine.device.memory
     if over > 0:
@@ -118,6 +123,11 @@ def text(
             console.print(f"  gradients      may differ at ties, by {', '.join(ties)}")
     console.print(_table(plan))
     return out.getvalue().rstrip() + "\n"
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    """Given 1 and `kernel` returns `1 kernel`; given 2, `2 kernels`."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
 
 
 def _table(plan: PlanCost) -> Table:

@@ -201,7 +201,13 @@ class Machine:
         Return the estimated seconds of a kernel that copies `bytes` bytes within a device's own memory (reads and
         writes them).
         """
-        return self.device.launch + 2 * bytes / self.device.memory_bandwidth / self.device.efficiency
+        return self.copy_time(1, 2 * bytes)
+
+    def copy_time(self, kernels: int, bytes: float) -> float:
+        """
+        Return the estimated seconds of kernels that read and write `bytes` bytes together within a device's own memory.
+        """
+        return kernels * self.device.launch + bytes / self.device.memory_bandwidth / self.device.efficiency
 
     def move_seconds(
         self, kind: str, sizes: Mapping[int, int], elements: float, elements_after: float, item: int

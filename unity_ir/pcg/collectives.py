@@ -68,6 +68,10 @@ class Collective:
     """
     reduces: bool = False
     """Whether values of several devices are added up."""
+    cuts: bool = False
+    """Whether devices send parts of their pieces along the dim `target`; if it is not dim 0, they lie apart."""
+    joins: bool = False
+    """Whether a device joins pieces that it receives along the dim `source`; if it is not dim 0, they lie apart."""
     order: int = 99
     """Its place where a reshard is priced as one collective per pair of roles: first those that shrink the pieces."""
     fuses: tuple[tuple[str, str | None], ...] = ()
@@ -139,6 +143,7 @@ _BY_EVERYONE = (
         "all",
         lambda n, elements: elements * (n - 1) * n,
         profiled=(0, None),
+        joins=True,
         fuses=(("combine", "dim"), ("replicate", None)),
     ),
     Collective(
@@ -148,6 +153,7 @@ _BY_EVERYONE = (
         lambda n, elements: elements * (n - 1),
         profiled=(None, 0),
         reduces=True,
+        cuts=True,
         order=2,
         fuses=(("reduce", None), ("partition", "dim")),
     ),
@@ -157,6 +163,8 @@ _BY_EVERYONE = (
         "all",
         lambda n, elements: elements * (n - 1),
         profiled=(0, 1),
+        cuts=True,
+        joins=True,
         order=3,
         fuses=(("combine", "dim"), ("partition", "to")),
     ),
@@ -202,6 +210,7 @@ _BY_ONE = (
         "root",
         lambda n, elements: elements * (n - 1) // n,
         profiled=None,
+        cuts=True,
         order=1,
     ),
     Collective(
@@ -210,6 +219,7 @@ _BY_ONE = (
         "root",
         lambda n, elements: elements * (n - 1),
         profiled=None,
+        joins=True,
         order=7,
     ),
     Collective(

@@ -70,7 +70,11 @@ def role_class(role: int) -> int:
     return max(role, PINNED)
 
 
-def pins(layout: Sequence[GridRole]) -> tuple[tuple[int, int], ...]:
+Pins = tuple[tuple[int, int], ...]
+"""(mesh axis, coordinate) pairs: the devices at these coordinates; () are all devices."""
+
+
+def pins(layout: Sequence[GridRole]) -> Pins:
     """Return (mesh axis, coordinate) for each pinned axis of a layout: given (0, pinned_at(1)) returns ((1, 1),)."""
     return tuple((i, PINNED - r) for i, r in enumerate(layout) if isinstance(r, int) and r <= PINNED)
 

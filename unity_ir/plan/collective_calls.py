@@ -27,12 +27,11 @@ def move_of(program: Program, moved: ReshardMove | HaloExchange) -> Move:
     return Move(moved.kind, moved.axes, moved.source, moved.target, group, elements, 0, others)
 
 
-def bucket_move(program: Program, moves: Sequence[ReshardMove]) -> Move:
+def bucket_move(program: Program, moves: Sequence[ReshardMove | HaloExchange]) -> Move:
     """
-    Return one move that stands for several done by one call (a bucket), to price it: the first with the elements of
-    all.
+    Return one move that stands for those done by one call, to price it: the first with the elements of all.
 
-    `moves`, at least one, have the same kind and mesh axes.
+    `moves`, at least one, have the same kind and mesh axes; several are a bucket.
     """
     found = [move_of(program, move) for move in moves]
     return replace(found[0], elements=sum(move.elements for move in found))

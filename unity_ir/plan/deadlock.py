@@ -13,9 +13,9 @@ from itertools import product
 from math import prod
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.sharding import pins
+from unity_ir.pcg.sharding import Pins, pins
 from unity_ir.plan.program import Compute, Fused, HaloExchange, Leaf, Program, Register, ReshardMove
-from unity_ir.plan.schedule import Bucket, Schedule, crosses, piece_bytes
+from unity_ir.plan.schedule import Schedule, Start, crosses, moves_of, piece_bytes
 
 MOST_PLACES = 2**16
 """Most places whose calls are compared; each is a few hundred bytes per call."""
@@ -62,13 +62,14 @@ def calls(program: Program, schedule: Schedule) -> dict[Place, list[CollectiveCa
     groups: dict[tuple[int, ...], dict[Place, tuple[Place, ...]]] = {}
     found: dict[Place, list[CollectiveCall]] = {place: [] for place in places}
     for line in schedule.lines:
-        action = line.action
-        moves = action.moves if isinstance(action, Bucket) else (action,)
+        if not isinstance(line.action, Start):
+            continue
+        moves = moves_of(line.action)
         first = moves[0]
-        if not isinstance(first, ReshardMove | HaloExchange) or not crosses(first):
+        if not crosses(first):
             continue
         pinned = dict(there(program, first))
-        size = sum(piece_bytes(program, m.operand) for m in moves if isinstance(m, ReshardMove | HaloExchange))
+        size = sum(piece_bytes(program, m.operand) for m in moves)
         for place in places:
             if all(c == pinned.get(axis, c) for axis, c in zip(apart, place, strict=True)):
                 if first.axes not in groups:
@@ -126,7 +127,7 @@ def _words(call: CollectiveCall) -> str:
     return f"{call.kind} of {call.of} along {list(call.axes)}, {call.bytes:,} bytes"
 
 
-def there(program: Program, move: ReshardMove | HaloExchange) -> tuple[tuple[int, int], ...]:
+def there(program: Program, move: ReshardMove | HaloExchange) -> Pins:
     """
     Return which ranks do a move: (mesh axis, coordinate) pairs that a rank's coordinates must match; () if all ranks
     do.

@@ -8,7 +8,7 @@ freed. `simulate.replay` says how long it takes, `lowering.emit` prints it as a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -21,14 +21,15 @@ from unity_ir.machine.model import Machine
 from unity_ir.machine.tuned import IMPLEMENTATIONS, Table
 from unity_ir.pcg.differentiate import training_step
 from unity_ir.pcg.graph import Graph, Optimizer
-from unity_ir.pcg.sharding import pins
+from unity_ir.pcg.sharding import Pins, pins
+from unity_ir.plan.copies import Copies, copies
 from unity_ir.plan.deadlock import calls, check_order, there
 from unity_ir.plan.groups import GroupMemo, with_fusions
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
-from unity_ir.plan.program import Compute, HaloExchange, Program, Register, ReshardMove, most_of_a_device
+from unity_ir.plan.program import Compute, Program, Register, ReshardMove, most_of_a_device
 from unity_ir.plan.saved_softmax import with_savings
-from unity_ir.plan.schedule import BUCKET_BYTES, Bucket, Schedule, crosses, schedule
+from unity_ir.plan.schedule import BUCKET_BYTES, Schedule, Start, crosses, moves_of, schedule
 
 
 @dataclass(frozen=True)
@@ -112,20 +113,27 @@ class Plan:
         kernel or collective that stores its result in memory of its own, as a view would not be. Others work on a copy.
         """
         schedule = self.schedule
-        stored = {
-            register
-            for compute, chosen in self.implementations.items()
-            if chosen == "triton" or kind(self.program.analysis(compute)) == "contraction"
-            for register in compute.results
-        }
         own = ("all_reduce", "reduce_scatter", "all_gather")
-        stored |= {i.result for i in self.program.body if isinstance(i, ReshardMove) and i.kind in own}
+        stored = {i.result for i in self.program.body if isinstance(i, ReshardMove) and i.kind in own}
+        makers = {register: i for i in self.program.body if isinstance(i, Compute) for register in i.results}
+
+        def is_stored(register: Register) -> bool:
+            if (maker := makers.get(register)) is None:
+                return register in stored
+            if self.options.implementation(local_operator(self.program, maker)) == "triton":
+                return True
+            return kind(self.program.analysis(maker)) == "contraction"
+
         return frozenset(
             line.action.result
             for line in schedule.lines
             if isinstance(line.action, ReshardMove) and line.action.kind == "all_reduce"
-            if schedule.held(line.action.operand) in stored.intersection(line.dies)
+            if (operand := schedule.held(line.action.operand)) in line.dies and is_stored(operand)
         )
+
+    def copies(self, start: Start) -> tuple[Copies, Copies]:
+        """Return what a device copies (before a collective of the schedule starts, after it was waited for)."""
+        return copies(self.program, start, self.in_place)
 
     @cached_property
     def launches(self) -> int:
@@ -153,10 +161,25 @@ class Plan:
         The number of collective calls of a rank in its forward and backward, where ranks differ of the one with the
         most; a bucket of several moves is one call.
         """
-        actions = (line.action for line in self.schedule.lines)
-        firsts = (a.moves[0] if isinstance(a, Bucket) else a for a in actions)
-        moves = [a for a in firsts if isinstance(a, ReshardMove | HaloExchange) and crosses(a)]
-        return most_of_a_device(self.program.mesh, ((there(self.program, m), 1) for m in moves))
+        firsts = (moves_of(start)[0] for start in self._starts)
+        return most_of_a_device(self.program.mesh, ((there(self.program, first), 1) for first in firsts))
+
+    @property
+    def copied(self) -> int:
+        """The number of kernels that copy for collectives on a rank, where ranks differ of the one with the most."""
+        counts: list[tuple[Pins, int]] = []
+        for start in self._starts:
+            first = moves_of(start)[0]
+            ends = (pins(self.program.tensors[r].layout) for r in (first.operand, first.result))
+            counts += zip(ends, (copied.kernels for copied in self.copies(start)), strict=True)
+        return most_of_a_device(self.program.mesh, counts)
+
+    @property
+    def _starts(self) -> Iterator[Start]:
+        """The calls of collectives, in order."""
+        for line in self.schedule.lines:
+            if isinstance(line.action, Start) and crosses(moves_of(line.action)[0]):
+                yield line.action
 
 
 def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:

@@ -19,7 +19,7 @@ from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.graph import Graph, Optimizer
-from unity_ir.pcg.sharding import Assignment, Layout, Mesh, role_name
+from unity_ir.pcg.sharding import Assignment, Layout, Mesh, Pins, role_name
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.tdl.divisibility import Analysis, Halos
 from unity_ir.tdl.parallel import Configuration, piece
@@ -27,9 +27,6 @@ from unity_ir.tdl.syntax import Bound
 
 Register = int
 """Number of a local tensor in a program."""
-
-Pins = tuple[tuple[int, int], ...]
-"""(mesh axis, coordinate) pairs: the devices at these coordinates; () are all devices."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,10 @@ class Wait:
     registers: tuple[Register, ...]
 
 
-Action = Leaf | Compute | ReshardMove | HaloExchange | Bucket | Wait
+Start = ReshardMove | HaloExchange | Bucket
+"""What one call of the runtime does: moves that cross links, or one on the device itself."""
+
+Action = Leaf | Compute | Start | Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,11 @@ class Schedule:
                 return registers, ()
             case ReshardMove(operand, result) | HaloExchange(operand, result):
                 return (self.held(operand),), (result,)
+
+
+def moves_of(start: Start) -> tuple[ReshardMove | HaloExchange, ...]:
+    """Return the moves that one call does."""
+    return start.moves if isinstance(start, Bucket) else (start,)
 
 
 def crosses(instruction: Instruction) -> bool:

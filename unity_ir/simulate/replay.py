@@ -1,5 +1,6 @@
 """
-Replay the plan of a step: a task for every kernel, every collective that is started, and every wait, in its order.
+Replay the plan of a step: a task for every kernel, every collective that is started, and every wait, in its order; and
+one for the copies that a collective needs before it starts, or once it was waited for.
 
 Each device has a compute stream, and a port to each level of links (`streams`). A kernel or local move runs on the
 compute stream. A collective starts once the compute stream has come to it and its ports are free, as NCCL's stream
@@ -11,19 +12,20 @@ collective until that is waited for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from unity_ir.cost.lines import kernel_seconds, update_seconds
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Optimizer
-from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import Layout
-from unity_ir.plan.collective_calls import bucket_move, move_of
+from unity_ir.plan.collective_calls import bucket_move
+from unity_ir.plan.copies import Copies
 from unity_ir.plan.deadlock import makers
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import Compute, HaloExchange, Leaf, Register, ReshardMove, UpdateWeight
-from unity_ir.plan.schedule import Bucket, Wait, crosses, piece_bytes
+from unity_ir.plan.schedule import Start, Wait, crosses, moves_of, piece_bytes
 from unity_ir.simulate.streams import Classes, Streams, pinned_axes, ticks
 from unity_ir.simulate.tasks import BACKWARD, BACKWARD_MOVE, FORWARD, FORWARD_MOVE, SYNC, UPDATE, Label, TaskGraph, flat
 
@@ -56,8 +58,10 @@ class _Replay:
         """The last task on each stream."""
         self.pending: dict[tuple[Register, int], int] = {}
         """The collective that makes a register, by device class, until it is waited for."""
-        self.operands: dict[Register, tuple[Register, ...]] = {}
-        """The operands that a collective holds, by its first result, until it is waited for."""
+        self.started: dict[Register, Start] = {}
+        """What is under way, by its first result, until it is waited for."""
+        self.copied: list[tuple[int, list[int]]] = []
+        """Buffers of collectives beside operands and results: their bytes, and the tasks that use them."""
         self.uses: dict[Register, list[int]] = {}
         self.is_backward = False
         self.syncs = _syncs(plan)
@@ -74,10 +78,8 @@ class _Replay:
                     self.is_backward |= loss in compute.results
                 case Wait(registers):
                     self._wait(registers)
-                case Bucket(moves):
-                    self._start(moves, bucket_move(program, moves))
-                case ReshardMove() | HaloExchange() as move:
-                    self._start((move,), move_of(program, move))
+                case start:
+                    self._start(start)
         updates = [i for i in program.body if isinstance(i, UpdateWeight)]
         for update in updates:
             self._update(update)
@@ -91,11 +93,12 @@ class _Replay:
         done = [self._on_compute(k, ticks(seconds), label) for k in where]
         self._use((*compute.operands, *compute.results), done)
 
-    def _start(self, moves: Sequence[ReshardMove | HaloExchange], move: Move) -> None:
-        """Add the collective, or local move, that several moves of a program are."""
+    def _start(self, start: Start) -> None:
+        """Add a collective, and the copies that it needs before, or a local move."""
+        moves = moves_of(start)
         first, layout = moves[0], self._layout(moves[0].operand)
         tensor = self.program.tensors[first.result]
-        kind, length, levels, groups = self.streams.step(move, layout, tensor.dtype)
+        kind, length, levels, groups = self.streams.step(bucket_move(self.program, moves), layout, tensor.dtype)
         of = self.names[first.operand] if len(moves) == 1 else f"{len(moves)} values"
         label = Label(self._kind(first.result), kind, of, tensor)
         operands, results = [m.operand for m in moves], [m.result for m in moves]
@@ -103,11 +106,25 @@ class _Replay:
             done = [self._on_compute(k, length, label) for group in groups for k in group]
             self._use((*operands, *results), done)
             return
+        packed = self._copy(self.plan.copies(start)[0], label, layout)
         done = [self._collective(group, levels, length, label, results) for group in groups]
-        # An all-reduce is done in place, on a buffer that is its result.
-        held = () if first.kind == "all_reduce" else tuple(operands)
-        self._use((*held, *results), done)
-        self.operands[results[0]] = held
+        if first.kind == "all_reduce":
+            # It is done in place, on its result, into which operands that are still wanted were copied.
+            self._use(operands, packed)
+            self._use(results, [*packed, *done])
+        else:
+            self._use(operands, [*packed, *done])
+            self._use(results, done)
+            self._hold(operands, packed)
+        self.started[results[0]] = start
+
+    def _copy(self, copied: Copies, of: Label, layout: Layout) -> list[int]:
+        """Add the kernels that copy for a collective, as one task, on the devices that hold something of a layout."""
+        if not copied.kernels:
+            return []
+        length = ticks(self.streams.machine.copy_time(copied.kernels, copied.bytes))
+        label = replace(of, what="copy")
+        return [self._on_compute(k, length, label) for k in self.streams.where(layout)]
 
     def _collective(
         self, group: Classes, levels: Iterable[int], length: int, label: Label, results: Iterable[Register]
@@ -120,6 +137,7 @@ class _Replay:
         return task
 
     def _wait(self, registers: Sequence[Register]) -> None:
+        """Add a wait for collectives, and the copies of what they received."""
         first = registers[0]
         label = Label(self._kind(first), "wait", self.names[first], self.program.tensors[first])
         done: list[int] = []
@@ -127,7 +145,22 @@ class _Replay:
             arrived = [self.pending.pop((r, k)) for r in registers if (r, k) in self.pending]
             if arrived:
                 done.append(self._on_compute(k, 0, label, arrived))
-        self._use((*registers, *self.operands.pop(first, ())), done)
+        self._use(registers, done)
+        for register in registers:
+            if (start := self.started.pop(register, None)) is None:
+                continue
+            moves = moves_of(start)
+            if moves[0].kind != "all_reduce":
+                self._use([m.operand for m in moves], done)
+            joined = self._copy(self.plan.copies(start)[1], label, self._layout(register))
+            results = [m.result for m in moves]
+            self._use(results, joined)
+            self._hold(results, joined)
+
+    def _hold(self, copied: Iterable[Register], tasks: list[int]) -> None:
+        """Hold copies of these registers during some tasks."""
+        if tasks:
+            self.copied.append((sum(piece_bytes(self.program, register) for register in copied), tasks))
 
     def _update(self, update: UpdateWeight) -> None:
         program, optimizer = self.program, self.program.optimizer
@@ -174,14 +207,15 @@ class _Replay:
             tensors = 1 + (optimizer.states if register in updated else 0)
             for k in self.streams.where(self._layout(register)):
                 always[k] += tensors * piece_bytes(program, register)
-        used = [(register, tasks) for register, tasks in self.uses.items() if register not in leaves and tasks]
+        used = [(piece_bytes(program, r), tasks) for r, tasks in self.uses.items() if r not in leaves and tasks]
+        used += self.copied
         return TaskGraph(
             self.streams,
             np.array(self.ticks, dtype=np.int64),
             flat(self.before),
             flat(self.held),
             tuple(self.labels),
-            np.array([piece_bytes(program, register) for register, _ in used], dtype=np.int64),
+            np.array([size for size, _ in used], dtype=np.int64),
             flat(tasks for _, tasks in used),
             tuple(always),
         )

@@ -106,8 +106,10 @@ def all_gather_many(ctx, tensors, dims, axes):
     work = _all_gather(out, mine, group=ctx.groups[axes], async_op=True)
 
     def finish():
-        parts = out.view(ways, -1).split(sizes, 1)
-        return tuple(_joined([p.view(s) for p in part.unbind(0)], d) for part, s, d in zip(parts, shapes, dims))
+        parts = [out.new_empty((ways, size)) for size in sizes]
+        torch.split_with_sizes_copy(out.view(ways, -1), sizes, 1, out=parts)
+        parts = [p.view(ways, *shape) for p, shape in zip(parts, shapes)]
+        return tuple(_joined(p.unbind(0), d) if d else p.flatten(0, 1) for p, d in zip(parts, dims))
 
     return Pending(axes, work, finish, out, mine)
 
@@ -153,7 +155,7 @@ def scatter(ctx, x, dim, root, shape, dtype, axes):
     """Start a scatter of `x`, of `shape`, None but at position `root`: a Pending of this rank's part along `dim`."""
     shape = [size // _ways(axes) if i == dim else size for i, size in enumerate(shape)]
     out = torch.empty(shape, dtype=dtype, device=ctx.device)
-    parts = [p.contiguous() for p in x.chunk(_ways(axes), dim)] if ctx.index(axes) == root else None
+    parts = list(_cut(x, dim, axes)) if ctx.index(axes) == root else None
     work = dist.scatter(out, parts, group=ctx.groups[axes], group_src=root, async_op=True)
     return Pending(axes, work, lambda: out, out, parts)
 
@@ -161,10 +163,10 @@ def scatter(ctx, x, dim, root, shape, dtype, axes):
 def gather(ctx, x, dim, root, axes):
     """Start a gather: a Pending of pieces `x` joined along `dim` at position `root` along `axes`, of None elsewhere."""
     mine = ctx.index(axes) == root
-    parts = [torch.empty_like(x) for _ in range(_ways(axes))] if mine else []
-    x = x.contiguous()
-    work = dist.gather(x, parts or None, group=ctx.groups[axes], group_dst=root, async_op=True)
-    return Pending(axes, work, lambda: _joined(parts, dim) if mine else None, x, parts)
+    out = x.new_empty((_ways(axes) if mine else 0, *x.shape))
+    x, parts = x.contiguous(), out.unbind(0)
+    work = dist.gather(x, list(parts) or None, group=ctx.groups[axes], group_dst=root, async_op=True)
+    return Pending(axes, work, lambda: (_joined(parts, dim) if dim else out.flatten(0, 1)) if mine else None, x, out)
 
 
 def reduce(ctx, x, root, axes):

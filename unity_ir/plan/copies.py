@@ -1,0 +1,92 @@
+"""
+Count what the calls of collectives copy on a device beside what they send: pieces cut or joined along a dim, buckets.
+
+NCCL sends and receives contiguous buffers. What lies otherwise is copied by kernels before a collective starts, or once
+it has been waited for, as `lowering/runtime/collectives.py` and `lowering/runtime/halos.py` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from unity_ir.pcg.collectives import COLLECTIVES
+from unity_ir.pcg.sharding import is_shard
+from unity_ir.plan.program import HaloExchange, Program, Register, ReshardMove
+from unity_ir.plan.schedule import Bucket, Start, crosses, piece_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Kernels that copy, one after the other, and the bytes that they read and write together, on one device."""
+
+    kernels: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Copies) -> Copies:
+        return Copies(self.kernels + other.kernels, self.bytes + other.bytes)
+
+
+NONE = Copies()
+
+
+def copies(program: Program, start: Start, in_place: Collection[Register]) -> tuple[Copies, Copies]:
+    """
+    Return what a device copies (before a collective starts, after it was waited for): nothing for moves that cross no
+    links. Of collectives with a root, the root is meant. `in_place` are the results of all-reduces that take their
+    operand's memory (`Plan.in_place`).
+    """
+    if isinstance(start, Bucket):
+        return _of_bucket(program, start)
+    if not crosses(start):
+        return NONE, NONE
+    if isinstance(start, HaloExchange):
+        return _of_halo(program, start)
+    before, after = piece_bytes(program, start.operand), piece_bytes(program, start.result)
+    is_sum = start.kind == "reduce" or (start.kind == "all_reduce" and start.result not in in_place)
+    return _copy(before, is_sum) + _cut(program, start), _copy(after, _joins(start))
+
+
+def _of_bucket(program: Program, bucket: Bucket) -> tuple[Copies, Copies]:
+    """One kernel joins the operands, one divides what was gathered. Pieces along inner dims have their own."""
+    before, after = _copy(sum(piece_bytes(program, m.operand) for m in bucket.moves)), NONE
+    for move in bucket.moves:
+        before += _cut(program, move)
+        after += _copy(piece_bytes(program, move.result), _joins(move))
+    if bucket.moves[0].kind == "all_gather":
+        after += _copy(sum(piece_bytes(program, m.result) for m in bucket.moves))
+    return before, after
+
+
+def _of_halo(program: Program, exchange: HaloExchange) -> tuple[Copies, Copies]:
+    """The piece and its borders are copied to and from a larger one, on a device that has neighbours on both sides."""
+    small, large = exchange.operand, exchange.result
+    is_sum = COLLECTIVES[exchange.kind].reduces
+    if is_sum:
+        small, large = large, small
+    piece, whole = piece_bytes(program, small), piece_bytes(program, large)
+    size = program.tensors[small].local(program.mesh)[exchange.dim]
+    sides = exchange.low, exchange.high
+    messages = sum(-(-border // size) for border in sides)
+    arrived = whole - piece
+    if is_sum:
+        return _copy(piece) + Copies(messages, 2 * arrived), Copies(messages, 3 * arrived)
+    # Pieces that are sent whole are not cut.
+    cut = [border % size for border in sides if border % size]
+    sent = Copies(len(cut), 2 * sum(cut) * (piece // size))
+    return Copies(1, whole) + _copy(piece) + sent, Copies(messages, 2 * arrived)
+
+
+def _copy(size: int, is_made: bool = True) -> Copies:
+    return Copies(1, 2 * size) if is_made else NONE
+
+
+def _cut(program: Program, move: ReshardMove) -> Copies:
+    """The parts of an operand along an inner dim, one after the other."""
+    inner = COLLECTIVES[move.kind].cuts and is_shard(move.target) and move.target > 0
+    return _copy(piece_bytes(program, move.operand), inner)
+
+
+def _joins(move: ReshardMove) -> bool:
+    """Whether pieces are joined along an inner dim."""
+    return COLLECTIVES[move.kind].joins and is_shard(move.source) and move.source > 0
