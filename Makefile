@@ -10,7 +10,7 @@ export VIRTUAL_ENV := $(CURDIR)/.venv
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick pytest fast fuzz zoo aot lint format gpu bench clean
+.PHONY: help setup demo test quick pytest fast fuzz random zoo aot lint format gpu bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
@@ -42,6 +42,9 @@ fast: setup
 
 fuzz: setup ## random wrong inputs for every tool, for an hour; those that end as none may are kept in out/fuzz
 	python test/fuzz/fuzz.py --seconds 3600 --seed "$$(date +%s)" --save out/fuzz
+
+random: setup ## the properties of random graphs, plans and texts, on examples drawn anew
+	EXAMPLES=random ZOO=all pytest -n $(WORKERS) --dist worksteal -m hypothesis
 
 # The families of which `make test` runs a sample.
 ZOO := test/programs/test_aot.py test/programs/test_check_rounding.py test/programs/test_checkpoints.py \

@@ -28,9 +28,11 @@ import pytest
 from hypothesis import settings
 from xdsl.ir import Attribute
 
-# How long an example takes is the machine's affair: nothing here is timed.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# How long an example takes is the machine's affair: nothing here is timed. Properties are tried on the same examples
+# each time, so that a failure means the change at hand; `make random` draws others.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("random", deadline=None)
+settings.load_profile(os.environ.get("EXAMPLES", "same"))
 
 SUFFIXES = {".mlir", ".pcg"}
 BIN = Path(sys.executable).parent

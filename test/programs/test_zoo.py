@@ -67,7 +67,7 @@ def beyond() -> list[Case]:
     for model in ("bert_large", "dlrm", "gpt2", "llama3_8b", "mlp", "rnntc", "xdl"):
         found += [Case(model, "data-parallel", 4, "sgd", "bf16"), Case(model, "random-5", 2, "sgd", "bf16")]
         found += [Case(model, "joint", 4, "adamw", "mixed"), Case(model, "fsdp", 2, "adamw", "mixed")]
-    for plan in ("degrees,zero=2,shards=2", "degrees,tp=2,zero=1", "degrees,tp=4,sp=true"):
+    for plan in ("degrees,zero=2,shards=2", "degrees,tp=2,zero=1", "degrees,tp=4,sp=true", "degrees,tp=2,zero=3"):
         found += [Case(model, plan, 4, "adamw", "mixed") for model in ("bert_large", "gpt2")]
     found += [Case("moe,dispatch=sparse", "experts", world) for world in WORLDS]
     found += [Case("moe,dispatch=sparse", "experts", 4, "adamw", "mixed")]
@@ -85,6 +85,7 @@ SAMPLE = [
     Case("gpt2", "data-parallel", 4),
     Case("gpt2", "degrees,tp=2,zero=1,sp=true", 4),
     Case("gpt2", "fsdp", 4),
+    Case("gpt2", "degrees,zero=3", 4, "adamw", "mixed"),
     Case("gpt2", "joint", 4, "adamw", "mixed"),
     Case("gpt2", "tofu", 8),
     Case("inception_v3", "data-parallel", 2, "sgd"),

@@ -40,6 +40,9 @@ class Keeps:
         self._operands: dict[Node, tuple[bool, ...]] = {}
         self.values: set[Value] = set()
         """Values that the backward reads, and those that parallel operators bring to where they are read."""
+        self.moved_again: set[Node] = set()
+        """Parallel operators that are done once more in the backward, as what they bring is not kept."""
+        self._moves = {n for n in again if n.is_parallel}
         for value in graph.outputs:
             self._keep(value)
         for node in reversed(graph.nodes()):
@@ -79,7 +82,12 @@ class Keeps:
         return node.result in self.values
 
     def _keep(self, value: Value) -> None:
-        self.values.add(value)
-        while value.node.is_parallel:
-            value = value.node.operands[0]
-            self.values.add(value)
+        while True:
+            node = value.node
+            if node in self._moves or (node.op == "recompute" and node.operands[0].node in self._moves):
+                self.moved_again.add(node)
+            else:
+                self.values.add(value)
+            if not node.is_parallel:
+                return
+            (value,) = node.operands

@@ -33,7 +33,8 @@ from unity_ir.plan.moves import plan_moves
 class Reshard:
     """
     The moves that bring a value from the layout it is made in to a layout that operators (`users`) read it in, and
-    those of its gradient (`backward`); none if the layouts agree.
+    those of the backward: its gradient's (`backward`), and `forward` once more if what they make is not kept (`again`).
+    None if the layouts agree.
     """
 
     value: Value
@@ -43,12 +44,14 @@ class Reshard:
     users: tuple[Node, ...]
     forward: tuple[Move, ...]
     backward: tuple[Move, ...]
+    again: tuple[Move, ...] = ()
 
     @property
     def moves(self) -> tuple[tuple[Move, str], ...]:
         """Every move of the reshard, as (move, element type): those of the value, then those of its gradient."""
         type = self.value.type
-        return (*((m, type.dtype) for m in self.forward), *((m, type.grad_dtype) for m in self.backward))
+        of_value = (*self.forward, *self.again)
+        return (*((m, type.dtype) for m in of_value), *((m, type.grad_dtype) for m in self.backward))
 
 
 @dataclass(frozen=True)
@@ -131,13 +134,16 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
         elif anchors.materialised(node.result) and node.is_parallel:
             found.setdefault((anchors.of(node.operands[0]), placement.layouts[node.result]), []).append(node)
     with_gradient = set[Node]() if graph.updates else trained(graph)
+    is_marked = not graph.updates and any(n.op == "recompute" for n in nodes)
+    again = Keeps(graph).moved_again if is_marked else set[Node]()
     out = _halos(nodes, placement, with_gradient, bool(graph.updates))
     for (value, target), at in found.items():
         source = placement.layouts[value]
         forward = plan_moves(value, source, target, machine)
         has_gradient = value.node in with_gradient and not with_gradient.isdisjoint(at)
         backward = plan_moves(value, dual(target), dual(source), machine, gradient=True) if has_gradient else ()
-        out.append(Reshard(value, source, target, tuple(dict.fromkeys(at)), forward, backward))
+        twice = () if again.isdisjoint(at) else forward
+        out.append(Reshard(value, source, target, tuple(dict.fromkeys(at)), forward, backward, twice))
     return out
 
 
@@ -238,6 +244,8 @@ def _read_there(reshard: Reshard, keeps: Keeps) -> bool:
     """Return whether the backward reads the result of a reshard. A value with a halo always is a tensor of its own."""
     if any(m.kind in HALO_EXCHANGES for m in reshard.forward):
         return True
+    if reshard.again:
+        return False
     return any(
         keeps.operands(user)[i]
         for user in reshard.users

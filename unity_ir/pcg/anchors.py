@@ -11,7 +11,8 @@ class Anchors:
     written as a chain of parallel operators (`reduce`, then `partition`, say).
 
     A chain of parallel operators is one reshard, from the value it starts at to where it is read. A value in the middle
-    exists only if its operator has a view, it is an output, or it is also read by a compute operator.
+    exists only if its operator has a view, it is an output, or it is also read by a compute operator. Reshards of what
+    is read again (`recompute`) start there: they are not those of the forward.
     """
 
     def __init__(self, graph: Graph):
@@ -23,11 +24,11 @@ class Anchors:
         Return whether a value is a tensor of its own on devices: True for leaves and results of compute operators.
 
         The result of a parallel operator is one if it has a machine view (says on which devices it is), is an output or
-        a gradient that an update reads, or if a compute operator and another user read it; else it is only a step, or
-        the end, of a reshard.
+        a gradient that an update reads, if a compute operator and another user read it, or if it is read again
+        (`recompute`); else it is only a step, or the end, of a reshard.
         """
         node = value.node
-        if not node.is_parallel or node.view is not None or value in self._outputs:
+        if not node.is_parallel or node.op == "recompute" or node.view is not None or value in self._outputs:
             return True
         users = self._users.get(value, ())
         return len(users) > 1 and any(user.is_compute for user, _ in users)

@@ -74,7 +74,8 @@ def materialise(
     Two mappings, of values of the serial graph, add layouts (a role per mesh axis): `rests` those in which leaves are
     stored, by default as their first use reads them (see `resting`), or to which other values are resharded once they
     are made; `relays` those to which leaves are resharded once, before all uses. The results of the compute nodes in
-    `again` are recomputed in the backward. Raises `UnityError` where an assignment does not fit.
+    `again` are recomputed in the backward, and the leaves in it are resharded for their users again there. Raises
+    `UnityError` where an assignment does not fit.
     """
     rests = {**_resting_layouts(graph, assignments, mesh), **(rests or {})}
     new: dict[Value, Value] = {}
@@ -91,10 +92,11 @@ def materialise(
                 made[value] = relays[value]
             continue
         assignment = assignments[node]
-        operands = [
-            reshard(new[v], made[v], operand_layout(node.analysis, i, assignment), mesh)
-            for i, v in enumerate(node.operands)
-        ]
+        operands: list[Value] = []
+        for i, value in enumerate(node.operands):
+            operand = reshard(new[value], made[value], operand_layout(node.analysis, i, assignment), mesh)
+            is_again = value.node.is_leaf and value.node in again and operand != new[value]
+            operands.append(parallel("recompute", operand).result if is_again else operand)
         built = _assigned(node, operands, assignment, mesh)
         for i, value in enumerate(node.results):
             made[value] = result_layout(node.analysis, i, assignment)

@@ -1,15 +1,16 @@
 """
-Values that are not kept for the backward, but computed again there (rematerialisation; Chen et al., 2016).
+Values that are not kept for the backward, but computed or gathered again there (rematerialisation; Chen et al., 2016).
 
 `recompute(f(x))` is `f(x)`; in the forward it says that the backward shall not read `f(x)` itself. Built explicitly,
 the backward reads `f(recompute(x))` in its place: the same operator once more, from the nearest values that are kept.
-What a reshard has brought elsewhere is a tensor of its own, and is kept.
+If `f` gathers a weight, this is ZeRO-3 (Rajbhandari et al., 2020). What a reshard has brought elsewhere is a tensor of
+its own, and is kept without such a mark.
 """
 
 from __future__ import annotations
 
 from unity_ir.pcg.graph import Graph, Node, Value, parallel, rebuild
-from unity_ir.pcg.sharding import COPY, REPEAT, Layout, Placement
+from unity_ir.pcg.sharding import Placement, same_pieces
 
 RENAMING = ("replicate", "pick", "recompute")
 """Operators after which the pieces are the same tensors, unless a view says that they are elsewhere."""
@@ -17,16 +18,19 @@ RENAMING = ("replicate", "pick", "recompute")
 
 def not_kept(graph: Graph) -> set[Node]:
     """
-    Return the compute nodes whose results are recomputed in the backward: all their users are `recompute` operators.
+    Return the nodes whose results are recomputed in the backward, or gathered again: compute nodes and reshards of
+    which all users are `recompute` operators, and the steps of such reshards.
     """
     found: set[Node] = set()
     users = graph.users()
     outputs = {*graph.outputs, *(u.grad for u in graph.updates)}
-    for node in graph.nodes():
-        if node.is_compute and outputs.isdisjoint(node.results):
-            by = [user for v in node.results for user, _ in users.get(v, ())]
-            if by and all(user.op == "recompute" for user in by):
-                found.add(node)
+    for node in reversed(graph.nodes()):
+        if node.is_leaf or node.op == "recompute" or not outputs.isdisjoint(node.results):
+            continue
+        by = [user for v in node.results for user, _ in users.get(v, ())]
+        is_step = node.is_parallel and node.view is None
+        if by and all(user.op == "recompute" or (is_step and user.is_parallel and user in found) for user in by):
+            found.add(node)
     return found
 
 
@@ -93,10 +97,5 @@ class Recomputation:
             return True
         if self.placement is None:
             return False
-        before, after = (_pieces(self.placement.layouts[v]) for v in (node.operands[0], node.result))
+        before, after = (same_pieces(self.placement.layouts[v]) for v in (node.operands[0], node.result))
         return before != after
-
-
-def _pieces(layout: Layout) -> Layout:
-    """Return a layout with COPY written as REPEAT: the same tensors on the same devices."""
-    return tuple(REPEAT if role == COPY else role for role in layout)

@@ -90,6 +90,12 @@ def shards(layout: Layout, sizes: Sequence[int]) -> int:
 Layout = tuple[int, ...]
 """A role per mesh axis."""
 
+
+def same_pieces(layout: Layout) -> Layout:
+    """Return a layout with REPEAT for COPY: the same tensors on the same devices."""
+    return tuple(REPEAT if role == COPY else role for role in layout)
+
+
 GridRole = str | int | Carriers
 """The role of a mesh axis in a task grid: it divides an index variable, or is COPY, REPEAT, or partial in operands."""
 

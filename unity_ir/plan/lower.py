@@ -13,7 +13,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import Layout, assignment_for, pins, place
+from unity_ir.pcg.sharding import Layout, assignment_for, pins, place, same_pieces
 from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.moves import plan_moves
 from unity_ir.plan.program import (
@@ -57,6 +57,8 @@ class _Lowering:
         self.placement = place(graph, machine.mesh)
         self.anchors = Anchors(graph)
         self.registers: dict[tuple[Value, Layout, Halos, Halos], Register] = {}
+        self.pieces: dict[tuple[Value, Layout, Halos], Register] = {}
+        """A register by its value and pieces: its layout with REPEAT for COPY."""
         self.masters: dict[Value, Register] = {}
         """The register of each weight as it is stored, where it is computed with in another element type."""
         self.tensors: dict[Register, Tensor] = {}
@@ -146,9 +148,16 @@ class _Lowering:
                     left = borders if any(map(any, borders)) else ()
                     found = self._exchange("halo_reduce", found, dim, replace(self.tensors[found], halo_sum=left))
             self.registers.setdefault((anchor, at, type.halo, type.halo_sum), found)
+            # Replicas that do the same work, or not, are the same pieces: only the role changes.
+            alike = (anchor, same_pieces(layout), type.halo_sum)
+            found = self.pieces.setdefault((anchor, same_pieces(at), type.halo_sum), found)
+            if alike in self.pieces:
+                found = self.pieces[alike]
+                at = self.tensors[found].layout
             for move in plan_moves(anchor, at, layout, self.machine):
                 at = move.after(at, self.machine.mesh)
                 found = self._move(anchor, found, move, at)
+            self.pieces.setdefault(alike, found)
         self.registers[(anchor, layout, type.halo, type.halo_sum)] = found
         if name is not None:
             self.registers.setdefault((name, layout, type.halo, type.halo_sum), found)

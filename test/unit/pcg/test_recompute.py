@@ -35,11 +35,12 @@ SGD = Optimizer()
 
 
 def marked(graph: Graph, random: Random) -> Graph:
-    """The graph with recompute after some operators."""
+    """The graph with recompute after some operators and reshards."""
 
     def mark(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
         new = rebuild(node, operands, node.view)
-        again = node.is_compute and random.random() < 0.5
+        may = node.is_compute or (node.is_parallel and node.view is not None)
+        again = may and random.random() < 0.5
         return [parallel("recompute", v).result if again else v for v in new.results]
 
     return rewrite(graph, mark)

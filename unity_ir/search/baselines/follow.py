@@ -50,7 +50,14 @@ Store = Callable[[Value, Layout], Layout]
 
 
 def follow(
-    graph: Graph, mesh: Mesh, choose: Choose, rest: Rest, settle: Settle | None = None, store: Store | None = None
+    graph: Graph,
+    mesh: Mesh,
+    choose: Choose,
+    rest: Rest,
+    settle: Settle | None = None,
+    store: Store | None = None,
+    *,
+    again: bool = False,
 ) -> Graph:
     """
     Return the parallel graph of a serial one in which a rule shards some operators, and all others follow: each is
@@ -60,7 +67,8 @@ def follow(
     axis, such as the index variable that the axis divides; None to follow. `rest(leaf)` returns the layout (a role per
     mesh axis) in which a leaf is stored, None for the default: inputs replicated, weights as their first reader needs
     them or, with `store(weight, that layout)`, as that returns. `settle(result, layout made)` returns the layout to
-    which a result is brought, by default with partial sums all-reduced (`reduced`).
+    which a result is brought, by default with partial sums all-reduced (`reduced`). With `again`, weights that `store`
+    has stored otherwise than they are read are brought to their readers once more for the backward.
     """
     outputs = set(graph.outputs)
     users = graph.users()
@@ -105,7 +113,7 @@ def follow(
         if at != resting(needs):
             # Gradients are summed among the devices that gather the weight first, then among its copies.
             relays[node.result] = tuple(n if r == REPEAT else r for n, r in zip(needs, at, strict=True))
-    return materialise(graph, assignments, mesh, rests, relays)
+    return materialise(graph, assignments, mesh, rests, relays, {value.node for value in relays} if again else ())
 
 
 def reduced(value: Value, made: Layout) -> Layout:

@@ -2,9 +2,10 @@
 Make the plan of a published recipe from its degrees: data, tensor and sequence parallelism, ZeRO and hybrid sharding.
 
     dp      samples are divided over the outer mesh axes
-    zero    1 or 2: weights rest in shards over `dp`, are gathered once per step and kept for the backward; gradients
-            are reduce-scattered (Rajbhandari et al., 2020). In a step of one micro-batch, ZeRO-1, ZeRO-2 and FSDP with
-            `reshard_after_forward=False` are one plan: nothing is accumulated, so none keeps a gradient whole
+    zero    1 to 3: weights rest in shards over `dp`, and gradients are reduce-scattered (Rajbhandari et al., 2020). 1
+            and 2 gather weights once per step and keep them for the backward. In a step of one micro-batch, ZeRO-1,
+            ZeRO-2 and FSDP with `reshard_after_forward=False` are one plan: nothing is accumulated, so none keeps a
+            gradient whole. 3 gathers them for the forward, and again for the backward, as FSDP does by default
     shards  ZeRO among this many neighbouring devices only, gradients all-reduced among such groups (HSDP)
     tp      over the innermost mesh axes: of transformers and perceptrons, products by columns, then by rows, heads,
             and the vocabulary of embedding and loss (Shoeybi et al., 2019); of recommenders, tables by columns
@@ -38,8 +39,8 @@ from unity_ir.search.baselines.operands import (
 )
 from unity_ir.search.baselines.rewrites import split_products, vocabulary_parallel_loss
 
-STAGES = (0, 1, 2)
-"""The stages of ZeRO that plans express."""
+STAGES = (0, 1, 2, 3)
+"""The stages of ZeRO."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Axes:
     data: range
     tensor: range
     sharded: range
+    again: bool = False
+    """Whether weights are gathered again for the backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +74,6 @@ class Degrees:
         for name, value in (("dp", self.dp), ("tp", self.tp), ("shards", self.shards)):
             if value is not None and value < 1:
                 raise UnityError(f"degrees: {name} is {value}; a degree is 1 or more")
-        if self.zero == 3:
-            raise UnityError(
-                "degrees: zero=3 gathers weights again in the backward, which plans cannot say; use zero=2, which "
-                "keeps what it gathered"
-            )
         if self.zero not in STAGES:
             raise UnityError(f"degrees: zero is {self.zero}; it is {', '.join(map(str, STAGES[:-1]))} or {STAGES[-1]}")
         if self.shards is not None and self.zero == 0:
@@ -101,7 +99,8 @@ class Degrees:
                 f"{machine.devices}; use dp={dp}"
             )
         sharded = 0 if self.shards is None else _innermost(sizes, tensor, "shards", self.shards, machine)
-        return Axes(range(tensor), range(tensor, end), range(sharded, tensor) if self.zero else range(0))
+        zero = range(sharded, tensor) if self.zero else range(0)
+        return Axes(range(tensor), range(tensor, end), zero, again=self.zero == 3)
 
 
 def _innermost(sizes: tuple[int, ...], end: int, name: str, degree: int, machine: Machine) -> int:
@@ -133,7 +132,8 @@ def recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str = "degree
     divided = axes.data if transformer else range(len(mesh.sizes))
     _check_samples(graph, mesh, divided, name)
     if not tensor:
-        return follow(graph, mesh, _followed, inputs(graph, mesh, divided), None, stored(mesh, axes.sharded))
+        rest, store = inputs(graph, mesh, divided), stored(mesh, axes.sharded)
+        return follow(graph, mesh, _followed, rest, None, store, again=axes.again)
     if degrees.sp and not has_sequence(graph):
         raise UnityError("degrees: sp=true divides the sequence of attention, which this graph lacks; leave it out")
     if transformer:
@@ -283,7 +283,7 @@ def megatron_plan(graph: Graph, mesh: Mesh, axes: Axes, sp: bool) -> Graph:
         return None
 
     rest, settle, store = inputs(graph, mesh, axes.data), _between(mesh, axes, sp), stored(mesh, axes.sharded)
-    return follow(graph, mesh, choose, rest, settle, store)
+    return follow(graph, mesh, choose, rest, settle, store, again=axes.again)
 
 
 def _along_sequence(node: Node, sp: bool) -> str | None:
@@ -335,4 +335,5 @@ def _hybrid(graph: Graph, mesh: Mesh, axes: Axes) -> Graph:
 
     every = range(len(mesh.sizes))
     sharded = range(axes.sharded.start, len(mesh.sizes)) if axes.sharded else axes.sharded
-    return follow(graph, mesh, choose, inputs(graph, mesh, every), settled_along(0, mesh), stored(mesh, sharded))
+    rest, store = inputs(graph, mesh, every), stored(mesh, sharded)
+    return follow(graph, mesh, choose, rest, settled_along(0, mesh), store, again=axes.again)

@@ -113,7 +113,9 @@ class SearchLimits:
     work_change: int = 50_000
     """Work charged for comparing all rows of a variable in the local search."""
     peak_proposals: int = 200
-    """Plans whose peak memory is simulated, at most, in the local search."""
+    """Plans whose peak memory is simulated, at most, in the local search on a graph of `peak_operators`."""
+    more_proposals: int = 4
+    """Times as many in smaller graphs, in proportion, at most; so with kicks."""
     peak_operators: int = 120
     """Operators of a graph up to which the local search runs: in larger graphs, no single row changes the peak."""
     work_peak: int = 300_000
@@ -121,7 +123,7 @@ class SearchLimits:
     kick_rows: int = 3
     """Rows changed at random in a kick, where no single change helps."""
     kicks: int = 30
-    """Kicks of the local search, at most."""
+    """Kicks of the local search on a graph of `peak_operators`, at most."""
     # search/bounds
     count_pairs: int = 60_000_000
     """

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil, inf
+from math import ceil, inf, prod
 
 from rich.filesize import decimal
 
@@ -25,6 +25,7 @@ from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.sharding import pins
+from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.rules.derivation import RuleApplication
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.shared_moves import bounded, certain, has_shared_moves, with_shared_moves
@@ -308,19 +309,22 @@ def needed(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
 
 def all_at_once(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
     """
-    Return an upper bound in bytes on a device's peak under a plan without recomputation, as if no buffer were freed and
-    each had a gradient.
+    Return an upper bound in bytes on a device's peak under a plan without recomputation, as if no buffer were freed,
+    each had a gradient, each operand one as its operator makes it, one cast and one added to others, and each move made
+    a tensor of its own and copied what it reads and makes.
 
     `graph` is the plan's parallel forward graph, and `priced` its cost.
     """
     placement = priced.placement
     values = [(v, placement.layouts[v]) for n in graph.nodes() if not n.is_parallel for v in n.results]
     weights = [r.value.node for r in priced.weight_reshards]
-    brought = [(r.value, r.target, (*r.forward, *r.backward)) for r in priced.reshards]
-    found = held(values, weights, brought, placement.mesh, optimizer)
+    found = held(values, weights, (), placement.mesh, optimizer)
+    more = sum((m.elements + 2 * m.elements_after) * ELEMENT_BYTES[dtype] for m, dtype in priced.moves)
+    read = (v.type for n in graph.nodes() if n.is_compute for v in n.operands if v.type.is_floating)
+    more += sum(3 * prod(type.piece_shape) * ELEMENT_BYTES[type.grad_dtype] for type in read)
     most = sum(found.values())
     # The device that holds most may not be the one with most activations.
-    return most + (most if any(map(pins, placement.assignments.values())) else found["activations"])
+    return more + most + (most if any(map(pins, placement.assignments.values())) else found["activations"])
 
 
 def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], JointPlan]) -> JointPlan:

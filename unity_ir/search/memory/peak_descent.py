@@ -70,7 +70,9 @@ def descend_to_limit(
     """
     if operators > limits().peak_operators:
         return None
-    walk = _Descent(model, need, limit, limits().peak_proposals)
+    # Peaks of few operators are simulated sooner.
+    times = min(limits().peak_operators // max(operators, 1), limits().more_proposals)
+    walk = _Descent(model, need, limit, times * limits().peak_proposals)
     ends: list[Choice] = []
     for start in dict.fromkeys(starts):
         for choice in (start, model.without_recompute(start)):
@@ -78,7 +80,7 @@ def descend_to_limit(
                 ends.append(walk.down(choice))
     random = Random(0)
     best = min(ends, key=walk.size, default=None)
-    for _ in range(limits().kicks):
+    for _ in range(times * limits().kicks):
         if best is None or walk.size(best)[0] <= limit or walk.proposals <= 0:
             break
         best = min(best, walk.down(_kicked(model, best, random)), key=walk.size)

@@ -104,6 +104,7 @@ STRATEGIES = (
     OnePlan("degrees", lambda graph, machine, _optimizer, degrees: recipe(graph, machine, degrees), Degrees),
     OnePlan("zero1", lambda graph, machine, _optimizer, _options: recipe(graph, machine, Degrees(zero=1), "zero1")),
     OnePlan("zero2", lambda graph, machine, _optimizer, _options: recipe(graph, machine, Degrees(zero=2), "zero2")),
+    OnePlan("zero3", lambda graph, machine, _optimizer, _options: recipe(graph, machine, Degrees(zero=3), "zero3")),
     OnePlan("hsdp", _hsdp, HybridOptions),
     OnePlan("megatron", _megatron, MegatronOptions),
     *map(_tofu, VARIANTS),
