@@ -22,9 +22,12 @@ def not_kept(graph: Graph) -> set[Node]:
     which all users are `recompute` operators, and the steps of such reshards.
     """
     found: set[Node] = set()
+    nodes = graph.nodes()
+    if all(node.op != "recompute" for node in nodes):
+        return found
     users = graph.users()
     outputs = {*graph.outputs, *(u.grad for u in graph.updates)}
-    for node in reversed(graph.nodes()):
+    for node in reversed(nodes):
         if node.is_leaf or node.op == "recompute" or not outputs.isdisjoint(node.results):
             continue
         by = [user for v in node.results for user, _ in users.get(v, ())]

@@ -76,6 +76,11 @@ Pins = tuple[tuple[int, int], ...]
 
 def pins(layout: Sequence[GridRole]) -> Pins:
     """Return (mesh axis, coordinate) for each pinned axis of a layout: given (0, pinned_at(1)) returns ((1, 1),)."""
+    return _pins(tuple(layout))
+
+
+@lru_cache(maxsize=65536)
+def _pins(layout: tuple[GridRole, ...]) -> Pins:
     return tuple((i, PINNED - r) for i, r in enumerate(layout) if isinstance(r, int) and r <= PINNED)
 
 
@@ -480,10 +485,11 @@ class Placement:
         return self.layouts[node.result]
 
 
+@lru_cache(maxsize=16)
 def place(graph: Graph, mesh: Mesh) -> Placement:
     """
     Place a parallel graph on a mesh, as its machine views say: return the role of each mesh axis in every operator, and
-    every value's layout. A node without a view stays where its operands are, as far as its type allows.
+    every value's layout. A node without a view stays where its operands are, as far as its type allows. Memoised.
 
     Raises `UnityError` where a degree or a view does not fit the mesh.
     """

@@ -72,12 +72,15 @@ class GroupMemo:
     """Launches of every operator and group, by `_key`; None if Triton does not compute it, or not in one kernel."""
     lines: dict[object, Part | None] = field(default_factory=dict[object, Part | None])
     """The one line of every group, over numbers in place of registers; None if it has none."""
+    choices: dict[object, str] = field(default_factory=dict[object, str])
+    """The implementation of every operator, by its name, attributes and pieces."""
 
     def shrink(self) -> None:
         """Forget everything if more than `MOST_REMEMBERED` operators and groups are remembered."""
-        if len(self.launches) + len(self.lines) > MOST_REMEMBERED:
+        if len(self.launches) + len(self.lines) + len(self.choices) > MOST_REMEMBERED:
             self.launches.clear()
             self.lines.clear()
+            self.choices.clear()
 
 
 def with_fusions(program: Program, choice: Choice, memo: GroupMemo | None = None) -> Program:

@@ -27,7 +27,7 @@ from unity_ir.plan.deadlock import calls, check_order, there
 from unity_ir.plan.groups import GroupMemo, with_fusions
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
-from unity_ir.plan.program import Compute, Program, Register, ReshardMove, most_of_a_device
+from unity_ir.plan.program import Compute, Fused, Program, Register, ReshardMove, most_of_a_device
 from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.plan.schedule import BUCKET_BYTES, Schedule, Start, crosses, moves_of, schedule
 
@@ -103,8 +103,18 @@ class Plan:
         found: dict[Compute, str] = {}
         for instruction in self.program.body:
             if isinstance(instruction, Compute) and instruction not in found:
-                found[instruction] = self.options.implementation(local_operator(self.program, instruction))
+                found[instruction] = self._implementation(instruction)
         return found
+
+    def _implementation(self, compute: Compute) -> str:
+        if isinstance(compute, Fused):
+            return "triton"
+        tensors = tuple(self.program.tensors[r] for r in (*compute.operands, *compute.results))
+        key = compute.operator, compute.attributes, compute.assignment, tensors, self.program.mesh.sizes
+        known = self.options.memo.choices
+        if key not in known:
+            known[key] = self.options.implementation(local_operator(self.program, compute))
+        return known[key]
 
     @cached_property
     def in_place(self) -> frozenset[Register]:
@@ -120,7 +130,7 @@ class Plan:
         def is_stored(register: Register) -> bool:
             if (maker := makers.get(register)) is None:
                 return register in stored
-            if self.options.implementation(local_operator(self.program, maker)) == "triton":
+            if self._implementation(maker) == "triton":
                 return True
             return kind(self.program.analysis(maker)) == "contraction"
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from extent import examples
 from graphs import boxes, random_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from unity_ir.simulate.report import as_emitted
 
 @pytest.mark.slow
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from(["sgd", "adamw"]))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_no_placement_is_faster(seed: int, with_pins: bool, name: str):
     graph = random_graph(Random(seed), Random(seed).randint(1, 8), dims=(2, 4, 6, 12))
     machine = boxes(2, 2)

@@ -6,6 +6,7 @@ from math import prod
 from random import Random
 
 from devices import there
+from extent import examples
 from graphs import boxes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +24,7 @@ OPTIMIZERS = (Optimizer(), Optimizer("adam"))
 
 
 @given(st.integers(0, 10**6), st.sampled_from([(2,), (2, 3), (2, 2, 2)]), st.sampled_from(OPTIMIZERS))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_what_counts_is_what_the_fullest_device_holds(seed: int, sizes: tuple[int, ...], optimizer: Optimizer):
     random, mesh = Random(seed), Mesh(sizes)
 

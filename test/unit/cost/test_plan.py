@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from extent import examples
 from graphs import boxes, random_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,7 +42,7 @@ def plans(graph: Graph, machine: Machine, seed: int) -> list[Graph]:
 
 @pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from(MACHINES))
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_forward_costs_what_its_training_step_costs(seed: int, machine: Machine):
     graph = random_graph(Random(seed), Random(seed).randint(1, 7), dims=(2, 4, 6, 12))
     for plan in plans(graph, machine, seed):

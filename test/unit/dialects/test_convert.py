@@ -1,6 +1,7 @@
 """The two forms of a graph say the same."""
 
 import pytest
+from extent import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from xdsl.context import Context
@@ -112,7 +113,7 @@ def _grid(type: TensorType) -> tuple[int, ...]:
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(graphs())
 def test_round_trip(graph: Graph) -> None:
     func = from_graph(graph)
@@ -120,7 +121,7 @@ def test_round_trip(graph: Graph) -> None:
     assert to_graph(func) == graph
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(graphs(), st.booleans())
 def test_round_trip_through_text(graph: Graph, generic: bool) -> None:
     # xDSL's generic form of a function loses names beyond ASCII.

@@ -238,7 +238,7 @@ def epilogues(dtype: str) -> Graph:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", SHARED_LIMITS)
+@pytest.mark.parametrize("target", sample(list(SHARED_LIMITS), 3, 1))
 def test_groups_of_operators(target: str) -> None:
     """Products with all that follows them, on tiles of every size, and rows with what is before and after them."""
     on, jobs = load("box:1"), dict[str, Job]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 import torch
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -35,7 +36,7 @@ def row_major(shape: tuple[int, ...]) -> list[int]:
 
 
 @given(contiguous())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_parts_and_what_is_joined_are_row_major(drawn: tuple[Tensor, int]):
     x, dim = drawn
     parts = COLLECTIVES._cut(x, dim, (0,))

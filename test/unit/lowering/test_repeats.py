@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from extent import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -100,7 +101,7 @@ def run(graph: Graph) -> tuple[str, Any]:
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_a_loop_computes_what_its_lines_do(seed: int):
     graph = layered(seed)
     _, found = run(graph)

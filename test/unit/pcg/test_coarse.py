@@ -7,6 +7,7 @@ from math import gcd, inf, prod
 
 import pytest
 from devices import legal
+from extent import examples
 from graphs import boxes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,7 +59,7 @@ def coarsened(machine: Machine, shape: tuple[int, ...], source: Layout, target: 
 
 
 @given(problems())
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_the_cheapest_with_axes_that_go_together(problem: tuple[Machine, tuple[int, ...], Layout, Layout]):
     machine, shape, source, target = problem
     memo = MEMOS.setdefault((machine.mesh.sizes, machine.axis_levels), {})
@@ -78,7 +79,7 @@ def test_the_cheapest_with_axes_that_go_together(problem: tuple[Machine, tuple[i
 
 
 @given(problems())
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_no_cheaper_than_axis_by_axis(problem: tuple[Machine, tuple[int, ...], Layout, Layout]):
     machine, shape, source, target = problem
     if len(machine.mesh.sizes) > 3 and len(shape) > 2:

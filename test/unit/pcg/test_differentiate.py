@@ -6,6 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from extent import examples
 from graphs import boxes, data_for, random_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ def gradients(step: Graph, inputs: dict[str, Array], weights: dict[str, Array]) 
 
 
 @given(RANDOMS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_gradients_are_slopes(random: Random):
     graph = random_graph(random, random.randint(1, 9))
     inputs, weights = data_for(graph)
@@ -48,7 +49,7 @@ def test_gradients_are_slopes(random: Random):
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(2,), (3,), (2, 2), (2, 3)])
 @given(RANDOMS, st.integers(0, 999))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_any_plan_has_the_serial_gradients(sizes: tuple[int, ...], random: Random, seed: int):
     graph, machine = random_graph(random, random.randint(1, 6)), boxes(*sizes)
     inputs, weights = data_for(graph)
@@ -70,7 +71,7 @@ def test_any_plan_has_the_serial_gradients(sizes: tuple[int, ...], random: Rando
 
 @pytest.mark.slow
 @given(RANDOMS, st.integers(0, 999))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_fusing_keeps_the_cost(random: Random, seed: int):
     machine = boxes(2, 3, overhead=1e-6)
     step = differentiate(sample(random_graph(random, 6), machine, seed), SGD, machine.mesh)

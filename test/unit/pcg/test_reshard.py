@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 import pytest
 from devices import layouts, legal, perform, scatter, stands_for
+from extent import examples
 from graphs import boxes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,7 +71,7 @@ def test_moves_are_just_those_that_work(sizes: tuple[int, ...], shape: tuple[int
 
 @pytest.mark.slow
 @given(problems(), st.sampled_from([0.0, 1e-6]))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_plan_leads_to_the_target(problem: tuple[Mesh, tuple[int, ...], Layout, Layout], overhead: float):
     mesh, shape, source, target = problem
     machine = boxes(*mesh.sizes, overhead=overhead)
@@ -154,7 +155,7 @@ def entering(machine: Machine, shape: tuple[int, ...], source: Layout, target: L
 
 @pytest.mark.slow
 @given(problems())
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_no_plan_beats_the_cut(problem: tuple[Mesh, tuple[int, ...], Layout, Layout]):
     mesh, shape, source, target = problem
     if pins(source) or pins(target):

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from extent import examples
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -90,7 +91,7 @@ def steps(draw: st.DrawFn) -> tuple[str, dict[str, int]]:
 
 @pytest.mark.slow
 @given(tensor_types(), st.lists(steps(), max_size=12))
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_any_chain_keeps_the_value_and_its_gradient_is_dual(type: TensorType, chain: list[tuple[str, dict[str, int]]]):
     assume(not type.halo_sum)
     start = value = scattered(type)
@@ -113,7 +114,7 @@ def test_any_chain_keeps_the_value_and_its_gradient_is_dual(type: TensorType, ch
 
 
 @given(tensor_types(), steps())
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_gradient_of_a_step_is_its_transpose(type: TensorType, step: tuple[str, dict[str, int]]):
     """<g, A x> = <A* g, x> over all pieces, each piece a vector of its own."""
     op, attributes = step

@@ -7,6 +7,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from extent import examples
 from graphs import boxes, random_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,7 +47,7 @@ def layers(count: int, width: int = 64) -> Program:
 
 @pytest.mark.slow
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0, 64, 2**20]))
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_what_is_read_is_there_and_nothing_stays(seed: int, with_pins: bool, bucket: int):
     program = random_program(seed, with_pins)
     found = schedule(program, bucket)
@@ -105,7 +106,7 @@ def with_retypes(program: Program, random: Random) -> Program:
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_what_takes_no_step_changes_no_order(seed: int):
     program = random_program(seed, False)
     found, want = schedule(with_retypes(program, Random(seed))), schedule(program)
@@ -208,7 +209,7 @@ def held_until_the_end(program: Program, found: Schedule) -> list[list[int]]:
 
 @pytest.mark.slow
 @given(st.integers(0, 10**6), st.booleans(), st.sampled_from([0, 64, 2**20]), st.sampled_from([0, 64, 256, 2**20]))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_collectives_under_way_hold_so_much(seed: int, with_pins: bool, bucket: int, under_way: int):
     program = random_program(seed, with_pins)
     bound, free = (schedule(program, bucket, limit) for limit in (under_way, 2**60))
@@ -257,7 +258,7 @@ def ordered(seed: int) -> dict[Place, list[CollectiveCall]]:
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_no_rank_waits_for_ever(seed: int):
     check_order("f", ordered(seed))
 

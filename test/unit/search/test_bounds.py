@@ -7,6 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from extent import examples
 from graphs import boxes, random_cnn, random_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,7 +57,7 @@ def choices(problem: FactorGraph) -> list[tuple[int, ...]]:
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_messages_are_a_bound_and_slack_never_drops_a_better_choice(seed: int):
     problem = random_problem(seed)
     costs = {c: total(problem, c) for c in choices(problem)}
@@ -73,7 +74,7 @@ def test_messages_are_a_bound_and_slack_never_drops_a_better_choice(seed: int):
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_rows_dropped_on_the_way_are_in_no_better_choice(seed: int):
     problem = random_problem(seed)
     least = min(total(problem, c) for c in choices(problem))
@@ -85,7 +86,7 @@ def test_rows_dropped_on_the_way_are_in_no_better_choice(seed: int):
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_two_passes_are_exact_on_a_chain(seed: int):
     random = np.random.default_rng(seed)
     sizes = [int(random.integers(1, 5)) for _ in range(5)]
@@ -104,7 +105,7 @@ def test_two_passes_are_exact_on_a_chain(seed: int):
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_elimination_through_axes_with_a_memo(seed: int):
     """Twice the same problem beside itself, with one memo: the second half costs nothing new."""
     problem, memo = random_problem(seed), Memo()
@@ -124,7 +125,7 @@ def test_elimination_through_axes_with_a_memo(seed: int):
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_memo_tells_arrangements_of_the_same_tables_apart(seed: int):
     random, memo = np.random.default_rng(seed), Memo()
     tables = [random.integers(0, 9, (3, 3)).astype(float) for _ in range(2)]
@@ -152,7 +153,7 @@ def test_elimination_gives_up_beyond_its_limit():
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_rows_that_others_stand_in_for_are_in_no_better_choice(seed: int):
     """Points on a line, dearer upwards than downwards: one row per wish of the neighbours is kept that is the best."""
     random = np.random.default_rng(seed)
@@ -177,7 +178,7 @@ def plain_minimum(problem: FactorGraph) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES, ids=["2", "2x2", "2x3", "2x2x2"])
 @given(st.integers(0, 10**6))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_messages_find_what_elimination_finds(machine: Machine, seed: int):
     """The way for graphs too entangled to eliminate, with nothing left out at first as the oracle."""
     random = Random(seed)
@@ -199,7 +200,7 @@ def test_messages_find_what_elimination_finds(machine: Machine, seed: int):
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=4)
+@settings(max_examples=examples(4))
 def test_groups_of_axes_make_real_plans(seed: int):
     machine = boxes(2, 2, 2, 3, 2, overhead=1e-6)
     graph = random_graph(Random(seed), 4, dims=(4, 12, 48))

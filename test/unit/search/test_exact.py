@@ -10,6 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 from devices import layouts
+from extent import examples
 from graphs import boxes, random_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -154,7 +155,7 @@ class Everything:
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", [TWO, FOUR, SIX, boxes(2, 2, 2, overhead=1e-6)], ids=["2", "2x2", "2x3", "2x2x2"])
 @given(st.integers(0, 10**6))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_plan_costs_what_the_search_says_and_nothing_beats_it(machine: Machine, seed: int):
     graph = random_graph(Random(seed), Random(seed).randint(1, 8), dims=(2, 4, 6, 12))
     solver = Solver(Spaces(machine), SGD)
@@ -179,7 +180,7 @@ def named(roles: Sequence[GridRole], counts: Ints) -> Assignment:
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", [TWO, FOUR, SIX], ids=["2", "2x2", "2x3"])
 @given(st.integers(0, 10**6))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_any_choice_costs_the_sum_of_its_terms(machine: Machine, seed: int):
     """Configurations, rests and relays at random: the plan written out puts everything where it was chosen."""
     random = Random(seed)
@@ -225,7 +226,7 @@ def test_any_choice_costs_the_sum_of_its_terms(machine: Machine, seed: int):
 
 @pytest.mark.slow
 @given(st.integers(0, 10**6))
-@settings(max_examples=5)
+@settings(max_examples=examples(5))
 def test_on_larger_machines_the_search_is_a_bound(seed: int):
     machine = boxes(2, 2, 2, 2, overhead=1e-6)
     graph = random_graph(Random(seed), 3, dims=(4, 16))
@@ -239,7 +240,7 @@ def test_on_larger_machines_the_search_is_a_bound(seed: int):
 
 @pytest.mark.parametrize("machine", [TWO, FOUR], ids=["2", "2x2"])
 @given(st.integers(0, 10**6))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_tables_hold_every_configuration(machine: Machine, seed: int):
     graph = random_graph(Random(seed), 3, dims=(2, 4, 6, 12))
     problem, solver = Everything(graph, machine), Solver(Spaces(machine), SGD)
@@ -289,7 +290,7 @@ def test_weight_that_is_only_an_output_rests_somewhere():
 
 
 @given(st.integers(0, 10**6), st.sampled_from([1, 4, 2**16]))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_elimination_finds_the_least_sum(seed: int, near: int):
     random = np.random.default_rng(seed)
     sizes = {v: int(random.integers(1, 4)) for v in range(int(random.integers(1, 6)))}

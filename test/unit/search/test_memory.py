@@ -270,7 +270,7 @@ def smallest_at_random(graph: Graph, machine: Machine, optimizer: Optimizer, ran
 
 @pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from([TWO, FOUR]), st.sampled_from(OPTIMIZERS), st.booleans())
-@settings(max_examples=examples(8))
+@settings(max_examples=examples(3))
 @example(14, FOUR, Optimizer("adam"), True)
 @example(26, FOUR, Optimizer(), True)
 def test_no_plan_is_missed_near_the_least_that_plans_need(

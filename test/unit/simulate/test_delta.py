@@ -6,6 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from extent import examples
 from graphs import boxes, data_for, random_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,7 +74,7 @@ def test_random_changes_of_models(text: str, overlap: bool):
 
 @pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from(MACHINES), st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_random_changes_of_random_graphs(seed: int, machine: Machine, overlap: bool):
     random = Random(seed)
     graph = random_graph(random, random.randint(1, 7), dims=(2, 4, 6, 12))
@@ -101,7 +102,7 @@ def test_weights_that_no_operator_reads_are_updated(alone: bool, machine: Machin
 
 
 @given(st.integers(0, 10**6), st.sampled_from(MACHINES[:3]))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_devices_told_apart_are_as_one_class(seed: int, machine: Machine):
     random = Random(seed)
     graph = random_graph(random, random.randint(1, 7), dims=(2, 4, 6, 12))
@@ -117,7 +118,7 @@ def test_devices_told_apart_are_as_one_class(seed: int, machine: Machine):
 
 
 @given(st.integers(0, 10**6), st.sampled_from(MACHINES[:3]))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_operators_on_parts_of_the_machine(seed: int, machine: Machine):
     """Pinned on some axes: those tell devices apart, and all of them may."""
     random = Random(seed)
@@ -184,7 +185,7 @@ def test_what_does_not_fit_changes_nothing():
 
 
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_plans_with_pins_are_realised(random: Random):
     """Reshards between any parts of the machine are placed, and gradients piecewise are those of the serial graph."""
     graph, machine = random_graph(random, random.randint(1, 6)), boxes(2, 2, 2, overhead=1e-6)

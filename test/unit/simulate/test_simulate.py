@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from extent import examples
 from graphs import boxes, random_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,7 +50,7 @@ def tasks_of(plan: Graph, machine: Machine, **options: object) -> TaskGraph:
 
 @pytest.mark.slow
 @seeds
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_without_overlap_the_time_is_the_sum(seed: int, machine: Machine):
     for step in (False, True):
         plan = random_plan(seed, machine, step)
@@ -61,7 +62,7 @@ def test_without_overlap_the_time_is_the_sum(seed: int, machine: Machine):
 
 
 @seeds
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_overlap_lies_between_its_bounds(seed: int, machine: Machine):
     for step in (False, True):
         tasks = tasks_of(random_plan(seed, machine, step), machine)
@@ -78,7 +79,7 @@ def test_overlap_lies_between_its_bounds(seed: int, machine: Machine):
 
 @pytest.mark.slow
 @seeds
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_one_class_stands_for_every_device(seed: int, machine: Machine):
     plan = random_plan(seed, machine, False)
     for overlap in (True, False):
@@ -95,7 +96,7 @@ def test_one_class_stands_for_every_device(seed: int, machine: Machine):
 
 
 @seeds
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_a_longer_task_never_shortens_the_whole(seed: int, machine: Machine):
     tasks = tasks_of(random_plan(seed, machine, False), machine)
     before = simulate(tasks).ends
@@ -107,7 +108,7 @@ def test_a_longer_task_never_shortens_the_whole(seed: int, machine: Machine):
 
 
 @seeds
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_memory_is_that_of_the_cost_model_at_most(seed: int, machine: Machine):
     """Nothing is held twice: at once there is at most what there ever is, and what is always there is."""
     plan = random_plan(seed, machine, False)

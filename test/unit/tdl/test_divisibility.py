@@ -8,6 +8,7 @@ from math import prod
 
 import numpy as np
 import pytest
+from extent import examples
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -241,7 +242,7 @@ def lines(draw: st.DrawFn) -> str:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(300), suppress_health_check=list(HealthCheck))
 @given(lines())
 def test_random_line_is_what_its_pieces_make(text: str):
     line = parse_line(text)
