@@ -19,6 +19,7 @@ from small import op, small, whole
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
+from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf
 from unity_ir.pcg.recompute import not_kept
@@ -297,6 +298,24 @@ def test_plans_by_hand_are_tried_before_it_is_said_that_none_fits(monkeypatch: p
         run(wide(), with_memory(FOUR, 1000))
 
 
+def test_weights_are_gathered_again_where_nothing_else_fits(monkeypatch: pytest.MonkeyPatch):
+    def refuses(*_: object) -> None:
+        raise Refused("search: no plan fits: it is said")
+
+    graph = build("mlp", batch=8, hidden=2048, layers=12, classes=2048)
+    plans = {name: run(graph, FOUR, name).graph for name in ("fsdp", "zero3")}
+    needs = {name: need_of(plan, FOUR, Optimizer()) for name, plan in plans.items()}
+    assert needs["zero3"] < needs["fsdp"]
+    monkeypatch.setattr("unity_ir.search.strategies.joint.joint_within", refuses)
+    monkeypatch.setattr("unity_ir.search.choose.candidates.USUAL", ("data-parallel", "fsdp"))
+    found = run(graph, with_memory(FOUR, needs["zero3"]))
+    assert found.graph == plans["zero3"]
+    assert found.bound is not None
+    assert found.bound <= found.cost.time
+    with pytest.raises(UnityError, match=r"^search: no plan fits"):
+        run(graph, with_memory(FOUR, needs["zero3"] - 1))
+
+
 def wide() -> Graph:
     """A weight that is fastest copied to every device, and a long batch."""
     x = leaf("input", tensor_type((4096, 64), "f32"), name="x")
@@ -308,7 +327,7 @@ def wide() -> Graph:
 
 def test_activations_are_computed_again_only_where_memory_is_short(monkeypatch: pytest.MonkeyPatch):
     # Of the plans by hand one fits without.
-    monkeypatch.setattr("unity_ir.search.choose.candidates.BY_HAND", {})
+    monkeypatch.setattr("unity_ir.search.choose.candidates.USUAL", ())
     monkeypatch.setattr("unity_ir.search.choose.candidates.QUICK", ())
     free = run(wide(), FOUR)
     assert not not_kept(free.graph)

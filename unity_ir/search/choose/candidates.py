@@ -20,6 +20,7 @@ from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.pcg.sharding import pins
 from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
 from unity_ir.search.baselines.expert import expert
+from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.tofu.search import tofu
@@ -35,8 +36,12 @@ BY_HAND: Mapping[str, ByHand] = {
     "fsdp": lambda graph, machine, _, __: fsdp(graph, machine),
     "expert": expert,
     "tofu": lambda graph, machine, _, __: tofu(graph, machine),
+    "zero3": lambda graph, machine, _, __: recipe(graph, machine, Degrees(zero=3), "zero3"),
 }
 """The baselines, by strategy name."""
+
+USUAL = ("data-parallel", "fsdp", "expert", "tofu")
+"""The baselines that every search is compared with; ZeRO-3 only does more than FSDP, where memory is short."""
 
 QUICK = ("data-parallel", "fsdp")
 """The baselines that are made without a search."""
@@ -47,7 +52,7 @@ PricedGraph = tuple[Graph, PlanCost]
 
 
 def _by_hand(
-    graph: Graph, machine: Machine, optimizer: Optimizer, strategies: Iterable[str] = BY_HAND
+    graph: Graph, machine: Machine, optimizer: Optimizer, strategies: Iterable[str] = USUAL
 ) -> Iterator[tuple[str, PricedGraph]]:
     """
     Yield the distinct baseline plans of a serial graph, each with its strategy's name and its cost.
@@ -136,9 +141,16 @@ class Baselines:
 
     def __call__(self, question: tuple[Graph, bool]) -> list[Candidate]:
         graph, quick = question
+        return self._candidates(graph, QUICK if quick else USUAL)
+
+    def for_less_memory(self, graph: Graph) -> list[Candidate]:
+        """Return the baselines of a serial graph to try where neither the search nor another one fits: ZeRO-3."""
+        return self._candidates(graph, ("zero3",))
+
+    def _candidates(self, graph: Graph, strategies: Iterable[str]) -> list[Candidate]:
         candidates: list[Candidate] = []
         with beside(), suppress(OutOfBudget):
-            for name, plan in _by_hand(graph, self.machine, self.optimizer, QUICK if quick else BY_HAND):
+            for name, plan in _by_hand(graph, self.machine, self.optimizer, strategies):
                 needs = needed(*plan, self.optimizer)
                 fit = needs <= self.machine.device.memory
                 emitted = as_emitted(plan[0], self.machine, self.optimizer)[0] if fit else inf

@@ -109,6 +109,9 @@ class Chooser:
         known = self.by_hand.ask((self.serial, False))()
         candidates = that_fit(known)
         if not candidates:
+            known += Baselines(self.machine, self.emitted.optimizer).for_less_memory(self.serial)
+            candidates = that_fit(known)
+        if not candidates:
             smallest = min(known, key=lambda c: c.needs, default=None)
             raise refused if smallest is None else refused.known(smallest.name, smallest.needs, smallest.seconds)
         best = self.emitted.plan(min(candidates, key=lambda c: c.emitted))
