@@ -109,6 +109,8 @@ def text(
     if bound:
         if on_parts:
             said = "with everything on all devices; here branches are on parts, at once"
+        elif any(r.again for r in plan.reshards):
+            said = "that gathers weights once; here some are gathered again"
         else:
             said = f"of this graph: gap {plan.time / bound - 1:.2%}"
         console.print(f"  bound          {seconds_text(bound)} of the time, for any placement {said}", soft_wrap=True)

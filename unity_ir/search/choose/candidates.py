@@ -41,7 +41,7 @@ BY_HAND: Mapping[str, ByHand] = {
 """The baselines, by strategy name."""
 
 USUAL = ("data-parallel", "fsdp", "expert", "tofu")
-"""The baselines that every search is compared with; ZeRO-3 only does more than FSDP, where memory is short."""
+"""The baselines that every search is compared with; where FSDP does not fit, with ZeRO-3, too."""
 
 QUICK = ("data-parallel", "fsdp")
 """The baselines that are made without a search."""
@@ -94,9 +94,12 @@ def fits(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> bool:
     return needed(graph, priced, optimizer) <= priced.machine.device.memory
 
 
-def on_parts(priced: PlanCost) -> bool:
-    """Return whether a plan pins some operators to a part of the machine; lower bounds do not cover such plans."""
-    return any(map(pins, priced.placement.assignments.values()))
+def beyond_bounds(priced: PlanCost) -> bool:
+    """
+    Return whether lower bounds do not cover a plan: it pins some operators to a part of the machine, or gathers weights
+    again for the backward.
+    """
+    return any(map(pins, priced.placement.assignments.values())) or any(r.again for r in priced.reshards)
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class Candidate:
     """Seconds with every move waited for."""
     emitted: float
     """Simulated seconds as emitted; infinite for a plan that does not fit."""
-    on_parts: bool
+    beyond_bounds: bool
     needs: int
     """Bytes per device."""
 
@@ -141,11 +144,10 @@ class Baselines:
 
     def __call__(self, question: tuple[Graph, bool]) -> list[Candidate]:
         graph, quick = question
-        return self._candidates(graph, QUICK if quick else USUAL)
-
-    def for_less_memory(self, graph: Graph) -> list[Candidate]:
-        """Return the baselines of a serial graph to try where neither the search nor another one fits: ZeRO-3."""
-        return self._candidates(graph, ("zero3",))
+        found = self._candidates(graph, QUICK if quick else USUAL)
+        if any(c.name == "fsdp" and not c.fits for c in found):
+            found += self._candidates(graph, ("zero3",))
+        return found
 
     def _candidates(self, graph: Graph, strategies: Iterable[str]) -> list[Candidate]:
         candidates: list[Candidate] = []
@@ -154,7 +156,7 @@ class Baselines:
                 needs = needed(*plan, self.optimizer)
                 fit = needs <= self.machine.device.memory
                 emitted = as_emitted(plan[0], self.machine, self.optimizer)[0] if fit else inf
-                candidates.append(Candidate(plan[0], name, plan[1].time, emitted, on_parts(plan[1]), needs))
+                candidates.append(Candidate(plan[0], name, plan[1].time, emitted, beyond_bounds(plan[1]), needs))
         return candidates
 
 

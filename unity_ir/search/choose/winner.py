@@ -109,9 +109,6 @@ class Chooser:
         known = self.by_hand.ask((self.serial, False))()
         candidates = that_fit(known)
         if not candidates:
-            known += Baselines(self.machine, self.emitted.optimizer).for_less_memory(self.serial)
-            candidates = that_fit(known)
-        if not candidates:
             smallest = min(known, key=lambda c: c.needs, default=None)
             raise refused if smallest is None else refused.known(smallest.name, smallest.needs, smallest.seconds)
         best = self.emitted.plan(min(candidates, key=lambda c: c.emitted))
@@ -174,7 +171,7 @@ class Chooser:
 
     def _least_sum(self, own: PricedGraph, candidates: Sequence[Candidate]) -> PricedGraph:
         """Return the plan found or, if all its moves waited for take less, the baseline of the least seconds."""
-        least = min((c for c in candidates if not c.on_parts), key=lambda c: c.seconds, default=None)
+        least = min((c for c in candidates if not c.beyond_bounds), key=lambda c: c.seconds, default=None)
         return own if least is None or own[1].time <= least.seconds else self.emitted.plan(least)
 
     def _on_parts(self, plan: PricedGraph, found: JointPlan) -> PricedGraph:
@@ -234,8 +231,9 @@ class Chooser:
         best = self.emitted.fastest([now, *plans], candidates)
         if best is now:
             return result
-        least = map(self.emitted.plan, sorted(candidates, key=lambda c: c.seconds)[:1])
-        # Bounds do not cover plans on parts of the machine.
+        covered = [c for c in candidates if not c.beyond_bounds]
+        least = map(self.emitted.plan, sorted(covered, key=lambda c: c.seconds)[:1])
+        # Bounds do not cover plans on parts of the machine, nor ZeRO-3.
         proved = min((*plans[:1], *least), key=lambda p: p[1].time)
         found = self.bounding.ask(KnownPlan(self.serial, proved[1].time))()
         graph, priced, bound = bounded(proved, found, self.emitted.optimizer)
