@@ -24,6 +24,7 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.types import tensor_type
+from unity_ir.plan.plan import plan_graph
 from unity_ir.rules.derivation import replay
 from unity_ir.search import run
 from unity_ir.search.baselines.random_plan import sample
@@ -235,6 +236,12 @@ def test_no_peak_is_above_all_at_once(seed: int, optimizer: Optimizer, on_parts:
     plan, machine = pinned(graph, seed) if on_parts else (sample(graph, FOUR, seed), FOUR)
     priced = cost(plan, machine, optimizer)
     assert need_of(plan, machine, optimizer) <= all_at_once(plan, priced, optimizer)
+
+
+def test_replicas_of_either_role_are_sent_once():
+    """The forward reads a value as copies on one axis and repeated on another, the backward the other way round."""
+    plan, machine = pinned(small(77511, 2), 77511)
+    assert plan_graph(plan, machine, Optimizer()).collectives == 6
 
 
 @pytest.mark.parametrize("seed", [9, 15, 57, 69])
