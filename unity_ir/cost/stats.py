@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from io import StringIO
 
@@ -163,21 +164,21 @@ def _table(plan: PlanCost) -> Table:
 
 
 def _add_reshard(table: Table, plan: PlanCost, reshard: Reshard) -> None:
-    moving = [m for m in (*reshard.forward, *reshard.backward) if m.kind not in FREE]
+    moving = [m for m, _ in reshard.moves if m.kind not in FREE]
     if not moving:
         return
 
-    def time(moves: tuple[Move, ...], dtype: str) -> str:
-        seconds = sum(plan.machine.move_time(m, dtype) for m in moves)
+    def time(moves: Iterable[tuple[Move, str]]) -> str:
+        seconds = sum(plan.machine.move_time(m, dtype) for m, dtype in moves)
         return seconds_text(seconds) if seconds else ""
 
     elements = sum(m.traffic(plan.machine.mesh) for m in moving)
     table.add_row(
-        f"  {_kinds(reshard.forward)} / {_kinds(reshard.backward)}",
+        f"  {_kinds(reshard.forward)} / {_kinds((*reshard.again, *reshard.backward))}",
         "",
         f"{_roles(reshard.source)} to {_roles(reshard.target)}",
-        time(reshard.forward, reshard.value.type.dtype),
-        time(reshard.backward, reshard.value.type.grad_dtype),
+        time(reshard.moves[: len(reshard.forward)]),
+        time(reshard.moves[len(reshard.forward) :]),
         f"{elements:,}",
     )
 
@@ -187,7 +188,7 @@ def reshard_words(reshard: Reshard) -> str:
     Return the text for a reshard in `--stats`: given a gather and its dual, `dim 0 to repeat by all_gather /
     reduce_scatter`.
     """
-    kinds = f"{_kinds(reshard.forward)} / {_kinds(reshard.backward)}"
+    kinds = f"{_kinds(reshard.forward)} / {_kinds((*reshard.again, *reshard.backward))}"
     return f"{_roles(reshard.source)} to {_roles(reshard.target)} by {kinds}"
 
 

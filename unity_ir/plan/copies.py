@@ -1,8 +1,9 @@
 """
-Count what the calls of collectives copy on a device beside what they send: pieces cut or joined along a dim, buckets.
+Count the kernels and bytes that a device copies for its collectives, beside the bytes that it sends.
 
-NCCL sends and receives contiguous buffers. What lies otherwise is copied by kernels before a collective starts, or once
-it has been waited for, as `lowering/runtime/collectives.py` and `lowering/runtime/halos.py` do.
+NCCL sends and receives contiguous buffers. So kernels copy pieces that are cut or joined along an inner dim, halos, and
+the members of a bucket: before the collective starts, or once it was waited for. The copies are made by
+`lowering/runtime/collectives.py` and `lowering/runtime/halos.py`.
 """
 
 from __future__ import annotations

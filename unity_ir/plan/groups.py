@@ -22,7 +22,7 @@ from unity_ir.kernels.launchers import launcher
 from unity_ir.kernels.triton.launch import LaunchWork
 from unity_ir.pcg.sharding import COPY, pins
 from unity_ir.plan.local_operator import LocalOperator, local_operator
-from unity_ir.plan.own_casts import with_own_casts
+from unity_ir.plan.own_casts import IsKernel, with_own_casts
 from unity_ir.plan.program import (
     Compute,
     Fused,
@@ -94,10 +94,11 @@ def with_fusions(program: Program, choice: Choice, memo: GroupMemo | None = None
     memo = GroupMemo() if memo is None else memo
     memo.shrink()
 
-    def is_kernel(program: Program, cast: Compute, reader: Compute) -> bool:
-        return _Fuser(program, choice, memo).is_kernel([cast, reader])
+    def kernels_of(candidate: Program) -> IsKernel:
+        fuser = _Fuser(candidate, choice, memo)
+        return lambda cast, reader: fuser.is_kernel([cast, reader])
 
-    program, casts = with_own_casts(program, is_kernel)
+    program, casts = with_own_casts(program, kernels_of)
     return _Fuser(program, choice, memo).program_of_groups(casts)
 
 

@@ -14,31 +14,28 @@ from dataclasses import replace
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.program import Compute, Instruction, Leaf, Program, Register, reads
 
-IsKernel = Callable[[Program, Compute, Compute], bool]
+IsKernel = Callable[[Compute, Compute], bool]
 """Returns whether a cast and the operator that reads it are one kernel, which stores the operator's results alone."""
 
 
-def with_own_casts(program: Program, is_kernel: IsKernel) -> tuple[Program, frozenset[Register]]:
+def with_own_casts(program: Program, kernels_of: Callable[[Program], IsKernel]) -> tuple[Program, frozenset[Register]]:
     """
     Return the program in which each reader of a cast to a longer type has a cast of its own, right before it, and the
     results of these casts.
 
-    It is done for casts of what operators make, where `is_kernel` says of every reader that it and its cast are one
-    kernel; no reader gets two. The others stay.
+    It is done for casts of what operators make, where every reader and its cast are one kernel, as `kernels_of` the
+    program so changed says; no reader gets two casts. The others stay.
     """
     longer = _longer(program)
     if not longer:
         return program, frozenset()
     candidate, own = _split(program, longer)
-    refused = {
-        longer_of
-        for reader in candidate.body
-        if isinstance(reader, Compute)
-        for register in reader.operands
-        if (found := own.get(register)) is not None
-        for cast, longer_of in (found,)
-        if not is_kernel(candidate, cast, reader)
-    }
+    is_kernel = kernels_of(candidate)
+    refused: set[Register] = set()
+    for reader in candidate.body:
+        if isinstance(reader, Compute):
+            casts = [own[register] for register in reader.operands if register in own]
+            refused |= {whole for cast, whole in casts if not is_kernel(cast, reader)}
     if refused:
         candidate, own = _split(program, longer - refused)
     return candidate, frozenset(own)
@@ -72,6 +69,7 @@ def _split(program: Program, longer: set[Register]) -> tuple[Program, dict[Regis
     cast, and the register in whose place it is.
     """
     tensors = dict(program.tensors)
+    last = max(tensors)
     casts = {i.results[0]: i for i in program.body if isinstance(i, Compute) and i.results[0] in longer}
     body: list[Instruction] = []
     own: dict[Register, tuple[Compute, Register]] = {}
@@ -82,7 +80,7 @@ def _split(program: Program, longer: set[Register]) -> tuple[Program, dict[Regis
         if instruction.results[0] in casts:
             continue
         for register in longer.intersection(instruction.operands):
-            mine = max(tensors) + 1
+            mine = last = last + 1
             tensors[mine] = tensors[register]
             cast = replace(casts[register], results=(mine,))
             own[mine] = cast, register

@@ -84,7 +84,7 @@ class Wait:
 
 
 Start = ReshardMove | HaloExchange | Bucket
-"""What one call of the runtime does: moves that cross links, or one on the device itself."""
+"""One call of the runtime: it starts one or several moves over links, or does one on the device itself."""
 
 Action = Leaf | Compute | Start | Wait
 
@@ -489,8 +489,7 @@ class _Scheduler:
     def _received(self, move: Move | _Cast) -> float:
         """Return about how many bytes a rank receives in a move, by the larger of operand and result."""
         ways = prod(self.program.mesh.sizes[axis] for axis in move.axes) if not isinstance(move, _Cast) else 1
-        size = max(piece_bytes(self.program, move.operand), piece_bytes(self.program, move.result))
-        return size * (ways - 1) / ways
+        return self._bytes(move) * (ways - 1) / ways
 
     def _need(self, register: Register) -> None:
         """Append the lines after which a register can be read: those that make it, and wait for it."""

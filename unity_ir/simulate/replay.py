@@ -59,9 +59,9 @@ class _Replay:
         self.pending: dict[tuple[Register, int], int] = {}
         """The collective that makes a register, by device class, until it is waited for."""
         self.started: dict[Register, Start] = {}
-        """What is under way, by its first result, until it is waited for."""
+        """The collectives that have started and are not waited for yet, by their first result."""
         self.copied: list[tuple[int, list[int]]] = []
-        """Buffers of collectives beside operands and results: their bytes, and the tasks that use them."""
+        """For each buffer that holds copies: its bytes, and the tasks that use it."""
         self.uses: dict[Register, list[int]] = {}
         self.is_backward = False
         self.syncs = _syncs(plan)
