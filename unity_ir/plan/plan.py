@@ -21,7 +21,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.machine.tuned import IMPLEMENTATIONS, Table
 from unity_ir.pcg.differentiate import training_step
 from unity_ir.pcg.graph import Graph, Optimizer
-from unity_ir.pcg.sharding import Pins, pins
+from unity_ir.pcg.sharding import Pins, is_shard, pins
 from unity_ir.plan.copies import Copies, copies
 from unity_ir.plan.deadlock import calls, check_order, there
 from unity_ir.plan.groups import GroupMemo, with_fusions
@@ -126,8 +126,18 @@ class Plan:
         own = ("all_reduce", "reduce_scatter", "all_gather")
         stored = {i.result for i in self.program.body if isinstance(i, ReshardMove) and i.kind in own}
         makers = {register: i for i in self.program.body if isinstance(i, Compute) for register in i.results}
+        # What a padding does not fill with zeros is its operand, or a copy of it in a larger tensor.
+        padded = {
+            line.action.result: (line.action, line.dies)
+            for line in schedule.lines
+            if isinstance(line.action, ReshardMove) and line.action.kind == "zero_pad"
+        }
 
         def is_stored(register: Register) -> bool:
+            if register in padded:
+                move, dies = padded[register]
+                operand = schedule.held(move.operand)
+                return is_shard(move.source) or (operand in dies and is_stored(operand))
             if (maker := makers.get(register)) is None:
                 return register in stored
             if self._implementation(maker) == "triton":

@@ -17,11 +17,21 @@ from unity_ir.errors import UnityError
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
-from unity_ir.pcg.sharding import REPEAT
+from unity_ir.pcg.sharding import REPEAT, SUM, Mesh
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.deadlock import CollectiveCall, Place, calls, check_order
 from unity_ir.plan.lower import lower
-from unity_ir.plan.program import Compute, HaloExchange, Instruction, Leaf, Program, ReshardMove, UpdateWeight
+from unity_ir.plan.plan import plan_step
+from unity_ir.plan.program import (
+    Compute,
+    HaloExchange,
+    Instruction,
+    Leaf,
+    Program,
+    ReshardMove,
+    Tensor,
+    UpdateWeight,
+)
 from unity_ir.plan.schedule import LAG, Action, Bucket, Schedule, Wait, crosses, piece_bytes, schedule
 from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
 from unity_ir.search.baselines.follow import follow
@@ -303,3 +313,22 @@ def test_calls_that_only_move_something_else_are_told_apart():
     one, other = (CollectiveCall(((0,), (1,)), (0,), "all_reduce", 4, "add", result) for result in (1, 2))
     with pytest.raises(UnityError, match=r"ranks at \[0\] wait for those at \[1\]"):
         check_order("f", {(0,): [one, other], (1,): [other, one]})
+
+
+@pytest.mark.parametrize("read_again", [False, True])
+def test_an_addend_that_was_padded_is_summed_in_its_own_memory(read_again: bool):
+    """Beside devices that hold zeros, a product is its own addend; what is read later must stay as it was."""
+    pieces, product = Tensor((8, 4), "f32", (0, REPEAT)), Tensor((4, 4), "f32", (SUM, REPEAT))
+    tensors = {0: Tensor((4, 4), "f32", (REPEAT, REPEAT)), 1: pieces, 2: pieces, 3: product}
+    tensors |= {4: replace(product, layout=(SUM, SUM)), 5: tensors[0], 6: product}
+    body = [
+        Leaf("weight", 0, "w"),
+        Leaf("input", 1, "x"),
+        Leaf("input", 2, "g"),
+        Compute("matmul_tn", (1, 2), (3,), (), ("m0", REPEAT)),
+        ReshardMove(3, 4, "zero_pad", (1,), REPEAT, SUM),
+        ReshardMove(4, 5, "all_reduce", (0, 1), SUM, REPEAT),
+    ]
+    body += [Compute("neg", (3,), (6,), (), (frozenset("x"), REPEAT))] if read_again else []
+    program = Program("padded", Mesh((2, 2)), tensors, (*body, UpdateWeight(0, 5)), (6,) if read_again else (), None)
+    assert plan_step(program).in_place == (set() if read_again else {5})
