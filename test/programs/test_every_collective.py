@@ -49,7 +49,7 @@ MORE = [
 ]
 CASES = [*SAMPLE, *MORE] if os.environ.get("ZOO") == "all" else SAMPLE
 NUMERICAL = (("idle", "batch_mean"), ("same", "batch_stats"))
-"""What becomes of a move that is done wrong, and of what the value is that it moves."""
+"""Moves that change nothing when done wrong: what `told` says of them, and the operator whose result they move."""
 DETOURS = ("random", "recompute", "pinned")
 
 

@@ -1,5 +1,5 @@
 """
-Count the kernels and bytes that a device copies for its collectives, beside the bytes that it sends.
+Count the copies that a device makes for its collectives: the kernels, and the bytes that they read and write.
 
 NCCL sends and receives contiguous buffers. So kernels copy pieces that are cut or joined along an inner dim, halos, and
 the members of a bucket: before the collective starts, or once it was waited for. The copies are made by

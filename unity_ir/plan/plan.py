@@ -8,7 +8,8 @@ freed. `simulate.replay` says how long it takes, `lowering.emit` prints it as a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -29,7 +30,7 @@ from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
 from unity_ir.plan.program import Compute, Fused, Program, Register, ReshardMove, most_of_a_device
 from unity_ir.plan.saved_softmax import with_savings
-from unity_ir.plan.schedule import BUCKET_BYTES, Schedule, Start, crosses, moves_of, schedule
+from unity_ir.plan.schedule import BUCKET_BYTES, Schedule, Start, Wait, crosses, moves_of, schedule
 
 
 @dataclass(frozen=True)
@@ -126,30 +127,28 @@ class Plan:
         own = ("all_reduce", "reduce_scatter", "all_gather")
         stored = {i.result for i in self.program.body if isinstance(i, ReshardMove) and i.kind in own}
         makers = {register: i for i in self.program.body if isinstance(i, Compute) for register in i.results}
+        lines = [line for line in schedule.lines if not isinstance(line.action, Wait)]
+        readers = Counter(r for line in lines for r in schedule.reads_and_makes(line.action)[0])
+        moves = [(line.action, line.dies) for line in lines if isinstance(line.action, ReshardMove)]
         # What a padding does not fill with zeros is its operand, or a copy of it in a larger tensor.
-        padded = {
-            line.action.result: (line.action, line.dies)
-            for line in schedule.lines
-            if isinstance(line.action, ReshardMove) and line.action.kind == "zero_pad"
-        }
+        padded = {move.result: (move, dies) for move, dies in moves if move.kind == "zero_pad"}
+
+        def is_alone(move: ReshardMove, dies: Collection[Register]) -> bool:
+            """Whether a move may take its operand's memory; what another reader made may be a view of it."""
+            operand = schedule.held(move.operand)
+            return operand in dies and readers[operand] == 1 and is_stored(operand)
 
         def is_stored(register: Register) -> bool:
             if register in padded:
                 move, dies = padded[register]
-                operand = schedule.held(move.operand)
-                return is_shard(move.source) or (operand in dies and is_stored(operand))
+                return is_shard(move.source) or is_alone(move, dies)
             if (maker := makers.get(register)) is None:
                 return register in stored
             if self._implementation(maker) == "triton":
                 return True
             return kind(self.program.analysis(maker)) == "contraction"
 
-        return frozenset(
-            line.action.result
-            for line in schedule.lines
-            if isinstance(line.action, ReshardMove) and line.action.kind == "all_reduce"
-            if (operand := schedule.held(line.action.operand)) in line.dies and is_stored(operand)
-        )
+        return frozenset(move.result for move, dies in moves if move.kind == "all_reduce" and is_alone(move, dies))
 
     def copies(self, start: Start) -> tuple[Copies, Copies]:
         """Return what a device copies (before a collective of the schedule starts, after it was waited for)."""

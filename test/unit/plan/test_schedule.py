@@ -21,7 +21,7 @@ from unity_ir.pcg.sharding import REPEAT, SUM, Mesh
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.deadlock import CollectiveCall, Place, calls, check_order
 from unity_ir.plan.lower import lower
-from unity_ir.plan.plan import plan_step
+from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import (
     Compute,
     HaloExchange,
@@ -332,3 +332,26 @@ def test_an_addend_that_was_padded_is_summed_in_its_own_memory(read_again: bool)
     body += [Compute("neg", (3,), (6,), (), (frozenset("x"), REPEAT))] if read_again else []
     program = Program("padded", Mesh((2, 2)), tensors, (*body, UpdateWeight(0, 5)), (6,) if read_again else (), None)
     assert plan_step(program).in_place == (set() if read_again else {5})
+
+
+def test_what_a_view_is_of_is_summed_in_a_copy():
+    """The second sum of a chain starts late: views were made of its operand by then, and other collectives read it."""
+    whole = Tensor((8, 4), "f32", (REPEAT, REPEAT))
+    tensors = {0: whole, 1: replace(whole, layout=(SUM, SUM))}
+    tensors |= {8: whole} | {r: replace(whole, layout=(0, SUM)) for r in (2, 3)}
+    tensors |= {r: replace(whole, layout=(0, REPEAT)) for r in (4, 5, 6, 7)}
+    body = (
+        Leaf("input", 0, "x"),
+        Compute("neg", (0,), (1,), (), (frozenset("x"), frozenset("x"))),
+        ReshardMove(1, 2, "reduce_scatter", (0,), SUM, 0),
+        Compute("detach", (2,), (3,), (), ("a0", frozenset("x"))),
+        Compute("neg", (0,), (8,), (), (REPEAT, REPEAT)),
+        ReshardMove(2, 4, "all_reduce", (1,), SUM, REPEAT),
+        Compute("relu", (4,), (5,), (), ("a0", REPEAT)),
+        ReshardMove(3, 6, "all_reduce", (1,), SUM, REPEAT),
+        Compute("add", (5, 6), (7,), (), ("a0", REPEAT)),
+    )
+    plan = plan_step(Program("viewed", Mesh((2, 2)), tensors, body, (7, 8), None), PlanOptions(kernels="torch"))
+    dies = next(line.dies for line in plan.schedule.lines if line.action == body[5])
+    assert 2 in dies, "the view is made later"
+    assert plan.in_place == set()
