@@ -20,7 +20,7 @@ from unity_ir.passes.search import BOUND, DERIVATION
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS, ParallelOperator, ParallelStep
 from unity_ir.pcg.reshard import move_kind
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, pinned_at
-from unity_ir.pcg.types import TensorType, tensor_type
+from unity_ir.pcg.types import InTime, TensorType, tensor_type
 
 PATH = Path(__file__).parent / "dialect.md"
 
@@ -99,6 +99,8 @@ EXAMPLES: tuple[TensorType, ...] = (
     tensor_type((8, 8), "f32", sum=2),
     tensor_type((8, 8), "f32", copy=2),
     tensor_type((8, 8), "f32", (2, 1), halo_sum=((1, 1), (0, 0))),
+    tensor_type((8, 8), "f32", (2, 1), time=InTime(0, 2)),
+    tensor_type((8, 8), "f32", sum=2, time=InTime("sum", 2)),
 )
 """Operands to show parallel operators on: of each the first that it takes."""
 

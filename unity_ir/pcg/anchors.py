@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from unity_ir.pcg.graph import Graph, Value
+from unity_ir.pcg.parallel import IN_TIME
 
 
 class Anchors:
@@ -12,7 +13,8 @@ class Anchors:
 
     A chain of parallel operators is one reshard, from the value it starts at to where it is read. A value in the middle
     exists only if its operator has a view, it is an output, or it is also read by a compute operator. Reshards of what
-    is read again (`recompute`) start there: they are not those of the forward.
+    is read again (`recompute`) start there: they are not those of the forward. So do those on either side of an
+    operator that leads into the loop over micro-batches, or out of it.
     """
 
     def __init__(self, graph: Graph):
@@ -24,13 +26,17 @@ class Anchors:
         Return whether a value is a tensor of its own on devices: True for leaves and results of compute operators.
 
         The result of a parallel operator is one if it has a machine view (says on which devices it is), is an output or
-        a gradient that an update reads, if a compute operator and another user read it, or if it is read again
-        (`recompute`); else it is only a step, or the end, of a reshard.
+        a gradient that an update reads, if a compute operator and another user read it, if it is read again
+        (`recompute`), or if it enters or leaves the loop over micro-batches; else it is only a step, or the end, of a
+        reshard.
         """
         node = value.node
-        if not node.is_parallel or node.op == "recompute" or node.view is not None or value in self._outputs:
+        is_start = node.op in (*IN_TIME, "recompute")
+        if not node.is_parallel or is_start or node.view is not None or value in self._outputs:
             return True
         users = self._users.get(value, ())
+        if any(user.op in IN_TIME for user, _ in users):
+            return True
         return len(users) > 1 and any(user.is_compute for user, _ in users)
 
     def of(self, value: Value) -> Value:

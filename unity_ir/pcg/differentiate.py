@@ -30,6 +30,7 @@ from unity_ir.pcg.sharding import (
     place,
     view_of,
 )
+from unity_ir.pcg.types import TensorType
 from unity_ir.pcg.view import View
 
 
@@ -89,10 +90,16 @@ def operand_gradients(
         value = value if operand.type.is_floating else None
         if value is not None and again is not None:
             value = again.in_backward(value)
-        if value is not None and (value.type.parts, value.dtype) != (operand.type.dual.parts, operand.dtype):
+        if value is not None and not _is_dual(value.type, operand.type):
             raise AssertionError(f"{node.op}: gradient is {value.type}, the dual of its operand {operand.type.dual}")
         out.append(value)
     return tuple(out)
+
+
+def _is_dual(gradient: TensorType, of: TensorType) -> bool:
+    """Return whether a gradient that a compute node made is divided as it must be, and in the value's element type."""
+    dual = of.dual
+    return (gradient.parts, gradient.time, gradient.dtype) == (dual.parts, dual.time, of.dtype)
 
 
 def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) -> Graph:

@@ -18,10 +18,18 @@ from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes, Operator, Tensor
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.pcg.types import ELEMENT_BYTES, TensorType, divided_type
+from unity_ir.pcg.types import ELEMENT_BYTES, InTime, TensorType, divided_type
 from unity_ir.pcg.view import View
 from unity_ir.tdl.divisibility import Analysis
-from unity_ir.tdl.parallel import Configuration, infer_configuration, result_degrees
+from unity_ir.tdl.parallel import (
+    WHOLE,
+    Configuration,
+    Degrees,
+    configuration_in_time,
+    infer_configuration,
+    result_degrees,
+    without_time,
+)
 from unity_ir.tdl.syntax import NOT_FLOATING, AttrValue, Bound
 
 LEAVES = ("input", "weight", "constant")
@@ -113,7 +121,7 @@ class Node:
     def configuration(self) -> Configuration:
         """
         How the work of a compute node is divided into tasks, as its operands' types say: the number of parts of each
-        index variable, and the numbers of copies and of partial sums.
+        index variable, and the numbers of copies and of partial sums. Those in time are counted, too.
         """
         try:
             return self._configuration
@@ -122,6 +130,23 @@ class Node:
                 self.analysis, [v.type.parts for v in self.operands]
             )
             return self._configuration
+
+    @property
+    def micro_batches(self) -> int:
+        """How many times a step does the node: once, or once for each micro-batch."""
+        return self.types[0].micro_batches
+
+    @property
+    def configuration_in_time(self) -> Configuration:
+        """How the work of a compute node is divided over micro-batches: the part of `configuration` that is in time."""
+        return _in_time(self.analysis, self.configuration, [v.type for v in self.operands])
+
+    @property
+    def configuration_in_space(self) -> Configuration:
+        """How the work of a compute node is divided over devices within one micro-batch."""
+        if self.micro_batches == 1:
+            return self.configuration
+        return without_time(self.configuration, self.configuration_in_time)
 
     def __repr__(self) -> str:
         return f"<{self.op} {', '.join(map(str, self.types))}>"
@@ -235,12 +260,44 @@ def infer_types(operator: Operator, operands: tuple[TensorType, ...], attributes
     bound = analysis.bound
     dtype = _check_elements(operator, bound, operands)
     configuration = infer_configuration(analysis, [t.parts for t in operands])
+    times = result_degrees(analysis, _in_time(analysis, configuration, operands))
     return tuple(
-        divided_type(shape, result.dtype or dtype, d)
-        for result, shape, d in zip(
-            bound.results, bound.result_shapes, result_degrees(analysis, configuration), strict=True
+        divided_type(shape, result.dtype or dtype, d, time=_time_of(time))
+        for result, shape, d, time in zip(
+            bound.results, bound.result_shapes, result_degrees(analysis, configuration), times, strict=True
         )
     )
+
+
+def _in_time(analysis: Analysis, total: Configuration, operands: Sequence[TensorType]) -> Configuration:
+    """
+    Return how an operator's tasks are divided over micro-batches. Raises `UnityError` if some operands are in time and
+    others are not, or if the operator cannot be divided as they are.
+    """
+    found = {t.micro_batches for t in operands}
+    if found == {1} or not found:
+        return WHOLE
+    name = analysis.bound.operator
+    if len(found) > 1:
+        seen = ", ".join(f"{p.name}: {t.micro_batches}" for p, t in zip(analysis.bound.operands, operands, strict=True))
+        raise UnityError(
+            f"pcg.{name}: micro-batches of its operands differ ({seen}); a value that every micro-batch reads is made "
+            "so by pcg.reuse, one that is made in each is done with after pcg.accumulate or pcg.batch"
+        )
+    try:
+        return configuration_in_time(analysis, total, [t.parts_in_time for t in operands], *found)
+    except UnityError as error:
+        said = str(error).partition("; insert ")[0]
+        raise UnityError(f"{said}, within the loop over micro-batches; that cannot be divided in time") from error
+
+
+def _time_of(degrees: Degrees) -> InTime | None:
+    """Return the division in time of a value that is divided as `degrees` says, in time alone."""
+    if degrees.sum > 1:
+        return InTime("sum", degrees.sum)
+    if degrees.copy > 1:
+        return InTime("copy", degrees.copy)
+    return next((InTime(dim, d) for dim, d in enumerate(degrees.dims) if d > 1), None)
 
 
 _KINDS = {"float": "floating point", "int": "integers (i64)", "bool": "bool"}
@@ -283,20 +340,20 @@ def parallel(op: str, operand: Value, view: View | None = None, **attributes: in
 
 def grid(node: Node) -> tuple[int, ...]:
     """
-    Return the sizes, those of 1 left out, of a node's task grid: its work is divided into one task per place of the
-    grid, each on a device of its own.
+    Return the sizes, those of 1 left out, of a node's task grid: its work, within one micro-batch, is divided into one
+    task per place of the grid, each on a device of its own.
 
     The grid's axes are, in order, the index variables of the operator's TDL line (for a leaf or parallel operator, the
     result's dims), then copies, then partial sums: one axis for each set of operands that can be in partial sums
     together.
     """
     if node.is_compute:
-        c = node.configuration
+        c = node.configuration_in_space
         sums = (c.sums.get(carriers, 1) for carriers in node.analysis.carriers)
         degrees = (*(c.degree(v) for v in node.analysis.bound.extents), c.copy, *sums)
     else:
-        (type,) = node.types
-        degrees = (*type.degrees, type.copy, type.sum)
+        parts = node.types[0].parts_in_space
+        degrees = (*parts.dims, parts.copy, parts.sum)
     return tuple(d for d in degrees if d > 1)
 
 

@@ -164,6 +164,21 @@ def _replicate(pieces: Pieces, before: TensorType, after: TensorType, attrs: Map
     return {at: pieces[Piece(at.dims, at.sum, at.copy // attrs["by"])] for at in after.all_pieces()}
 
 
+def _reuse(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
+    """Perform reuse: every micro-batch has all copies of the operand; time is the outer part of a copy's number."""
+    del attrs
+    return {at: pieces[Piece(at.dims, at.sum, at.copy % before.copy)] for at in after.all_pieces()}
+
+
+def _accumulate(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
+    """Perform accumulate: addend i of the result is the sum of addend i of every micro-batch."""
+    del before
+    return {
+        at: np.sum([pieces[Piece(at.dims, i * after.sum + at.sum, at.copy)] for i in range(attrs["by"])], axis=0)
+        for at in after.all_pieces()
+    }
+
+
 def _reduce(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[str, int]) -> Pieces:
     """Perform reduce: addend i of the result is the sum of `by` neighbouring addends."""
     del before
@@ -240,6 +255,10 @@ _STEPS = {
     "halo_reduce": _halo_reduce,
     "partition": _repartition,
     "combine": _repartition,
+    "pipeline": _repartition,
+    "batch": _repartition,
+    "reuse": _reuse,
+    "accumulate": _accumulate,
     "replicate": _replicate,
     "reduce": _reduce,
     "pick": _pick,

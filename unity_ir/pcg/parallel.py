@@ -2,7 +2,8 @@
 The parallel operators: identities on meaning that change how a value is divided (Unity, section 3.3).
 
 Each is a rule on types; its gradient follows from duality. Fused operators do the work of a chain of two in one
-collective; they appear only after search.
+collective; they appear only after search. Operators in time (`IN_TIME`) lead into and out of the loop over the
+micro-batches of a step: what they do is no communication.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from math import gcd
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.collectives import FUSED, HALO_EXCHANGES, Collective
-from unity_ir.pcg.types import TensorType
+from unity_ir.pcg.types import InTime, TensorType
 
 ParallelStep = tuple[str, tuple[tuple[str, int], ...]]
 """A parallel operator and its attributes."""
@@ -46,6 +47,11 @@ def _by(op: str, attributes: Mapping[str, int]) -> int:
     if attributes["by"] < 1:
         raise UnityError(f"pcg.{op}: by {attributes['by']} is not a degree; degrees start at 1")
     return attributes["by"]
+
+
+def _on_devices(x: TensorType, degree: int) -> str:
+    """Return a degree over devices as text, which says so where there are micro-batches, too."""
+    return str(degree) if x.time is None else f"{degree} within a micro-batch"
 
 
 def _plain(op: str, x: TensorType) -> None:
@@ -85,8 +91,9 @@ def _partition(x: TensorType, a: Mapping[str, int]) -> TensorType:
 
 def _combine(x: TensorType, a: Mapping[str, int]) -> TensorType:
     dim, by = _dim("combine", x, a["dim"]), _by("combine", a)
-    if x.degrees[dim] % by:
-        raise UnityError(f"pcg.combine: dim {dim} has degree {x.degrees[dim]}, which cannot be combined by {by}")
+    if x.parts_in_space.dims[dim] % by:
+        degree = _on_devices(x, x.parts_in_space.dims[dim])
+        raise UnityError(f"pcg.combine: dim {dim} has degree {degree}, which cannot be combined by {by}")
     return x.with_degree(dim, x.degrees[dim] // by)
 
 
@@ -96,20 +103,59 @@ def _replicate(x: TensorType, a: Mapping[str, int]) -> TensorType:
 
 def _reduce(x: TensorType, a: Mapping[str, int]) -> TensorType:
     by = _by("reduce", a)
-    if x.sum % by:
-        raise UnityError(f"pcg.reduce: the value is in {x.sum} partial sums, which cannot be reduced by {by}")
+    if x.parts_in_space.sum % by:
+        addends = _on_devices(x, x.parts_in_space.sum)
+        raise UnityError(f"pcg.reduce: the value is in {addends} partial sums, which cannot be reduced by {by}")
     return x.with_sum(x.sum // by)
 
 
 def _pick(x: TensorType, a: Mapping[str, int]) -> TensorType:
     by = _by("pick", a)
-    if x.copy % by:
-        raise UnityError(f"pcg.pick: the value has {x.copy} copies, of which one of {by} cannot be picked")
+    if x.parts_in_space.copy % by:
+        copies = _on_devices(x, x.parts_in_space.copy)
+        raise UnityError(f"pcg.pick: the value has {copies} copies, of which one of {by} cannot be picked")
     return x.with_copy(x.copy // by)
 
 
 def _zero_pad(x: TensorType, a: Mapping[str, int]) -> TensorType:
     return x.with_sum(x.sum * _by("zero_pad", a))
+
+
+def _into_time(op: str, x: TensorType, time: InTime) -> TensorType:
+    """Return the type of a value that micro-batches read: their pieces of it, or all the same (copies)."""
+    if x.time is not None:
+        raise UnityError(f"pcg.{op}: {x} is in time already; a step has one loop over micro-batches")
+    if not isinstance(time.role, str) and x.shape[time.role] % (x.degrees[time.role] * time.pieces):
+        held = f" in {x.degrees[time.role]} shards" if x.degrees[time.role] > 1 else ""
+        raise UnityError(
+            f"pcg.{op}: {time.pieces} micro-batches do not divide size {x.shape[time.role]}{held} of dim {time.role}; "
+            "choose a divisor"
+        )
+    return x.in_time(time)
+
+
+def _out_of_time(op: str, x: TensorType, time: InTime) -> TensorType:
+    """Return the type of a value once all micro-batches have made their pieces of it, or addends."""
+    if x.time != (time if time.pieces > 1 else None):
+        where = time.role if isinstance(time.role, str) else f"dim {time.role}"
+        raise UnityError(f"pcg.{op}: {x} is not in time by {time.pieces} in {where}")
+    return x.out_of_time
+
+
+def _pipeline(x: TensorType, a: Mapping[str, int]) -> TensorType:
+    return _into_time("pipeline", x, InTime(_dim("pipeline", x, a["dim"]), _by("pipeline", a)))
+
+
+def _batch(x: TensorType, a: Mapping[str, int]) -> TensorType:
+    return _out_of_time("batch", x, InTime(_dim("batch", x, a["dim"]), _by("batch", a)))
+
+
+def _reuse(x: TensorType, a: Mapping[str, int]) -> TensorType:
+    return _into_time("reuse", x, InTime("copy", _by("reuse", a)))
+
+
+def _accumulate(x: TensorType, a: Mapping[str, int]) -> TensorType:
+    return _out_of_time("accumulate", x, InTime("sum", _by("accumulate", a)))
 
 
 def _step(name: str, **attributes: int) -> ParallelStep:
@@ -157,6 +203,10 @@ PARALLEL_OPERATORS: dict[str, ParallelOperator] = {
         _simple("pick", _pick, "zero_pad"),
         _simple("zero_pad", _zero_pad, "pick"),
         ParallelOperator("recompute", (), lambda x, a: x, lambda a: ()),
+        _simple("pipeline", _pipeline, "batch", ("dim", "by")),
+        _simple("batch", _batch, "pipeline", ("dim", "by")),
+        _simple("reuse", _reuse, "accumulate"),
+        _simple("accumulate", _accumulate, "reuse"),
         _simple("halo", _halo, "halo_reduce", ("dim", "low", "high")),
         _simple("halo_reduce", _halo_reduce, "halo", ("dim", "low", "high")),
         *map(_fused, FUSED),
@@ -165,13 +215,18 @@ PARALLEL_OPERATORS: dict[str, ParallelOperator] = {
 """
 Every parallel operator by name. `zero_pad` is the dual of `pick`: the value is one addend, the others are zero. `halo`
 copies to each piece what its neighbours along a dim hold next to it; its dual adds that to them. `recompute` says that
-its operand is not kept for the backward, but computed again: see `pcg.recompute`.
+its operand is not kept for the backward, but computed again: see `pcg.recompute`. `pipeline` gives each micro-batch its
+part of a dim, `batch` puts the parts together again (Unity, section 3.3); `reuse` gives every micro-batch the whole,
+its dual `accumulate` adds up what each has made.
 """
+
+IN_TIME = ("pipeline", "batch", "reuse", "accumulate")
+"""The operators that lead into the loop over micro-batches, and out of it; every shard stays on its device."""
 
 HALO_OPERATORS = HALO_EXCHANGES
 """The operators that change the borders of the shards, not which device holds which."""
 
-STAYING = (*HALO_OPERATORS, "recompute")
+STAYING = (*HALO_OPERATORS, *IN_TIME, "recompute")
 """The operators after which every shard is on the device it was on."""
 
 
@@ -193,7 +248,7 @@ def type_steps(source: TensorType, target: TensorType) -> list[tuple[str, dict[s
     Given `[64:2, 8]` and `[64, 8], copy = 2`, returns combine dim 0 by 2, replicate by 2. Raises `UnityError` where a
     halo would have to be removed, or made of partial sums.
     """
-    if source.halo or target.halo_sum:
+    if source.halo or target.halo_sum or source.time != target.time:
         raise UnityError(f"pcg: no parallel operators take {source} to {target}")
     undo: list[tuple[str, dict[str, int]]] = []
     make: list[tuple[str, dict[str, int]]] = []

@@ -405,11 +405,11 @@ def grid_order(node: Node) -> tuple[GridRole, ...]:
 def _grid_degrees(node: Node) -> dict[GridRole, int]:
     """Return the degree of each task grid axis above 1, in `grid_order`."""
     if node.is_compute:
-        c = node.configuration
+        c = node.configuration_in_space
         degrees: dict[GridRole, int] = {**c.degrees, COPY: c.copy, **c.sums}
     else:
-        (type,) = node.types
-        degrees = {**dict(enumerate(type.degrees)), COPY: type.copy, SUM: type.sum}
+        parts = node.types[0].parts_in_space
+        degrees = {**dict(enumerate(parts.dims)), COPY: parts.copy, SUM: parts.sum}
     return {what: degrees[what] for what in grid_order(node) if degrees.get(what, 1) > 1}
 
 

@@ -11,6 +11,9 @@ to f32 where an operator makes it, and summed over devices in f32.
 
 Pieces may reach beyond their part of a dim, as windows read it: the elements of their halo are copies of what their
 neighbours hold (`halo`), or, in a gradient, addends of it (`halo_sum`); outside of the value they are 0.
+
+Pieces may be in time: a step runs its batch in micro-batches, one after the other, and a device has one piece for each
+(`InTime`). Degrees count all pieces, those in time included.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import product
 from math import prod
+from typing import Literal
 
 from unity_ir.errors import UnityError
 from unity_ir.tdl.divisibility import Halos
@@ -45,6 +49,25 @@ class Piece:
     copy: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class InTime:
+    """
+    The division of a value over the micro-batches of a step: of its degree in `role`, `pieces` are in time.
+
+    A dim's number: a micro-batch has its own shard of the dim. `copy`: every micro-batch reads the same (weights).
+    `sum`: each makes an addend (gradients of weights, a loss). Time divides first, so the shards of a micro-batch lie
+    side by side.
+    """
+
+    role: int | Literal["sum", "copy"]
+    pieces: int
+
+    @property
+    def dual(self) -> InTime:
+        """The division of the value's gradient: `sum` and `copy` change places."""
+        return InTime("sum" if self.role == "copy" else "copy" if self.role == "sum" else self.role, self.pieces)
+
+
 @dataclass(frozen=True, eq=True)
 class TensorType:
     """
@@ -52,8 +75,8 @@ class TensorType:
     `!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`, dim 0 is cut into 2 shards (its degree), the value is the sum of
     2 addends (partial sums), and each is there 4 times (copies, whose gradients are addends). In `[64, 3, 224:2 halo(3,
     2), 224]`, shards have 3 elements more before and 2 after, equal to their neighbours' or, with `halo_sum(3, 2)`,
-    addends of these. With `bf16, grad = f32` the gradient has another element type. Its fields are as in
-    `tdl.parallel.Degrees`.
+    addends of these. With `bf16, grad = f32` the gradient has another element type. Of the 8 shards of `[64:8:t4]` each
+    of 4 micro-batches has 2, and so for `sum = 8:t4` and `copy = 8:t4`. Its fields are as in `tdl.parallel.Degrees`.
 
     Make one with `tensor_type`, which checks and interns it.
     """
@@ -69,6 +92,32 @@ class TensorType:
     """Per dim, elements before and after a piece that are addends of its neighbours'; () where there are none."""
     grad: str = ""
     """The element type of the gradient where it is another than the value's; else empty."""
+    time: InTime | None = None
+    """Which of its pieces are in time; None for a value that is not made or read once per micro-batch."""
+
+    @property
+    def micro_batches(self) -> int:
+        """The number of pieces in time; 1 for a value that is not divided in time."""
+        return 1 if self.time is None else self.time.pieces
+
+    @cached_property
+    def micro_shape(self) -> tuple[int, ...]:
+        """The shape of the part of the value that one micro-batch has: the value's own if no dim is divided in time."""
+        return tuple(s // d for s, d in zip(self.shape, self.parts_in_time.dims, strict=True))
+
+    @cached_property
+    def parts_in_time(self) -> Degrees:
+        """How the value is divided in time alone: one degree of `micro_batches`, the others 1."""
+        role, pieces = (None, 1) if self.time is None else (self.time.role, self.time.pieces)
+        dims = tuple(pieces if dim == role else 1 for dim in range(len(self.shape)))
+        return Degrees(dims, pieces if role == "sum" else 1, pieces if role == "copy" else 1)
+
+    @cached_property
+    def parts_in_space(self) -> Degrees:
+        """How the value is divided over devices within one micro-batch: `parts` without the pieces in time."""
+        parts, time = self.parts, self.parts_in_time
+        dims = tuple(d // t for d, t in zip(parts.dims, time.dims, strict=True))
+        return replace(parts, dims=dims, sum=parts.sum // time.sum, copy=parts.copy // time.copy)
 
     @property
     def grad_dtype(self) -> str:
@@ -128,7 +177,7 @@ class TensorType:
 
     @property
     def serial(self) -> TensorType:
-        """The type of the same value undivided: one shard, no partial sums, copies or halo."""
+        """The type of the same value undivided: one shard, no partial sums, copies or halo, nothing in time."""
         return tensor_type(self.shape, self.dtype, grad=self.grad)
 
     @property
@@ -136,7 +185,10 @@ class TensorType:
         """
         The type of the value's gradient: `sum` and `copy` change places (docs/concepts.md: "Duality"), in halos, too.
         """
-        return tensor_type(self.shape, self.grad_dtype, self.degrees, self.copy, self.sum, self.halo_sum, self.halo)
+        time = self.time and self.time.dual
+        return tensor_type(
+            self.shape, self.grad_dtype, self.degrees, self.copy, self.sum, self.halo_sum, self.halo, time=time
+        )
 
     def with_degree(self, dim: int, degree: int) -> TensorType:
         """
@@ -144,17 +196,38 @@ class TensorType:
         dropped.
         """
         degrees = (*self.degrees[:dim], degree, *self.degrees[dim + 1 :])
-        return tensor_type(self.shape, self.dtype, degrees, self.sum, self.copy, grad=self.grad)
+        return tensor_type(self.shape, self.dtype, degrees, self.sum, self.copy, grad=self.grad, time=self.time)
 
     def with_sum(self, degree: int) -> TensorType:
         """Return the type with `degree` partial sums (1: none) instead; shards and copies stay, a halo is dropped."""
-        return tensor_type(self.shape, self.dtype, self.degrees, degree, self.copy, grad=self.grad)
+        return tensor_type(self.shape, self.dtype, self.degrees, degree, self.copy, grad=self.grad, time=self.time)
 
     def with_copy(self, degree: int) -> TensorType:
         """
         Return the type with `degree` copies (1: a single one) instead; shards and partial sums stay, a halo is dropped.
         """
-        return tensor_type(self.shape, self.dtype, self.degrees, self.sum, degree, grad=self.grad)
+        return tensor_type(self.shape, self.dtype, self.degrees, self.sum, degree, grad=self.grad, time=self.time)
+
+    def in_time(self, time: InTime) -> TensorType:
+        """
+        Return the type with its degree in `time.role` multiplied by `time.pieces`, which are in time; it must have
+        nothing in time yet. Halos stay.
+        """
+        parts = self.parts
+        match time.role:
+            case "sum":
+                parts = replace(parts, sum=parts.sum * time.pieces)
+            case "copy":
+                parts = replace(parts, copy=parts.copy * time.pieces)
+            case dim:
+                degree = parts.dims[dim] * time.pieces
+                parts = replace(parts, dims=(*parts.dims[:dim], degree, *parts.dims[dim + 1 :]))
+        return divided_type(self.shape, self.dtype, parts, self.grad, time)
+
+    @property
+    def out_of_time(self) -> TensorType:
+        """The type of the same value without its pieces in time: divided over devices alone."""
+        return divided_type(self.shape, self.dtype, self.parts_in_space, self.grad)
 
     def with_halo(self, dim: int, low: int, high: int, kind: str = "halo") -> TensorType:
         """
@@ -163,7 +236,7 @@ class TensorType:
         `kind` is `halo` (equal to the neighbouring pieces' elements) or `halo_sum` (to be added to them).
         """
         borders = (*self.borders[:dim], (low, high), *self.borders[dim + 1 :])
-        return divided_type(self.shape, self.dtype, replace(self.parts, **{kind: borders}), self.grad)
+        return divided_type(self.shape, self.dtype, replace(self.parts, **{kind: borders}), self.grad, self.time)
 
     def all_pieces(self) -> list[Piece]:
         """
@@ -179,11 +252,16 @@ class TensorType:
 
     def __str__(self) -> str:
         kind = "halo" if self.halo else "halo_sum"
+
+        def degree(number: int, role: int | str) -> str:
+            is_in_time = self.time is not None and self.time.role == role
+            return f"{number}:t{self.micro_batches}" if is_in_time else str(number)
+
         dims = ", ".join(
-            (f"{s}:{d}" if d > 1 else str(s)) + (f" {kind}({b[0]}, {b[1]})" if any(b) else "")
-            for s, d, b in zip(self.shape, self.degrees, self.borders, strict=True)
+            (f"{s}:{degree(d, i)}" if d > 1 else str(s)) + (f" {kind}({b[0]}, {b[1]})" if any(b) else "")
+            for i, (s, d, b) in enumerate(zip(self.shape, self.degrees, self.borders, strict=True))
         )
-        extra = "".join(f", {k} = {v}" for k, v in (("sum", self.sum), ("copy", self.copy)) if v > 1)
+        extra = "".join(f", {k} = {degree(v, k)}" for k, v in (("sum", self.sum), ("copy", self.copy)) if v > 1)
         grad = f", grad = {self.grad}" if self.grad else ""
         return f"!pcg.tensor<[{dims}], {self.dtype}{grad}{extra}>"
 
@@ -201,12 +279,13 @@ def tensor_type(
     halo: Halos = (),
     halo_sum: Halos = (),
     grad: str = "",
+    time: InTime | None = None,
 ) -> TensorType:
     """
     Return the parallel type of global shape `shape`, element type `dtype`, and these degrees (1 per dim if left out).
 
-    `grad` is the element type of the gradient, by default that of the value. Raises `UnityError` for an unknown element
-    type, sizes below 1 or too large to address, degrees that do not divide.
+    `grad` is the element type of the gradient, by default that of the value; `time` says which pieces are in time.
+    Raises `UnityError` for an unknown element type, sizes below 1 or too large to address, degrees that do not divide.
     Arguments must be hashable (tuples, not lists): equal types are one object.
     """
     degrees = tuple(degrees) if degrees is not None else (1,) * len(shape)
@@ -241,13 +320,37 @@ def tensor_type(
             raise UnityError("pcg.tensor: a dim of degree 1 has no halo")
     if dtype in NOT_FLOATING and halo_sum:
         raise UnityError(f"pcg.tensor: {dtype} values cannot have addends in a halo")
-    made = TensorType(tuple(shape), degrees, dtype, sum, copy, halo, halo_sum, "" if grad == dtype else grad)
+    if time is not None:
+        time = _checked_time(time, degrees, sum, copy, halo or halo_sum)
+    made = TensorType(tuple(shape), degrees, dtype, sum, copy, halo, halo_sum, "" if grad == dtype else grad, time)
     return _interned.setdefault(made, made)
 
 
-def divided_type(shape: tuple[int, ...], dtype: str, degrees: Degrees, grad: str = "") -> TensorType:
+def _checked_time(time: InTime, degrees: Sequence[int], sum: int, copy: int, halo: Halos) -> InTime | None:
+    """Return a division in time, None for one of 1 piece. Raises `UnityError` where the degrees do not have it."""
+    if time.pieces < 1:
+        raise UnityError(f"pcg.tensor: t{time.pieces} is not a number of micro-batches; it starts at 1")
+    if isinstance(time.role, str):
+        degree = sum if time.role == "sum" else copy
+    elif not 0 <= time.role < len(degrees):
+        raise UnityError(f"pcg.tensor: there is no dim {time.role} to divide in time")
+    else:
+        degree = degrees[time.role]
+        if time.pieces > 1 and halo and any(halo[time.role]):
+            raise UnityError(f"pcg.tensor: dim {time.role} is divided in time and cannot have a halo")
+    if degree % time.pieces:
+        raise UnityError(f"pcg.tensor: of a degree of {degree}, t{time.pieces} cannot be in time; it must divide it")
+    return time if time.pieces > 1 else None
+
+
+def divided_type(
+    shape: tuple[int, ...], dtype: str, degrees: Degrees, grad: str = "", time: InTime | None = None
+) -> TensorType:
     """
     Return the parallel type of a value of global shape `shape` that is divided as `degrees` says. `grad` is the element
-    type of the gradient, by default that of the value. Raises `UnityError` as `tensor_type` does.
+    type of the gradient, by default that of the value; `time` says which of the pieces are in time. Raises `UnityError`
+    as `tensor_type` does.
     """
-    return tensor_type(shape, dtype, degrees.dims, degrees.sum, degrees.copy, degrees.halo, degrees.halo_sum, grad)
+    return tensor_type(
+        shape, dtype, degrees.dims, degrees.sum, degrees.copy, degrees.halo, degrees.halo_sum, grad, time
+    )

@@ -121,18 +121,22 @@ def _divided(halos: Halos, degrees: Sequence[int]) -> Halos:
     return found if any(map(any, found)) else ()
 
 
-def infer_configuration(analysis: Analysis, operands: Sequence[Degrees]) -> Configuration:
+def infer_configuration(
+    analysis: Analysis, operands: Sequence[Degrees], free: Mapping[str, int] | None = None
+) -> Configuration:
     """
     Infer how an operator's tasks are divided from how its operands are (shards per dim, partial sums, copies): return
     the only configuration for which they fit. This is the type check of parallel graphs.
 
-    Raises `UnityError` where there is none, with the operator, the dim or operand that breaks a rule, and the parallel
-    operator to insert.
+    `free` has the degrees of index variables that occur in no operand, by default those that the operator's attributes
+    give. Raises `UnityError` where there is none, with the operator, the dim or operand that breaks a rule, and the
+    parallel operator to insert.
     """
     bound = analysis.bound
-    if all(d == 1 for d in bound.free_degrees.values()) and all(d == Degrees((1,) * len(d.dims)) for d in operands):
+    free = bound.free_degrees if free is None else free
+    if all(d == 1 for d in free.values()) and all(d == Degrees((1,) * len(d.dims)) for d in operands):
         return WHOLE
-    degrees = dict(bound.free_degrees)
+    degrees = dict(free)
     for variable, degree in degrees.items():
         if degree > 1 and variable not in analysis.splittable:
             raise UnityError(f"pcg.{bound.operator}: index {variable} cannot be divided; give it a degree of 1")
@@ -173,6 +177,30 @@ def infer_configuration(analysis: Analysis, operands: Sequence[Degrees]) -> Conf
         seen = ", ".join(f"{name}: {have.copy}" for name, have in zip(copies, operands, strict=True))
         raise UnityError(f"pcg.{bound.operator}: copies of the operands do not agree ({seen}); replicate or pick")
     return Configuration(base.degrees, next(iter(copies.values()), 1), base.sums)
+
+
+def configuration_in_time(
+    analysis: Analysis, total: Configuration, operands: Sequence[Degrees], micro_batches: int
+) -> Configuration:
+    """
+    Infer how an operator's tasks are divided over the micro-batches of a step, given how its operands are divided in
+    time alone; `total` is the configuration over micro-batches and devices.
+
+    An index variable that occurs in no operand is divided in time if its degree allows, and there are not as many tasks
+    that compute the same. Raises `UnityError` as `infer_configuration` does.
+    """
+    free = dict.fromkeys(analysis.bound.free_degrees, 1)
+    if total.copy % micro_batches:
+        divided = (v for v in free if total.degree(v) % micro_batches == 0)
+        free.update({v: micro_batches for v in [next(divided, None)] if v is not None})
+    return infer_configuration(analysis, operands, free)
+
+
+def without_time(total: Configuration, time: Configuration) -> Configuration:
+    """Return how tasks are divided over devices within one micro-batch: `total` without the division in `time`."""
+    degrees = {v: n for v, d in total.degrees.items() if (n := d // time.degree(v)) > 1}
+    sums = {c: n for c, d in total.sums.items() if (n := d // time.sums.get(c, 1)) > 1}
+    return Configuration(MappingProxyType(degrees), total.copy // time.copy, MappingProxyType(sums))
 
 
 def _infer_sums(analysis: Analysis, operands: Sequence[Degrees]) -> dict[Carriers, int]:

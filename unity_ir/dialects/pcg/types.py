@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
+from typing import Literal
 
 from xdsl.ir import Data, TypeAttribute
 from xdsl.irdl import irdl_attr_definition
@@ -10,14 +12,15 @@ from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.types import TensorType, tensor_type
+from unity_ir.pcg.types import InTime, TensorType, tensor_type
 
 
 @irdl_attr_definition
 class PcgTensorType(Data[TensorType], TypeAttribute):
     """
     `!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`: 64 x 784 elements, dim 0 in 2 shards, as 2 addends of the value
-    (partial sums) in 4 copies: see `unity_ir.pcg.types`. Make one with `pcg_tensor`.
+    (partial sums) in 4 copies: see `unity_ir.pcg.types`. `[64:8:t4, 784]`: of 8 shards each of 4 micro-batches has 2.
+    Make one with `pcg_tensor`.
     """
 
     name = "pcg.tensor"
@@ -30,10 +33,23 @@ class PcgTensorType(Data[TensorType], TypeAttribute):
             return parser.parse_integer(allow_boolean=False, allow_negative=True)
 
         borders: dict[str, list[tuple[int, int]]] = {"halo": [], "halo_sum": []}
+        times: list[InTime] = []
+
+        def degree_in(role: int | Literal["sum", "copy"]) -> int:
+            """Parse a degree, and how many of its pieces are in time: `8`, `8:t4`."""
+            degree = integer()
+            if parser.parse_optional_punctuation(":") is not None:
+                position = parser.pos
+                text = parser.parse_identifier()
+                if not re.fullmatch("t[0-9]{1,9}", text):
+                    parser.raise_error(f"expected t and a number of micro-batches, such as t4, got {text}", position)
+                times.append(InTime(role, int(text[1:])))
+            return degree
 
         def dim() -> tuple[int, int]:
             size = integer()
-            degree = 1 if parser.parse_optional_punctuation(":") is None else integer()
+            is_divided = parser.parse_optional_punctuation(":") is not None
+            degree = degree_in(len(borders["halo"])) if is_divided else 1
             for kind, found in borders.items():
                 found.append((0, 0))
                 if parser.parse_optional_keyword(kind) is not None:
@@ -61,10 +77,13 @@ class PcgTensorType(Data[TensorType], TypeAttribute):
                 if found == "grad":
                     grad = parser.parse_identifier()
                 else:
-                    degrees[found] = integer()
+                    degrees[found] = degree_in("sum" if found == "sum" else "copy")
+        if len(times) > 1:
+            parser.raise_error("pcg.tensor: two of its degrees are divided in time; only one can be", start)
         try:
             more = {**degrees, **{kind: tuple(found) for kind, found in borders.items()}}
-            return tensor_type(tuple(s for s, _ in dims), dtype, tuple(d for _, d in dims), **more, grad=grad)
+            sizes, cut = (tuple(each) for each in zip(*dims, strict=True)) if dims else ((), ())
+            return tensor_type(sizes, dtype, cut, **more, grad=grad, time=times[0] if times else None)
         except UnityError as error:
             parser.raise_error(str(error), start)
 
