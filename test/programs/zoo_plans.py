@@ -9,17 +9,20 @@ from pinned import pinned
 from zoo import SMALL
 
 from unity_ir.lowering.emit.printer import emit
+from unity_ir.machine import Machine
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, parallel, rebuild, rewrite
 from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.micro_batches import in_micro_batches, micro_batch
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.sharding import REPEAT, Assignment, Mesh
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Program
 from unity_ir.search import run
+from unity_ir.search.in_time import sample_dims
 from unity_ir.tools.opt_arguments import search_options
 
 _DECODER = {"batch": 8, "sequence": 4, "hidden": 16, "layers": 1, "vocabulary": 16}
@@ -55,7 +58,7 @@ def sized(text: str) -> tuple[str, dict[str, int | str]]:
     return name, SIZES[name] | dict(setting.split("=") for setting in settings)
 
 
-MACHINES = {2: "ideal:2", 4: "ideal:2x2", 8: "ideal:2x2x2"}
+MACHINES = {1: "ideal:1", 2: "ideal:2", 4: "ideal:2x2", 8: "ideal:2x2x2"}
 
 
 def of_type(graph: Graph, dtype: str) -> Graph:
@@ -96,7 +99,20 @@ def planned(graph: Graph, plan: str, world: int, optimizer: Optimizer) -> Progra
     The program of a serial graph's plan: a strategy's; a random one, `random-3`; one with half of it recomputed,
     `recompute-3`; one with operators on a half of the ranks, `pinned-3`; one with images in parts, `spatial`; one in
     which the experts of a sparse mixture are divided, `experts`; or one of degrees, `degrees,tp=2,zero=1,sp=true`.
+    With `/4` after it, of 4 micro-batches; with `/4i`, of which each moves weights and sums their gradients.
     """
+    plan, _, loop = plan.partition("/")
+    count = int(loop.rstrip("i") or 1)
+    dims = sample_dims(graph)
+    part = micro_batch(graph, dims, count) if count > 1 else graph
+    placed, on = _placed(part, plan, world, optimizer)
+    if count > 1:
+        placed = in_micro_batches(placed, dims, count, lambda weight: loop.endswith("i"))
+    return lower(fuse_collectives(differentiate(placed, optimizer, on.mesh)), on)
+
+
+def _placed(graph: Graph, plan: str, world: int, optimizer: Optimizer) -> tuple[Graph, Machine]:
+    """A plan by its name, without micro-batches, and the machine it is for."""
     kind, _, seed = plan.rpartition("-") if plan[-1].isdigit() else (plan, "", "0")
     on = machine(MACHINES[world])
     match kind:
@@ -113,7 +129,7 @@ def planned(graph: Graph, plan: str, world: int, optimizer: Optimizer) -> Progra
             placed = run(graph, on, str(options.pop("strategy")), optimizer, options).graph
         case _:
             placed = run(graph, on, kind, optimizer, {"seed": int(seed)} if kind == "random" else None).graph
-    return lower(fuse_collectives(differentiate(placed, optimizer, on.mesh)), on)
+    return placed, on
 
 
 def program(

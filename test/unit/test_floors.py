@@ -71,7 +71,7 @@ ROOMS = {
         {"memory"},
         {"bounds", "result"},
         {"choose", "strategy"},
-        {"strategies"},
+        {"strategies", "in_time"},
         {"run", "explain"},
     ],
     "lowering": [

@@ -68,7 +68,9 @@ def held(
     for value, layout in values:
         elements = prod(value.type.piece_shape)
         if value.node.op != "weight":
-            found.add("activations", elements * ELEMENT_BYTES[value.type.dtype], layout)
+            # Of inputs, all micro-batches are held; of other values, those of one.
+            whole = value.type.micro_batches if value.node.op == "input" else 1
+            found.add("activations", whole * elements * ELEMENT_BYTES[value.type.dtype], layout)
             continue
         size = elements * ELEMENT_BYTES[value.node.master]
         found.add("weights", size + elements * cast_bytes(value.node), layout)
@@ -105,4 +107,4 @@ class _Parts:
 
 def _layout_bytes(value: Value, layout: Layout, mesh: Mesh) -> int:
     """Return the bytes of a value, in this layout, on each device that holds a shard of it."""
-    return value.type.elements // shards(layout, mesh.sizes) * ELEMENT_BYTES[value.type.dtype]
+    return prod(value.type.micro_shape) // shards(layout, mesh.sizes) * ELEMENT_BYTES[value.type.dtype]

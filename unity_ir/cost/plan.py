@@ -47,16 +47,32 @@ class Reshard:
     again: tuple[Move, ...] = ()
 
     @property
-    def moves(self) -> tuple[tuple[Move, str], ...]:
-        """Every move of the reshard, as (move, element type): those of the value, then those of its gradient."""
+    def forward_moves(self) -> tuple[tuple[Move, str], ...]:
+        """
+        The moves of the forward, as (move, element type); once for each micro-batch, if the value is made, or read,
+        anew in each.
+        """
         type = self.value.type
-        of_value = (*self.forward, *self.again)
-        return (*((m, type.dtype) for m in of_value), *((m, type.grad_dtype) for m in self.backward))
+        return tuple((m, type.dtype) for m in self.forward) * type.micro_batches
+
+    @property
+    def backward_moves(self) -> tuple[tuple[Move, str], ...]:
+        """The moves of the backward, as `forward_moves`: those of the value done again, then those of its gradient."""
+        type = self.value.type
+        again = ((m, type.dtype) for m in self.again)
+        return (*again, *((m, type.grad_dtype) for m in self.backward)) * type.micro_batches
+
+    @property
+    def moves(self) -> tuple[tuple[Move, str], ...]:
+        """Every move of the reshard, as (move, element type): `forward_moves`, then `backward_moves`."""
+        return (*self.forward_moves, *self.backward_moves)
 
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """The kernels of a compute node, and the seconds of its forward and its backward on each device."""
+    """
+    The kernels of a compute node, and the seconds of its forward and its backward on each device, in one micro-batch.
+    """
 
     node: Node
     work: Work
@@ -90,7 +106,7 @@ class PlanCost:
     @cached_property
     def compute_time(self) -> float:
         """Seconds of all kernels of an iteration on each device, those of the optimizer's update included."""
-        return sum(o.forward + o.backward for o in self.operators) + self.update
+        return sum((o.forward + o.backward) * o.node.micro_batches for o in self.operators) + self.update
 
     @cached_property
     def communication_time(self) -> float:

@@ -152,7 +152,8 @@ def _table(plan: PlanCost) -> Table:
         how = plan.placement.assignments.get(node, layout)
         if node in times and value.index == 0:
             cost_of = times[node]
-            forward, backward = seconds_text(cost_of.forward), seconds_text(cost_of.backward)
+            times_run = node.micro_batches
+            forward, backward = seconds_text(cost_of.forward * times_run), seconds_text(cost_of.backward * times_run)
         else:
             forward = backward = ""
         table.add_row(name, _type(value.type), divided(how, mesh), forward, backward, "")
@@ -177,8 +178,8 @@ def _add_reshard(table: Table, plan: PlanCost, reshard: Reshard) -> None:
         f"  {_kinds(reshard.forward)} / {_kinds((*reshard.again, *reshard.backward))}",
         "",
         f"{_roles(reshard.source)} to {_roles(reshard.target)}",
-        time(reshard.moves[: len(reshard.forward)]),
-        time(reshard.moves[len(reshard.forward) :]),
+        time(reshard.forward_moves),
+        time(reshard.backward_moves),
         f"{elements:,}",
     )
 

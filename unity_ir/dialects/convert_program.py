@@ -15,6 +15,7 @@ from unity_ir.dialects.pcg.ops import optimizer_attributes, to_optimizer
 from unity_ir.dialects.spmd import (
     EXCHANGES,
     MOVES,
+    TIME_STEPS,
     ComputeOp,
     ConstantOp,
     ExchangeOp,
@@ -24,6 +25,7 @@ from unity_ir.dialects.spmd import (
     PieceType,
     ProgramOp,
     ReturnOp,
+    TimeOp,
     UpdateOp,
     WeightOp,
 )
@@ -41,6 +43,7 @@ from unity_ir.plan.program import (
     Register,
     ReshardMove,
     Tensor,
+    TimeStep,
     UpdateWeight,
 )
 from unity_ir.tdl.parallel import Configuration, operand_degrees, result_degrees
@@ -87,6 +90,10 @@ def to_op(program: Program) -> ProgramOp:
                     result_types=[type_of(result)],
                 )
                 hint = kind
+            case TimeStep(operand, result, kind):
+                results = (result,)
+                made = TIME_STEPS[kind].create(operands=[values[operand]], result_types=[type_of(result)])
+                hint = kind
             case UpdateWeight(weight, grad):
                 if program.optimizer is None:
                     raise UnityError('spmd: pcg.update leaves the optimizer open; name it: {optimizer = "sgd"}')
@@ -98,7 +105,7 @@ def to_op(program: Program) -> ProgramOp:
             values[register] = value
         block.add_op(made)
     block.add_op(ReturnOp.create(operands=[values[r] for r in program.outputs]))
-    return ProgramOp(program.name, program.mesh.sizes, Region(block))
+    return ProgramOp(program.name, program.mesh.sizes, Region(block), program.micro_batches)
 
 
 def from_op(op: ProgramOp) -> Program:
@@ -138,6 +145,8 @@ def from_op(op: ProgramOp) -> Program:
                 body.append(ReshardMove(operands[0], results[0], each.kind, each.along, source, target))
             case ExchangeOp():
                 body.append(HaloExchange(operands[0], results[0], each.kind, each.along, *each.border))
+            case TimeOp():
+                body.append(TimeStep(operands[0], results[0], each.kind))
             case UpdateOp():
                 body.append(UpdateWeight(*operands))
                 optimizer = to_optimizer("spmd.update", each.optimizer.data)
@@ -145,7 +154,7 @@ def from_op(op: ProgramOp) -> Program:
                 outputs = operands
             case _:
                 raise UnityError(f"@{op.sym_name.data}: {each.name} is not an operation of spmd")
-    return Program(op.sym_name.data, mesh, tensors, tuple(body), outputs, optimizer)
+    return Program(op.sym_name.data, mesh, tensors, tuple(body), outputs, optimizer, op.loop)
 
 
 def _compute(

@@ -20,18 +20,20 @@ from xdsl.dialects.builtin import (
     DenseArrayBase,
     DictionaryAttr,
     FloatAttr,
+    IntegerAttr,
     StringAttr,
     SymbolNameConstraint,
     f64,
     i64,
 )
-from xdsl.ir import Data, Dialect, Region, SSAValue, TypeAttribute
+from xdsl.ir import Attribute, Data, Dialect, Region, SSAValue, TypeAttribute
 from xdsl.irdl import (
     BaseAttr,
     IRDLOperation,
     irdl_attr_definition,
     irdl_op_definition,
     operand_def,
+    opt_prop_def,
     prop_def,
     region_def,
     result_def,
@@ -46,6 +48,7 @@ from xdsl.utils.exceptions import VerifyException
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.collectives import HALO_EXCHANGES, PLANNED
+from unity_ir.pcg.parallel import IN_TIME
 from unity_ir.pcg.reshard import move_kind
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, pinned_at, pins, role_class, role_name
 from unity_ir.pcg.types import tensor_type
@@ -163,21 +166,31 @@ PIECE = BaseAttr(PieceType)
 
 @irdl_op_definition
 class ProgramOp(IRDLOperation):
-    """`spmd.program @name mesh array<i64: 2, 2> {...}`: the program that every rank of the mesh runs."""
+    """
+    `spmd.program @name mesh array<i64: 2, 2> {...}`: the program that every rank of the mesh runs. With `attributes
+    {micro_batches = 4 : i64}` the last axis of the mesh is no devices but the micro-batches of a step.
+    """
 
     name = "spmd.program"
 
     sym_name = prop_def(SymbolNameConstraint())
     mesh = prop_def(DenseArrayBase.constr(i64))
+    micro_batches = opt_prop_def(IntegerAttr.constr(i64))
     body = region_def("single_block")
 
     traits = traits_def(SymbolOpInterface(), NoTerminator(), IsolatedFromAbove())
-    assembly_format = "$sym_name `mesh` $mesh attr-dict-with-keyword $body"
+    assembly_format = "$sym_name `mesh` $mesh (`micro_batches` $micro_batches^)? attr-dict-with-keyword $body"
 
-    def __init__(self, name: str, mesh: tuple[int, ...], body: Region):
-        super().__init__(
-            properties={"sym_name": StringAttr(name), "mesh": DenseArrayBase.from_list(i64, mesh)}, regions=[body]
-        )
+    def __init__(self, name: str, mesh: tuple[int, ...], body: Region, micro_batches: int = 1):
+        own: dict[str, Attribute] = {"sym_name": StringAttr(name), "mesh": DenseArrayBase.from_list(i64, mesh)}
+        if micro_batches > 1:
+            own["micro_batches"] = IntegerAttr(micro_batches, i64)
+        super().__init__(properties=own, regions=[body])
+
+    @property
+    def loop(self) -> int:
+        """The number of micro-batches of a step; 1 if it does not run its batch in parts."""
+        return 1 if self.micro_batches is None else self.micro_batches.value.data
 
     def verify_(self) -> None:
         """
@@ -187,6 +200,10 @@ class ProgramOp(IRDLOperation):
         sizes = tuple(int(s) for s in self.mesh.get_values())
         if any(size < 1 for size in sizes) or prod(sizes) > MAX_DEVICES:
             raise VerifyException(f"spmd.program: the mesh {list(sizes)} must be of 1 to {MAX_DEVICES} devices")
+        if self.micro_batches is not None and (self.loop < 2 or not sizes or sizes[-1] != self.loop):
+            raise VerifyException(
+                f"spmd.program: {self.loop} micro-batches must be 2 or more, the last axis of the mesh {list(sizes)}"
+            )
         block = self.body.block
         if block.args:
             raise VerifyException("spmd.program: its block has arguments; a rank's program reads spmd.input")
@@ -305,7 +322,7 @@ class BetweenRanks(IRDLOperation):
         return self.operand.type.data, self.result.type.data
 
 
-Kind = TypeVar("Kind", bound=BetweenRanks)
+Kind = TypeVar("Kind", bound=IRDLOperation)
 
 
 def _of_kind(kind: str, base: type[Kind]) -> type[Kind]:
@@ -403,6 +420,53 @@ EXCHANGES: dict[str, type[ExchangeOp]] = {kind: _of_kind(kind, ExchangeOp) for k
 """The class of every exchange of halos."""
 
 
+class TimeOp(IRDLOperation):
+    """
+    Base of the steps into the loop over micro-batches and out of it: `spmd.accumulate %x : from -> to`. The last mesh
+    axis, that of time, changes its role; every piece stays on its device.
+    """
+
+    operand = operand_def(PIECE)
+    result = result_def(PIECE)
+    assembly_format = "$operand attr-dict `:` type($operand) `->` type($result)"
+
+    @property
+    def kind(self) -> str:
+        """The kind of step: one of `pcg.parallel.IN_TIME`."""
+        return self.name.removeprefix("spmd.")
+
+    def verify_(self) -> None:
+        """
+        Raise `VerifyException` unless it is in a loop and the last axis, of time, goes from the role that this step
+        begins with to that it ends with, and all others stay.
+        """
+        program = self.parent_op()
+        assert isinstance(self.operand.type, PieceType)
+        assert isinstance(self.result.type, PieceType)
+        before, after = self.operand.type.data, self.result.type.data
+        if not isinstance(program, ProgramOp) or program.loop == 1 or not before.layout or not after.layout:
+            raise VerifyException(f"{self.name}: is of a loop over micro-batches; give spmd.program micro_batches")
+        ends = tuple("dim" if role >= 0 else role_name(role) for role in (before.layout[-1], after.layout[-1]))
+        wanted = ENDS_IN_TIME[self.kind]
+        alike = (before.shape, before.dtype, before.layout[:-1]) == (after.shape, after.dtype, after.layout[:-1])
+        if ends != wanted or not alike:
+            raise VerifyException(
+                f"{self.name}: from {before} to {after}; only time changes, from {' to '.join(wanted)}"
+            )
+
+
+ENDS_IN_TIME = {
+    "pipeline": ("repeat", "dim"),
+    "batch": ("dim", "repeat"),
+    "reuse": ("repeat", "copy"),
+    "accumulate": ("sum", "repeat"),
+}
+"""The roles of the axis of time before and after each step into the loop or out of it."""
+
+TIME_STEPS: dict[str, type[TimeOp]] = {kind: _of_kind(kind, TimeOp) for kind in IN_TIME}
+"""The class of every step into the loop over micro-batches, or out of it."""
+
+
 @irdl_op_definition
 class UpdateOp(IRDLOperation):
     """`spmd.update %w, %g {optimizer = "sgd", lr = 0.1}`: the optimizer's step on this rank's piece."""
@@ -431,6 +495,12 @@ class ReturnOp(IRDLOperation):
 
 SPMD = Dialect(
     "spmd",
-    [ProgramOp, InputOp, WeightOp, ConstantOp, ComputeOp, *MOVES.values(), *EXCHANGES.values(), UpdateOp, ReturnOp],
+    [
+        *(ProgramOp, InputOp, WeightOp, ConstantOp, ComputeOp),
+        *MOVES.values(),
+        *EXCHANGES.values(),
+        *TIME_STEPS.values(),
+        *(UpdateOp, ReturnOp),
+    ],
     [PieceType],
 )

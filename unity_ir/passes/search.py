@@ -18,9 +18,10 @@ from unity_ir.budget import WORK, Budget
 from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
 from unity_ir.dialects.machine import module_machine, set_machine
 from unity_ir.errors import UnityError
+from unity_ir.machine import Machine
 from unity_ir.messages import tell
-from unity_ir.pcg.graph import Optimizer, optimizer_of
-from unity_ir.search import Progress, SearchResult, all_strategies, run
+from unity_ir.pcg.graph import Graph, Optimizer, optimizer_of
+from unity_ir.search import Progress, SearchResult, all_strategies, run, run_in_time
 from unity_ir.search.explain import explain
 from unity_ir.search.strategy import OptionValue, option_types
 
@@ -68,6 +69,9 @@ class _Search(ModulePass):
     seconds: int | float | None = None
     """The time budget of the search, in seconds, in addition to that of work; by default unlimited."""
 
+    micro_batches: str | int = 1
+    """In how many micro-batches a step runs its batch, one after the other, adding up gradients; auto: the fastest."""
+
     explain: str | None = None
     """An operator whose choice in the joint search, with the costs of alternatives, is printed to stderr."""
 
@@ -84,7 +88,7 @@ class _Search(ModulePass):
             for func in pcg_functions(op):
                 graph = to_graph(func)
                 with _shown(func.sym_name.data) as progress, interrupts.searching():
-                    result = run(graph, machine, self.strategy, optimizer, options, progress, self._budget())
+                    result = self._run(graph, machine, optimizer, options, progress)
                 new = replace_function(func, result.graph)
                 new.attributes.update(_certificate(result))
                 self._tell(result, func.sym_name.data)
@@ -92,6 +96,25 @@ class _Search(ModulePass):
             raise PassFailedException(str(error)) from error
         if self.machine is not None:
             set_machine(op, self.machine)
+
+    def _run(
+        self,
+        graph: Graph,
+        machine: Machine,
+        optimizer: Optimizer | None,
+        options: dict[str, OptionValue],
+        progress: Progress | None,
+    ) -> SearchResult:
+        given = self.strategy, optimizer, options, progress, self._budget()
+        if self.micro_batches == "auto":
+            return run_in_time(graph, machine, *given)
+        try:
+            count = int(self.micro_batches)
+        except ValueError:
+            count = 0
+        if count < 1:
+            raise UnityError(f"pcg-search: micro_batches is {self.micro_batches!a}; it is a number of them, or auto")
+        return run(graph, machine, *given, count)
 
     def _optimizer(self) -> Optimizer | None:
         if self.explain is not None and self.strategy != "joint":

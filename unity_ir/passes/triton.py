@@ -87,8 +87,8 @@ class TritonTarget(Target):
         if serial is None:
             raise UnityError(f"triton: the serial forward @{name}, which --check compares with, is missing")
         program = from_op(op)
-        machine = module_machine(module) or load(f"box:{program.mesh.devices}")
-        levels = machine.axis_levels if machine.mesh == program.mesh else ()
+        machine = module_machine(module) or load(f"box:{program.devices}")
+        levels = machine.axis_levels if machine.mesh.sizes == program.mesh.sizes[: program.axes] else ()
         reference = to_graph(serial)
         tuned = None if self.tune is None else read_table(Path(self.tune))
         options = PlanOptions(self.matmul, self.kernels, self.convolution, tuned, self.fuse, self.bucket)

@@ -209,6 +209,8 @@ def micro_batch(graph: Graph, dims: Mapping[str, int], count: int) -> Graph:
     `dims` has, for each input that has samples, by name, the dim along which they run. Raises `UnityError` if `count`
     does not divide the samples, or an operator needs several micro-batches at once.
     """
+    if count < 1:
+        raise UnityError(f"micro-batches: {count} is not a number of them; a step has 1 or more")
     for node in graph.inputs:
         dim = dims.get(node.name)
         if dim is not None and node.result.shape[dim] % count:
@@ -238,6 +240,8 @@ def in_micro_batches(
     for which `inside` is true are moved, and their gradients summed, in every micro-batch. `dims` is as in
     `micro_batch`. Raises `UnityError` where an operator needs several micro-batches at once.
     """
+    if count == 1:
+        return plan
     serial, serials = erase_with(plan)
     times = _Follower(serial, dims, count, grows=True).times()
 

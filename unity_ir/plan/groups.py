@@ -33,6 +33,7 @@ from unity_ir.plan.program import (
     Register,
     ReshardMove,
     Tensor,
+    TimeStep,
     makes,
     reads,
 )
@@ -232,7 +233,7 @@ class _Fuser:
         """
         crossed = False
         move = self.program.body[self.maker[register]]
-        while isinstance(move, ReshardMove | HaloExchange) or self._is_weight_cast(move):
+        while isinstance(move, ReshardMove | HaloExchange | TimeStep) or self._is_weight_cast(move):
             (register,) = reads(move)
             crossed = crossed or crosses(move)
             move = self.program.body[self.maker[register]]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from unity_ir.plan.deadlock import makers
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Compute, Leaf, Register, UpdateWeight
+from unity_ir.plan.program import Compute, Leaf, Register, TimeStep, UpdateWeight
 from unity_ir.plan.schedule import Action, Bucket, Wait, crosses
 
 
@@ -19,14 +19,16 @@ def listing(plan: Plan) -> str:
         kernel  matmul + relu by triton         %1, %9 -> %12: [64, 32] f32, dim 0; frees %1, %9
 
     `kernel` is an operator or a group of them, `local` a move on the device itself, `start` a collective, of which
-    several may share a call. Leaves are listed where they are first read.
+    several may share a call. Leaves are listed where they are first read. With micro-batches, `first:` and `last:` are
+    lines of the first and of the last of them alone.
     """
     program = plan.program
     kernels = sum(isinstance(line.action, Compute) for line in plan.schedule.lines)
     calls = sum(_what(line.action) == "start" for line in plan.schedule.lines)
     updates = [i for i in program.body if isinstance(i, UpdateWeight)]
     counts = [_count(kernels, "kernel"), _count(calls, "collective"), _count(len(updates), "update")]
-    out = [f"@{_printable(program.name)} on {_count(program.mesh.devices, 'device')}: {', '.join(counts)}"]
+    loop = f", in a loop over {program.micro_batches} micro-batches" if program.micro_batches > 1 else ""
+    out = [f"@{_printable(program.name)} on {_count(program.devices, 'device')}: {', '.join(counts)}{loop}"]
     names = makers(program)
     for line in plan.schedule.lines:
         reads, makes = plan.schedule.reads_and_makes(line.action)
@@ -34,7 +36,9 @@ def listing(plan: Plan) -> str:
         types = dict.fromkeys(str(program.tensors[r]) for r in makes)
         text += f": {'; '.join(types)}" if makes else ""
         frees = f"; frees {_registers(line.dies)}" if line.dies else ""
-        out.append(f"  {_what(line.action):7} {_of(plan, line.action, names):40} {text}{frees}".rstrip())
+        frees += f"; frees {_registers(line.dies_last)} in the last" if line.dies_last else ""
+        only = "" if line.when == "every" else f"{line.when}: "
+        out.append(f"  {_what(line.action):7} {only + _of(plan, line.action, names):40} {text}{frees}".rstrip())
     optimizer = program.optimizer.name if program.optimizer is not None else ""
     out += [
         f"  {'update':7} {f'{names[u.weight]} by {optimizer}':40} {_registers((u.weight, u.grad))}" for u in updates
@@ -68,6 +72,8 @@ def _of(plan: Plan, action: Action, names: dict[Register, str]) -> str:
             return f"{operator} by {plan.implementations[action]}"
         case Wait():
             return ""
+        case TimeStep():
+            return f"{action.kind} of {_printable(names[action.operand])}"
         case Bucket(moves):
             return f"{moves[0].kind} along {_axes(moves[0].axes)} of {len(moves)} values"
         case _:

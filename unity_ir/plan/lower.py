@@ -9,11 +9,24 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.parallel import IN_TIME
 from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import Layout, assignment_for, pins, place, same_pieces
+from unity_ir.pcg.sharding import (
+    COPY,
+    REPEAT,
+    SUM,
+    GridRole,
+    Layout,
+    Mesh,
+    assignment_for,
+    pins,
+    place,
+    same_pieces,
+)
 from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.moves import plan_moves
 from unity_ir.plan.program import (
@@ -25,6 +38,7 @@ from unity_ir.plan.program import (
     Register,
     ReshardMove,
     Tensor,
+    TimeStep,
     UpdateWeight,
     global_line,
     reads,
@@ -45,7 +59,7 @@ def lower(graph: Graph, machine: Machine) -> Program:
     """
     Lower a placed training step, or a forward, to one rank's program on a machine.
 
-    Raises `UnityError` if the graph's views do not fit the machine.
+    Raises `UnityError` if the graph's views do not fit the machine, or its numbers of micro-batches differ.
     """
     return with_single_calls(_Lowering(graph, machine).program(), machine)
 
@@ -55,6 +69,7 @@ class _Lowering:
         self.graph = graph
         self.machine = machine
         self.placement = place(graph, machine.mesh)
+        self.micro_batches = _micro_batches(graph)
         self.anchors = Anchors(graph)
         self.registers: dict[tuple[Value, Layout, Halos, Halos], Register] = {}
         self.pieces: dict[tuple[Value, Layout, Halos], Register] = {}
@@ -70,6 +85,8 @@ class _Lowering:
                 self._leaf(node)
             elif node.is_compute:
                 self._compute(node)
+            elif node.op in IN_TIME:
+                self._time_step(node)
             elif node.op != "halo" and self.anchors.materialised(node.result):
                 self._at(node.operands[0], self.placement.layouts[node.result], node.result)
         updates: list[Instruction] = []
@@ -79,19 +96,25 @@ class _Lowering:
             weight = self._at(update.weight, layout) if master is None else master
             updates.append(UpdateWeight(weight, self._at(update.grad, layout)))
         outputs = tuple(self._at(v, self.placement.layouts[v]) for v in self.graph.outputs)
-        return Program(
-            self.graph.name,
-            self.placement.mesh,
-            self.tensors,
-            (*self.body, *updates),
-            outputs,
-            self.graph.optimizer,
-        )
+        sizes = self.placement.mesh.sizes
+        mesh = Mesh((*sizes, self.micro_batches)) if self.micro_batches > 1 else self.placement.mesh
+        body = (*self.body, *updates)
+        return Program(self.graph.name, mesh, self.tensors, body, outputs, self.graph.optimizer, self.micro_batches)
+
+    def _with_time(self, value: Value, layout: Layout) -> Layout:
+        """Return the role of each axis of the program's mesh: a value's layout over devices, and its role in time."""
+        if self.micro_batches == 1:
+            return layout
+        time = value.type.time
+        role = REPEAT if time is None else {"copy": COPY, "sum": SUM}.get(str(time.role), time.role)
+        assert isinstance(role, int)
+        return (*layout, role)
 
     def _register(self, value: Value, layout: Layout) -> Register:
         register = len(self.tensors)
         type = value.type
-        self.tensors[register] = Tensor(type.shape, type.dtype, layout, type.halo, type.halo_sum)
+        at = self._with_time(value, layout)
+        self.tensors[register] = Tensor(type.shape, type.dtype, at, type.halo, type.halo_sum)
         self.registers.setdefault((value, layout, type.halo, type.halo_sum), register)
         return register
 
@@ -105,10 +128,11 @@ class _Lowering:
             return
         # The cast rests with the weight's pieces, so that what moves is what is computed with.
         master = self.masters[result] = len(self.tensors)
-        self.tensors[master] = Tensor(result.shape, node.master, layout)
+        at = self._with_time(result, layout)
+        self.tensors[master] = Tensor(result.shape, node.master, at)
         self.body.append(Leaf(node.op, master, str(name)))
         to = (("to", result.dtype),)
-        assignment = assignment_for(global_line("cast", [self.tensors[master]], to), [layout], layout)
+        assignment = assignment_for(global_line("cast", [self.tensors[master]], to), [at], at)
         assert assignment is not None
         self.body.append(Compute("cast", (master,), (self._register(result, layout),), to, assignment))
 
@@ -116,7 +140,23 @@ class _Lowering:
         operands = tuple(self._at(v, self.placement.needs(node, i)) for i, v in enumerate(node.operands))
         results = tuple(self._register(v, self.placement.layouts[v]) for v in node.results)
         attributes = tuple((k, v) for k, v in node.attributes)
-        self.body.append(Compute(node.op, operands, results, attributes, self.placement.assignments[node]))
+        assignment = self.placement.assignments[node]
+        if self.micro_batches > 1:
+            assignment = (*assignment, _role_in_time(node))
+        self.body.append(Compute(node.op, operands, results, attributes, assignment))
+
+    def _time_step(self, node: Node) -> None:
+        """Append the step by which a value enters the loop over micro-batches, or leaves it, on the same devices."""
+        (operand,) = node.operands
+        layout = self.placement.layouts[node.result]
+        if node.op in ("pipeline", "batch") and int(node.attribute("dim")) in layout:
+            dim = node.attribute("dim")
+            raise UnityError(
+                f"pcg.{node.op}: dim {dim} is divided over devices, too, of which each would need other parts; "
+                f"combine dim {dim} before, or make inputs in micro-batches"
+            )
+        given = self._at(operand, layout)
+        self.body.append(TimeStep(given, self._register(node.result, layout), node.op))
 
     def _at(self, value: Value, layout: Layout, name: Value | None = None) -> Register:
         """
@@ -153,7 +193,7 @@ class _Lowering:
             found = self.pieces.setdefault((anchor, same_pieces(at), type.halo_sum), found)
             if alike in self.pieces:
                 found = self.pieces[alike]
-                at = self.tensors[found].layout
+                at = self.tensors[found].layout[: len(layout)]
             for move in plan_moves(anchor, at, layout, self.machine):
                 at = move.after(at, self.machine.mesh)
                 found = self._move(anchor, found, move, at)
@@ -173,9 +213,25 @@ class _Lowering:
 
     def _move(self, anchor: Value, operand: Register, move: Move, layout: Layout) -> Register:
         register = len(self.tensors)
-        self.tensors[register] = Tensor(anchor.type.shape, anchor.type.dtype, layout)
+        self.tensors[register] = Tensor(anchor.type.shape, anchor.type.dtype, self._with_time(anchor, layout))
         self.body.append(ReshardMove(operand, register, move.kind, move.axes, move.source, move.target))
         return register
+
+
+def _micro_batches(graph: Graph) -> int:
+    """Return the number of micro-batches of a step. Raises `UnityError` if values are in different numbers of them."""
+    found = sorted({t.micro_batches for n in graph.nodes() for t in n.types} - {1})
+    if len(found) > 1:
+        raise UnityError(f"func.func @{graph.name}: has values in {found[0]} and in {found[1]} micro-batches; use one")
+    return found[0] if found else 1
+
+
+def _role_in_time(node: Node) -> GridRole:
+    """Return what a compute node's micro-batches do: an index variable that they divide, addends of operands, COPY."""
+    time = node.configuration_in_time
+    if time.copy > 1:
+        return COPY
+    return next(iter((*time.degrees, *time.sums)), REPEAT)
 
 
 def with_single_calls(program: Program, machine: Machine) -> Program:

@@ -28,7 +28,9 @@ def plan_moves(
     if source == target:
         return ()
     type = value.type
-    return _plan_cached(type.shape, type.grad_dtype if gradient else type.dtype, source, target, ByIdentity(machine))
+    return _plan_cached(
+        type.micro_shape, type.grad_dtype if gradient else type.dtype, source, target, ByIdentity(machine)
+    )
 
 
 @lru_cache(maxsize=65536)

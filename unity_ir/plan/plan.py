@@ -28,7 +28,15 @@ from unity_ir.plan.deadlock import calls, check_order, there
 from unity_ir.plan.groups import GroupMemo, with_fusions
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
-from unity_ir.plan.program import Compute, Fused, Program, Register, ReshardMove, most_of_a_device
+from unity_ir.plan.program import (
+    Compute,
+    Fused,
+    Program,
+    Register,
+    ReshardMove,
+    TimeStep,
+    most_of_a_device,
+)
 from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.plan.schedule import BUCKET_BYTES, Schedule, Start, Wait, crosses, moves_of, schedule
 
@@ -122,18 +130,21 @@ class Plan:
         """
         The results of all-reduces that take the memory of their operand: it was made for the all-reduce alone, and by a
         kernel or collective that stores its result in memory of its own, as a view would not be. Others work on a copy.
+        So it is with what micro-batches accumulate in, which is the first of them.
         """
         schedule = self.schedule
         own = ("all_reduce", "reduce_scatter", "all_gather")
         stored = {i.result for i in self.program.body if isinstance(i, ReshardMove) and i.kind in own}
+        stored |= {i.result for i in self.program.body if isinstance(i, TimeStep) and i.kind == "accumulate"}
         makers = {register: i for i in self.program.body if isinstance(i, Compute) for register in i.results}
         lines = [line for line in schedule.lines if not isinstance(line.action, Wait)]
         readers = Counter(r for line in lines for r in schedule.reads_and_makes(line.action)[0])
         moves = [(line.action, line.dies) for line in lines if isinstance(line.action, ReshardMove)]
+        sums = [(line.action, line.dies) for line in lines if isinstance(line.action, TimeStep)]
         # What a padding does not fill with zeros is its operand, or a copy of it in a larger tensor.
         padded = {move.result: (move, dies) for move, dies in moves if move.kind == "zero_pad"}
 
-        def is_alone(move: ReshardMove, dies: Collection[Register]) -> bool:
+        def is_alone(move: ReshardMove | TimeStep, dies: Collection[Register]) -> bool:
             """Whether a move may take its operand's memory; what another reader made may be a view of it."""
             operand = schedule.held(move.operand)
             return operand in dies and readers[operand] == 1 and is_stored(operand)
@@ -148,7 +159,11 @@ class Plan:
                 return True
             return kind(self.program.analysis(maker)) == "contraction"
 
-        return frozenset(move.result for move, dies in moves if move.kind == "all_reduce" and is_alone(move, dies))
+        return frozenset(
+            move.result
+            for move, dies in (*moves, *sums)
+            if move.kind in ("all_reduce", "accumulate") and is_alone(move, dies)
+        )
 
     def copies(self, start: Start) -> tuple[Copies, Copies]:
         """Return what a device copies (before a collective of the schedule starts, after it was waited for)."""
@@ -161,10 +176,22 @@ class Plan:
         PyTorch call. Where ranks differ, those of the rank with the most.
         """
         tensors = self.program.tensors
-        computes = [i for i in self.program.body if isinstance(i, Compute)]
         return most_of_a_device(
-            self.program.mesh, ((pins(tensors[c.results[0]].layout), self._launches(c)) for c in computes)
+            self.program.mesh,
+            (
+                (pins(tensors[i.result].layout), self._additions(i))
+                if isinstance(i, TimeStep)
+                else (pins(tensors[i.results[0]].layout), self._launches(i) * self.program.times(i))
+                for i in self.program.body
+                if isinstance(i, Compute | TimeStep)
+            ),
         )
+
+    def _additions(self, step: TimeStep) -> int:
+        """Return the kernels of a step into the loop, or out of it: the additions to what has been accumulated."""
+        if step.kind != "accumulate":
+            return 0
+        return self.program.micro_batches - (step.result in self.in_place)
 
     def _launches(self, compute: Compute) -> int:
         operator = local_operator(self.program, compute)
@@ -181,7 +208,8 @@ class Plan:
         most; a bucket of several moves is one call.
         """
         firsts = (moves_of(start)[0] for start in self._starts)
-        return most_of_a_device(self.program.mesh, ((there(self.program, first), 1) for first in firsts))
+        times = self.program.times
+        return most_of_a_device(self.program.mesh, ((there(self.program, first), times(first)) for first in firsts))
 
     @property
     def copied(self) -> int:
@@ -190,7 +218,8 @@ class Plan:
         for start in self._starts:
             first = moves_of(start)[0]
             ends = (pins(self.program.tensors[r].layout) for r in (first.operand, first.result))
-            counts += zip(ends, (copied.kernels for copied in self.copies(start)), strict=True)
+            times = self.program.times(first)
+            counts += zip(ends, (times * copied.kernels for copied in self.copies(start)), strict=True)
         return most_of_a_device(self.program.mesh, counts)
 
     @property

@@ -4,6 +4,9 @@ tensor; a mesh axis's *role* says what the devices along it hold: shards of a di
 
 Every rank runs the same instructions on its own pieces (SPMD). `plan.lower` makes it of a placed graph, `dialects.spmd`
 is its text, and `lowering.emit.printer` prints it as Python.
+
+A step may run its batch in micro-batches: those are one more mesh axis, the last in number, which divides first. A
+tensor that repeats along it is made once, before the loop or after it; others are made anew in each micro-batch.
 """
 
 from __future__ import annotations
@@ -11,15 +14,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
+from typing import Literal
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.graph import Graph, Optimizer
-from unity_ir.pcg.sharding import Assignment, Layout, Mesh, Pins, role_name
+from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, Pins, role_name
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.tdl.divisibility import Analysis, Halos
 from unity_ir.tdl.parallel import Configuration, piece
@@ -138,6 +142,19 @@ class HaloExchange:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeStep:
+    """
+    A step into the loop over micro-batches, or out of it, on each device by itself; `kind` is one of
+    `pcg.parallel.IN_TIME`: `pipeline` takes a micro-batch's part of a tensor, `reuse` all of it; `accumulate` adds up
+    what micro-batches make, `batch` joins it.
+    """
+
+    operand: Register
+    result: Register
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateWeight:
     """The optimizer's step on a weight, given its gradient; both are in the weight's resting layout."""
 
@@ -145,7 +162,13 @@ class UpdateWeight:
     grad: Register
 
 
-Instruction = Leaf | Compute | ReshardMove | HaloExchange | UpdateWeight
+Instruction = Leaf | Compute | ReshardMove | HaloExchange | TimeStep | UpdateWeight
+
+When = Literal["first", "every", "last"]
+"""
+In which micro-batches a line of the step runs: in the first alone (what is made once, before it is needed), in every
+one, or in the last alone (what needs a sum over all of them).
+"""
 
 
 def reads(instruction: Instruction) -> tuple[Register, ...]:
@@ -153,7 +176,7 @@ def reads(instruction: Instruction) -> tuple[Register, ...]:
     match instruction:
         case Compute(_, operands):
             return operands
-        case ReshardMove(operand) | HaloExchange(operand):
+        case ReshardMove(operand) | HaloExchange(operand) | TimeStep(operand):
             return (operand,)
         case UpdateWeight(weight, grad):
             return weight, grad
@@ -166,7 +189,7 @@ def makes(instruction: Instruction) -> tuple[Register, ...]:
     match instruction:
         case Compute(_, _, results):
             return results
-        case Leaf(_, result) | ReshardMove(_, result) | HaloExchange(_, result):
+        case Leaf(_, result) | ReshardMove(_, result) | HaloExchange(_, result) | TimeStep(_, result):
             return (result,)
         case UpdateWeight():
             return ()
@@ -186,6 +209,48 @@ class Program:
     body: tuple[Instruction, ...]
     outputs: tuple[Register, ...]
     optimizer: Optimizer | None
+    micro_batches: int = 1
+    """How many micro-batches a step has; with more than 1 they are the last axis of `mesh`."""
+
+    @property
+    def devices(self) -> int:
+        """The number of devices, each of which is a rank."""
+        return self.mesh.devices // self.micro_batches
+
+    @property
+    def axes(self) -> int:
+        """The number of mesh axes over devices."""
+        return len(self.mesh.sizes) - (self.micro_batches > 1)
+
+    @cached_property
+    def when(self) -> Mapping[Register, When]:
+        """In which micro-batches each register is made: `every` for all registers of a step without micro-batches."""
+        found: dict[Register, When] = {}
+        late: set[Register] = set()
+        for instruction in self.body:
+            made = makes(instruction)
+            if isinstance(instruction, TimeStep) and instruction.kind in ("accumulate", "batch"):
+                late.update(made)
+            elif not late.isdisjoint(reads(instruction)):
+                late.update(made)
+                found.update(dict.fromkeys(made, "last"))
+                continue
+            is_in = self.micro_batches == 1 or isinstance(instruction, TimeStep)
+            is_in = is_in or any(self.tensors[r].layout[-1] != REPEAT for r in made)
+            found.update(dict.fromkeys(made, "every" if is_in else "first"))
+        return found
+
+    def times(self, instruction: Instruction) -> int:
+        """Return how many times a step runs an instruction: once, or once for each micro-batch."""
+        return self.micro_batches if all(self.when[r] == "every" for r in makes(instruction)) else 1
+
+    @property
+    def loss(self) -> Register | None:
+        """The register in which an operator makes the loss, in every micro-batch; None for a forward alone."""
+        if self.optimizer is None or not self.outputs:
+            return None
+        steps = {i.result: i.operand for i in self.body if isinstance(i, TimeStep)}
+        return steps.get(self.outputs[0], self.outputs[0])
 
     @property
     def returned(self) -> tuple[Register, ...]:

@@ -10,6 +10,10 @@ the move before. Gradients are waited for at the end of the step, or earlier if 
 bytes. The cast of a stored weight to the type it is computed with is made where the weight is first needed, as if it
 were a move, or before, where a collective is waited for. All ranks do the same lines in the same order; `plan.deadlock`
 checks that for every group.
+
+With micro-batches, all lines are in one loop, and those that only the first or the last of them runs are marked so:
+weights are gathered, in the first, where they are first read; gradients are summed over devices in the last, where the
+last addend was made.
 """
 
 from __future__ import annotations
@@ -29,7 +33,10 @@ from unity_ir.plan.program import (
     Program,
     Register,
     ReshardMove,
+    TimeStep,
     UpdateWeight,
+    When,
+    makes,
 )
 
 BUCKET_BYTES = 2**20
@@ -83,7 +90,7 @@ class Wait:
     registers: tuple[Register, ...]
 
 
-Start = ReshardMove | HaloExchange | Bucket
+Start = ReshardMove | HaloExchange | TimeStep | Bucket
 """One call of the runtime: it starts one or several moves over links, or does one on the device itself."""
 
 Action = Leaf | Compute | Start | Wait
@@ -93,10 +100,14 @@ Action = Leaf | Compute | Start | Wait
 class ScheduledLine:
     """
     One line of a schedule: an instruction, bucket or wait, and the registers that it is the last to read (`dies`).
+    `when` says in which micro-batches it runs; `dies_last` are registers, made once, of which it is the last to read in
+    the last one.
     """
 
     action: Action
     dies: tuple[Register, ...] = ()
+    when: When = "every"
+    dies_last: tuple[Register, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,11 +141,11 @@ class Schedule:
                 return tuple(self.held(m.operand) for m in moves), tuple(m.result for m in moves)
             case Wait(registers):
                 return registers, ()
-            case ReshardMove(operand, result) | HaloExchange(operand, result):
+            case ReshardMove(operand, result) | HaloExchange(operand, result) | TimeStep(operand, result):
                 return (self.held(operand),), (result,)
 
 
-def moves_of(start: Start) -> tuple[ReshardMove | HaloExchange, ...]:
+def moves_of(start: Start) -> tuple[ReshardMove | HaloExchange | TimeStep, ...]:
     """Return the moves that one call does."""
     return start.moves if isinstance(start, Bucket) else (start,)
 
@@ -162,7 +173,7 @@ def schedule(program: Program, bucket: int = BUCKET_BYTES, under_way: int = UNDE
     return _Scheduler(program, bucket, under_way).schedule()
 
 
-Move = ReshardMove | HaloExchange
+Move = ReshardMove | HaloExchange | TimeStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +238,9 @@ class _Scheduler:
                     self.computes.append(instruction)
                 case ReshardMove(operand, result, "retype", _, _, target) if not is_pinned(target):
                     self.same[result] = self._held(operand)
-                case ReshardMove() | HaloExchange():
+                case TimeStep(operand, result, "reuse"):
+                    self.same[result] = self._held(operand)
+                case ReshardMove() | HaloExchange() | TimeStep():
                     self.moves.append(instruction)
                     self.move_of[instruction.result] = instruction
                     self.place[instruction.result] = place
@@ -329,6 +342,10 @@ class _Scheduler:
                 # An early slice lets its operand be freed; other local steps only take memory.
                 if isinstance(move, ReshardMove) and move.kind == "slice" and not late and self._made_at(operand) > 0:
                     slots[move.result] = self._made_at(operand)
+                # So does adding a gradient to those of the micro-batches before.
+                if move.kind == "accumulate":
+                    last = max((slots.get(r, 0) for r in self._moves_before(move)), default=0)
+                    slots[move.result] = min(last + LAG, self.end) if late else self._made_at(operand)
             elif late:
                 last = max(slots.get(r, 0) for r in self._moves_before(move))
                 slots[move.result] = min(last + LAG, self.end) if reader == self.end else max(last, ahead)
@@ -388,7 +405,8 @@ class _Scheduler:
 
     def _alike(self, move: ReshardMove) -> object:
         """Return a key that is equal for moves that may be done by one call."""
-        return move.kind, move.axes, self.program.tensors[move.result].dtype
+        result = move.result
+        return move.kind, move.axes, self.program.tensors[result].dtype, self.program.when[result]
 
     def _is_full(self, moves: Sequence[ReshardMove]) -> bool:
         return sum(map(self._bytes, moves)) >= self.bucket or len(moves) == BUCKET_MEMBERS
@@ -541,12 +559,27 @@ class _Scheduler:
         kept = {r for r, leaf in self.leaves.items() if leaf.op != "constant"}
         out: list[ScheduledLine] = []
         unfreed = Schedule((), self.same)
+        # What is made once, or adds up, stays from one micro-batch to the next.
+        sums = {m.result for m in self.moves if isinstance(m, TimeStep) and m.kind in ("accumulate", "batch")}
+        once = sums | {r for r, when in self.program.when.items() if when == "first"}
         for action in reversed(self.lines):
             reads, makes = unfreed.reads_and_makes(action)
             dies = tuple(r for r in dict.fromkeys((*reads, *makes)) if r not in alive and r not in kept)
             alive.update(reads)
-            out.append(ScheduledLine(action, dies))
+            when = self._when(action)
+            late = tuple(r for r in dies if r in once) if when == "every" else ()
+            out.append(ScheduledLine(action, tuple(r for r in dies if r not in late), when, late))
         return out[::-1]
+
+    def _when(self, action: Action) -> When:
+        """Return in which micro-batches a line runs: as what it makes, or waits for."""
+        made = action.registers if isinstance(action, Wait) else _made_by(action)
+        return self.program.when[made[0]]
+
+
+def _made_by(action: Leaf | Compute | Start) -> tuple[Register, ...]:
+    """Return the registers that a line makes."""
+    return tuple(m.result for m in action.moves) if isinstance(action, Bucket) else makes(action)
 
 
 def _crosses(move: Move | _Cast | None) -> bool:

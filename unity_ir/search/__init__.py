@@ -9,7 +9,7 @@ operator does what it does. The rooms: `layouts` (what can be chosen) -> `exact`
 
 from unity_ir.search.joint.best_first import Progress
 from unity_ir.search.result import SearchResult
-from unity_ir.search.run import run
+from unity_ir.search.run import run, run_in_time
 from unity_ir.search.strategy import all_strategies
 
-__all__ = ["Progress", "SearchResult", "all_strategies", "run"]
+__all__ = ["Progress", "SearchResult", "all_strategies", "run", "run_in_time"]

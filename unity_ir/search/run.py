@@ -13,18 +13,22 @@ from unity_ir.cost.plan import PlanCost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.pcg.micro_batches import micro_batch
 from unity_ir.search.bounds.axis_counts import of_kernels
 from unity_ir.search.choose.candidates import SimulatedPlans
 from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, certain
 from unity_ir.search.exact.solver import Solver
 from unity_ir.search.exact.trw_s import Messages
+from unity_ir.search.in_time import of_whole_batch, sample_dims
 from unity_ir.search.joint.best_first import Progress
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME
 from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.memory.lagrangian import lacking, needed
 from unity_ir.search.result import SearchResult
+from unity_ir.search.strategies.by_hand import OnePlan
 from unity_ir.search.strategy import OptionValue, SearchContext, make_options, strategy_named
+from unity_ir.simulate.report import as_emitted
 
 
 class DoesNotFit(UnityError):
@@ -46,6 +50,7 @@ def run(
     options: Mapping[str, OptionValue] | None = None,
     progress: Progress | None = None,
     budget: Budget | None = None,
+    micro_batches: int = 1,
 ) -> SearchResult:
     """
     Search for a plan: a parallel graph that computes what `graph` does, placed on the devices of `machine`.
@@ -54,10 +59,11 @@ def run(
     `options` are its options by name (`search.strategy.option_types`): `{"rules": "library"}` of joint, `{"seed": 3}`
     of mcmc. `optimizer` is the one the plan will be trained with, by default the graph's. `progress` is called with the
     number of candidates priced and the best seconds so far. Ctrl-C and the end of `budget` (by default about 100
-    seconds of work) return the best plan so far.
+    seconds of work) return the best plan so far. With `micro_batches`, the plan is that of one, and the step runs it
+    for each in turn (`search.in_time`).
 
-    Raises `UnityError` for an unknown strategy or option and for a graph that already has its backward, and
-    `DoesNotFit` for a plan that does not fit the machine's memory.
+    Raises `UnityError` for an unknown strategy or option, for a graph that already has its backward and for one that
+    cannot be divided into so many micro-batches, and `DoesNotFit` for a plan that does not fit the machine's memory.
     """
     chosen = strategy_named(strategy)
     if graph.updates:
@@ -66,6 +72,9 @@ def run(
     optimizer = given or Optimizer()
     start = perf_counter()
     serial = erase(graph)
+    dims = sample_dims(serial) if micro_batches != 1 else {}
+    if micro_batches != 1:
+        serial = micro_batch(serial, dims, micro_batches)
     budget = budget or Budget()
     own = make_options(chosen, options or {})
     with _seldom_collected():
@@ -76,6 +85,9 @@ def run(
             result = _at_hand(serial, machine, strategy, optimizer, budget)
         if budget.ended:
             result = _ended(result, serial, machine, optimizer)
+        if micro_batches != 1:
+            is_searched = not isinstance(chosen, OnePlan)
+            result = of_whole_batch(result, dims, micro_batches, machine, optimizer, is_searched)
         result = replace(result, budget=budget)
     if given is not None:
         result = replace(result, graph=replace(result.graph, optimizer=given))
@@ -85,6 +97,49 @@ def run(
         said = f"search: the plan found {lacking(need, machine.device)}; use more devices or a smaller batch"
         raise DoesNotFit(said, result, machine)
     return result
+
+
+def run_in_time(
+    graph: Graph,
+    machine: Machine,
+    strategy: str = "joint",
+    optimizer: Optimizer | None = None,
+    options: Mapping[str, OptionValue] | None = None,
+    progress: Progress | None = None,
+    budget: Budget | None = None,
+) -> SearchResult:
+    """
+    Search as `run` does, for the number of micro-batches with which the step is fastest as emitted, among those that
+    fit: 1, 2, 4, .., as long as they divide the samples, until one that fits is slower than one that fits before.
+
+    Arguments and errors are those of `run`; the error of one micro-batch is raised if no number of them has a plan.
+    """
+    best: tuple[float, SearchResult] | None = None
+    failed: UnityError | None = None
+    serial, count = erase(graph), 1
+    dims = sample_dims(serial)
+    while count == 1 or _is_divisible(serial, dims, count):
+        try:
+            found = run(graph, machine, strategy, optimizer, options, progress, budget, count)
+        except UnityError as error:
+            failed = failed or error
+        else:
+            seconds = as_emitted(found.graph, machine, optimizer or graph.optimizer or Optimizer())[0]
+            if best is not None and seconds >= best[0]:
+                return best[1]
+            best = seconds, found
+        count *= 2
+    if best is not None:
+        return best[1]
+    assert failed is not None
+    raise failed
+
+
+def _is_divisible(serial: Graph, dims: Mapping[str, int], count: int) -> bool:
+    """Return whether a step can run its batch in so many micro-batches."""
+    with suppress(UnityError):
+        return bool(micro_batch(serial, dims, count))
+    return False
 
 
 @contextmanager

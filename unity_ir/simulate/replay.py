@@ -7,6 +7,8 @@ compute stream. A collective starts once the compute stream has come to it and i
 waits for the current one; it holds its ports. A wait makes the compute stream wait for it. The optimizer's updates come
 last. A tensor is held from the line that makes it to the end of the last line that reads it, the operand of a
 collective until that is waited for.
+
+The lines of a step in micro-batches are played once for each of them, with those of the first and of the last.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from unity_ir.cost.lines import kernel_seconds, update_seconds
+from unity_ir.cost.lines import addition_bytes, kernel_seconds, update_seconds
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Optimizer
 from unity_ir.pcg.sharding import Layout
@@ -24,23 +26,32 @@ from unity_ir.plan.collective_calls import bucket_move
 from unity_ir.plan.copies import Copies
 from unity_ir.plan.deadlock import makers
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Compute, HaloExchange, Leaf, Register, ReshardMove, UpdateWeight
-from unity_ir.plan.schedule import Start, Wait, crosses, moves_of, piece_bytes
+from unity_ir.plan.program import Compute, HaloExchange, Leaf, Register, ReshardMove, TimeStep, UpdateWeight
+from unity_ir.plan.schedule import ScheduledLine, Start, Wait, crosses, moves_of, piece_bytes
 from unity_ir.simulate.streams import Classes, Streams, pinned_axes, ticks
 from unity_ir.simulate.tasks import BACKWARD, BACKWARD_MOVE, FORWARD, FORWARD_MOVE, SYNC, UPDATE, Label, TaskGraph, flat
 
 
-def replay(plan: Plan, machine: Machine, overlap: bool = True, axes: Sequence[int] | None = None) -> TaskGraph:
+def replay(
+    plan: Plan,
+    machine: Machine,
+    overlap: bool = True,
+    axes: Sequence[int] | None = None,
+    micro_batches: int | None = None,
+) -> TaskGraph:
     """
     Return the task graph of one iteration of a rank's planned step on a machine: a task for every kernel, collective
     and wait, in the plan's order, then the updates. Simulate it with `simulate.full.simulate`.
 
     Without `overlap`, every collective holds the compute stream, too. `axes` are the mesh axes along which devices are
-    simulated separately: by default those that some tensor is pinned on, so that devices differ.
+    simulated separately: by default those that some tensor is pinned on, so that devices differ. `micro_batches` is the
+    number of micro-batches to play, by default all.
     """
     if axes is None:
         axes = pinned_axes(t.layout for t in plan.program.tensors.values())
-    return _Replay(plan, Streams(machine, tuple(axes)), overlap).tasks()
+    count = plan.program.micro_batches
+    played = count if micro_batches is None else min(count, micro_batches)
+    return _Replay(plan, Streams(machine, tuple(axes)), overlap).tasks(played)
 
 
 class _Replay:
@@ -62,28 +73,55 @@ class _Replay:
         """The collectives that have started and are not waited for yet, by their first result."""
         self.copied: list[tuple[int, list[int]]] = []
         """For each buffer that holds copies: its bytes, and the tasks that use it."""
-        self.uses: dict[Register, list[int]] = {}
+        self.uses: dict[tuple[Register, int], list[int]] = {}
+        """The tasks that use a register, by the micro-batch in which it is made; 0 for what is made once."""
+        self.micro_batch = 0
         self.is_backward = False
         self.syncs = _syncs(plan)
+        self.loss = plan.program.loss
+        self.kept = {i.result for i in plan.program.body if isinstance(i, TimeStep) and i.kind != "pipeline"}
+        """What adds up over micro-batches."""
 
-    def tasks(self) -> TaskGraph:
+    def tasks(self, micro_batches: int) -> TaskGraph:
+        """Return the tasks of a step of so many micro-batches."""
         program = self.program
-        loss = program.outputs[0] if program.optimizer and program.outputs else None
-        for line in self.plan.schedule.lines:
-            match line.action:
-                case Leaf():
-                    pass
-                case Compute() as compute:
-                    self._compute(compute)
-                    self.is_backward |= loss in compute.results
-                case Wait(registers):
-                    self._wait(registers)
-                case start:
-                    self._start(start)
+        for self.micro_batch in range(micro_batches):
+            self.is_backward = False
+            skipped = {"first"} if self.micro_batch else set[str]()
+            skipped |= {"last"} if self.micro_batch < micro_batches - 1 else set[str]()
+            for line in self.plan.schedule.lines:
+                if line.when not in skipped:
+                    self._line(line)
         updates = [i for i in program.body if isinstance(i, UpdateWeight)]
         for update in updates:
             self._update(update)
         return self._graph(updates)
+
+    def _line(self, line: ScheduledLine) -> None:
+        match line.action:
+            case Leaf():
+                pass
+            case Compute() as compute:
+                self._compute(compute)
+                self.is_backward |= self.loss in compute.results
+            case Wait(registers):
+                self._wait(registers)
+            case TimeStep() as step:
+                self._time_step(step)
+            case start:
+                self._start(start)
+
+    def _time_step(self, step: TimeStep) -> None:
+        """Add a micro-batch's addition to what those before have accumulated; other steps do nothing on a device."""
+        if step.kind != "accumulate":
+            self._use((step.operand, step.result), [])
+            return
+        moved = addition_bytes(self.plan, step)[self.micro_batch]
+        length = ticks(self.streams.machine.copy_time(1, moved)) if moved else 0
+        kind = SYNC if step.result in self.syncs else BACKWARD
+        label = Label(kind, step.kind, self.names[step.operand], self.program.tensors[step.result])
+        done = [self._on_compute(k, length, label) for k in self.streams.where(self._layout(step.operand))]
+        self._use((step.operand, step.result), done)
 
     def _compute(self, compute: Compute) -> None:
         seconds = kernel_seconds(self.program, compute, self.streams.machine.device)
@@ -186,8 +224,10 @@ class _Replay:
         return number
 
     def _use(self, registers: Iterable[Register], tasks: Sequence[int]) -> None:
-        for register in registers:
-            self.uses.setdefault(self.plan.schedule.held(register), []).extend(tasks)
+        for register in map(self.plan.schedule.held, registers):
+            is_made_once = register in self.kept or self.program.when.get(register) != "every"
+            at = 0 if is_made_once else self.micro_batch
+            self.uses.setdefault((register, at), []).extend(tasks)
 
     def _kind(self, moved: Register) -> int:
         """Return the kind of a move's task, given its result."""
@@ -205,9 +245,11 @@ class _Replay:
         leaves = {i.result for i in program.body if isinstance(i, Leaf)}
         for register in leaves:
             tensors = 1 + (optimizer.states if register in updated else 0)
+            # A rank holds its pieces of all micro-batches of an input.
+            tensors *= program.micro_batches if program.when[register] == "every" else 1
             for k in self.streams.where(self._layout(register)):
                 always[k] += tensors * piece_bytes(program, register)
-        used = [(piece_bytes(program, r), tasks) for r, tasks in self.uses.items() if r not in leaves and tasks]
+        used = [(piece_bytes(program, r), tasks) for (r, _), tasks in self.uses.items() if r not in leaves and tasks]
         used += self.copied
         return TaskGraph(
             self.streams,
@@ -223,7 +265,7 @@ class _Replay:
 
 def _syncs(plan: Plan) -> set[Register]:
     """Return the registers between gradients as operators make them and as updates read them."""
-    moves = {i.result: i for i in plan.program.body if isinstance(i, ReshardMove | HaloExchange)}
+    moves = {i.result: i for i in plan.program.body if isinstance(i, ReshardMove | HaloExchange | TimeStep)}
     found: set[Register] = set()
     for update in plan.program.body:
         at = update.grad if isinstance(update, UpdateWeight) else None

@@ -10,10 +10,29 @@ from unity_ir.cost.stats import Simulated
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer
 from unity_ir.plan.moves import ByIdentity
-from unity_ir.plan.plan import plan_graph
+from unity_ir.plan.plan import Plan, plan_graph
 from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.memory import memory
 from unity_ir.simulate.replay import replay
+
+PLAYED = 3
+"""
+Micro-batches that are played one by one: the first with what runs once before, the last with what runs once after, and
+one between, as which each further one is.
+"""
+
+
+def step_seconds(plan: Plan, machine: Machine, overlap: bool = True) -> tuple[float, Timeline]:
+    """
+    Return the simulated seconds of a step, and the timeline of its first micro-batches (`PLAYED`): all, if there are no
+    more. Of further ones each takes as long as the last of these added. Without `overlap` every move is waited for.
+    """
+    count = plan.program.micro_batches
+    timeline = simulate(replay(plan, machine, overlap, micro_batches=PLAYED))
+    if count <= PLAYED:
+        return timeline.seconds, timeline
+    fewer = simulate(replay(plan, machine, overlap, micro_batches=PLAYED - 1))
+    return timeline.seconds + (count - PLAYED) * (timeline.seconds - fewer.seconds), timeline
 
 
 def simulated(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> Simulated:
@@ -23,10 +42,10 @@ def simulated(graph: Graph, machine: Machine, optimizer: Optimizer | None = None
     collectives, their copies and bytes, and a lower bound in seconds. `optimizer` is used if the graph names none.
     """
     plan = plan_graph(graph, machine, optimizer)
-    overlapped = simulate(replay(plan, machine))
-    waiting = simulate(replay(plan, machine, overlap=False))
+    seconds, timeline = step_seconds(plan, machine)
+    waiting, _ = step_seconds(plan, machine, overlap=False)
     counts = plan.launches, plan.collectives, plan.copied, step_bytes(plan), emitted_bound(graph, machine, optimizer)
-    return Simulated(overlapped.seconds, waiting.seconds, peak(overlapped), *counts)
+    return Simulated(seconds, waiting, peak(timeline), *counts)
 
 
 def peak(timeline: Timeline) -> int:
@@ -47,5 +66,5 @@ def as_emitted(graph: Graph, machine: Machine, optimizer: Optimizer | None = Non
 @lru_cache(maxsize=256)
 def _as_emitted(graph: Graph, machine: ByIdentity, optimizer: Optimizer | None) -> tuple[float, int]:
     on = machine.machine
-    timeline = simulate(replay(plan_graph(graph, on, optimizer), on))
-    return timeline.seconds, peak(timeline)
+    seconds, timeline = step_seconds(plan_graph(graph, on, optimizer), on)
+    return seconds, peak(timeline)

@@ -186,14 +186,26 @@ def configuration_in_time(
     Infer how an operator's tasks are divided over the micro-batches of a step, given how its operands are divided in
     time alone; `total` is the configuration over micro-batches and devices.
 
-    An index variable that occurs in no operand is divided in time if its degree allows, and there are not as many tasks
-    that compute the same. Raises `UnityError` as `infer_configuration` does.
+    An index variable that occurs in no operand is divided in time where the others leave no way to divide the tasks.
+    Raises `UnityError` as `infer_configuration` does.
     """
-    free = dict.fromkeys(analysis.bound.free_degrees, 1)
-    if total.copy % micro_batches:
-        divided = (v for v in free if total.degree(v) % micro_batches == 0)
-        free.update({v: micro_batches for v in [next(divided, None)] if v is not None})
-    return infer_configuration(analysis, operands, free)
+    whole = dict.fromkeys(analysis.bound.free_degrees, 1)
+    error: UnityError | None = None
+    for free in (whole, *({**whole, v: micro_batches} for v in whole)):
+        try:
+            time = infer_configuration(analysis, operands, free)
+        except UnityError as found:
+            error = error or found
+            continue
+        if _is_part(time, total):
+            return time
+    raise error or UnityError(f"pcg.{analysis.bound.operator}: its tasks do not divide into {micro_batches} in time")
+
+
+def _is_part(time: Configuration, total: Configuration) -> bool:
+    """Return whether the division in time leaves whole numbers of parts for devices."""
+    sums = all(total.sums.get(c, 1) % d == 0 for c, d in time.sums.items())
+    return sums and total.copy % time.copy == 0 and all(total.degree(v) % d == 0 for v, d in time.degrees.items())
 
 
 def without_time(total: Configuration, time: Configuration) -> Configuration:

@@ -56,6 +56,12 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             "samples, tp weights, sp the sequence; zero=1 or 2 shards weights over dp, or over shards=N of it",
         ),
         parser.add_argument(
+            "--micro-batches",
+            metavar="M",
+            help="with --search or --degrees: run the batch in M parts, one after the other, adding up gradients; "
+            "auto: as many as make the fastest step that fits",
+        ),
+        parser.add_argument(
             "--explain",
             metavar="OPERATOR",
             help="with --search: print an operator's choice and what others would cost; by its name in the printed "
@@ -163,7 +169,7 @@ _KINDS = (
 """Names of argument types in error messages."""
 
 
-_COMMON = {"optimizer": str, "work": float, "seconds": float}
+_COMMON = {"optimizer": str, "work": float, "seconds": float, "micro_batches": str}
 """Options of every search, with their types."""
 
 

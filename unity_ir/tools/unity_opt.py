@@ -192,6 +192,8 @@ class UnityOpt(xDSLOptMain):
             raise UnityError(f"unity-opt: --{'profile' if args.profile == '' else 'machine'} is empty; leave it out")
         if args.explain is not None and args.search is None:
             raise UnityError("unity-opt: --explain explains what a search has chosen; add --search")
+        if args.micro_batches is not None and args.search is None:
+            raise UnityError("unity-opt: --micro-batches divides the batch of the plan that is made; add --search")
         if args.budget is not None and args.search is None:
             raise UnityError("unity-opt: --budget is what a search may take; add --search")
         if self.args.profile is not None:
@@ -215,6 +217,8 @@ class UnityOpt(xDSLOptMain):
             options = {**search_options(self.args.search, asked_by), "explain": self.args.explain}
             if self.args.budget is not None:
                 options["seconds"] = seconds(self.args.budget)
+            if self.args.micro_batches is not None:
+                options["micro_batches"] = self.args.micro_batches
             if self.trains_with is not None:
                 if options.setdefault("optimizer", self.trains_with) != self.trains_with:
                     raise UnityError(

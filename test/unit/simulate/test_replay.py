@@ -27,7 +27,7 @@ from unity_ir.search.run import run
 from unity_ir.simulate.full import simulate
 from unity_ir.simulate.memory import memory
 from unity_ir.simulate.replay import replay
-from unity_ir.simulate.report import as_emitted, simulated
+from unity_ir.simulate.report import as_emitted, simulated, step_seconds
 from unity_ir.simulate.tasks import UPDATE
 
 MODELS = {
@@ -77,6 +77,42 @@ def test_tasks_are_the_lines_of_the_program(model: str, strategy: str, dtype: st
     for name, label in zip(done, expected, strict=True):
         # A launcher is named after its operators, then their shapes.
         assert name.startswith(label.what.replace(AND, "_")), (name, label)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "strategy"), [("mlp", "fsdp"), ("gpt2", "joint"), ("gpt2", "zero3")])
+def test_the_loop_over_micro_batches_is_played_as_it_runs(model: str, strategy: str):
+    """Line by line, those of the first and of the last micro-batch included; of many, a few are played."""
+    machine = load("dgx-h100:1x2")
+    count = 4
+    graph = mixed_precision(models.build(model, **MODELS[model]), "bf16")
+    placed = run(graph, machine, strategy, Optimizer("adamw"), micro_batches=count).graph
+    plan = plan_graph(placed, machine, Optimizer("adamw"))
+    (step,) = (
+        f
+        for f in ast.parse(emit(plan, erase(placed)).text).body
+        if isinstance(f, ast.FunctionDef) and f.name == "forward_backward"
+    )
+    (loop,) = (s for s in step.body if isinstance(s, ast.For))
+    kernels = {kernel_name(plan, i) for i in plan.program.body if isinstance(i, Compute)}
+    done: list[str] = []
+    for number in range(count):
+        for statement in loop.body:
+            inner = [statement]
+            if isinstance(statement, ast.If):
+                runs = {"first": number == 0, "last": number == count - 1}[ast.unparse(statement.test)]
+                inner = statement.body if runs else []
+            done += [each for s in inner for each in executed(s)]
+    done = [n for n in done if n.removesuffix("_many") not in (*LOCAL, "constant", "part", "float")]
+    tasks = replay(plan, machine)
+    expected = [label for label in tasks.labels if label.kind != UPDATE and label.what not in (*LOCAL, "copy")]
+    assert len(done) == len(expected) > 0
+    for name, label in zip(done, expected, strict=True):
+        assert name.startswith(label.what.replace(AND, "_")), (name, label)
+    # Launches are those of all micro-batches together.
+    assert plan.launches >= count * (len(kernels) // 2)
+    assert step_seconds(plan, machine)[0] == pytest.approx(simulate(tasks).seconds, rel=1e-6)
+    assert memory(simulate(tasks)).bytes[-1] == tasks.always[0]
 
 
 def on_each_rank(step: ast.FunctionDef, sizes: Sequence[int]) -> Iterator[list[str]]:

@@ -25,6 +25,7 @@ class Spec:
     dtype: torch.dtype
     roles: tuple
     below: int | None = None  # integers are from 0 to below this
+    time: int | None = None  # dim along which micro-batches divide it
 
 
 '''
@@ -58,8 +59,9 @@ def plan_text(
     head = [
         "# --- the plan\n",
         f"NAME = {program.name!r}",
-        f"MESH = {program.mesh.sizes!r}  # sizes of the mesh axes, outermost first",
-        f"WORLD = {program.mesh.devices}",
+        f"MESH = {program.mesh.sizes[: program.axes]!r}  # sizes of the mesh axes, outermost first",
+        f"WORLD = {program.devices}",
+        f"MICRO_BATCHES = {program.micro_batches}",
         f"LINKS = {tuple(links)!r}  # what each mesh axis is over",
         f"GROUPS = {tuple(groups)!r}  # mesh axes along which ranks talk",
         f"OPTIMIZER = ({program.optimizer.name!r}, {settings!r})",
@@ -82,8 +84,10 @@ def plan_text(
 
 def _spec(program: Program, register: Register, below: int | None = None) -> str:
     tensor = program.tensors[register]
-    roles = tuple(r if is_shard(r) else role_name(r) for r in tensor.layout)
+    roles = tuple(r if is_shard(r) else role_name(r) for r in tensor.layout[: program.axes])
     extra = "" if below is None else f", {below}"
+    if program.micro_batches > 1 and is_shard(time := tensor.layout[-1]):
+        extra += f", time={time}"
     return f"Spec({tensor.shape!r}, {TORCH_DTYPES[tensor.dtype]}, {roles!r}{extra})"
 
 

@@ -77,7 +77,7 @@ class _Printer:
         self.program = program = plan.program
         self.reference = reference
         self.origin = origin
-        self.links = tuple(links) or ("network",) * len(program.mesh.sizes)
+        self.links = tuple(links) or ("network",) * program.axes
         self.kernels = plan.options.kernels
         self.file = file
         self.launchers: dict[str, Launcher] = {}
@@ -135,7 +135,7 @@ class _Printer:
         return Emitted(text, kernels, compiled)
 
     def _header(self) -> str:
-        world = self.program.mesh.devices
+        world = self.program.devices
         command = "python" if world == 1 else f"torchrun --nproc-per-node {world}"
         title = ascii(self.program.name)[1:-1].replace("\\", "_").replace('"', "_")
         return (
@@ -172,7 +172,12 @@ class _Printer:
         self._add(made)
         axes = [tuple(i for i, what in enumerate(instruction.assignment) if what == v) for v in operator.divided]
         starts = zip(operator.divided, axes, strict=True)
-        return made, [f"ctx.index({a!r}) * {operator.line.extents[v]}" for v, a in starts]
+        return made, [f"{self._index(a)} * {operator.line.extents[v]}" for v, a in starts]
+
+    def _index(self, axes: tuple[int, ...]) -> str:
+        """Return the expression of this rank's position along mesh axes, of which that of time is the outermost."""
+        over = tuple(axis for axis in axes if axis < self.program.axes)
+        return f"ctx.index({over!r})" if over == axes else f"ctx.index({over!r}, ctx.micro_batch)"
 
     def _sharing(self, made: Launcher) -> Launcher:
         """Return the launcher with earlier kernels in place of its own wherever only their names differ."""

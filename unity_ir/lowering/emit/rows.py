@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from unity_ir.plan.program import Register
+from unity_ir.plan.program import Register, When
 
 MOVES = 4
 """Most moves nested in one line; more are unreadable."""
@@ -40,6 +40,10 @@ class Row:
     """Kind of every move in this line, and the role of its axes before the move."""
     joined: list[str] = field(default_factory=list[str])
     """Operands of a move that can be one call for several tensors."""
+    when: When = "every"
+    """In which micro-batches it runs. Lines of different ones are not merged."""
+    dies_last: list[str] = field(default_factory=list[str])
+    """Variables made once that are read here for the last time in the last micro-batch."""
 
     def text(self) -> tuple[str, str]:
         """
@@ -74,9 +78,14 @@ def merged(rows: Iterable[Row]) -> list[Row]:
     """
     out: list[Row] = []
     for row in rows:
+        if out and (out[-1].when != row.when or out[-1].dies_last):
+            out.append(row)
+            continue
         _nest(out, row)
         _inline(out, row)
-        if not (out and (_joins(out[-1], row) or _awaits(out[-1], row))):
+        if out and (_joins(out[-1], row) or _awaits(out[-1], row)):
+            out[-1].dies_last += row.dies_last
+        else:
             out.append(row)
     return out
 

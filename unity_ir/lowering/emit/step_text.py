@@ -8,11 +8,11 @@ from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.emit.rows import Row, merged
 from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.reshard import role_kind
-from unity_ir.pcg.sharding import SUM, coordinate_of, is_pinned, is_shard, pins, role_name
+from unity_ir.pcg.sharding import REPEAT, SUM, coordinate_of, is_pinned, is_shard, pins, role_name
 from unity_ir.plan.deadlock import makers, there
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Compute, HaloExchange, Leaf, Register, ReshardMove, UpdateWeight
-from unity_ir.plan.schedule import BUCKET_BYTES, Action, Bucket, Wait, piece_bytes
+from unity_ir.plan.program import Compute, HaloExchange, Leaf, Register, ReshardMove, TimeStep, UpdateWeight
+from unity_ir.plan.schedule import BUCKET_BYTES, Bucket, ScheduledLine, Wait, piece_bytes
 
 BACKWARD = "# --- backward"
 """Line of its own, a comment, after the line that computes the loss; profiles look for it."""
@@ -49,6 +49,10 @@ class StepWriter:
         """Variable of the bucket that has a register's collective."""
         self.here: dict[tuple[tuple[int, int], ...], str] = {}
         """Variable that tells whether this rank is at some pinned coordinates."""
+        self.sums: list[str] = []
+        """Variables in which micro-batches add up, or join, what they make."""
+        self.flags: dict[str, str] = {}
+        """Variables that tell whether a micro-batch is the first, or the last."""
 
     def text(self) -> str:
         """
@@ -56,9 +60,11 @@ class StepWriter:
         rank's part of the loss and a dict of its parts of the gradients by weight name.
         """
         program = self.program
-        rows = merged(row for line in self.schedule.lines for row in self._rows(line.action, line.dies))
+        if program.micro_batches > 1:
+            self.flags = {flag: self.identifier(flag) for flag in ("first", "last")}
+        rows = merged(row for line in self.schedule.lines for row in self._rows(line))
         lines = [(f"{name} = ctx.at({pinned!r})", "whether this rank is there") for pinned, name in self.here.items()]
-        lines += [row.text() for row in rows]
+        lines += self._looped(rows) if self.flags else [row.text() for row in rows]
         out = ["def forward_backward(ctx, weights, batch):"]
         out.append('    """This rank\'s part of the loss, and of the gradient of every weight by name."""')
         width = min(max((len(code) for code, _ in lines), default=0), WIDTH)
@@ -70,9 +76,32 @@ class StepWriter:
         out.append(f"    return {self._use(program.outputs[0])}, {{{found}}}")
         return "\n".join(out) + "\n"
 
+    def _looped(self, rows: Sequence[Row]) -> list[tuple[str, str]]:
+        """
+        Return the lines (code, comment) of a loop over micro-batches with these rows in it; those that run in the first
+        or the last of them alone are under an `if`.
+        """
+        first, last = self.flags["first"], self.flags["last"]
+        made = f"{' = '.join(self.sums)} = None" if self.sums else ""
+        head = f"for {first}, {last} in micro_batches(ctx, {self.program.micro_batches}):"
+        lines = [(made, "what micro-batches add up")] if made else []
+        lines.append((head, "whether it is the first of them, or the last"))
+        when = "every"
+        for row in rows:
+            if row.when not in ("every", when):
+                lines.append((f"    if {self.flags[row.when]}:", ""))
+            when = row.when
+            code, comment = row.text()
+            lines.append((f"{'    ' * (1 if when == 'every' else 2)}{code}", comment))
+            if row.dies_last:
+                lines += [(f"    if {last}:", ""), (f"        del {', '.join(row.dies_last)}", "")]
+                when = "every"
+        return lines
+
     # -- a row per instruction
 
-    def _rows(self, action: Action, dies: Sequence[Register]) -> list[Row]:
+    def _rows(self, line: ScheduledLine) -> list[Row]:
+        action = line.action
         match action:
             case Leaf("weight", result, name) if not pins(self.program.tensors[result].layout):
                 self.own[result] = f"weights[{name!r}]"
@@ -85,17 +114,23 @@ class StepWriter:
                 row = self._reshard(action)
             case HaloExchange():
                 row = self._exchange(action)
+            case TimeStep():
+                row = self._time_step(action)
             case Bucket():
                 row = self._bucket(action)
             case Wait():
                 row = self._wait(action)
-        row.dies = list(map(self._use, dies))
-        is_loss = isinstance(action, Compute) and self.program.outputs[0] in action.results
+        row.dies, row.dies_last = list(map(self._use, line.dies)), list(map(self._use, line.dies_last))
+        row.when = line.when
+        is_loss = isinstance(action, Compute) and self.program.loss in action.results
         return [row, Row([], BACKWARD)] if is_loss else [row]
 
     def _leaf(self, leaf: Leaf) -> Row:
         target = self._name(leaf.result, leaf.name or "constant")
         texts = {"input": f"batch[{leaf.name!r}]", "weight": f"weights[{leaf.name!r}]"}
+        time = self._role_in_time(leaf.result)
+        if leaf.op == "input" and is_shard(time):
+            texts["input"] = self._part(texts["input"], time)
         text = texts.get(leaf.op) or self._constant(leaf.result, leaf.value)
         text = self._only(text, pins(self.program.tensors[leaf.result].layout))
         return Row([target], text, self._comment(leaf.op, leaf.result))
@@ -131,6 +166,26 @@ class StepWriter:
         target = self._name(move.result, move.kind)
         what = self._comment(f"{move.kind} of {_printable(self.makers[move.operand])}", move.result)
         return Row([target], text, f"{what}, {move.low} before and {move.high} after", () if pinned else (move.result,))
+
+    def _time_step(self, step: TimeStep) -> Row:
+        """Return the row of a step into the loop over micro-batches, or out of it; `reuse` does nothing."""
+        operand, target = self._use(step.operand), self._name(step.result, step.kind)
+        comment = self._comment(f"{step.kind} of {_printable(self.makers[step.operand])}", step.result)
+        if step.kind == "pipeline":
+            return Row([target], self._part(operand, self._role_in_time(step.result)), comment)
+        self.sums.append(target)
+        copied = ".clone()" if step.kind == "accumulate" and step.result not in self.in_place else ""
+        dim = f", {self._role_in_time(step.operand)}" if step.kind == "batch" else ""
+        text = f"{step.kind}({target}, {operand}{copied}{dim}, {self.flags['last']})"
+        return Row([target], self._only(text, pins(self.program.tensors[step.operand].layout)), comment)
+
+    def _part(self, text: str, dim: int) -> str:
+        """Return the expression of a micro-batch's part of a tensor along a dim."""
+        return f"part(ctx, {text}, {dim}, {self.program.micro_batches})"
+
+    def _role_in_time(self, register: Register) -> int:
+        """Return what a micro-batch has of a register: the dim of which it has a shard, SUM, COPY or REPEAT."""
+        return self.program.tensors[register].layout[-1] if self.program.micro_batches > 1 else REPEAT
 
     def _bucket(self, bucket: Bucket) -> Row:
         first, moves = bucket.moves[0], bucket.moves
@@ -175,14 +230,18 @@ class StepWriter:
     def _comment(self, what: str, *registers: Register) -> str:
         """Return `what`, followed by the whole shape of the first register and the role of each mesh axis."""
         tensor = self.program.tensors[registers[0]]
-        roles = ", ".join(map(role_name, tensor.layout)) or "one device"
-        return f"{what} {list(tensor.shape)}, {roles}"
+        roles = ", ".join(map(role_name, tensor.layout[: self.program.axes])) or "one device"
+        time = self._role_in_time(registers[0])
+        return f"{what} {list(tensor.shape)}, {roles}" + (f", {role_name(time)} in time" if time != REPEAT else "")
 
     def _constant(self, register: Register, value: float) -> str:
         tensor = self.program.tensors[register]
-        axes = tuple(i for i, r in enumerate(tensor.layout) if r == SUM)
+        axes = tuple(i for i, r in enumerate(tensor.layout[: self.program.axes]) if r == SUM)
         shape = tensor.local(self.program.mesh)
-        return f"constant(ctx, {value!r}, {shape!r}, {TORCH_DTYPES[tensor.dtype]}, {axes!r})"
+        number = f"{value!r}"
+        if self._role_in_time(register) == SUM and value:
+            number = f"{value!r} if {self.flags['first']} else 0.0"
+        return f"constant(ctx, {number}, {shape!r}, {TORCH_DTYPES[tensor.dtype]}, {axes!r})"
 
     def _call(self, move: ReshardMove) -> tuple[str, str]:
         """Return the text before and after the operand of a move: the runtime call of its collective's row."""

@@ -218,3 +218,30 @@ def constant(ctx, value, shape, dtype, addend_axes):
     """Return a tensor of `value` on the first rank along mesh axes `addend_axes`, of zeros on the others (addends)."""
     first = ctx.index(addend_axes) == 0
     return torch.full(shape, value if first else 0.0, dtype=dtype, device=ctx.device)
+
+
+# --- micro-batches
+
+
+def micro_batches(ctx, count):
+    """Yield, for each of a step's micro-batches, (whether it is the first, whether it is the last)."""
+    for ctx.micro_batch in range(count):
+        yield ctx.micro_batch == 0, ctx.micro_batch == count - 1
+
+
+def part(ctx, x, dim, count):
+    """Return the part of `x` along `dim` that the micro-batch at hand has, of `count`."""
+    return x.chunk(count, dim)[ctx.micro_batch].contiguous()
+
+
+def accumulate(total, x, last):
+    """Add `x` to the `total` of the micro-batches before, in place; the sum is float32 or longer until the `last`."""
+    half = x.dtype in (torch.float16, torch.bfloat16)
+    total = (x.float() if half else x) if total is None else total.add_(x)
+    return total.to(x.dtype) if last else total
+
+
+def batch(total, x, dim, last):
+    """Append `x` to the list of what the micro-batches before made; in the `last` join all of it along `dim`."""
+    parts = [*(total or []), x]
+    return torch.cat(parts, dim) if last else parts

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from unity_ir.lowering.runtime.collectives import _ways
-from unity_ir.lowering.runtime.plan import MESH, OPTIMIZER, WEIGHTS, WORLD
+from unity_ir.lowering.runtime.plan import MESH, MICRO_BATCHES, OPTIMIZER, WEIGHTS, WORLD
 
 # --- copied into the program from here on ---
 
@@ -22,10 +22,11 @@ def piece(ctx, whole, spec):
     """Return a copy of this rank's piece of tensor `whole` by Spec `spec`, on its device; None if pinned elsewhere."""
     if not ctx.at(pins(spec)):
         return None
+    parts = [whole] if spec.time is None else whole.chunk(MICRO_BATCHES, spec.time)
     for axis, role in enumerate(spec.roles):
         if isinstance(role, int):
-            whole = whole.chunk(MESH[axis], role)[ctx.place[axis]]
-    return whole.to(ctx.device).contiguous().clone()
+            parts = [part.chunk(MESH[axis], role)[ctx.place[axis]] for part in parts]
+    return (torch.cat(parts, spec.time) if len(parts) > 1 else parts[0]).to(ctx.device).contiguous().clone()
 
 
 def pins(spec):

@@ -16,11 +16,13 @@ class Spec:
     dtype: torch.dtype
     roles: tuple[int | str, ...]
     below: int | None = None
+    time: int | None = None
 
 
 NAME = ""
 MESH: tuple[int, ...] = ()
 WORLD = 1
+MICRO_BATCHES = 1
 LINKS: tuple[str, ...] = ()
 GROUPS: tuple[tuple[int, ...], ...] = ()
 INPUTS: dict[str, Spec] = {}

@@ -51,6 +51,7 @@ class Context:
     """This rank: its device, its coordinates in the mesh (`place`), and its process group for each set of mesh axes."""
 
     watchdog = None  # of this process, if it has joined other ranks itself
+    micro_batch = 0  # the number of the micro-batch that is run
 
     def __init__(self, backend: str):
         self.rank = dist.get_rank()
@@ -79,9 +80,8 @@ class Context:
                 mine = group
         return mine
 
-    def index(self, axes) -> int:
-        """Return this rank's position in its group along the mesh axes `axes`, of which the first is outermost."""
-        position = 0
+    def index(self, axes, position=0) -> int:
+        """Return this rank's position along mesh axes, of which the first is outermost but for an outer `position`."""
         for axis in axes:
             position = position * MESH[axis] + self.place[axis]
         return position

@@ -1,0 +1,67 @@
+"""Steps in micro-batches on real ranks: equal to PyTorch on the undivided batch; a check that tells what is wrong."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from models import MODELS, machine
+from ranks import Ranks, check, gradients
+
+from unity_ir.lowering.emit.printer import emit
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.fuse_collectives import fuse_collectives
+from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.micro_batches import in_micro_batches, micro_batch
+from unity_ir.plan.lower import lower
+from unity_ir.plan.plan import PlanOptions, plan_step
+from unity_ir.search import run
+from unity_ir.search.in_time import sample_dims
+
+
+def program(model: str, count: int, inside: bool = False, plan: str = "data-parallel", where: str = "ideal:2") -> str:
+    """The text of a model's program whose step has so many micro-batches."""
+    graph, on = MODELS[model][0](), machine(where)
+    dims = sample_dims(graph)
+    placed = run(micro_batch(graph, dims, count), on, plan).graph
+    step = differentiate(in_micro_batches(placed, dims, count, lambda weight: inside), Optimizer("sgd", 0.1), on.mesh)
+    return emit(plan_step(lower(fuse_collectives(step), on), PlanOptions(kernels="torch")), graph).text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mixed", "mlp", "attention", "shapes"])
+def test_masks_and_losses_do_not_depend_on_micro_batches(ranks: Ranks, model: str):
+    """Dropout is drawn by the position in the whole batch."""
+    alone = ranks.run(program(model, 1), 2, gradients)[0]
+    for count, inside in ((2, False), (2, True)) if model != "attention" else ((2, True),):
+        text = program(model, count, inside)
+        assert ranks.run(text, 2, check, 2) == [[]] * 2
+        found = ranks.run(text, 2, gradients)[0]
+        assert found[2] == pytest.approx(alone[2], rel=1e-5)
+
+
+MUTANTS = {
+    "the same piece in every micro-batch": (r"x\.chunk\(count, dim\)\[ctx\.micro_batch\]", "x.chunk(count, dim)[0]"),
+    "a piece dropped": (r"total\.add_\(x\)", "total"),
+    "a piece added twice": (r"total\.add_\(x\)", "total.add_(x).add_(x)"),
+    "summed over devices in every micro-batch": (r"(def accumulate\(total, x, last\):)", r"\1\n    dist.all_reduce(x)"),
+    "a gradient of the mean of each micro-batch": (r"(def accumulate\(total, x, last\):)", r"\1\n    x = x * 2"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_what_is_wrong_in_the_loop_is_told(ranks: Ranks, mutant: str):
+    text = program("mixed", 2)
+    wrong = re.sub(*MUTANTS[mutant], text)
+    assert wrong != text
+    assert ranks.run(text, 2, check, 1) == [[]] * 2
+    assert any(ranks.run(wrong, 2, check, 1))
+
+
+@pytest.mark.slow
+def test_masks_drawn_alike_in_every_micro_batch_are_told(ranks: Ranks):
+    text = program("mixed", 2)
+    wrong = text.replace(", ctx.micro_batch)", ")")
+    assert wrong != text
+    assert any(ranks.run(wrong, 2, check, 1))
