@@ -167,8 +167,8 @@ PIECE = BaseAttr(PieceType)
 @irdl_op_definition
 class ProgramOp(IRDLOperation):
     """
-    `spmd.program @name mesh array<i64: 2, 2> {...}`: the program that every rank of the mesh runs. With `attributes
-    {micro_batches = 4 : i64}` the last axis of the mesh is no devices but the micro-batches of a step.
+    `spmd.program @name mesh [2, 2] {...}`: the program that every rank of the mesh runs. In `mesh [2, 2, 4]
+    micro_batches 4` the last axis is not of devices, but the micro-batches of a step.
     """
 
     name = "spmd.program"

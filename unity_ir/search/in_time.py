@@ -10,12 +10,15 @@ plan gathers again for the backward (ZeRO-3), which are gathered in every micro-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from unity_ir.cost.plan import cost
+from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Optimizer
 from unity_ir.pcg.micro_batches import in_micro_batches
+from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.baselines.batch_dims import batch_dims
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.result import SearchResult
@@ -24,14 +27,21 @@ from unity_ir.simulate.report import as_emitted
 Inside = Callable[[Node], bool]
 """Whether a weight is moved in every micro-batch."""
 
+TRIES = 2
+"""Further searches for a plan that fits, where that of the whole batch needs more than that of a micro-batch."""
+
+TIGHTER = 1.5
+"""Bytes by which the limit of the next search is lowered, for each byte that a plan needs too many."""
+
 
 def sample_dims(graph: Graph) -> Mapping[str, int]:
     """Return, for each input that has samples, by name, the dim along which they run."""
     return {value.node.name: dim for value, dim in batch_dims(graph).items()}
 
 
-def of_whole_batch(
-    found: SearchResult,
+def in_time(
+    search: Callable[[Machine], SearchResult],
+    small: Graph,
     dims: Mapping[str, int],
     micro_batches: int,
     machine: Machine,
@@ -39,19 +49,46 @@ def of_whole_batch(
     is_searched: bool,
 ) -> SearchResult:
     """
-    Return the plan of a whole batch that runs the plan `found`, of one of its `micro_batches`, for each in turn.
+    Return the plan of a whole batch whose step runs the plan that `search` finds of `small`, the serial graph of one
+    micro-batch, for each of them in turn.
 
     Weights are moved once per step; a plan that `is_searched`, and not one made by a rule, moves them in every
-    micro-batch where that is faster as emitted, or where only that fits. Bounds of `found` are of one micro-batch and
-    are dropped. Raises `UnityError` where an operator needs several micro-batches at once.
+    micro-batch where that is faster as emitted, or where only that fits. It is searched for a device with less memory,
+    as the gradients so far are held from the first micro-batch on. Bounds are of one micro-batch and are dropped.
+    Raises `UnityError` where nothing is found.
     """
-    again = _gathered_again(found.graph)
-    ways: list[Inside] = [again.__contains__]
-    if is_searched:
-        ways.append(lambda weight: True)
-    plans = [in_micro_batches(found.graph, dims, micro_batches, way) for way in ways]
-    best = min(plans, key=lambda plan: _rank(plan, machine, optimizer)) if len(plans) > 1 else plans[0]
-    return replace(found, graph=best, cost=cost(best, machine, optimizer), bound=None, proved=None)
+
+    def whole(found: SearchResult) -> tuple[SearchResult, int]:
+        """Return the plan of the whole batch, and the bytes that a device must have for it."""
+        again = _gathered_again(found.graph)
+        ways: list[Inside] = [again.__contains__, lambda weight: True] if is_searched else [again.__contains__]
+        plans = [in_micro_batches(found.graph, dims, micro_batches, way) for way in ways]
+        best = min(plans, key=lambda plan: _rank(plan, machine, optimizer)) if len(plans) > 1 else plans[0]
+        priced = cost(best, machine, optimizer)
+        return replace(found, graph=best, cost=priced, bound=None, proved=None), needed(best, priced, optimizer)
+
+    reserve = _gradients(small) // machine.devices if is_searched else 0
+    best, need = whole(search(_with_less(machine, reserve)))
+    for _ in range(TRIES):
+        if need <= machine.device.memory or not is_searched:
+            break
+        reserve += int(TIGHTER * (need - machine.device.memory))
+        with suppress(UnityError):
+            found = whole(search(_with_less(machine, reserve)))
+            best, need = min((best, need), found, key=lambda each: each[1])
+    return best
+
+
+def _gradients(graph: Graph) -> int:
+    """Return the bytes of the gradients of all weights, in the types in which they are summed."""
+    return sum(n.result.type.elements * ELEMENT_BYTES[n.result.type.grad_dtype] for n in graph.weights())
+
+
+def _with_less(machine: Machine, reserve: int) -> Machine:
+    """Return the machine whose devices have so many bytes less, but at least one."""
+    if reserve == 0:
+        return machine
+    return replace(machine, device=replace(machine.device, memory=max(machine.device.memory - reserve, 1)))
 
 
 def _rank(plan: Graph, machine: Machine, optimizer: Optimizer) -> tuple[bool, float]:

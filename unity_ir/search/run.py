@@ -19,7 +19,7 @@ from unity_ir.search.choose.candidates import SimulatedPlans
 from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, certain
 from unity_ir.search.exact.solver import Solver
 from unity_ir.search.exact.trw_s import Messages
-from unity_ir.search.in_time import of_whole_batch, sample_dims
+from unity_ir.search.in_time import in_time, sample_dims
 from unity_ir.search.joint.best_first import Progress
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME
@@ -77,17 +77,21 @@ def run(
         serial = micro_batch(serial, dims, micro_batches)
     budget = budget or Budget()
     own = make_options(chosen, options or {})
-    with _seldom_collected():
+
+    def search(machine: Machine) -> SearchResult:
         try:
             with within(budget):
-                result = chosen.search(serial, machine, own, SearchContext(optimizer, progress))
+                found = chosen.search(serial, machine, own, SearchContext(optimizer, progress))
         except KeyboardInterrupt:
-            result = _at_hand(serial, machine, strategy, optimizer, budget)
-        if budget.ended:
-            result = _ended(result, serial, machine, optimizer)
-        if micro_batches != 1:
+            found = _at_hand(serial, machine, strategy, optimizer, budget)
+        return _ended(found, serial, machine, optimizer) if budget.ended else found
+
+    with _seldom_collected():
+        if micro_batches == 1:
+            result = search(machine)
+        else:
             is_searched = not isinstance(chosen, OnePlan)
-            result = of_whole_batch(result, dims, micro_batches, machine, optimizer, is_searched)
+            result = in_time(search, serial, dims, micro_batches, machine, optimizer, is_searched)
         result = replace(result, budget=budget)
     if given is not None:
         result = replace(result, graph=replace(result.graph, optimizer=given))
