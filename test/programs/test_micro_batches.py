@@ -44,8 +44,11 @@ MUTANTS = {
     "the same piece in every micro-batch": (r"x\.chunk\(count, dim\)\[ctx\.micro_batch\]", "x.chunk(count, dim)[0]"),
     "a piece dropped": (r"total\.add_\(x\)", "total"),
     "a piece added twice": (r"total\.add_\(x\)", "total.add_(x).add_(x)"),
-    "summed over devices in every micro-batch": (r"(def accumulate\(total, x, last\):)", r"\1\n    dist.all_reduce(x)"),
-    "a gradient of the mean of each micro-batch": (r"(def accumulate\(total, x, last\):)", r"\1\n    x = x * 2"),
+    "summed over devices in every micro-batch": (
+        r"(def accumulated\(total, x, last\):)",
+        r"\1\n    dist.all_reduce(x)",
+    ),
+    "a gradient of the mean of each micro-batch": (r"(def accumulated\(total, x, last\):)", r"\1\n    x = x * 2"),
 }
 
 

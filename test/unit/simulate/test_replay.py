@@ -103,7 +103,7 @@ def test_the_loop_over_micro_batches_is_played_as_it_runs(model: str, strategy: 
                 runs = {"first": number == 0, "last": number == count - 1}[ast.unparse(statement.test)]
                 inner = statement.body if runs else []
             done += [each for s in inner for each in executed(s)]
-    done = [n for n in done if n.removesuffix("_many") not in (*LOCAL, "constant", "part", "float")]
+    done = [n for n in done if n.removesuffix("_many") not in (*LOCAL, "constant", "take_micro_batch", "float")]
     tasks = replay(plan, machine)
     expected = [label for label in tasks.labels if label.kind != UPDATE and label.what not in (*LOCAL, "copy")]
     assert len(done) == len(expected) > 0

@@ -176,12 +176,13 @@ class StepWriter:
         self.sums.append(target)
         copied = ".clone()" if step.kind == "accumulate" and step.result not in self.in_place else ""
         dim = f", {self._role_in_time(step.operand)}" if step.kind == "batch" else ""
-        text = f"{step.kind}({target}, {operand}{copied}{dim}, {self.flags['last']})"
+        function = {"accumulate": "accumulated", "batch": "join_micro_batches"}[step.kind]
+        text = f"{function}({target}, {operand}{copied}{dim}, {self.flags['last']})"
         return Row([target], self._only(text, pins(self.program.tensors[step.operand].layout)), comment)
 
     def _part(self, text: str, dim: int) -> str:
         """Return the expression of a micro-batch's part of a tensor along a dim."""
-        return f"part(ctx, {text}, {dim}, {self.program.micro_batches})"
+        return f"take_micro_batch(ctx, {text}, {dim}, {self.program.micro_batches})"
 
     def _role_in_time(self, register: Register) -> int:
         """Return what a micro-batch has of a register: the dim of which it has a shard, SUM, COPY or REPEAT."""

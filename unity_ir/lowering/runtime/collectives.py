@@ -229,19 +229,19 @@ def micro_batches(ctx, count):
         yield ctx.micro_batch == 0, ctx.micro_batch == count - 1
 
 
-def part(ctx, x, dim, count):
+def take_micro_batch(ctx, x, dim, count):
     """Return the part of `x` along `dim` that the micro-batch at hand has, of `count`."""
     return x.chunk(count, dim)[ctx.micro_batch].contiguous()
 
 
-def accumulate(total, x, last):
+def accumulated(total, x, last):
     """Add `x` to the `total` of the micro-batches before, in place; the sum is float32 or longer until the `last`."""
     half = x.dtype in (torch.float16, torch.bfloat16)
     total = (x.float() if half else x) if total is None else total.add_(x)
     return total.to(x.dtype) if last else total
 
 
-def batch(total, x, dim, last):
+def join_micro_batches(total, x, dim, last):
     """Append `x` to the list of what the micro-batches before made; in the `last` join all of it along `dim`."""
     parts = [*(total or []), x]
     return torch.cat(parts, dim) if last else parts
