@@ -18,7 +18,7 @@ Pieces may be in time: a step runs its batch in micro-batches, one after the oth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import product
@@ -68,7 +68,7 @@ class InTime:
         return InTime("sum" if self.role == "copy" else "copy" if self.role == "sum" else self.role, self.pieces)
 
 
-@dataclass(frozen=True, eq=True)
+@dataclass(frozen=True, eq=False)
 class TensorType:
     """
     The parallel type of a value: its global shape, its element type, and into what pieces it is divided. In
@@ -78,7 +78,7 @@ class TensorType:
     addends of these. With `bf16, grad = f32` the gradient has another element type. Of the 8 shards of `[64:8:t4]` each
     of 4 micro-batches has 2, and so for `sum = 8:t4` and `copy = 8:t4`. Its fields are as in `tdl.parallel.Degrees`.
 
-    Make one with `tensor_type`, which checks and interns it.
+    Make one with `tensor_type`, which checks and interns it: equal types are one object.
     """
 
     shape: tuple[int, ...]
@@ -118,6 +118,18 @@ class TensorType:
         parts, time = self.parts, self.parts_in_time
         dims = tuple(d // t for d, t in zip(parts.dims, time.dims, strict=True))
         return replace(parts, dims=dims, sum=parts.sum // time.sum, copy=parts.copy // time.copy)
+
+    def __reduce__(self) -> tuple[Callable[..., TensorType], tuple[object, ...]]:
+        """Pickle the fields alone, so that equal types are one object again."""
+        return tensor_type, self.fields
+
+    @property
+    def fields(self) -> tuple[object, ...]:
+        """The arguments with which `tensor_type` returns this type."""
+        return (
+            *(self.shape, self.dtype, self.degrees, self.sum, self.copy),
+            *(self.halo, self.halo_sum, self.grad, self.time),
+        )
 
     @property
     def grad_dtype(self) -> str:
@@ -266,7 +278,7 @@ class TensorType:
         return f"!pcg.tensor<[{dims}], {self.dtype}{grad}{extra}>"
 
 
-_interned: dict[TensorType, TensorType] = {}
+_interned: dict[tuple[object, ...], TensorType] = {}
 
 
 @cache
@@ -323,7 +335,7 @@ def tensor_type(
     if time is not None:
         time = _checked_time(time, degrees, sum, copy, halo or halo_sum)
     made = TensorType(tuple(shape), degrees, dtype, sum, copy, halo, halo_sum, "" if grad == dtype else grad, time)
-    return _interned.setdefault(made, made)
+    return _interned.setdefault(made.fields, made)
 
 
 def _checked_time(time: InTime, degrees: Sequence[int], sum: int, copy: int, halo: Halos) -> InTime | None:

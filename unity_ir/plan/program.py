@@ -252,6 +252,11 @@ class Program:
         steps = {i.result: i.operand for i in self.body if isinstance(i, TimeStep)}
         return steps.get(self.outputs[0], self.outputs[0])
 
+    @cached_property
+    def bytes(self) -> Mapping[Register, int]:
+        """The bytes of one rank's piece of each register, with its halo."""
+        return {register: tensor.bytes(self.mesh) for register, tensor in self.tensors.items()}
+
     @property
     def returned(self) -> tuple[Register, ...]:
         """The registers that a step returns beside gradients: the loss alone, or all outputs of a part of a model."""
