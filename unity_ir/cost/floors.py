@@ -133,6 +133,14 @@ class Floors:
         self._sources: dict[Value, float] = {}
         self._sinks: dict[tuple[Value, bool], float] = {}
         self._cuts()
+        self.joined: dict[Node, Node] = {}
+        for node in self.nodes:
+            if not self.is_contraction(node):
+                for value in node.operands:
+                    if value.node in self.kinds and not self.is_contraction(value.node):
+                        self.joined[_root(self.joined, value.node)] = _root(self.joined, node)
+        roots = (_root(self.joined, n) for n in self.nodes if self.is_rows(n))
+        self.parts = {root: number for number, root in enumerate(dict.fromkeys(roots))}
 
     def is_contraction(self, node: Node) -> bool:
         """Return whether a kernel has at most one operator like this."""
@@ -164,9 +172,16 @@ class Floors:
         own, least = self._own_peak(node), self.flops[node] / self.devices
         return max((own, *(peak for peak, flops in self._heaviest_beside if flops > least)))
 
+    def part(self, node: Node) -> int:
+        """
+        Return the part of the graph that an operator other than a contraction is in, from 0: kernels without
+        contraction have operators of one part only.
+        """
+        return self.parts[_root(self.joined, node)]
+
     def arithmetic(self, node: Node) -> tuple[float, float]:
         """
-        Return the least FLOPs of an operator, summed over devices, and the FLOP/s at which its kernel is priced at most.
+        Return the least FLOPs of an operator, summed over devices, and the most FLOP/s at which its kernel is priced.
         """
         return self.flops[node], self._peak_of_contraction(node) if self.is_contraction(node) else self.peak
 
@@ -212,7 +227,7 @@ class Floors:
                     self._sinks[value, pointwise] = self._sink(value, pointwise)
 
     def _source(self, value: Value) -> float:
-        """Return the least bytes of a cut through what a value is made of; infinite if that is a contraction or leaf."""
+        """Return the least bytes of a cut through what a value is made of; infinite beyond contractions and leaves."""
         return self._sources.get(value, 0.0 if value.node.op == "constant" else inf)
 
     def _sink(self, value: Value, pointwise: bool) -> float:
@@ -228,6 +243,14 @@ class Floors:
                 return inf
             found = max(found, *(min(_bytes(v), self._sinks[v, pointwise]) for v in user.results))
         return found
+
+
+def _root(joined: dict[Node, Node], node: Node) -> Node:
+    """Return the representative of a node's part (union-find with path halving)."""
+    while (above := joined.get(node, node)) is not node:
+        joined[node] = joined.get(above, above)
+        node = joined[node]
+    return node
 
 
 def least_flops(node: Node) -> float:

@@ -62,7 +62,8 @@ def _forward(before: list[Instruction], backward: Compute, saving: Saving) -> in
             and found.operator in (saving.forward, saving.saving)
             and found.operands == backward.operands[1:]
             and found.assignment == backward.assignment
-            and attributes_of_variant(saving.saved, found.attributes) == attributes_of_variant(saving.saved, backward.attributes)
+            and attributes_of_variant(saving.saved, found.attributes)
+            == attributes_of_variant(saving.saved, backward.attributes)
         ):
             return place
     return None
