@@ -1,30 +1,187 @@
-"""Bound the emitted time of all placements of a graph from below: by its arithmetic, spread evenly over all devices."""
+"""
+Bound the emitted time of all placements of a graph from below.
+
+The kernels of a step are tasks on `D` devices, each on some number `S` of them, with a least time `t(S)`
+(`cost.floors`):
+
+- All devices have to do all work, `sum of min over S of S t(S)`, so the step takes at least `1 / D` of that.
+- Operators on a path, where each reads the one before, follow each other: `sum of min over S of t(S)`, or more.
+
+Both are about the same choice of `S`: on few devices an operator takes less of all devices' time, but longer. So for
+every weight `a` between 0 and 1 the step takes at least `a` times its work and `1 - a` times its path:
+
+    sum over the path of  min over S of  (1 - a) t(S) + a S t(S) / D
+    + sum over all others of  a min over S of  S t(S) / D
+
+The bound is the most of these over some weights and, for each, over paths (Lagrange multipliers of the two limits; the
+bounds of work and of the critical path alone are those of `a` = 1 and 0). Where every operator is on all devices, `S`
+is `D`, and the step takes at least the sum of all.
+
+Reductions and gathers may be joined to one kernel unless a contraction is between them: those between two contractions
+of the path count as one kernel, as long as the longest of them; and of each part of the graph that contractions cut off
+and the path does not meet, one counts.
+"""
 
 from __future__ import annotations
 
-from unity_ir.cost.plan import cost, update_bytes
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import inf, prod
+
+import numpy as np
+import numpy.typing as npt
+
+from unity_ir.cost.floors import Floor, Floors, Operand, Term
+from unity_ir.cost.plan import update_bytes
+from unity_ir.machine.device import Device
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.pcg.differentiate import training_step
+from unity_ir.pcg.graph import Graph, Node, Optimizer, Update, Value, erase
 from unity_ir.pcg.types import ELEMENT_BYTES
 
+Floats = npt.NDArray[np.float64]
 
-def emitted_bound(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> float:
+WEIGHTS = (0.0, 0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 0.997, 1.0)
+"""
+Weights of the work, of which the best counts. Near 1, all of the work off the path counts, and the launches of large
+operators on it, too, as long as these lose more by taking fewer devices.
+"""
+
+
+def emitted_bound(
+    graph: Graph, machine: Machine, optimizer: Optimizer | None = None, everywhere: bool = False
+) -> float:
     """
-    Return a lower bound in seconds on one emitted training step of `graph`, for any plan of it on all or part of
-    `machine`.
+    Return a lower bound in seconds on one emitted training step of `graph` (with `optimizer`, or else SGD, if the graph
+    names none), for any plan of it on all or part of `machine`: any placement, groups, order, and saved values. With
+    `everywhere`, of plans that have every operator and weight on all devices.
 
-    Counted are the FLOPs of all kernels, forward and backward, and the bytes of the optimizer's update (of `optimizer`,
-    or else SGD, if the graph names none), spread evenly over all devices: no fusion, order or sharding removes these.
-    Bytes that fusion may save, launches, and communication that overlap may hide count nothing. Rates are the device's
-    peaks if it has a measured profile or fitted curves, else its `efficiency` times these.
+    It counts the FLOPs of all operators, the updates, what contractions, reductions and gathers have to read and write,
+    and their launches; an operator takes no more devices than its sizes can be divided among. Communication counts
+    nothing. Of a device with measured kernels only the peaks are taken to hold.
     """
     serial = erase(graph)
     optimizer = graph.optimizer or optimizer or Optimizer()
-    device = machine.device
-    reached = 1.0 if device.curves or device.profile else device.efficiency
-    priced = cost(serial, machine, optimizer)
-    kernels = (k for o in priced.operators for k in (*o.work.forward, *o.work.backward))
-    arithmetic = sum(kernel.flops / device.peak(kernel.dtype) for kernel in kernels if kernel.flops)
-    updated = [u.weight for u in serial.updates] or [r.value for r in priced.weight_reshards]
-    moved = sum(update_bytes(v.type.elements * ELEMENT_BYTES[v.node.master], optimizer) for v in updated)
-    return (arithmetic + moved / device.memory_bandwidth) / reached / machine.devices
+    step = serial if serial.updates else training_step(serial, optimizer)
+    return _Tasks(step, machine, optimizer, everywhere).bound()
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """The longest path to a value."""
+
+    before: float = 0.0
+    """Seconds up to its last contraction."""
+    since: float = 0.0
+    """Seconds of the kernel of reductions and gathers since."""
+    parts: int = 0
+    """A bit for every part between contractions that has a reduction or gather on the path."""
+
+    @property
+    def seconds(self) -> float:
+        return self.before + self.since
+
+
+class _Tasks:
+    """The kernels of a serial step, and their least seconds on each number of devices."""
+
+    def __init__(self, step: Graph, machine: Machine, optimizer: Optimizer, everywhere: bool):
+        self.machine = machine
+        among = ([size] if everywhere else [1, size] for size in machine.mesh.sizes)
+        self.sizes = sorted({prod(of) for of in product(*among)})
+        """The numbers of devices that an operator may be on."""
+        self.floors = Floors(step, machine.device, machine.devices)
+        self.known: dict[Floor, Floats] = {}
+        self.nodes = self.floors.nodes
+        self.kernels: Mapping[Node, Floats] = {
+            n: self._seconds(self.floors.floor(n))
+            for n in self.nodes
+            if self.floors.is_contraction(n) or self.floors.is_rows(n)
+        }
+        """Least seconds [number of devices] of contractions, reductions and gathers."""
+        device = machine.device
+        self.updates = [(u, self._seconds(_update(u, optimizer, device))) for u in step.updates]
+        stored = (n for n in step.nodes() if n.op == "weight" and n.master != n.result.type.dtype)
+        self.casts = {n.result: self._seconds(_cast(n, device)) for n in stored if n.result in self.floors.users}
+        """Least seconds of the casts of weights that are stored in another type."""
+
+    def bound(self) -> float:
+        """Return the bound in seconds."""
+        return max(self._arithmetic(), *map(self._weighted, WEIGHTS if len(self.sizes) > 1 else (1.0,)))
+
+    def _seconds(self, floor: Floor) -> Floats:
+        if floor not in self.known:
+            self.known[floor] = np.array([floor.seconds(size, self.machine.device) for size in self.sizes])
+        return self.known[floor]
+
+    def _work(self, seconds: Floats) -> float:
+        """Return the least seconds of a kernel if its work is spread evenly over all devices."""
+        return float((seconds * self.sizes).min()) / self.machine.devices
+
+    def _arithmetic(self) -> float:
+        """Return the seconds of all FLOPs, those of pointwise operators included, and of the updates."""
+        device = self.machine.device
+        if device.curves and device.profile is None:
+            return 0.0
+        reached = 1.0 if device.profile is not None else device.efficiency
+        seconds = sum(flops / peak for flops, peak in map(self.floors.arithmetic, self.nodes) if flops)
+        return seconds / reached / self.machine.devices + sum(self._work(seconds) for _, seconds in self.updates)
+
+    def _weighted(self, weight: float) -> float:
+        """Return the bound for one weight of the work."""
+        shares = (1 - weight) + weight * np.array(self.sizes) / self.machine.devices
+        costs = {id(s): (float((s * shares).min()), weight * self._work(s)) for s in self.known.values()}
+        total = 0.0
+        reached: dict[Value, _Reached] = {}
+        for value, seconds in self.casts.items():
+            on, off = costs[id(seconds)]
+            total += off
+            reached[value] = _Reached(on - off)
+        rest = [0.0] * len(self.floors.parts)
+        ends: list[_Reached] = []
+        for node in self.nodes:
+            at = _latest(reached[v] for v in node.operands if v in reached)
+            if node in self.kernels:
+                on, off = costs[id(self.kernels[node])]
+                if self.floors.is_contraction(node):
+                    total += off
+                    at = _Reached(at.seconds + on - off, 0.0, at.parts)
+                else:
+                    part = self.floors.part(node)
+                    rest[part] = max(rest[part], off)
+                    at = _Reached(at.before, max(at.since, on), at.parts | 1 << part)
+            reached.update(dict.fromkeys(node.results, at))
+            ends.append(at)
+        for update, seconds in self.updates:
+            on, off = costs[id(seconds)]
+            total += off
+            at = reached.get(update.grad, _Reached())
+            ends.append(_Reached(at.seconds + on - off, 0.0, at.parts))
+        last = _latest(ends)
+        return total + last.seconds + sum(off for part, off in enumerate(rest) if not last.parts >> part & 1)
+
+
+def _latest(paths: Iterable[_Reached]) -> _Reached:
+    """Return the longest of some paths; an empty one if there is none."""
+    return max(paths, key=lambda path: path.seconds, default=_Reached())
+
+
+def _cast(node: Node, device: Device) -> Floor:
+    """Return the floor of the cast of a weight from the type in which it is stored."""
+    type = node.result.type
+    moved = type.elements * (ELEMENT_BYTES[node.master] + ELEMENT_BYTES[type.dtype])
+    return _pointwise(float(type.elements), moved, device.peak(node.master), type.shape)
+
+
+def _update(update: Update, optimizer: Optimizer, device: Device) -> Floor:
+    """Return the floor of the optimizer's update of a weight."""
+    node = update.weight.node
+    elements = update.weight.type.elements
+    moved = update_bytes(elements * ELEMENT_BYTES[node.master], optimizer)
+    return _pointwise(4.0 * elements, moved, device.peak(node.master), update.weight.shape)
+
+
+def _pointwise(flops: float, moved: float, peak: float, shape: tuple[int, ...]) -> Floor:
+    """Return the floor of a kernel on a tensor of this shape that is fused with nothing."""
+    return Floor(flops, peak, shape, (Operand(Term(moved, shape), inf),), (), ("elementwise", "copy"))

@@ -18,6 +18,7 @@ from types import MappingProxyType
 
 from unity_ir.errors import UnityError
 from unity_ir.forms.compose import AND, Part, composed
+from unity_ir.forms.kinds import kind
 from unity_ir.kernels.launchers import launcher
 from unity_ir.kernels.triton.launch import LaunchWork
 from unity_ir.pcg.sharding import COPY, pins
@@ -34,6 +35,7 @@ from unity_ir.plan.program import (
     ReshardMove,
     Tensor,
     TimeStep,
+    global_line,
     makes,
     reads,
 )
@@ -47,6 +49,9 @@ MOST_TENSORS: Mapping[str, int] = MappingProxyType({"elements": 10, "rows": 10, 
 
 KINDS = ("elements", "rows", "product")
 """Kinds of kernels that can be fused (`LaunchWork.kind`); a group's kernel has the last kind among its members."""
+
+POINTWISE = ("elementwise", "copy")
+"""Kinds of operators (`forms.kinds`) that may follow a contraction in its kernel."""
 
 FULL = 4096
 """Programs that keep any GPU busy: 132 SMs of an H100 hold 2,048 threads each, which are 16 programs of four warps."""
@@ -349,8 +354,20 @@ class _Fuser:
             made[key] = self._of_group(members)
         return made[key] is not None
 
+    def _kind_of(self, member: Compute) -> str:
+        """Return the kind of an operator's kernel (`forms.kinds`), that of its line at global shapes."""
+        read = [self.program.tensors[r] for r in member.operands]
+        return kind(global_line(member.operator, read, member.attributes))
+
     def _of_group(self, members: Sequence[Compute]) -> Launches | None:
-        """Return a group's launches; None unless kernels do it as much at once as its members, and read no more."""
+        """
+        Return a group's launches; None unless kernels do it as much at once as its members, and read no more.
+
+        Beside a contraction there are only pointwise operators, after it: lower bounds rely on it (`cost.floors`).
+        """
+        kinds = [self._kind_of(m) for m in members]
+        if "contraction" in kinds and not {*kinds[1:]}.issubset(POINTWISE):
+            return None
         line = self._line(members)
         if line is None:
             return None
@@ -363,10 +380,10 @@ class _Fuser:
         alone = [launch for launches in each for launch in launches]
         if len(made.work) > len(alone) - len(members) + 1:
             return None
-        kind = max((launch.kind for launch in alone), key=KINDS.index)
-        if made.work[0].kind != kind or _passes(made.work) > _passes(alone):
+        most = max((launch.kind for launch in alone), key=KINDS.index)
+        if made.work[0].kind != most or _passes(made.work) > _passes(alone):
             return None
-        if len(line.operands) + len(line.results) > MOST_TENSORS[kind]:
+        if len(line.operands) + len(line.results) > MOST_TENSORS[most]:
             return None
         # A row that is too long to be held is read anew in every pass, all its operands.
         before = sum(self._moved(m.operands, m.results, of) for m, of in zip(members, each, strict=True))

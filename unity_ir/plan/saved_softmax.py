@@ -45,10 +45,10 @@ def with_savings(program: Program) -> Program:
             for tensor in made:
                 results.append(len(tensors))
                 tensors[len(tensors)] = tensor
-            attributes = _attributes(saving.saving, forward.attributes)
+            attributes = attributes_of_variant(saving.saving, forward.attributes)
             body[at] = replace(forward, operator=saving.saving, results=tuple(results), attributes=attributes)
         operands = (*instruction.operands, *results)
-        attributes = _attributes(saving.saved, instruction.attributes)
+        attributes = attributes_of_variant(saving.saved, instruction.attributes)
         body[place] = replace(instruction, operator=saving.saved, operands=operands, attributes=attributes)
     return replace(program, body=tuple(body), tensors=tensors)
 
@@ -62,7 +62,8 @@ def _forward(before: list[Instruction], backward: Compute, saving: Saving) -> in
             and found.operator in (saving.forward, saving.saving)
             and found.operands == backward.operands[1:]
             and found.assignment == backward.assignment
-            and _attributes(saving.saved, found.attributes) == _attributes(saving.saved, backward.attributes)
+            and attributes_of_variant(saving.saved, found.attributes)
+            == attributes_of_variant(saving.saved, backward.attributes)
         ):
             return place
     return None
@@ -70,7 +71,7 @@ def _forward(before: list[Instruction], backward: Compute, saving: Saving) -> in
 
 def _saved(program: Program, forward: Compute, saving: Saving) -> list[Tensor] | None:
     """Return the tensors a forward saves for its backward; None if the backward needs them in other layouts."""
-    attributes = _attributes(saving.saving, forward.attributes)
+    attributes = attributes_of_variant(saving.saving, forward.attributes)
     operands = [program.tensors[r] for r in forward.operands]
     analysis = operator(saving.saving).bind(
         tuple(t.shape for t in operands), attributes, tuple(t.dtype for t in operands)
@@ -89,14 +90,17 @@ def _saved(program: Program, forward: Compute, saving: Saving) -> list[Tensor] |
         made.append(Tensor(analysis.bound.result_shape(result), result.dtype or operands[0].dtype, layout))
     whole = [program.tensors[forward.results[0]], *made]
     shapes = (whole[0].shape, *(t.shape for t in operands), *(t.shape for t in whole))
-    backward = operator(saving.saved).bind(shapes, _attributes(saving.saved, forward.attributes))
+    backward = operator(saving.saved).bind(shapes, attributes_of_variant(saving.saved, forward.attributes))
     first = 1 + len(operands)
     wanted = [operand_layout(backward, first + i, forward.assignment) for i in range(len(whole))]
     return made if wanted == [t.layout for t in whole] else None
 
 
-def _attributes(name: str, given: Attributes) -> Attributes:
-    """Return an operator's attributes: those of `given` that it has, and defaults for the others."""
+def attributes_of_variant(name: str, given: Attributes) -> Attributes:
+    """
+    Return the attributes of the operator called `name`: those of `given`, its variant's, that it has, and defaults for
+    the others.
+    """
     own = operator(name)
     known = {a.name for a in own.line.attributes}
     return own.attributes({k: v for k, v in given if k in known})

@@ -39,13 +39,14 @@ def simulated(graph: Graph, machine: Machine, optimizer: Optimizer | None = None
     """
     Plan and simulate one iteration of a placed graph's training step as it is emitted: return its seconds, with
     communication overlapped and with every move waited for, the peak memory in bytes on a device, counts of launches,
-    collectives, their copies and bytes, and a lower bound in seconds. `optimizer` is used if the graph names none.
+    collectives, their copies and bytes, and two lower bounds in seconds. `optimizer` is used if the graph names none.
     """
     plan = plan_graph(graph, machine, optimizer)
     seconds, timeline = step_seconds(plan, machine)
     waiting, _ = step_seconds(plan, machine, overlap=False)
-    counts = plan.launches, plan.collectives, plan.copied, step_bytes(plan), emitted_bound(graph, machine, optimizer)
-    return Simulated(seconds, waiting, peak(timeline), *counts)
+    counts = plan.launches, plan.collectives, plan.copied, step_bytes(plan)
+    bounds = (emitted_bound(graph, machine, optimizer, everywhere) for everywhere in (False, True))
+    return Simulated(seconds, waiting, peak(timeline), *counts, *bounds)
 
 
 def peak(timeline: Timeline) -> int:

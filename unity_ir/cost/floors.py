@@ -1,0 +1,299 @@
+"""
+Bound the seconds of an operator's kernel from below, whatever is fused with it, on S of a machine's devices.
+
+What fusion cannot remove (`plan.groups` sees to these):
+
+- A contraction (matrix product, convolution, attention) is a kernel of its own, with pointwise operators after it at
+  most: it reads its operands from memory.
+- A reduction or gather is in a kernel without contraction. Pointwise operators, and other reductions, may be fused with
+  it, so it reads a cut between its operands and what contractions and leaves made, and writes a cut between its results
+  and what contractions and updates read.
+
+    t = matmul(x, w);  s = add(t, b);  y = norm(s)  ->  norm's kernel reads s or t, whichever is smaller
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import inf, prod
+
+from unity_ir.cost.work import computes_in, kind_of
+from unity_ir.machine.device import Device
+from unity_ir.ops import operator, savings
+from unity_ir.ops.operator import Attributes, Shapes
+from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.sharding import prime_factors
+from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.plan.saved_softmax import attributes_of_variant
+from unity_ir.tdl.counts import terms
+from unity_ir.tdl.divisibility import Analysis
+
+ROWS = ("reduction", "gather")
+"""Kinds of operators (`forms.kinds`) that are in no kernel of a contraction, and in no pointwise one either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Bytes of a tensor, or of a cut, that a kernel reads or writes, and the extents by which each piece is smaller."""
+
+    bytes: float
+    extents: tuple[int, ...] | None
+    """Extents of the index variables whose division shards it; None: any division does."""
+
+    def on(self, devices: int) -> float:
+        """Return the least bytes of a piece on one of `devices` devices that share the work."""
+        return self.bytes / (devices if self.extents is None else parts(self.extents, devices))
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A tensor of a kernel: itself, or, where fusion may leave it out of memory, the least cut beyond it."""
+
+    own: Term
+    beyond: float
+    """Bytes of the least cut that does not hold the tensor itself; infinite where it is in memory in any case."""
+
+    def on(self, devices: int) -> float:
+        """Return the least bytes that one of `devices` devices reads or writes for it."""
+        return min(self.own.on(devices), self.beyond / devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What the kernel of one operator needs at least, undivided."""
+
+    flops: float
+    peak: float
+    """FLOP/s."""
+    extents: tuple[int, ...]
+    """Extents of the index variables that can be divided among devices."""
+    forced: tuple[Operand, ...]
+    """Tensors that the kernel reads or writes in any case, so that their bytes add up."""
+    either: tuple[tuple[Operand, ...], ...]
+    """Of each of these, the largest counts: cuts may have tensors in common."""
+    kinds: tuple[str, ...]
+    """The kinds (`forms.kinds`) that its kernel may be priced as."""
+
+    def seconds(self, devices: int, device: Device) -> float:
+        """Return the least seconds of the kernel on each of `devices` devices, if it is on as many."""
+        flops = self.flops / parts(self.extents, devices)
+        moved = sum(o.on(devices) for o in self.forced)
+        moved += sum(max((o.on(devices) for o in those), default=0.0) for those in self.either)
+        return least_seconds(device, flops, moved, self.peak, self.kinds)
+
+
+@lru_cache(maxsize=65536)
+def parts(extents: tuple[int, ...], devices: int) -> int:
+    """
+    Return the most parts into which work over index variables of these extents can be divided on `devices` devices:
+    given (6, 5) and 8 devices returns 2, as only 6 can be divided, and once.
+    """
+    found = 1
+    for prime in set(primes := prime_factors(devices)):
+        fits = sum(prime_factors(extent).count(prime) for extent in extents)
+        found *= prime ** min(primes.count(prime), fits)
+    return found
+
+
+def least_seconds(device: Device, flops: float, bytes: float, peak: float, kinds: Sequence[str]) -> float:
+    """
+    Return a lower bound in seconds on kernels of at least these FLOPs and bytes, priced as any of `kinds`; `peak` is in
+    FLOP/s. Of a device with measured kernels, nothing but its peaks is taken to hold.
+    """
+    if device.profile is not None:
+        return max(flops / peak, bytes / device.memory_bandwidth)
+    found = inf
+    for kind in kinds:
+        curve = device.curves.get(kind)
+        if curve is None:
+            work = max(flops / peak, bytes / device.memory_bandwidth)
+            found = min(found, device.launch + work / device.efficiency)
+            continue
+        # More takes longer unless efficiency grows faster than size; then the curve without its growth is below it.
+        powers = (curve.compute_power, curve.memory_power)
+        compute, memory = (power if power <= 1 else 0.0 for power in powers)
+        curve = replace(curve, compute_power=compute, memory_power=memory)
+        found = min(found, float(curve.seconds(flops, bytes, peak, device.memory_bandwidth)))
+    return found
+
+
+class Floors:
+    """The floors of the operators of a serial training step on a kind of device; each is computed once."""
+
+    def __init__(self, step: Graph, device: Device, devices: int):
+        self.nodes = [n for n in step.nodes() if n.is_compute]
+        self.device = device
+        self.devices = devices
+        self.kinds = {n: kind_of(n) for n in self.nodes}
+        self.flops = {n: least_flops(n) for n in self.nodes}
+        self.users = step.users()
+        self.kept = {*step.outputs, *(u.grad for u in step.updates)}
+        self._sources: dict[Value, float] = {}
+        self._sinks: dict[tuple[Value, bool], float] = {}
+        self._cuts()
+        self.joined: dict[Node, Node] = {}
+        for node in self.nodes:
+            if not self.is_contraction(node):
+                for value in node.operands:
+                    if value.node in self.kinds and not self.is_contraction(value.node):
+                        self.joined[_root(self.joined, value.node)] = _root(self.joined, node)
+        roots = (_root(self.joined, n) for n in self.nodes if self.is_rows(n))
+        self.parts = {root: number for number, root in enumerate(dict.fromkeys(roots))}
+
+    def is_contraction(self, node: Node) -> bool:
+        """Return whether a kernel has at most one operator like this."""
+        return self.kinds[node] == "contraction"
+
+    def is_rows(self, node: Node) -> bool:
+        """Return whether an operator's kernel has no contraction, but perhaps others like it."""
+        return self.kinds[node] in ROWS
+
+    @cached_property
+    def peak(self) -> float:
+        """FLOP/s of the fastest element type of any operator: a group's FLOPs are priced at its heaviest member's."""
+        return max((self._own_peak(n) for n in self.nodes if self.flops[n]), default=1.0)
+
+    @cached_property
+    def _heaviest_beside(self) -> tuple[tuple[float, float], ...]:
+        """The (peak, FLOPs) of operators that are no contractions, the heaviest of each peak."""
+        found: dict[float, float] = {}
+        for node in self.nodes:
+            if not self.is_contraction(node) and self.flops[node]:
+                peak = self._own_peak(node)
+                found[peak] = max(found.get(peak, 0.0), self.flops[node])
+        return tuple(found.items())
+
+    def _own_peak(self, node: Node) -> float:
+        return self.device.peak(computes_in(tuple(v.type.dtype for v in node.operands)))
+
+    def _peak_of_contraction(self, node: Node) -> float:
+        own, least = self._own_peak(node), self.flops[node] / self.devices
+        return max((own, *(peak for peak, flops in self._heaviest_beside if flops > least)))
+
+    def part(self, node: Node) -> int:
+        """
+        Return the part of the graph that an operator other than a contraction is in, from 0: kernels without
+        contraction have operators of one part only.
+        """
+        return self.parts[_root(self.joined, node)]
+
+    def arithmetic(self, node: Node) -> tuple[float, float]:
+        """
+        Return the least FLOPs of an operator, summed over devices, and the most FLOP/s at which its kernel is priced.
+        """
+        return self.flops[node], self._peak_of_contraction(node) if self.is_contraction(node) else self.peak
+
+    def floor(self, node: Node) -> Floor:
+        """Return the floor of a contraction, a reduction or a gather."""
+        analysis = node.analysis
+        extents = _extents(analysis, analysis.splittable)
+        results = [
+            Operand(self._term(v, analysis, analysis.result_dims[i]), self._sinks[v, self.is_contraction(node)])
+            for i, v in enumerate(node.results)
+            if v in self.users or v in self.kept
+        ]
+        operands: dict[Value, Operand] = {}
+        for parameter, value in zip(analysis.bound.operands, node.operands, strict=True):
+            term = self._term(value, analysis, analysis.operand_dims.get(parameter.name))
+            beyond = self._source(value)
+            if self.is_contraction(node) and value.node.op != "constant":
+                beyond = inf
+            if value in operands:
+                # It is one tensor, in the smaller of two pieces.
+                term = min(term, operands[value].own, key=lambda t: t.on(self.devices))
+            operands[value] = Operand(term, beyond)
+        if self.is_contraction(node):
+            forced = (*operands.values(), *(r for r in results if r.beyond == inf))
+            either = (tuple(r for r in results if r.beyond < inf),)
+            return Floor(self.flops[node], self._peak_of_contraction(node), extents, forced, either, ("contraction",))
+        return Floor(self.flops[node], self.peak, extents, (), (tuple(operands.values()), tuple(results)), ROWS)
+
+    def _term(self, value: Value, analysis: Analysis, dims: Iterable[str | None] | None) -> Term:
+        known = None if dims is None else _extents(analysis, (d for d in dims if d is not None))
+        return Term(_bytes(value), known)
+
+    def _cuts(self) -> None:
+        """Find the least cut beyond every value, towards what it is made of and what is made of it."""
+        for node in self.nodes:
+            made = inf
+            if not self.is_contraction(node):
+                made = max((min(_bytes(v), self._source(v)) for v in node.operands), default=0.0)
+            self._sources.update(dict.fromkeys(node.results, made))
+        for node in reversed(self.nodes):
+            for value in node.results:
+                for pointwise in (False, True):
+                    self._sinks[value, pointwise] = self._sink(value, pointwise)
+
+    def _source(self, value: Value) -> float:
+        """Return the least bytes of a cut through what a value is made of; infinite beyond contractions and leaves."""
+        return self._sources.get(value, 0.0 if value.node.op == "constant" else inf)
+
+    def _sink(self, value: Value, pointwise: bool) -> float:
+        """
+        Return the least bytes of a cut through what is made of a value by operators other than contractions; if
+        `pointwise`, other than contractions, reductions and gathers.
+        """
+        if value in self.kept:
+            return inf
+        found = 0.0
+        for user, _ in self.users.get(value, ()):
+            if self.is_contraction(user) or (pointwise and self.is_rows(user)):
+                return inf
+            found = max(found, *(min(_bytes(v), self._sinks[v, pointwise]) for v in user.results))
+        return found
+
+
+def _root(joined: dict[Node, Node], node: Node) -> Node:
+    """Return the representative of a node's part (union-find with path halving)."""
+    while (above := joined.get(node, node)) is not node:
+        joined[node] = joined.get(above, above)
+        node = joined[node]
+    return node
+
+
+def least_flops(node: Node) -> float:
+    """
+    Return a lower bound on the FLOPs of a serial compute node, summed over the devices that share it: of subexpressions
+    that may be one on some piece, only one counts, and of a backward that may read what its forward saved, its variant
+    that does counts if that has fewer.
+    """
+    shapes, dtypes = tuple(v.shape for v in node.operands), tuple(v.dtype for v in node.operands)
+    return _least_flops(node.op, shapes, node.attributes, dtypes)
+
+
+@lru_cache(maxsize=65536)
+def _least_flops(name: str, shapes: Shapes, attributes: Attributes, dtypes: tuple[str, ...]) -> float:
+    bound = operator(name).bind(shapes, attributes, dtypes).bound
+    most: dict[object, float] = {}
+    picked = 0
+    for term in terms(bound):
+        most[term.form] = max(most.get(term.form, 0.0), term.each * prod(bound.extents[n] for n in term.over))
+        picked += 1 if term.picked else 0
+    # Pieces of gathered work are rounded down.
+    found = max(sum(most.values()) - picked, 0.0)
+    saving = {s.backward: s for s in savings()}.get(name)
+    if saving is None:
+        return found
+    own = attributes_of_variant(saving.saving, attributes)
+    made = operator(saving.saving).bind(shapes[1:], own, dtypes[1:]).bound
+    saved = tuple((made.result_shape(r), r.dtype or dtypes[1]) for r in made.results)
+    return min(
+        found,
+        _least_flops(
+            saving.saved,
+            (*shapes, *(shape for shape, _ in saved)),
+            attributes_of_variant(saving.saved, attributes),
+            (*dtypes, *(dtype for _, dtype in saved)),
+        ),
+    )
+
+
+def _extents(analysis: Analysis, variables: Iterable[str]) -> tuple[int, ...]:
+    known = {*analysis.splittable}
+    return tuple(analysis.bound.extents[v] for v in dict.fromkeys(variables) if v in known)
+
+
+def _bytes(value: Value) -> float:
+    return value.type.elements * ELEMENT_BYTES[value.type.dtype]
