@@ -321,8 +321,7 @@ def _candidates(attributes: Attributes, scale: float) -> Iterable[Attributes]:
         scaled: list[AttrValue] = []
         if isinstance(value, int) and not isinstance(value, bool):
             scaled = [int(value * scale)]
-        elif isinstance(value, tuple) and all(isinstance(each, int) for each in value):
-            numbers = [int(each) for each in value]
-            scaled = [(*numbers[:i], int(n * scale), *numbers[i + 1 :]) for i, n in enumerate(numbers)]
+        elif isinstance(value, tuple):
+            scaled = [(*value[:i], int(n * scale), *value[i + 1 :]) for i, n in enumerate(value)]
         for new in scaled:
             yield (*attributes[:at], (name, new), *attributes[at + 1 :])

@@ -66,7 +66,7 @@ def calls(program: Program, schedule: Schedule) -> dict[Place, list[CollectiveCa
             continue
         moves = moves_of(line.action)
         first = moves[0]
-        if not crosses(first) or isinstance(first, TimeStep):
+        if not crosses(first):
             continue
         pinned = dict(there(program, first))
         size = sum(piece_bytes(program, m.operand) for m in moves)
@@ -127,7 +127,7 @@ def _words(call: CollectiveCall) -> str:
     return f"{call.kind} of {call.of} along {list(call.axes)}, {call.bytes:,} bytes"
 
 
-def there(program: Program, move: ReshardMove | HaloExchange | TimeStep) -> Pins:
+def there(program: Program, move: ReshardMove | HaloExchange) -> Pins:
     """
     Return which ranks do a move: (mesh axis, coordinate) pairs that a rank's coordinates must match; () if all ranks
     do.
@@ -135,7 +135,7 @@ def there(program: Program, move: ReshardMove | HaloExchange | TimeStep) -> Pins
     These are the axes on which the operand is pinned to a part of the machine, but for those that the move goes along;
     for the kind `retype`, which moves nothing, those on which the result is pinned.
     """
-    if isinstance(move, HaloExchange | TimeStep):
+    if isinstance(move, HaloExchange):
         return pins(program.tensors[move.operand].layout)
     layout = program.tensors[move.result if move.kind == "retype" else move.operand].layout
     return tuple(pin for pin in pins(layout) if move.kind == "retype" or pin[0] not in move.axes)

@@ -60,6 +60,8 @@ def _what(action: Action) -> str:
             return "wait"
         case Bucket():
             return "start"
+        case TimeStep():
+            return "local"
         case _:
             return "start" if crosses(action) else "local"
 

@@ -90,10 +90,10 @@ class Wait:
     registers: tuple[Register, ...]
 
 
-Start = ReshardMove | HaloExchange | TimeStep | Bucket
+Start = ReshardMove | HaloExchange | Bucket
 """One call of the runtime: it starts one or several moves over links, or does one on the device itself."""
 
-Action = Leaf | Compute | Start | Wait
+Action = Leaf | Compute | Start | TimeStep | Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Schedule:
                 return (self.held(operand),), (result,)
 
 
-def moves_of(start: Start) -> tuple[ReshardMove | HaloExchange | TimeStep, ...]:
+def moves_of(start: Start) -> tuple[ReshardMove | HaloExchange, ...]:
     """Return the moves that one call does."""
     return start.moves if isinstance(start, Bucket) else (start,)
 
@@ -507,7 +507,8 @@ class _Scheduler:
 
     def _received(self, move: Move | _Cast) -> float:
         """Return about how many bytes a rank receives in a move, by the larger of operand and result."""
-        ways = prod(self.program.mesh.sizes[axis] for axis in move.axes) if not isinstance(move, _Cast) else 1
+        axes = move.axes if isinstance(move, ReshardMove | HaloExchange) else ()
+        ways = prod(self.program.mesh.sizes[axis] for axis in axes)
         return self._bytes(move) * (ways - 1) / ways
 
     def _need(self, register: Register) -> None:
@@ -578,7 +579,7 @@ class _Scheduler:
         return self.program.when[made[0]]
 
 
-def _made_by(action: Leaf | Compute | Start) -> tuple[Register, ...]:
+def _made_by(action: Leaf | Compute | Start | TimeStep) -> tuple[Register, ...]:
     """Return the registers that a line makes."""
     return tuple(m.result for m in action.moves) if isinstance(action, Bucket) else makes(action)
 

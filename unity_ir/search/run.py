@@ -72,7 +72,7 @@ def run(
     optimizer = given or Optimizer()
     start = perf_counter()
     serial = erase(graph)
-    dims = sample_dims(serial) if micro_batches != 1 else {}
+    dims: Mapping[str, int] = sample_dims(serial) if micro_batches != 1 else {}
     if micro_batches != 1:
         serial = micro_batch(serial, dims, micro_batches)
     budget = budget or Budget()

@@ -26,7 +26,7 @@ def piece(ctx, whole, spec):
     for axis, role in enumerate(spec.roles):
         if isinstance(role, int):
             parts = [part.chunk(MESH[axis], role)[ctx.place[axis]] for part in parts]
-    return (torch.cat(parts, spec.time) if len(parts) > 1 else parts[0]).to(ctx.device).contiguous().clone()
+    return (parts[0] if spec.time is None else torch.cat(parts, spec.time)).to(ctx.device).contiguous().clone()
 
 
 def pins(spec):
