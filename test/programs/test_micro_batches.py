@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 
 import pytest
-from models import MODELS, machine
+from models import MODELS, data, machine, weight
 from ranks import Ranks, check, gradients
 
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.graph import Graph, Optimizer, apply
 from unity_ir.pcg.micro_batches import in_micro_batches, micro_batch
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
+from unity_ir.plan.program import Compute
 from unity_ir.search import run
 from unity_ir.search.in_time import sample_dims
 
@@ -38,6 +39,30 @@ def test_masks_and_losses_do_not_depend_on_micro_batches(ranks: Ranks, model: st
         assert ranks.run(text, 2, check, 2) == [[]] * 2
         found = ranks.run(text, 2, gradients)[0]
         assert found[2] == pytest.approx(alone[2], rel=1e-5)
+
+
+def penalised() -> Graph:
+    """A loss with a term of the weights alone, of which a micro-batch knows nothing; and a further output."""
+    x, y = data("x", 8, 24), data("y", 8, 24)
+    w = weight("w", 24, 24)
+    out = apply("matmul", [x.result, w]).result
+    total = apply("reduce_sum", [apply("mul", [w, w]).result], {"dim": 0, "count": 2}).result
+    return Graph("penalised", (x, y), (apply("add", [apply("mse", [out, y.result]).result, total]).result, out))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "inside"), [(2, False), (4, True)])
+def test_what_depends_on_no_sample_is_done_once(ranks: Ranks, count: int, inside: bool):
+    graph, on = penalised(), machine("ideal:2")
+    dims = {"x": 0, "y": 0}
+    placed = run(micro_batch(graph, dims, count), on, "data-parallel").graph
+    plan = in_micro_batches(placed, dims, count, lambda weight: inside)
+    step = fuse_collectives(differentiate(plan, Optimizer("sgd", 0.1), on.mesh))
+    program = lower(step, on)
+    made = plan_step(program, PlanOptions(kernels="torch"))
+    when = {line.when for line in made.schedule.lines if isinstance(line.action, Compute)}
+    assert when == {"first", "every", "last"}
+    assert ranks.run(emit(made, graph).text, 2, check, 2) == [[]] * 2
 
 
 MUTANTS = {

@@ -254,8 +254,7 @@ def in_micro_batches(
             type = divided_type(times.whole[of.result].shape, old.dtype, old.parts, old.grad)
             made = _leaf(node, type if time is None else type.in_time(time)).result
             return (_entered(made, InTime("copy", count)) if node.op == "weight" and inside(node) else made,)
-        is_late = any(times.roles[v].when == "after" for v in of.results)
-        is_in = any(times.of(v) for v in of.results) or (not is_late and any(v.type.time for v in operands))
+        is_in = any(times.of(v) for v in of.results)
         variable = times.variable(of)
         given = [_at(v, times.read(of, i, variable) if is_in else None) for i, v in enumerate(operands)]
         whole = times.whole[of.results[0]].node
@@ -267,7 +266,10 @@ def in_micro_batches(
         return apply(node.op, given, dict(attributes), node.view).results
 
     found = rewrite(plan, lifted)
-    return replace(found, outputs=tuple(_at(v, None) for v in found.outputs))
+    # Of a whole model, the step returns the loss alone; what else it puts out stays in time.
+    is_whole = bool(found.outputs) and found.outputs[0].shape == ()
+    left = 1 if is_whole else len(found.outputs)
+    return replace(found, outputs=(*(_at(v, None) for v in found.outputs[:left]), *found.outputs[left:]))
 
 
 def _at(value: Value, time: InTime | None) -> Value:
@@ -280,10 +282,24 @@ def _at(value: Value, time: InTime | None) -> Value:
     role = value.type.time.role
     count = value.type.micro_batches
     if role == "copy":
-        raise UnityError(f"pcg.{value.node.op}: every micro-batch makes all of it; it cannot be read after the loop")
+        return _reused(value)
     if role == "sum":
         return parallel("accumulate", value, by=count).result
     return parallel("batch", value, dim=role, by=count).result
+
+
+def _reused(value: Value) -> Value:
+    """
+    Return a value that every micro-batch reads alike as it is outside of the loop: the same moves of what is reused.
+
+    rewrite: combine(reuse(w)) -> combine(w)
+    """
+    node = value.node
+    if node.op == "reuse":
+        return node.operands[0]
+    if not node.is_parallel:
+        raise UnityError(f"pcg.{node.op}: every micro-batch makes all of it; it cannot be read outside of the loop")
+    return rebuild(node, [_reused(node.operands[0])], node.view).result
 
 
 def _entered(value: Value, time: InTime) -> Value:
