@@ -9,9 +9,10 @@ plan gathers again for the backward (ZeRO-3), which are gathered in every micro-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
@@ -47,6 +48,7 @@ def in_time(
     machine: Machine,
     optimizer: Optimizer,
     is_searched: bool,
+    rivals: Callable[[], Iterable[Graph]],
 ) -> SearchResult:
     """
     Return the plan of a whole batch whose step runs the plan that `search` finds of `small`, the serial graph of one
@@ -54,18 +56,27 @@ def in_time(
 
     Weights are moved once per step; a plan that `is_searched`, and not one made by a rule, moves them in every
     micro-batch where that is faster as emitted, or where only that fits. It is searched for a device with less memory,
-    as the gradients so far are held from the first micro-batch on. Bounds are of one micro-batch and are dropped.
-    Raises `UnityError` where nothing is found.
+    as the gradients so far are held from the first micro-batch on. Of one micro-batch alone moves of weights weigh more
+    than they do in the step, so the plans that `rivals` returns, baselines, are compared with it. Bounds are of one
+    micro-batch and are dropped. Raises `UnityError` where nothing is found.
     """
+
+    def ways(plan: Graph) -> list[Graph]:
+        """Return the plans of the whole batch that move weights at other times."""
+        again = _gathered_again(plan)
+        inside: list[Inside] = [again.__contains__, lambda weight: True] if is_searched else [again.__contains__]
+        return [in_micro_batches(plan, dims, micro_batches, way) for way in inside]
 
     def whole(found: SearchResult) -> tuple[SearchResult, int]:
         """Return the plan of the whole batch, and the bytes that a device must have for it."""
-        again = _gathered_again(found.graph)
-        ways: list[Inside] = [again.__contains__, lambda weight: True] if is_searched else [again.__contains__]
-        plans = [in_micro_batches(found.graph, dims, micro_batches, way) for way in ways]
-        best = min(plans, key=lambda plan: _rank(plan, machine, optimizer)) if len(plans) > 1 else plans[0]
+        plans = ways(found.graph)
+        best = min(plans, key=rank) if len(plans) > 1 else plans[0]
         priced = cost(best, machine, optimizer)
         return replace(found, graph=best, cost=priced, bound=None, proved=None), needed(best, priced, optimizer)
+
+    @cache
+    def rank(plan: Graph) -> tuple[bool, float]:
+        return _rank(plan, machine, optimizer)
 
     reserve = _gradients(small) // machine.devices if is_searched else 0
     best, need = whole(search(_with_less(machine, reserve)))
@@ -76,7 +87,13 @@ def in_time(
         with suppress(UnityError):
             found = whole(search(_with_less(machine, reserve)))
             best, need = min((best, need), found, key=lambda each: each[1])
-    return best
+    if not is_searched:
+        return best
+    others = [plan for rival in rivals() for plan in ways(rival)]
+    fastest = min((best.graph, *others), key=rank)
+    if fastest == best.graph:
+        return best
+    return replace(best, graph=fastest, cost=cost(fastest, machine, optimizer), derivation=(), joint=None)
 
 
 def _gradients(graph: Graph) -> int:

@@ -86,12 +86,15 @@ def run(
             found = _at_hand(serial, machine, strategy, optimizer, budget)
         return _ended(found, serial, machine, optimizer) if budget.ended else found
 
+    def rivals() -> list[Graph]:
+        return [plan for plan, _ in _baselines(serial, machine, optimizer)] if strategy == "joint" else []
+
     with _seldom_collected():
         if micro_batches == 1:
             result = search(machine)
         else:
             is_searched = not isinstance(chosen, OnePlan)
-            result = in_time(search, serial, dims, micro_batches, machine, optimizer, is_searched)
+            result = in_time(search, serial, dims, micro_batches, machine, optimizer, is_searched, rivals)
         result = replace(result, budget=budget)
     if given is not None:
         result = replace(result, graph=replace(result.graph, optimizer=given))
