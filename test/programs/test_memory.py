@@ -16,8 +16,10 @@ from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, parallel, rebuild, rewrite
+from unity_ir.pcg.micro_batches import in_micro_batches, micro_batch
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
+from unity_ir.search.in_time import sample_dims
 from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.replay import replay
 from unity_ir.simulate.tasks import UPDATE
@@ -40,7 +42,7 @@ def held(graph: Graph, serial: Graph, path: Path) -> tuple[int, int]:
     assert spec.loader is not None
     program: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(program)
-    ctx = SimpleNamespace(device=torch.device("cpu"), index=lambda axes: 0, at=lambda pins: True)
+    ctx = SimpleNamespace(device=torch.device("cpu"), index=lambda axes, position=0: position, at=lambda pins: True)
     found: list[int] = []
     run = program.watched(program.forward_backward, lambda _, variables: found.append(program.held_bytes(variables)))
     run(ctx, program.init_weights(ctx), program.Data().batch(0))
@@ -73,6 +75,19 @@ def again(graph: Graph) -> Graph:
         return list(new.results)
 
     return rewrite(graph, mark)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_loop_over_micro_batches_holds_what_is_said(tmp_path: Path, model: str, inside: bool):
+    """One micro-batch of activations, and the gradients so far: less, where activations are more than weights."""
+    graph = MODELS[model]()
+    dims = sample_dims(graph)
+    plan = in_micro_batches(micro_batch(graph, dims, 4), dims, 4, lambda weight: inside)
+    real, said = held(plan, graph, tmp_path / "loop.py")
+    assert said == pytest.approx(real, rel=0.1)
+    assert (real < held(graph, graph, tmp_path / "whole.py")[0]) == (model == "gpt2")
 
 
 @pytest.mark.slow
