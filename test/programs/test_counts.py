@@ -12,7 +12,7 @@ from ranks import Ranks, copies, kernel_bytes
 from test_halos import spatial
 from zoo_plans import MACHINES, SIZES, of_type, planned
 
-from unity_ir.cost.lines import kernel_of_line, step_bytes, update_bytes
+from unity_ir.cost.lines import addition_bytes, kernel_of_line, step_bytes, update_bytes
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.models import build
 from unity_ir.pcg.collectives import COLLECTIVES
@@ -20,7 +20,7 @@ from unity_ir.pcg.graph import Optimizer
 from unity_ir.pcg.sharding import pins
 from unity_ir.plan.copies import copies as copied
 from unity_ir.plan.plan import Plan, PlanOptions, plan_graph, plan_step
-from unity_ir.plan.program import Compute, UpdateWeight
+from unity_ir.plan.program import Compute, TimeStep, UpdateWeight
 from unity_ir.plan.schedule import Start, moves_of, piece_bytes
 from unity_ir.search import run
 
@@ -53,6 +53,28 @@ def test_kernels_move_the_bytes_of_the_plan(ranks: Ranks, model: str, strategy: 
     weights = [i.weight for i in plan.program.body if isinstance(i, UpdateWeight) and is_here(i.weight)]
     counted = sum(found) + sum(update_bytes(piece_bytes(plan.program, w), ADAMW) for w in weights)
     assert counted <= step_bytes(plan) if any(pins(t.layout) for t in tensors.values()) else counted == step_bytes(plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "strategy"), [("mlp", "fsdp"), ("gpt2", "joint")])
+def test_a_loop_over_micro_batches_moves_the_bytes_of_the_plan(ranks: Ranks, model: str, strategy: str):
+    graph, on, count = of_type(build(model, **SIZES[model]), "mixed"), machine(MACHINES[2]), 4
+    plan = plan_graph(run(graph, on, strategy, ADAMW, micro_batches=count).graph, on, ADAMW)
+    program = plan.program
+    computes = [
+        line.action
+        for number in range(count)
+        for line in plan.schedule.lines
+        if isinstance(line.action, Compute)
+        and (line.when == "every" or number == {"first": 0, "last": count - 1}[line.when])
+    ]
+    names = sorted({kernel_name(plan, c) for c in computes})
+    found = ranks.run(emit(plan, graph).text, 2, kernel_bytes, names)[0]
+    assert found == [kernel_of_line(program, c).bytes for c in computes]
+    sums = [i for i in program.body if isinstance(i, TimeStep) and i.kind == "accumulate"]
+    added = sum(size for step in sums for size in addition_bytes(plan, step))
+    updated = [piece_bytes(program, i.weight) for i in program.body if isinstance(i, UpdateWeight)]
+    assert sum(found) + added + sum(update_bytes(size, ADAMW) for size in updated) == step_bytes(plan)
 
 
 COPYING = [
