@@ -49,11 +49,12 @@ class Reshard:
     @property
     def forward_moves(self) -> tuple[tuple[Move, str], ...]:
         """
-        The moves of the forward, as (move, element type); once for each micro-batch, if the value is made, or read,
-        anew in each.
+        The moves of the forward, as (move, element type); once for each micro-batch, if the value is made anew in each,
+        or what is moved is not kept.
         """
         type = self.value.type
-        return tuple((m, type.dtype) for m in self.forward) * type.micro_batches
+        is_kept = self.value.node.op == "reuse" and not self.again
+        return tuple((m, type.dtype) for m in self.forward) * (1 if is_kept else type.micro_batches)
 
     @property
     def backward_moves(self) -> tuple[tuple[Move, str], ...]:

@@ -224,9 +224,16 @@ class Program:
 
     @cached_property
     def when(self) -> Mapping[Register, When]:
-        """In which micro-batches each register is made: `every` for all registers of a step without micro-batches."""
+        """
+        In which micro-batches each register is made: `every` for all registers of a step without micro-batches.
+
+        What is made in the loop of what every micro-batch reads alike, such as a gathered weight, is made in the first
+        and kept; but for what the step makes twice, since it is not kept for the backward, either (ZeRO-3).
+        """
         found: dict[Register, When] = {}
         late: set[Register] = set()
+        alike: set[Register] = set()
+        counts = Counter(map(_work, self.body)) if self.micro_batches > 1 else Counter[object]()
         for instruction in self.body:
             made = makes(instruction)
             if isinstance(instruction, TimeStep) and instruction.kind in ("accumulate", "batch"):
@@ -237,7 +244,11 @@ class Program:
                 continue
             is_in = self.micro_batches == 1 or isinstance(instruction, TimeStep)
             is_in = is_in or any(self.tensors[r].layout[-1] != REPEAT for r in made)
-            found.update(dict.fromkeys(made, "every" if is_in else "first"))
+            read = reads(instruction)
+            is_alike = bool(read) and alike.issuperset(read) and counts[_work(instruction)] == 1
+            if is_alike or (isinstance(instruction, TimeStep) and instruction.kind == "reuse"):
+                alike.update(made)
+            found.update(dict.fromkeys(made, "every" if is_in and not is_alike else "first"))
         return found
 
     def times(self, instruction: Instruction) -> int:
@@ -285,6 +296,17 @@ class Program:
             assert instruction.line is not None
             return instruction.line
         return piece_of_line(self.analysis(instruction), instruction.assignment, self.mesh)
+
+
+def _work(instruction: Instruction) -> object:
+    """Return a key that is equal for instructions that do the same with the same registers."""
+    match instruction:
+        case Compute(operator, operands, _, attributes, assignment):
+            return operator, operands, attributes, assignment
+        case ReshardMove(operand, _, kind, axes, source, target):
+            return kind, operand, axes, source, target
+        case _:
+            return instruction
 
 
 def global_line(operator: str, operands: Sequence[Tensor], attributes: Attributes) -> Analysis:

@@ -2,9 +2,9 @@
 Plans of steps in micro-batches: the plan of one, found by any strategy, becomes that of the batch (docs/search.md,
 "Micro-batches").
 
-What is left to choose is where weights are moved: once, before the loop, or in every micro-batch, which takes longer
-and holds less; their gradients are summed over devices likewise. All weights are moved alike, but for those that the
-plan gathers again for the backward (ZeRO-3), which are gathered in every micro-batch.
+What is left to choose is when gradients are summed over devices: once, in the last micro-batch, or in every one, which
+takes longer and holds less, as shards are accumulated (ZeRO-2). All are summed alike, but for those of weights that the
+plan gathers again for the backward (ZeRO-3), which are gathered and summed in every micro-batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from unity_ir.search.result import SearchResult
 from unity_ir.simulate.report import as_emitted
 
 Inside = Callable[[Node], bool]
-"""Whether a weight is moved in every micro-batch."""
+"""Whether a weight is moved, and its gradient summed, in the loop."""
 
 TRIES = 2
 """Further searches for a plan that fits, where that of the whole batch needs more than that of a micro-batch."""
@@ -48,23 +48,25 @@ def in_time(
     machine: Machine,
     optimizer: Optimizer,
     is_searched: bool,
+    is_each: bool,
     rivals: Callable[[], Iterable[Graph]],
 ) -> SearchResult:
     """
     Return the plan of a whole batch whose step runs the plan that `search` finds of `small`, the serial graph of one
     micro-batch, for each of them in turn.
 
-    Weights are moved once per step; a plan that `is_searched`, and not one made by a rule, moves them in every
-    micro-batch where that is faster as emitted, or where only that fits. It is searched for a device with less memory,
+    Gradients are summed over devices once per step, or where `is_each` in every micro-batch; a plan that `is_searched`,
+    and not one made by a rule, does what is faster as emitted and fits. It is searched for a device with less memory,
     as the gradients so far are held from the first micro-batch on. Of one micro-batch alone moves of weights weigh more
     than they do in the step, so the plans that `rivals` returns, baselines, are compared with it. Bounds are of one
     micro-batch and are dropped. Raises `UnityError` where nothing is found.
     """
 
     def ways(plan: Graph) -> list[Graph]:
-        """Return the plans of the whole batch that move weights at other times."""
+        """Return the plans of the whole batch that sum gradients at other times."""
         again = _gathered_again(plan)
-        inside: list[Inside] = [again.__contains__, lambda weight: True] if is_searched else [again.__contains__]
+        inside: list[Inside] = [lambda weight: True] if is_each or is_searched else []
+        inside += [again.__contains__] if is_searched or not is_each else []
         return [in_micro_batches(plan, dims, micro_batches, way) for way in inside]
 
     def whole(found: SearchResult) -> tuple[SearchResult, int]:

@@ -93,8 +93,9 @@ def run(
         if micro_batches == 1:
             result = search(machine)
         else:
-            is_searched = not isinstance(chosen, OnePlan)
-            result = in_time(search, serial, dims, micro_batches, machine, optimizer, is_searched, rivals)
+            is_made = isinstance(chosen, OnePlan)
+            is_each = is_made and chosen.sums_each(own)
+            result = in_time(search, serial, dims, micro_batches, machine, optimizer, not is_made, is_each, rivals)
         result = replace(result, budget=budget)
     if given is not None:
         result = replace(result, graph=replace(result.graph, optimizer=given))

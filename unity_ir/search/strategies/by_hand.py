@@ -62,6 +62,8 @@ class OnePlan:
     make: Callable[[Graph, Machine, Optimizer, Any], Graph]
     """Given a serial graph, a machine, an optimizer and the options, returns the plan."""
     options: type[Any] = NoOptions
+    sums_each: Callable[[Any], bool] = lambda options: False
+    """Given the options, returns whether gradients are summed over devices in every micro-batch, not once per step."""
 
     def search(self, graph: Graph, machine: Machine, options: Any, context: SearchContext) -> SearchResult:
         """
@@ -71,6 +73,11 @@ class OnePlan:
         """
         plan = self.make(graph, machine, context.optimizer, options)
         return SearchResult(self.name, plan, cost(plan, machine, context.optimizer))
+
+
+def _always(options: object) -> bool:
+    del options
+    return True
 
 
 def _tofu(variant: str) -> OnePlan:
@@ -95,17 +102,30 @@ def _of_a_node(machine: Machine) -> int:
 
 STRATEGIES = (
     OnePlan("data-parallel", lambda graph, machine, _optimizer, _options: data_parallel(graph, machine)),
-    OnePlan("fsdp", lambda graph, machine, _optimizer, _options: fsdp(graph, machine)),
+    OnePlan("fsdp", lambda graph, machine, _optimizer, _options: fsdp(graph, machine), sums_each=_always),
     OnePlan(
         "expert",
         lambda graph, machine, optimizer, options: expert(graph, machine, optimizer, rewrite=options.rewrite),
         ExpertOptions,
     ),
-    OnePlan("degrees", lambda graph, machine, _optimizer, degrees: recipe(graph, machine, degrees), Degrees),
+    OnePlan(
+        "degrees",
+        lambda graph, machine, _optimizer, degrees: recipe(graph, machine, degrees),
+        Degrees,
+        lambda degrees: degrees.zero >= 2,
+    ),
     OnePlan("zero1", lambda graph, machine, _optimizer, _options: recipe(graph, machine, Degrees(zero=1), "zero1")),
-    OnePlan("zero2", lambda graph, machine, _optimizer, _options: recipe(graph, machine, Degrees(zero=2), "zero2")),
-    OnePlan("zero3", lambda graph, machine, _optimizer, _options: recipe(graph, machine, Degrees(zero=3), "zero3")),
-    OnePlan("hsdp", _hsdp, HybridOptions),
+    OnePlan(
+        "zero2",
+        lambda graph, machine, _optimizer, _options: recipe(graph, machine, Degrees(zero=2), "zero2"),
+        sums_each=_always,
+    ),
+    OnePlan(
+        "zero3",
+        lambda graph, machine, _optimizer, _options: recipe(graph, machine, Degrees(zero=3), "zero3"),
+        sums_each=_always,
+    ),
+    OnePlan("hsdp", _hsdp, HybridOptions, _always),
     OnePlan("megatron", _megatron, MegatronOptions),
     *map(_tofu, VARIANTS),
     OnePlan("random", lambda graph, machine, _, options: sample(graph, machine, options.seed), RandomOptions),
