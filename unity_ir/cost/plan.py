@@ -7,6 +7,7 @@ graph with updates is a whole step, in which everything is explicit.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -45,6 +46,8 @@ class Reshard:
     forward: tuple[Move, ...]
     backward: tuple[Move, ...]
     again: tuple[Move, ...] = ()
+    is_kept: bool = False
+    """Whether what every micro-batch reads alike is moved in the first alone, and kept."""
 
     @property
     def forward_moves(self) -> tuple[tuple[Move, str], ...]:
@@ -53,8 +56,7 @@ class Reshard:
         or what is moved is not kept.
         """
         type = self.value.type
-        is_kept = self.value.node.op == "reuse" and not self.again
-        return tuple((m, type.dtype) for m in self.forward) * (1 if is_kept else type.micro_batches)
+        return tuple((m, type.dtype) for m in self.forward) * (1 if self.is_kept else type.micro_batches)
 
     @property
     def backward_moves(self) -> tuple[tuple[Move, str], ...]:
@@ -153,6 +155,7 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
     with_gradient = frozenset[Node]() if graph.updates else trained(graph)
     is_marked = not graph.updates and any(n.op == "recompute" for n in nodes)
     again = Keeps(graph).moved_again if is_marked else set[Node]()
+    reused = Counter((_root(value), target) for value, target in found if value.node.op == "reuse")
     out = _halos(nodes, placement, with_gradient, bool(graph.updates))
     for (value, target), at in found.items():
         source = placement.layouts[value]
@@ -160,7 +163,8 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
         has_gradient = value.node in with_gradient and not with_gradient.isdisjoint(at)
         backward = plan_moves(value, dual(target), dual(source), machine, gradient=True) if has_gradient else ()
         twice = () if again.isdisjoint(at) else forward
-        out.append(Reshard(value, source, target, tuple(dict.fromkeys(at)), forward, backward, twice))
+        is_kept = value.node.op == "reuse" and not twice and reused[_root(value), target] == 1
+        out.append(Reshard(value, source, target, tuple(dict.fromkeys(at)), forward, backward, twice, is_kept))
     return out
 
 

@@ -233,7 +233,7 @@ class Program:
         found: dict[Register, When] = {}
         late: set[Register] = set()
         alike: set[Register] = set()
-        counts = Counter(map(_work, self.body)) if self.micro_batches > 1 else Counter[object]()
+        twice = _made_twice(self.body) if self.micro_batches > 1 else set[Register]()
         for instruction in self.body:
             made = makes(instruction)
             if isinstance(instruction, TimeStep) and instruction.kind in ("accumulate", "batch"):
@@ -245,7 +245,7 @@ class Program:
             is_in = self.micro_batches == 1 or isinstance(instruction, TimeStep)
             is_in = is_in or any(self.tensors[r].layout[-1] != REPEAT for r in made)
             read = reads(instruction)
-            is_alike = bool(read) and alike.issuperset(read) and counts[_work(instruction)] == 1
+            is_alike = bool(read) and alike.issuperset(read) and twice.isdisjoint(made)
             if is_alike or (isinstance(instruction, TimeStep) and instruction.kind == "reuse"):
                 alike.update(made)
             found.update(dict.fromkeys(made, "every" if is_in and not is_alike else "first"))
@@ -298,15 +298,26 @@ class Program:
         return piece_of_line(self.analysis(instruction), instruction.assignment, self.mesh)
 
 
-def _work(instruction: Instruction) -> object:
-    """Return a key that is equal for instructions that do the same with the same registers."""
-    match instruction:
-        case Compute(operator, operands, _, attributes, assignment):
-            return operator, operands, attributes, assignment
-        case ReshardMove(operand, _, kind, axes, source, target):
-            return kind, operand, axes, source, target
-        case _:
-            return instruction
+def _made_twice(body: Iterable[Instruction]) -> set[Register]:
+    """Return the registers of equal tensors: made by instructions that do the same with equal tensors."""
+    numbers: dict[object, int] = {}
+    of: dict[Register, object] = {}
+    makers: dict[object, list[Register]] = {}
+    for instruction in body:
+        match instruction:
+            case Compute(operator, operands, _, attributes, assignment):
+                work: object = (operator, tuple(map(of.get, operands)), attributes, assignment)
+            case ReshardMove(operand, _, kind, axes, source, target):
+                work = (kind, of[operand], axes, source, target)
+            case TimeStep(operand, _, kind):
+                work = (kind, of[operand])
+            case _:
+                work = instruction
+        number = numbers.setdefault(work, len(numbers))
+        for i, register in enumerate(makes(instruction)):
+            of[register] = number, i
+            makers.setdefault((number, i), []).append(register)
+    return {register for equal in makers.values() if len(equal) > 1 for register in equal}
 
 
 def global_line(operator: str, operands: Sequence[Tensor], attributes: Attributes) -> Analysis:

@@ -134,6 +134,29 @@ def test_bytes_of_zero_are_those_of_its_paper(precision: str):
         assert cost(plan, machine).bytes == n * size, degrees
 
 
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("precision", SIZES)
+def test_bytes_of_zero_with_micro_batches(precision: str, count: int):
+    """
+    Gradients are summed once with ZeRO-0 and 1, in every micro-batch with ZeRO-2 and 3; weights are gathered once, but
+    with ZeRO-3 twice in every micro-batch. No backward reads the first weight, which is gathered once.
+    """
+    serial = in_precision(build("mlp", batch=16 * count, hidden=64, layers=3, classes=64), precision)
+    machine, n, elements, first = a100s(2, 4), 8, 3 * 64 * 64, 64 * 64
+    weight, grad = SIZES[precision]
+    expected = {
+        "zero=0": 2 * elements * grad,
+        "zero=1": elements * (weight + grad),
+        "zero=2": elements * (weight + count * grad),
+        "zero=3": (elements - first) * count * 2 * weight + first * weight + elements * count * grad,
+    }
+    for degrees, size in expected.items():
+        options = {"zero": parsed(degrees).zero}
+        plan = run(serial, machine, "degrees", options=options, micro_batches=count)
+        assert bytes_per_device(plan.graph, machine) == size * (n - 1) / n, degrees
+        assert plan.cost.bytes == size * (n - 1), degrees
+
+
 def test_zero3_holds_no_gathered_weight_but_those_about_to_be_read():
     """
     Of a deep network ZeRO-2 holds every gathered weight until its backward; ZeRO-3 those of a few layers at once
