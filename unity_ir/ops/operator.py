@@ -98,7 +98,7 @@ where it is zero everywhere.
 """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Operator:
     """
     An operator: its TDL line (einsum-like definition), and the function that builds its gradient.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, rebuild, rewrite
+from unity_ir.pcg.types import divided_type
 
 FLOATS = ("f32", "bf16", "f16")
 
@@ -26,7 +26,7 @@ def in_type(graph: Graph, dtype: str) -> Graph:
         if node.is_leaf:
             (type,) = node.types
             if type.is_floating:
-                type = replace(type, dtype=dtype, grad="")
+                type = divided_type(type.shape, dtype, type.parts)
             own = {name: value for name, value in node.attributes if name != "master"}
             return leaf(node.op, type, node.view, **own).results
         if node.op == "cast" and node.attribute("to") in FLOATS:

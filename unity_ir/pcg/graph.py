@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import inf
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
@@ -27,6 +27,8 @@ from unity_ir.tdl.syntax import NOT_FLOATING, AttrValue, Bound
 LEAVES = ("input", "weight", "constant")
 """Operators without operands: the arguments of a step, its parameters, and a number as a tensor."""
 
+_NOT_COMPUTED = frozenset((*LEAVES, *PARALLEL_OPERATORS))
+
 
 class Node:
     """
@@ -34,24 +36,60 @@ class Node:
     `parallel`.
     """
 
-    __slots__ = ("__weakref__", "_analysis", "_configuration", "attributes", "op", "operands", "types", "view")
+    __slots__ = (
+        "__weakref__",
+        "_analysis",
+        "_configuration",
+        "_values",
+        "attributes",
+        "op",
+        "operands",
+        "types",
+        "view",
+        "view_fits",
+    )
 
     op: str
     operands: tuple[Value, ...]
     attributes: Attributes
     types: tuple[TensorType, ...]
     view: View | None
+    _values: list[Callable[[], Value | None]]
+    """A weak reference to each result: a strong one would keep the node until cycles are collected."""
+    view_fits: bool
+    """Whether `check_view` found that the view fits the task grid."""
+
+    def __init__(
+        self,
+        op: str,
+        operands: tuple[Value, ...],
+        attributes: Attributes,
+        types: tuple[TensorType, ...],
+        view: View | None,
+    ):
+        self.op, self.operands, self.attributes, self.types, self.view = op, operands, attributes, types, view
+        self._values = [_nothing] * len(types)
+        self.view_fits = False
 
     @property
     def results(self) -> tuple[Value, ...]:
         """The results, in order."""
-        return tuple(Value(self, i) for i in range(len(self.types)))
+        return tuple([self.value(i) for i in range(len(self.types))])
 
     @property
     def result(self) -> Value:
         """The only result of a node that has one."""
         assert len(self.types) == 1, f"{self.op} has {len(self.types)} results"
-        return Value(self, 0)
+        return self.value(0)
+
+    def value(self, index: int) -> Value:
+        """Return result number `index`: the same object as long as anything refers to it."""
+        found = self._values[index]()
+        if found is None:
+            found = object.__new__(Value)
+            found.node, found.index, found.type = self, index, self.types[index]
+            self._values[index] = ref(found)
+        return found
 
     @property
     def is_leaf(self) -> bool:
@@ -72,7 +110,7 @@ class Node:
         Whether the node computes (`matmul`, `relu`, ..) by an operator that is defined in TDL, the tensor description
         language: neither a leaf nor a parallel operator.
         """
-        return not (self.is_leaf or self.is_parallel)
+        return self.op not in _NOT_COMPUTED
 
     @property
     def name(self) -> str:
@@ -118,26 +156,33 @@ class Node:
         try:
             return self._configuration
         except AttributeError:
-            self._configuration: Configuration = infer_configuration(
-                self.analysis, [v.type.parts for v in self.operands]
-            )
+            self._configuration: Configuration = _configuration(self.analysis, tuple([v.type for v in self.operands]))
             return self._configuration
 
     def __repr__(self) -> str:
         return f"<{self.op} {', '.join(map(str, self.types))}>"
 
 
-@dataclass(frozen=True, slots=True)
+@lru_cache(maxsize=65536)
+def _configuration(analysis: Analysis, operands: tuple[TensorType, ...]) -> Configuration:
+    return infer_configuration(analysis, [t.parts for t in operands])
+
+
 class Value:
-    """A value of a graph: result number `index` of a node."""
+    """
+    A value of a graph: result number `index` of a node. Never made directly: equal values are one object, which
+    `Node.value` returns.
+    """
+
+    __slots__ = ("__weakref__", "index", "node", "type")
 
     node: Node
     index: int
+    type: TensorType
+    """The parallel type: shape, element type, and the pieces that the value is divided into."""
 
-    @property
-    def type(self) -> TensorType:
-        """The parallel type: shape, element type, and the pieces that the value is divided into."""
-        return self.node.types[self.index]
+    def __repr__(self) -> str:
+        return f"<result {self.index} of {self.node}>"
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -165,6 +210,10 @@ class Value:
         return apply(operator.name, values, attributes).results
 
 
+def _nothing() -> None:
+    """Return None, as a reference to a value that is not there does."""
+
+
 _interned: WeakValueDictionary[Any, Node] = WeakValueDictionary()
 
 
@@ -174,8 +223,7 @@ def _make(
     key = (op, operands, attributes, types, view)
     node = _interned.get(key)
     if node is None:
-        node = object.__new__(Node)
-        node.op, node.operands, node.attributes, node.types, node.view = key
+        node = Node(*key)
         _interned[key] = node
     return node
 
@@ -306,12 +354,15 @@ def check_view(node: Node) -> None:
     """
     view = node.view
     assert view is not None
+    if node.view_fits:
+        return
     if view.degrees != grid(node):
         raise UnityError(
             f"pcg.{node.op}: its view has degrees {list(view.degrees)}, but its task grid is {list(grid(node))}"
         )
     if view.start < 0 or not view.is_injective:
         raise UnityError(f"pcg.{node.op}: its view gives one device two tasks: {view}")
+    node.view_fits = True
 
 
 def divide(node: Node, operands: Sequence[Value], configuration: Configuration, view: View | None = None) -> Node:
@@ -424,6 +475,13 @@ class Graph:
     updates: tuple[Update, ...] = ()
     optimizer: Optimizer | None = None
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.inputs, self.outputs, self.updates, self.optimizer))
+
     @property
     def roots(self) -> tuple[Value, ...]:
         """The values the function computes: its outputs, and the operands of its updates."""
@@ -455,13 +513,17 @@ class Graph:
         ends = [number[n] for n in self.inputs], [place(v) for v in self.outputs], updates
         return _unpickled, (self.name, nodes, *ends, self.optimizer)
 
-    def users(self) -> dict[Value, list[tuple[Node, int]]]:
+    def users(self) -> Mapping[Value, Sequence[tuple[Node, int]]]:
         """
         Return, for each value that some node reads, the (node, operand index) pairs that read it, in graph order.
         Outputs and updates are not counted as uses; values without any are left out.
         """
+        return self._users
+
+    @cached_property
+    def _users(self) -> Mapping[Value, Sequence[tuple[Node, int]]]:
         found: dict[Value, list[tuple[Node, int]]] = {}
-        for node in self.nodes():
+        for node in self._nodes:
             for i, operand in enumerate(node.operands):
                 found.setdefault(operand, []).append((node, i))
         return found
@@ -481,10 +543,10 @@ def _unpickled(
 ) -> Graph:
     made: list[Node] = []
     for op, operands, attributes, types, view in nodes:
-        made.append(_make(op, tuple(Value(made[n], i) for n, i in operands), attributes, types, view))
+        made.append(_make(op, tuple([made[n].value(i) for n, i in operands]), attributes, types, view))
 
     def at(place: _Place) -> Value:
-        return Value(made[place[0]], place[1])
+        return made[place[0]].value(place[1])
 
     steps = tuple(Update(at(weight), at(grad)) for weight, grad in updates)
     return Graph(name, tuple(made[n] for n in inputs), tuple(map(at, outputs)), steps, optimizer)

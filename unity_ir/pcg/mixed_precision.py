@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, rebuild, rewrite
-from unity_ir.pcg.types import tensor_type
+from unity_ir.pcg.types import divided_type, tensor_type
 
 SHORT = ("bf16", "f16")
 
@@ -60,7 +59,7 @@ def mixed_precision(graph: Graph, dtype: str, reduce: str = "f32") -> Graph:
         if not _is_long(value):
             return value
         if value not in short and value.node.op == "constant":
-            type = replace(value.type, dtype=dtype)
+            type = divided_type(value.shape, dtype, value.type.parts, value.type.grad)
             short[value] = leaf("constant", type, value.node.view, **dict(value.node.attributes)).result
         elif value not in short and value.node.op == "weight" and value not in read_long:
             type = tensor_type(value.shape, dtype, value.degrees, value.type.sum, value.type.copy, grad=reduce)

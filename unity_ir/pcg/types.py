@@ -15,7 +15,7 @@ neighbours hold (`halo`), or, in a gradient, addends of it (`halo_sum`); outside
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import product
@@ -45,7 +45,7 @@ class Piece:
     copy: int = 0
 
 
-@dataclass(frozen=True, eq=True)
+@dataclass(frozen=True, eq=False)
 class TensorType:
     """
     The parallel type of a value: its global shape, its element type, and into what pieces it is divided. In
@@ -55,7 +55,7 @@ class TensorType:
     addends of these. With `bf16, grad = f32` the gradient has another element type. Its fields are as in
     `tdl.parallel.Degrees`.
 
-    Make one with `tensor_type`, which checks and interns it.
+    Make one with `tensor_type`, which checks and interns it: equal types are one object.
     """
 
     shape: tuple[int, ...]
@@ -69,6 +69,15 @@ class TensorType:
     """Per dim, elements before and after a piece that are addends of its neighbours'; () where there are none."""
     grad: str = ""
     """The element type of the gradient where it is another than the value's; else empty."""
+
+    def __reduce__(self) -> tuple[Callable[..., TensorType], tuple[object, ...]]:
+        """Pickle the fields alone, so that equal types are one object again."""
+        return tensor_type, self.fields
+
+    @property
+    def fields(self) -> tuple[object, ...]:
+        """The arguments with which `tensor_type` returns this type."""
+        return self.shape, self.dtype, self.degrees, self.sum, self.copy, self.halo, self.halo_sum, self.grad
 
     @property
     def grad_dtype(self) -> str:
@@ -188,7 +197,7 @@ class TensorType:
         return f"!pcg.tensor<[{dims}], {self.dtype}{grad}{extra}>"
 
 
-_interned: dict[TensorType, TensorType] = {}
+_interned: dict[tuple[object, ...], TensorType] = {}
 
 
 @cache
@@ -242,7 +251,7 @@ def tensor_type(
     if dtype in NOT_FLOATING and halo_sum:
         raise UnityError(f"pcg.tensor: {dtype} values cannot have addends in a halo")
     made = TensorType(tuple(shape), degrees, dtype, sum, copy, halo, halo_sum, "" if grad == dtype else grad)
-    return _interned.setdefault(made, made)
+    return _interned.setdefault(made.fields, made)
 
 
 def divided_type(shape: tuple[int, ...], dtype: str, degrees: Degrees, grad: str = "") -> TensorType:

@@ -8,6 +8,7 @@ for last, since the names of operators rule out most places.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -142,6 +143,12 @@ class _Plan:
         self.operations = rule.operations(rule.source)
         self.roots = [t for t in rule.source if isinstance(t, ResultOf)]
         self.first = self.roots[0].operation
+        used = [*rule.source, *(t for o in self.operations for t in o.operands)]
+        self.results = Counter[int]()
+        """The least number of results of each operation, by its `id`."""
+        for term in used:
+            if isinstance(term, ResultOf):
+                self.results[id(term.operation)] = max(self.results[id(term.operation)], term.index + 1)
         self.attributes = {id(o): {**attribute_defaults(o.op), **dict(o.attributes)} for o in self.operations}
         self.constants = {id(o): _constants(self.attributes[id(o)]) for o in self.operations}
         self.ops = frozenset(o.op for o in self.operations)
@@ -187,7 +194,7 @@ def matches(
     seen: set[tuple[tuple[Value, Value], ...]] = set()
     for node in index.by_op[plan.first.op] if at is None else (at,):
         for found in _assign(plan, index, plan.first, node, _Found({}, {}), []):
-            roots = tuple(Value(found.nodes[id(t.operation)], t.index) for t in plan.roots)
+            roots = tuple(found.nodes[id(t.operation)].value(t.index) for t in plan.roots)
             if len(set(roots)) < len(roots) or orders.setdefault(frozenset(roots), roots) != roots:
                 continue
             match = _match(plan, index, node, found, roots, given)
@@ -228,6 +235,8 @@ def _assign(
 ) -> Iterator[_Found]:
     """Yield every way to match the rest of the pattern, with `operation` at `node`."""
     if node.op != operation.op or len(node.operands) != len(operation.operands):
+        return
+    if len(node.types) < plan.results[id(operation)]:
         return
     constants = plan.constants[id(operation)]
     if constants:
@@ -291,4 +300,4 @@ def _value(found: _Found, term: Term) -> Value | None:
     if isinstance(term, Input):
         return found.values.get(term.name)
     node = found.nodes.get(id(term.operation))
-    return None if node is None else Value(node, term.index)
+    return None if node is None else node.value(term.index)

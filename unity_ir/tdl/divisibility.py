@@ -38,7 +38,7 @@ from unity_ir.tdl.syntax import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Analysis:
     """
     The ways to parallelize an operator, derived from its bound TDL line alone: which index variables can be divided,

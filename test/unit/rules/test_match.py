@@ -59,7 +59,9 @@ def exhaustive(rule: Substitution, index: OpIndex) -> set[frozenset[tuple[Value,
             inputs: dict[str, Value] = {}
             both = list(zip((o.operands for o in operations), operands, strict=True))
             if all(len(ts) == len(vs) for ts, vs in both) and all(
-                inputs.setdefault(t.name, v) == v if isinstance(t, Input) else Value(at[id(t.operation)], t.index) == v
+                inputs.setdefault(t.name, v) == v
+                if isinstance(t, Input)
+                else v.node is at[id(t.operation)] and v.index == t.index
                 for ts, vs in both
                 for t, v in zip(ts, vs, strict=True)
             ):
@@ -78,7 +80,10 @@ def replacement(
     bindings = solve([(i, inputs[i.name].type) for i in rule.inputs], attributes, rule.conditions, {})
     if bindings is None:
         return set()
-    roots = [Value(at[id(t.operation)], t.index) for t in rule.source if isinstance(t, ResultOf)]
+    terms = [t for t in rule.source if isinstance(t, ResultOf)]
+    if any(t.index >= len(at[id(t.operation)].types) for t in terms):
+        return set()
+    roots = [at[id(t.operation)].value(t.index) for t in terms]
     try:
         made = build(rule.target, inputs, bindings)
     except UnityError:
