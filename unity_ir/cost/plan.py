@@ -133,7 +133,7 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
                 found.setdefault((anchors.of(operand), placement.needs(node, i)), []).append(node)
         elif anchors.materialised(node.result) and node.is_parallel:
             found.setdefault((anchors.of(node.operands[0]), placement.layouts[node.result]), []).append(node)
-    with_gradient = set[Node]() if graph.updates else trained(graph)
+    with_gradient = frozenset[Node]() if graph.updates else trained(graph)
     is_marked = not graph.updates and any(n.op == "recompute" for n in nodes)
     again = Keeps(graph).moved_again if is_marked else set[Node]()
     out = _halos(nodes, placement, with_gradient, bool(graph.updates))
@@ -147,7 +147,9 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
     return out
 
 
-def _halos(nodes: Iterable[Node], placement: Placement, with_gradient: set[Node], explicit: bool) -> list[Reshard]:
+def _halos(
+    nodes: Iterable[Node], placement: Placement, with_gradient: frozenset[Node], explicit: bool
+) -> list[Reshard]:
     """
     Return the halo exchanges as reshards.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import lru_cache, reduce
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operators
@@ -47,15 +47,16 @@ def needs_gradient(nodes: Iterable[Node]) -> set[Node]:
     return found
 
 
-def trained(graph: Graph) -> set[Node]:
+@lru_cache(maxsize=64)
+def trained(graph: Graph) -> frozenset[Node]:
     """
     Return the nodes whose values have a gradient: those on a path from a weight to the loss, which is the first output.
 
     If the first output is not a scalar, the graph is a part of a model, and all its outputs are taken to reach the
-    loss.
+    loss. Memoised.
     """
     is_whole = bool(graph.outputs) and graph.outputs[0].shape == ()
-    return needs_gradient(topological(graph.outputs[:1] if is_whole else graph.outputs))
+    return frozenset(needs_gradient(topological(graph.outputs[:1] if is_whole else graph.outputs)))
 
 
 def operand_gradients(

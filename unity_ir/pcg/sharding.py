@@ -114,6 +114,9 @@ class Mesh:
 
     sizes: tuple[int, ...]
 
+    def __hash__(self) -> int:
+        return hash(self.sizes)
+
     @cached_property
     def devices(self) -> int:
         """The number of devices."""
@@ -166,15 +169,17 @@ def prime_factors(number: int) -> tuple[int, ...]:
     return tuple(out)
 
 
+@lru_cache(maxsize=65536)
 def dual(layout: Layout) -> Layout:
     """Return the layout of the gradient of a value in this layout: COPY and SUM change places."""
     return tuple(SUM if r == COPY else COPY if r == SUM else r for r in layout)
 
 
+@lru_cache(maxsize=65536)
 def layout_type(type: TensorType, layout: Layout, mesh: Mesh) -> TensorType:
     """
     Return the parallel type of a value in this layout (a role per mesh axis): the shape and element types of `type`,
-    with the layout's degrees.
+    with the layout's degrees. Memoised.
     """
 
     def degree(role: int) -> int:
@@ -206,7 +211,11 @@ def view_of(assignment: Sequence[GridRole], order: Sequence[GridRole], mesh: Mes
 
     `order` has the role that each axis of the operator's task grid stands for, in the grid's order (see `grid_order`).
     """
+    return _view_of(tuple(assignment), tuple(order), mesh)
 
+
+@lru_cache(maxsize=65536)
+def _view_of(assignment: Assignment, order: Assignment, mesh: Mesh) -> View:
     def axis(what: GridRole) -> tuple[tuple[int, int], ...]:
         return merged([(s, t) for s, t, a in zip(mesh.sizes, mesh.strides, assignment, strict=True) if a == what])
 
@@ -343,18 +352,20 @@ def result_role(analysis: Analysis, result: int, what: GridRole) -> int:
             return SUM if analysis.carried(result, what) else COPY
 
 
+@lru_cache(maxsize=65536)
 def operand_layout(analysis: Analysis, operand: int, assignment: Assignment) -> Layout:
     """
     Return the layout (a role per mesh axis) in which an operator reads operand number `operand`, if its mesh axes have
-    the roles in `assignment`.
+    the roles in `assignment`. Memoised.
     """
     return tuple(operand_role(analysis, operand, what) for what in assignment)
 
 
+@lru_cache(maxsize=65536)
 def result_layout(analysis: Analysis, result: int, assignment: Assignment) -> Layout:
     """
     Return the layout (a role per mesh axis) in which an operator makes result number `result`, if its mesh axes have
-    the roles in `assignment`.
+    the roles in `assignment`. Memoised.
     """
     return tuple(result_role(analysis, result, what) for what in assignment)
 
@@ -398,8 +409,13 @@ def grid_order(node: Node) -> tuple[GridRole, ...]:
     (SUM).
     """
     if node.is_compute:
-        return (*node.analysis.bound.extents, COPY, *node.analysis.carriers)
+        return _grid_order(node.analysis)
     return (*range(len(node.types[0].shape)), COPY, SUM)
+
+
+@lru_cache(maxsize=65536)
+def _grid_order(analysis: Analysis) -> tuple[GridRole, ...]:
+    return (*analysis.bound.extents, COPY, *analysis.carriers)
 
 
 def _grid_degrees(node: Node) -> dict[GridRole, int]:

@@ -126,7 +126,7 @@ class Hops:
     """Halo exchanges, by the position of the compute node they precede."""
 
 
-def hops(graph: Graph, plan: PlanCost, streams: Streams, with_gradient: set[Node]) -> Hops:
+def hops(graph: Graph, plan: PlanCost, streams: Streams, with_gradient: frozenset[Node]) -> Hops:
     """
     Arrange the reshards of a placed graph, whose cost is `plan`, as trees: each starts at a leaf, at an operator's
     result, or where another reshard ends. Halo exchanges are listed apart.

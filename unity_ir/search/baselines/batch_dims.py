@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from functools import lru_cache
 
 from unity_ir.pcg.graph import Graph, Node, Value
 
@@ -35,12 +36,13 @@ class _Classes:
         self._above[self.of(one)] = self.of(other)
 
 
+@lru_cache(maxsize=16)
 def batch_dims(graph: Graph) -> Mapping[Value, int]:
     """
     Return the batch dim of each input: the number of the dim along which the samples run. Inputs without samples are
     left out; if no dim of any input can be one, returns dim 0 of every input that is no scalar.
 
-    Given tokens [b, s] and a table of angles [s, e], returns 0 for the tokens and nothing for the table.
+    Given tokens [b, s] and a table of angles [s, e], returns 0 for the tokens and nothing for the table. Memoised.
     """
     classes = _Classes()
     variables = {node: _variables(node) for node in graph.nodes() if node.is_compute}

@@ -8,7 +8,8 @@ first reader needs it, so that a weight is seen through casts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.materialise import materialise, resting
@@ -76,6 +77,7 @@ def follow(
     rests: dict[Value, Layout] = {}
     assignments: dict[Node, Assignment] = {}
     casts: list[Node] = []
+    outer = _outer(mesh)
     for node in graph.nodes():
         if node.is_leaf:
             (value,) = node.results
@@ -88,7 +90,7 @@ def follow(
         if is_weight_cast(node) and users.get(node.result):
             casts.append(node)
             continue
-        assignment = _assignment(node, mesh, layouts, choose)
+        assignment = _assignment(node, outer, layouts, choose)
         assignments[node] = assignment
         for i, value in enumerate(node.results):
             made = result_layout(node.analysis, i, assignment)
@@ -151,13 +153,20 @@ def settled_along(dim: int, mesh: Mesh) -> Settle:
     return settle
 
 
-def _assignment(node: Node, mesh: Mesh, layouts: Mapping[Value, Layout], choose: Choose) -> Assignment:
+@lru_cache(maxsize=16)
+def _outer(mesh: Mesh) -> tuple[Mesh, ...]:
+    """Return, for each mesh axis, the mesh of the axes up to it."""
+    return tuple(Mesh(mesh.sizes[: axis + 1]) for axis in range(len(mesh.sizes)))
+
+
+def _assignment(node: Node, outer: Sequence[Mesh], layouts: Mapping[Value, Layout], choose: Choose) -> Assignment:
+    """Return the role of each mesh axis in an operator, of the axes up to each of which `outer` has the mesh."""
     out: list[GridRole] = []
-    for axis in range(len(mesh.sizes)):
+    for axis, mesh in enumerate(outer):
         followed = _followed(node, axis, layouts)
         chosen = choose(node, axis, followed)
         may: list[GridRole | None] = [chosen, followed, _pinned(node, axis, layouts) if chosen is None else None]
-        fitting = (what for what in may if what is not None and fits(node, (*out, what), Mesh(mesh.sizes[: axis + 1])))
+        fitting = (what for what in may if what is not None and fits(node, (*out, what), mesh))
         out.append(next(fitting, REPEAT))
     return tuple(out)
 

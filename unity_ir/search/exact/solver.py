@@ -156,7 +156,7 @@ class Solver:
         """
         return Solver(self.spaces, self.optimizer, _tables=self._tables, price=price, stepwise=self.stepwise)
 
-    def table(self, node: Node, with_gradient: set[Node]) -> OperatorTable:
+    def table(self, node: Node, with_gradient: frozenset[Node]) -> OperatorTable:
         """
         Return the table of a serial compute node: a row per configuration (how its work is sharded), with the layouts
         it needs and makes, its seconds and its bytes; memoised.
@@ -188,7 +188,7 @@ class Solver:
     def variable(
         self,
         node: Node,
-        with_gradient: set[Node],
+        with_gradient: frozenset[Node],
         single: Sequence[Value],
         results: Sequence[bool | None],
         keeps: SavedForBackward | None = None,
@@ -221,7 +221,7 @@ class Solver:
         self,
         table: OperatorTable,
         node: Node,
-        with_gradient: set[Node],
+        with_gradient: frozenset[Node],
         user: bool,
         single: Sequence[Value],
         results: Sequence[bool | None],
@@ -258,7 +258,7 @@ class Solver:
             tuple(port(need[rows]) for need in needs),
         )
 
-    def relay(self, value: Value, with_gradient: set[Node], kept: bool) -> Variable:
+    def relay(self, value: Value, with_gradient: frozenset[Node], kept: bool) -> Variable:
         """
         Return the factor graph's variable that chooses the layout in which the users of a leaf, or of a value with
         several users, find it (its relay): a row per layout. The cost of a row is, for a leaf, that of storing it in
@@ -296,7 +296,7 @@ class Solver:
             )
         return self.pairwise[key]
 
-    def leaf(self, value: Value, with_gradient: set[Node], user: bool, kept: bool) -> tuple[Floats, Ints]:
+    def leaf(self, value: Value, with_gradient: frozenset[Node], user: bool, kept: bool) -> tuple[Floats, Ints]:
         """
         Return (cost, rest), each [layout]: for each layout in which users find a leaf (input, weight or constant), the
         least cost in the solver's objective, and the number of the layout in which the leaf is stored at that cost.
@@ -327,7 +327,7 @@ class Solver:
             self._aparts[key] = rows
         return self._aparts[key]
 
-    def rest(self, node: Node, with_gradient: set[Node]) -> Floats:
+    def rest(self, node: Node, with_gradient: frozenset[Node]) -> Floats:
         """
         Return the cost [layout] of storing a leaf (input, weight or constant) in each layout, in the solver's
         objective: its memory and, of a trained weight, its update.

@@ -68,7 +68,7 @@ class Subgraph:
         return series_parallel.decompose(self.flow)
 
     @cached_property
-    def trained(self) -> set[Node]:
+    def trained(self) -> frozenset[Node]:
         """The nodes whose values have a gradient."""
         return trained(self.graph)
 
