@@ -86,6 +86,12 @@ def spend(work: float) -> None:
         budget.spend(work)
 
 
+def work_done() -> float:
+    """Return the work counted so far against the budget of the enclosing `within`; 0 without one."""
+    budget = _CURRENT.get()
+    return 0.0 if budget is None else budget.done
+
+
 @contextmanager
 def within(budget: Budget | None) -> Generator[None]:
     """

@@ -41,7 +41,7 @@ def choosing(strategy: str, serial: Graph, machine: Machine, optimizer: Optimize
     are computed when asked for.
     """
     bounds, baselines = Bounds(machine, optimizer), Baselines(machine, optimizer)
-    large = len(machine.mesh.sizes) > limits().exact_axes
+    large = _is_large(machine)
     with ExitStack() as stack:
         by_hand = stack.enter_context(ForkedWorker(baselines, beside=large))
         as_it_was = by_hand.ask((serial, True)) if strategy == "joint" else None
@@ -50,6 +50,11 @@ def choosing(strategy: str, serial: Graph, machine: Machine, optimizer: Optimize
             kernels_found(serial)
         bounding = stack.enter_context(ForkedWorker(bounds, bounds.ahead(serial), beside=large))
         yield Chooser(strategy, serial, machine, SimulatedPlans(machine, optimizer), by_hand, bounding, as_it_was)
+
+
+def _is_large(machine: Machine) -> bool:
+    """Return whether searches for a machine take long enough to use further processes."""
+    return len(machine.mesh.sizes) > limits().exact_axes
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,16 @@ class Chooser:
         if plan[0] is found.graph:
             _, rests, relays = placed(found.rewritten, found.plan, found.solver)
         on = found.rewritten, self.machine, self.emitted.optimizer, plan[0]
-        others = place_siblings(*on), place_branches(*on, (rests, relays))
+
+        def on_branches(_: None) -> Graph | None:
+            # Its cost has mappings that cannot be sent.
+            made = place_branches(*on, (rests, relays))
+            return None if made is None else made[0]
+
+        with ForkedWorker(on_branches, beside=_is_large(self.machine)) as worker:
+            answer = worker.ask(None)
+            siblings, branches = place_siblings(*on), answer()
+        others = siblings, None if branches is None else self._priced(branches)
         return self.emitted.fastest([plan, *(p for p in others if p is not None)])
 
     def _with_rival(self, result: SearchResult, found: JointPlan) -> SearchResult:

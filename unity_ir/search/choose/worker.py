@@ -23,6 +23,8 @@ from multiprocessing.connection import Connection
 from types import FrameType, TracebackType
 from typing import Generic, Self, TypeVar
 
+from unity_ir.budget import spend, work_done
+
 Q = TypeVar("Q")
 A = TypeVar("A")
 
@@ -42,7 +44,8 @@ class ForkedWorker(Generic[Q, A]):
 
     A context manager. Questions and answers are pickled. Until the first question, the process iterates `ahead`, which
     may compute tables that the function needs. With `beside=False`, or without a free processor, each question is
-    answered in this process, when its answer is requested.
+    answered in this process, when its answer is requested. Work that the function counts (`budget.spend`) is counted
+    here when its answer is read, so that it is the same in one process.
     """
 
     def __init__(self, function: Callable[[Q], A], ahead: Iterable[object] = (), beside: bool = True):
@@ -104,7 +107,9 @@ class ForkedWorker(Generic[Q, A]):
         while len(self._places) <= number:
             self._places.append(self._process.connection.recv())
         start, size = self._places[number]
-        return pickle.loads(os.pread(self._process.answers, size, start))
+        answer, work = pickle.loads(os.pread(self._process.answers, size, start))
+        spend(work)
+        return answer
 
     def _end(self) -> None:
         with _defer_interrupts():
@@ -144,7 +149,9 @@ class ForkedWorker(Generic[Q, A]):
                 break
         end = 0
         while True:
-            answer = pickle.dumps(self._function(connection.recv()), pickle.HIGHEST_PROTOCOL)
+            question, before = connection.recv(), work_done()
+            found = self._function(question)
+            answer = pickle.dumps((found, work_done() - before), pickle.HIGHEST_PROTOCOL)
             written = 0
             while written < len(answer):
                 written += os.pwrite(answers, answer[written:], end + written)
