@@ -33,6 +33,8 @@ class SearchLimits:
     """
     cached_distances: int = 2**17
     """Numbers per block when a distance table is filled, so that a block stays in the processor's cache."""
+    relaxed_distances: int = 2**19
+    """Distances computed together by relaxing moves: all moves are relaxed several times, so a block stays cached."""
     scattered: int = 20
     """Relax sparsely once fewer than 1/20 of the distances improved."""
     # search/exact
