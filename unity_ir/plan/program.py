@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 
@@ -186,6 +186,11 @@ class Program:
     body: tuple[Instruction, ...]
     outputs: tuple[Register, ...]
     optimizer: Optimizer | None
+
+    @cached_property
+    def bytes(self) -> Mapping[Register, int]:
+        """The bytes of one rank's piece of each register, with its halo."""
+        return {register: tensor.bytes(self.mesh) for register, tensor in self.tensors.items()}
 
     @property
     def returned(self) -> tuple[Register, ...]:

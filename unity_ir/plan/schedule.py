@@ -148,7 +148,7 @@ def crosses(instruction: Instruction) -> bool:
 
 def piece_bytes(program: Program, register: Register) -> int:
     """Return the bytes of one rank's piece of a register (the number of a local tensor)."""
-    return program.tensors[register].bytes(program.mesh)
+    return program.bytes[register]
 
 
 def schedule(program: Program, bucket: int = BUCKET_BYTES, under_way: int = UNDER_WAY) -> Schedule:
@@ -285,17 +285,18 @@ class _Scheduler:
         read = {self._source(r)[0] for compute in self.computes for r in compute.operands}
         read.update(self._source(r)[0] for r in self.program.returned)
         order: list[Compute] = []
-        moved: set[Compute] = set()
+        moved: set[tuple[Register, ...]] = set()
+        """The results of operators that were delayed."""
         for compute in self.computes:
             sources = {source for source, crossed in map(self._source, compute.operands) if crossed}
             near = order[-NEAR:]
             if any(not sources.isdisjoint(c.results) for c in near):
-                may = [c for c in near if c not in moved and read.isdisjoint(c.results)]
+                may = [c for c in near if c.results not in moved and read.isdisjoint(c.results)]
                 if may:
                     delayed = max(may, key=self._result_bytes)
-                    order.remove(delayed)
+                    del order[len(order) - len(near) + near.index(delayed)]
                     order.append(delayed)
-                    moved.add(delayed)
+                    moved.add(delayed.results)
             order.append(compute)
         self.computes = order
         self.maker = {r: p for p, compute in enumerate(order) for r in compute.results}

@@ -24,7 +24,8 @@ def arrivals(numbers: Sequence[int], streams: Streams, of: int) -> tuple[Key, ..
     Return the keys of the arrivals that a task on device class number `of` waits for before it reads the results of
     reshards: for each of `numbers`, the numbers of those reshards, the arrival on that class.
     """
-    return tuple(n * streams.classes + of for n in numbers)
+    classes = streams.classes
+    return tuple([n * classes + of for n in numbers])
 
 
 def chain(

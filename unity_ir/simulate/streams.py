@@ -61,17 +61,17 @@ class Streams:
         """The number of devices along each mesh axis in `axes`."""
         return tuple(self.machine.mesh.sizes[a] for a in self.axes)
 
-    @property
+    @cached_property
     def classes(self) -> int:
         """The number of device classes: one per coordinate along `axes`."""
         return prod(self.sizes)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """The number of streams of each class: one for compute, then a port per level."""
         return 1 + len(self.machine.levels)
 
-    @property
+    @cached_property
     def count(self) -> int:
         """The number of streams of all classes together."""
         return self.classes * self.width
