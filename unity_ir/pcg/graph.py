@@ -35,6 +35,8 @@ from unity_ir.tdl.syntax import NOT_FLOATING, AttrValue, Bound
 LEAVES = ("input", "weight", "constant")
 """Operators without operands: the arguments of a step, its parameters, and a number as a tensor."""
 
+_NOT_COMPUTED = frozenset((*LEAVES, *PARALLEL_OPERATORS))
+
 
 class Node:
     """
@@ -46,13 +48,13 @@ class Node:
         "__weakref__",
         "_analysis",
         "_configuration",
-        "_fits_view",
         "_values",
         "attributes",
         "op",
         "operands",
         "types",
         "view",
+        "view_fits",
     )
 
     op: str
@@ -62,8 +64,20 @@ class Node:
     view: View | None
     _values: list[Callable[[], Value | None]]
     """A weak reference to each result: a strong one would keep the node until cycles are collected."""
-    _fits_view: bool
-    """Whether `check_view` found that the view fits."""
+    view_fits: bool
+    """Whether `check_view` found that the view fits the task grid."""
+
+    def __init__(
+        self,
+        op: str,
+        operands: tuple[Value, ...],
+        attributes: Attributes,
+        types: tuple[TensorType, ...],
+        view: View | None,
+    ):
+        self.op, self.operands, self.attributes, self.types, self.view = op, operands, attributes, types, view
+        self._values = [_nothing] * len(types)
+        self.view_fits = False
 
     @property
     def results(self) -> tuple[Value, ...]:
@@ -104,7 +118,7 @@ class Node:
         Whether the node computes (`matmul`, `relu`, ..) by an operator that is defined in TDL, the tensor description
         language: neither a leaf nor a parallel operator.
         """
-        return not (self.is_leaf or self.is_parallel)
+        return self.op not in _NOT_COMPUTED
 
     @property
     def name(self) -> str:
@@ -234,9 +248,7 @@ def _make(
     key = (op, operands, attributes, types, view)
     node = _interned.get(key)
     if node is None:
-        node = object.__new__(Node)
-        node.op, node.operands, node.attributes, node.types, node.view = key
-        node._values, node._fits_view = [_nothing] * len(types), False
+        node = Node(*key)
         _interned[key] = node
     return node
 
@@ -399,7 +411,7 @@ def check_view(node: Node) -> None:
     """
     view = node.view
     assert view is not None
-    if node._fits_view:
+    if node.view_fits:
         return
     if view.degrees != grid(node):
         raise UnityError(
@@ -407,7 +419,7 @@ def check_view(node: Node) -> None:
         )
     if view.start < 0 or not view.is_injective:
         raise UnityError(f"pcg.{node.op}: its view gives one device two tasks: {view}")
-    node._fits_view = True
+    node.view_fits = True
 
 
 def divide(node: Node, operands: Sequence[Value], configuration: Configuration, view: View | None = None) -> Node:

@@ -169,6 +169,7 @@ def prime_factors(number: int) -> tuple[int, ...]:
     return tuple(out)
 
 
+@lru_cache(maxsize=65536)
 def dual(layout: Layout) -> Layout:
     """Return the layout of the gradient of a value in this layout: COPY and SUM change places."""
     return tuple(SUM if r == COPY else COPY if r == SUM else r for r in layout)

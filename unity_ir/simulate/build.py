@@ -74,7 +74,7 @@ class _Builder:
         # In a whole step only the forward reaches the outputs.
         self.is_forward = set(topological(graph.outputs))
         self.costs = {o.node: o for o in plan.operators}
-        self.hops = hops(graph, plan, streams, set() if self.explicit else self.with_gradient)
+        self.hops = hops(graph, plan, streams, frozenset() if self.explicit else self.with_gradient)
         self.back = len(self.hops.all)
         """The gradient of reshard n is number `back` + n."""
         self.to_send: dict[int, list[Hop]] = {}

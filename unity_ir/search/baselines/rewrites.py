@@ -8,7 +8,7 @@ all-to-all among the tensor-parallel devices brings each part to columns, and on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from unity_ir.pcg.graph import Graph, Node, Value, apply, rebuild, rewrite
 from unity_ir.search.baselines.operands import column_variable, is_weight, weight_operand
@@ -29,7 +29,7 @@ def split_products(graph: Graph) -> Graph:
     return rewrite(graph, changed)
 
 
-def _parts(node: Node, operands: tuple[Value, ...], users: dict[Value, list[tuple[Node, int]]]) -> list[Value]:
+def _parts(node: Node, operands: tuple[Value, ...], users: Mapping[Value, Sequence[tuple[Node, int]]]) -> list[Value]:
     """Return the parts of a split product, each of a product of its own; [] if the node splits something else."""
     if node.op != "split" or node.attribute("dim") != len(node.operands[0].shape) - 1:
         return []

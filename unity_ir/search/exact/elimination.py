@@ -21,6 +21,7 @@ from heapq import heappop, heappush
 from math import prod
 
 import numpy as np
+import numpy.typing as npt
 
 from unity_ir.budget import spend
 from unity_ir.search.layouts.axes import Floats, Ints
@@ -344,8 +345,17 @@ def _not_above(values: Floats) -> Ints:
         if tried >= len(left) or (tried == 2 and len(left) == len(values)):
             break
         after = left[tried + 1 :]
-        left = np.concatenate([left[: tried + 1], after[np.any(values[after] < values[left[tried]], axis=1)]])
+        left = np.concatenate([left[: tried + 1], after[_any_below(values, after, values[left[tried]])]])
     return np.sort(left)
+
+
+def _any_below(values: Floats, rows: Ints, limit: Floats) -> npt.NDArray[np.bool_]:
+    """Return, for some rows of `values`, whether any entry is below that of `limit` in its column: [row]."""
+    some = limits().dominance_columns
+    found = np.any(values[rows, :some] < limit[:some], axis=1)
+    left = np.flatnonzero(~found)
+    found[left] = np.any(values[rows[left], some:] < limit[some:], axis=1)
+    return found
 
 
 def _few(tables: Sequence[Floats], entries: int) -> list[Floats]:

@@ -8,7 +8,7 @@ activations (Chen et al., 2016, cut a network into equal parts).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from unity_ir.cost.keeps import Keeps
 from unity_ir.pcg.graph import Graph, Node, Value
@@ -98,6 +98,6 @@ def may_recompute(graph: Graph, keeps: Keeps | None = None) -> frozenset[Node]:
     return frozenset(chain)
 
 
-def _near(node: Node, users: dict[Value, list[tuple[Node, int]]]) -> list[Node]:
+def _near(node: Node, users: Mapping[Value, Sequence[tuple[Node, int]]]) -> list[Node]:
     """Return the producers of an operator's operands and the users of its results."""
     return [*(v.node for v in node.operands), *(user for v in node.results for user, _ in users.get(v, ()))]

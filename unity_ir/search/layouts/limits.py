@@ -51,6 +51,8 @@ class SearchLimits:
     """Entries of a sum from which on dropping dominated rows first pays."""
     dominance_rows: int = 12
     """Rows that all others are compared with when dominated rows are dropped."""
+    dominance_columns: int = 64
+    """Columns compared first when dominated rows are dropped: most rows are below in one of a few."""
     presum_ratio: int = 4
     """Tables are added up before the rest if the result has this many times fewer entries than the sum of all."""
     work_elimination: int = 40_000

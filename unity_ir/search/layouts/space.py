@@ -182,14 +182,31 @@ class LayoutSpace:
         return seconds
 
     def _from(self, layouts: Ints, home: bool = False) -> Floats:
-        key = layouts.tobytes(), home
-        if key not in self._some:
-            self._some[key] = self.from_layouts(layouts, home=home)
-        return self._some[key]
+        if not home:
+            return self._filled(layouts)[layouts]
+        key = layouts.tobytes()
+        if key not in self._homes:
+            self._homes[key] = self.from_layouts(layouts, home=True)
+        return self._homes[key]
 
     @cached_property
-    def _some(self) -> dict[tuple[bytes, bool], Floats]:
+    def _homes(self) -> dict[bytes, Floats]:
         return {}
+
+    def _filled(self, sources: Ints) -> Floats:
+        """Return the table [source, layout] of distances, in which at least the rows `sources` are filled."""
+        filled, seconds = self._rows
+        missing = sources[~filled[sources]]
+        if len(missing):
+            seconds[missing] = self.from_layouts(missing)
+            filled[missing] = True
+        return seconds
+
+    @cached_property
+    def _rows(self) -> tuple[npt.NDArray[np.bool_], Floats]:
+        """A mask of the rows of the table of distances that are filled, and the table."""
+        n = len(self._without_repeat)
+        return np.zeros(n, dtype=bool), np.empty((n, n))
 
     def reshard_one(self, layout: int, training: bool, there: bool) -> Floats:
         """
@@ -319,7 +336,7 @@ class LayoutSpace:
         """
         n = len(self._without_repeat)
         if n > limits().dense_paths:
-            return self.from_layouts(np.arange(n))
+            return self._filled(np.arange(n))
         seconds = np.full((n, n), np.inf)
         np.fill_diagonal(seconds, 0.0)
         seconds[self._moves.sources, self._moves.targets] = self._move_seconds
