@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from extent import sample
 from ranks import Ranks, check, refused, run_main
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch_recipes import MODULES
 
 from unity_ir.frontends.torch.imported import Imported, from_torch
 from unity_ir.lowering.emit.printer import emit
@@ -21,6 +23,7 @@ from unity_ir.pcg.graph import Optimizer
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.search import run
+from unity_ir.search.baselines.recipe import Degrees, recipe
 
 
 class Model(nn.Module):
@@ -159,3 +162,31 @@ def test_tied_weights_that_differ_are_refused(refusal: Callable[..., str], main:
     # Either name is enough.
     save_file({n: t for n, t in found.items() if n != "table.weight"}, path)
     assert main("--weights", str(path), "--steps", "1")
+
+
+RECIPES = {"fused": {"tp": 2, "zero": 2, "sp": True}, "recommender": {"tp": 2, "zero": 1}, "network": {"tp": 4}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sample([*RECIPES], 2))
+def test_recipes_of_imported_modules_train_as_pytorch_does(name: str, ranks: Ranks, tmp_path: Path):
+    torch.manual_seed(0)
+    module, inputs, loss = MODULES[name]()
+    found = from_torch(module, inputs, loss=loss)
+    on, sgd = load("box:4"), Optimizer("sgd", 0.1)
+    step = fuse_collectives(differentiate(recipe(found.graph, on, Degrees(**RECIPES[name])), sgd, on.mesh))
+    text = emit(plan_step(lower(step, on), PlanOptions(kernels="torch")), found.graph, origin=found.origin).text
+    given = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
+    own = [n.name for n in found.graph.inputs if n.name not in found.tables]
+    found.save(tmp_path / "w.safetensors")
+    np.savez(tmp_path / "d.npz", **{n: t.numpy() for n, t in zip(own, given, strict=True)})
+    options = ["--weights", str(tmp_path / "w.safetensors"), "--data", str(tmp_path / "d.npz"), "--steps", "1"]
+    (line, *_), *_ = ranks.run(text, 4, run_main, [*options, "--weights-out", str(tmp_path / "o.safetensors")], {})
+    module.train()
+    expected = module(**inputs) if loss is None else loss(module(*given[:-1]), given[-1])
+    expected.backward()
+    assert float(line.split()[-1]) == pytest.approx(expected.item(), abs=1e-5)
+    made = load_file(tmp_path / "o.safetensors")
+    for key, weight in module.named_parameters():
+        assert weight.grad is not None
+        torch.testing.assert_close(made[key], weight.detach() - 0.1 * weight.grad, rtol=1e-4, atol=1e-5)

@@ -19,6 +19,7 @@ Sizes that degrees do not divide are left whole, as a vocabulary that is not pad
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -38,6 +39,7 @@ from unity_ir.search.baselines.operands import (
     weight_operands,
 )
 from unity_ir.search.baselines.rewrites import split_products, vocabulary_parallel_loss
+from unity_ir.tdl.counts import contraction_flops
 
 STAGES = (0, 1, 2, 3)
 """The stages of ZeRO."""
@@ -146,22 +148,63 @@ def recipe(graph: Graph, machine: Machine, degrees: Degrees, name: str = "degree
 def _is_transformer(graph: Graph) -> bool:
     """
     Return whether tensor parallelism of this graph is to be Megatron-LM's: if it has attention; or, without
-    convolutions, if it has softmax or no embedding lookups (such as a perceptron).
+    convolutions, if it has no embedding lookups (such as a perceptron).
     """
     nodes = graph.nodes()
-    if any("attention" in n.op for n in nodes):
+    if has_sequence(graph):
         return True
     if any(n.op.startswith("conv") for n in nodes):
         return False
-    return any(n.op == "softmax" for n in nodes) or all(table_operand(n) is None for n in nodes)
+    return all(table_operand(n) is None for n in nodes)
 
 
 def has_sequence(graph: Graph) -> bool:
     """
-    Return whether a graph has attention (or softmax, of which attention may be made), so that its activations have a
-    dim along which the positions of a sequence run.
+    Return whether a graph has attention, so that its activations have a dim along which the positions of a sequence
+    run: as one operator, or as a softmax of a product of two activations, whose result another such product reads.
     """
-    return any("attention" in n.op or n.op == "softmax" for n in graph.nodes())
+    users = graph.users()
+    nodes = graph.nodes()
+    if any("attention" in n.op for n in nodes):
+        return True
+    softmaxes = (n for n in nodes if n.op == "softmax")
+    return any(
+        any(_is_product(made.node) for made in _before(n.operands[0])) and any(map(_is_product, _after(n, users)))
+        for n in softmaxes
+    )
+
+
+AROUND_SOFTMAX = ("scale", "add", "mul", "select", "cast", "dropout", "reshape", "transpose", "sub", "div", "max")
+"""Operators by which scores are scaled, masked and reshaped before a softmax, or probabilities dropped after it."""
+
+
+def _is_product(node: Node) -> bool:
+    """Return whether a node is a contraction of two activations, such as queries and keys."""
+    if not node.is_compute or len(node.operands) < 2 or any(map(is_weight, node.operands)):
+        return False
+    return contraction_flops(node.analysis.bound) > 0
+
+
+def _before(value: Value) -> Iterator[Value]:
+    """Yield a value and those it is made of by operators as in `AROUND_SOFTMAX`."""
+    seen, stack = {value}, [value]
+    while stack:
+        yield (at := stack.pop())
+        if at.node.op in AROUND_SOFTMAX:
+            more = [v for v in at.node.operands if v not in seen]
+            seen.update(more)
+            stack += more
+
+
+def _after(node: Node, users: Mapping[Value, Sequence[tuple[Node, int]]]) -> Iterator[Node]:
+    """Yield the nodes that read a node's results, through operators as in `AROUND_SOFTMAX`."""
+    seen, stack = {node}, [node]
+    while stack:
+        for user in (u for v in stack.pop().results for u, _ in users.get(v, ()) if u not in seen):
+            seen.add(user)
+            yield user
+            if user.op in AROUND_SOFTMAX:
+                stack.append(user)
 
 
 def _check_samples(graph: Graph, mesh: Mesh, axes: range, name: str) -> None:
@@ -266,7 +309,7 @@ def megatron_plan(graph: Graph, mesh: Mesh, axes: Axes, sp: bool) -> Graph:
     def choose(node: Node, axis: int, followed: str | None) -> GridRole | None:
         if all(map(is_weight, node.operands)) and node.operands:
             # A split weight: its parts are gathered, and their gradients summed, as those of a weight are.
-            return node.analysis.operand_dims[node.analysis.bound.operands[0].name][0] if axis in tensor else COPY
+            return _undivided(node) if axis in tensor else COPY
         if axis not in tensor:
             return None
         matrix = dense[node]
@@ -284,6 +327,13 @@ def megatron_plan(graph: Graph, mesh: Mesh, axes: Axes, sp: bool) -> Graph:
 
     rest, settle, store = inputs(graph, mesh, axes.data), _between(mesh, axes, sp), stored(mesh, axes.sharded)
     return follow(graph, mesh, choose, rest, settle, store, again=axes.again)
+
+
+def _undivided(node: Node) -> str | None:
+    """Return the variable of the first dim along which a weight is not split: its rows, if that is along columns."""
+    analysis = node.analysis
+    dims = analysis.operand_dims[analysis.bound.operands[0].name]
+    return next((variable for variable in dims if variable is not None), None)
 
 
 def _along_sequence(node: Node, sp: bool) -> str | None:
@@ -304,7 +354,7 @@ def _between(mesh: Mesh, axes: Axes, sp: bool) -> Settle:
         # The sequence is what is neither samples nor features (of which the loss has none); where tokens are one dim,
         # that.
         features = any(map(is_weight, value.node.operands))
-        dims = [d for d in range(len(value.shape) - features) if d not in made] + [0]
+        dims = [*(d for d in range(1, len(value.shape) - features) if d not in made), 0]
         inner = prod(mesh.sizes[axis] for axis in axes.data if made[axis] == 0)
         dim = next((d for d in dims if value.shape[d] % (size * (inner if d == 0 else 1)) == 0), None)
         for axis in summed:

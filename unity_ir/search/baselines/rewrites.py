@@ -85,7 +85,12 @@ def vocabulary_parallel_loss(graph: Graph, parts: int) -> Graph:
 
 
 def _is_dense(value: Value) -> bool:
-    """Return whether a dense layer makes a value, up to casts and biases."""
-    while value.node.op in ("cast", "add") and not is_weight(value):
+    """Return whether a dense layer makes a value, up to casts, biases, and slices and reshapes of its other dims."""
+    while not is_weight(value) and (value.node.op in ("cast", "add") or _keeps_classes(value.node)):
         value = value.node.operands[0]
     return weight_operand(value.node) is not None
+
+
+def _keeps_classes(node: Node) -> bool:
+    """Return whether a node slices or reshapes dims of its operand other than the last."""
+    return node.op in ("slice", "reshape") and node.results[0].shape[-1:] == node.operands[0].shape[-1:]
