@@ -70,6 +70,13 @@ class TensorType:
     grad: str = ""
     """The element type of the gradient where it is another than the value's; else empty."""
 
+    def __hash__(self) -> int:
+        # Types are keys of many caches. Of integers only, since it is pickled, and strings hash otherwise elsewhere.
+        known: int | None = self.__dict__.get("_hash")
+        if known is None:
+            known = self.__dict__["_hash"] = hash((self.shape, self.degrees, self.sum, self.copy))
+        return known
+
     @property
     def grad_dtype(self) -> str:
         """The element type in which the value's gradient is moved, summed and kept."""
