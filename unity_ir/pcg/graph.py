@@ -27,6 +27,8 @@ from unity_ir.tdl.syntax import NOT_FLOATING, AttrValue, Bound
 LEAVES = ("input", "weight", "constant")
 """Operators without operands: the arguments of a step, its parameters, and a number as a tensor."""
 
+_NO_COMPUTE = frozenset({*LEAVES, *PARALLEL_OPERATORS})
+
 
 class Node:
     """
@@ -45,7 +47,7 @@ class Node:
     @property
     def results(self) -> tuple[Value, ...]:
         """The results, in order."""
-        return tuple(Value(self, i) for i in range(len(self.types)))
+        return tuple([Value(self, i) for i in range(len(self.types))])
 
     @property
     def result(self) -> Value:
@@ -72,7 +74,7 @@ class Node:
         Whether the node computes (`matmul`, `relu`, ..) by an operator that is defined in TDL, the tensor description
         language: neither a leaf nor a parallel operator.
         """
-        return not (self.is_leaf or self.is_parallel)
+        return self.op not in _NO_COMPUTE
 
     @property
     def name(self) -> str:
