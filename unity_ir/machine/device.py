@@ -58,7 +58,12 @@ class Device:
         none for it, by roofline. It ignores the profile's measurements (see `cost.time`). Raises `UnityError` if the
         device has no peak for `dtype`.
         """
-        return float(self.kernel_times(flops, bytes, dtype, kind))
+        if kind in self.curves:
+            return float(self.kernel_times(flops, bytes, dtype, kind))
+        # As `kernel_times` computes it, without arrays.
+        return float(
+            self.launch + max(float(flops) / self.peak(dtype), float(bytes) / self.memory_bandwidth) / self.efficiency
+        )
 
     def kernel_times(self, flops: Numbers, bytes: Numbers, dtype: str, kind: str = "") -> Floats:
         """

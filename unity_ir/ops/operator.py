@@ -139,7 +139,12 @@ class Operator:
 
         Raises `UnityError` for attributes that are unknown, missing, or of the wrong kind.
         """
-        return tuple(sorted(check_attributes(self.line, given).items()))
+        return tuple(sorted(check_attributes(self.line, given).items())) if given else self._defaults
+
+    @cached_property
+    def _defaults(self) -> Attributes:
+        """The attributes where none are given. Raises `UnityError` where one has no default."""
+        return tuple(sorted(check_attributes(self.line, {}).items()))
 
     def bind(self, shapes: Shapes, attributes: Attributes, dtypes: tuple[str, ...] = ()) -> Analysis:
         """
@@ -150,8 +155,13 @@ class Operator:
         `dtypes` are the operands' element types, all floating point if left out; they matter only for operators that
         take operands of any type. Raises `UnityError` where shapes or attributes do not fit.
         """
-        matters = any(p.kind == "any" for p in self.line.parameters) and any(d in NOT_FLOATING for d in dtypes)
+        matters = self._takes_any and any(d in NOT_FLOATING for d in dtypes)
         return _bind(self, shapes, attributes, dtypes if matters else ())
+
+    @cached_property
+    def _takes_any(self) -> bool:
+        """Whether an operand may have elements of any type."""
+        return any(p.kind == "any" for p in self.line.parameters)
 
     def divided(self, shapes: Shapes, attributes: Attributes, degrees: Mapping[str, int]) -> Attributes:
         """

@@ -131,15 +131,6 @@ class TensorType:
             *(self.halo, self.halo_sum, self.grad, self.time),
         )
 
-    def __reduce__(self) -> tuple[Callable[..., TensorType], tuple[object, ...]]:
-        """Pickle the fields alone, so that equal types are one object again."""
-        return tensor_type, self.fields
-
-    @property
-    def fields(self) -> tuple[object, ...]:
-        """The arguments with which `tensor_type` returns this type."""
-        return self.shape, self.dtype, self.degrees, self.sum, self.copy, self.halo, self.halo_sum, self.grad
-
     @property
     def grad_dtype(self) -> str:
         """The element type in which the value's gradient is moved, summed and kept."""

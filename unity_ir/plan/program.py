@@ -268,11 +268,6 @@ class Program:
         """The bytes of one rank's piece of each register, with its halo."""
         return {register: tensor.bytes(self.mesh) for register, tensor in self.tensors.items()}
 
-    @cached_property
-    def bytes(self) -> Mapping[Register, int]:
-        """The bytes of one rank's piece of each register, with its halo."""
-        return {register: tensor.bytes(self.mesh) for register, tensor in self.tensors.items()}
-
     @property
     def returned(self) -> tuple[Register, ...]:
         """The registers that a step returns beside gradients: the loss alone, or all outputs of a part of a model."""

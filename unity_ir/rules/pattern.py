@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from unity_ir.errors import UnityError
-from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.graph import Value, apply, parallel
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.types import TensorType, tensor_type
@@ -156,6 +155,8 @@ def ints(poly: Poly, bindings: Bindings) -> int:
     Return the value of a polynomial, an integer, when its symbols have the values in `bindings`, by name. Raises
     `UnityError` naming a symbol without a value.
     """
+    if poly.constant is not None:
+        return poly.constant
     values: dict[str, int] = {}
     for s in poly.symbols:
         found = bindings.get(s.removeprefix("#"))
@@ -245,7 +246,7 @@ def _apply(operation: Operation, operands: list[Value], bindings: Bindings) -> t
         return parallel(
             operation.op, operands[0], None, **{k: v for k, v in values.items() if isinstance(v, int)}
         ).results
-    return apply(find_operator(operation.op).name, operands, values).results
+    return apply(operation.op, operands, values).results
 
 
 def fixed(value: int) -> Poly:

@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import TypeAlias
+from functools import lru_cache
+from typing import Any, Generic, Self, TypeAlias, TypeVar, overload
 
 from unity_ir.errors import UnityError
+
+T = TypeVar("T")
+
+
+class lazy(Generic[T]):
+    """A `cached_property` without the lock that Python 3.11 takes each time one is computed."""
+
+    def __init__(self, compute: Callable[[Any], T]):
+        self.compute = compute
+        self.name = compute.__name__
+        self.__doc__ = compute.__doc__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+
+    def __get__(self, instance: object | None, owner: type) -> T | Self:
+        if instance is None:
+            return self
+        value = instance.__dict__[self.name] = self.compute(instance)
+        return value
+
 
 Monomial: TypeAlias = tuple[str, ...]
 """A product of symbols, sorted; the empty one is 1."""
 
 Term: TypeAlias = tuple[Monomial, int]
 """A monomial and its coefficient."""
+
+MOST_INTERNED = 2**16
+"""Polynomials that are kept to be found again."""
 
 
 @dataclass(frozen=True)
@@ -34,23 +61,26 @@ class Poly:
         return known
 
     def __add__(self, other: Poly | int) -> Poly:
-        return _sum((*self.terms, *_poly(other).terms))
+        more = _poly(other).terms
+        return _sum((*self.terms, *more)) if more else self
 
     def __sub__(self, other: Poly | int) -> Poly:
-        return _sum((*self.terms, *[(m, -c) for m, c in _poly(other).terms]))
+        less = _poly(other).terms
+        return _sum((*self.terms, *[(m, -c) for m, c in less])) if less else self
 
     def __neg__(self) -> Poly:
-        return Poly(tuple((m, -c) for m, c in self.terms))
+        return _made(tuple([(m, -c) for m, c in self.terms]))
 
     def __mul__(self, other: Poly | int) -> Poly:
-        return _sum(_products(self.terms, _poly(other).terms))
+        by = _poly(other)
+        return self if by is ONE else by if self is ONE else _sum(_products(self.terms, by.terms))
 
-    @cached_property
+    @lazy
     def symbols(self) -> frozenset[str]:
         """The names of all symbols that occur in the polynomial."""
         return frozenset(s for m, _ in self.terms for s in m)
 
-    @property
+    @lazy
     def constant(self) -> int | None:
         """The value of the polynomial if it is constant; None if symbols occur."""
         if not self.terms:
@@ -63,6 +93,8 @@ class Poly:
 
         Given `s*m + i` and s returns `m`.
         """
+        if symbol not in self.symbols:
+            return ZERO
         found: list[Term] = []
         for m, c in self.terms:
             if m.count(symbol) == 1:
@@ -72,14 +104,19 @@ class Poly:
 
     def without(self, symbol: str) -> Poly:
         """Return the sum of the terms in which `symbol` does not occur."""
-        return Poly(tuple(t for t in self.terms if symbol not in t[0]))
+        return _made(tuple([t for t in self.terms if symbol not in t[0]])) if symbol in self.symbols else self
 
     def substitute(self, values: Mapping[str, Poly]) -> Poly:
         """Return the polynomial with symbols replaced by polynomials; symbols not in `values` stay."""
         if self.symbols.isdisjoint(values):
             return self
         out: list[Term] = []
-        for m, c in self.terms:
+        for term in self.terms:
+            m, c = term
+            if len(m) == 1:
+                value = values.get(m[0])
+                out += [term] if value is None else value.terms if c == 1 else [(n, c * d) for n, d in value.terms]
+                continue
             terms = [(tuple([s for s in m if s not in values]), c)]
             for s in m:
                 if s in values:
@@ -93,6 +130,9 @@ class Poly:
         """
         total = 0
         for m, c in self.terms:
+            if len(m) == 1:
+                total += c * values[m[0]]
+                continue
             for s in m:
                 c *= values[s]
             total += c
@@ -101,7 +141,7 @@ class Poly:
     def __str__(self) -> str:
         return self._text
 
-    @cached_property
+    @lazy
     def _text(self) -> str:
         text = ""
         for m, c in sorted(self.terms, key=lambda t: (-len(t[0]), t)):
@@ -114,7 +154,23 @@ def _sum(terms: Iterable[Term]) -> Poly:
     found: dict[Monomial, int] = {}
     for m, c in terms:
         found[m] = found.get(m, 0) + c
-    return Poly(tuple(sorted([t for t in found.items() if t[1]])))
+    return _made(tuple(sorted([t for t in found.items() if t[1]])))
+
+
+_interned: dict[tuple[Term, ...], Poly] = {}
+
+
+def _made(terms: tuple[Term, ...]) -> Poly:
+    """
+    Return the polynomial of these terms, which are in normal form. Equal ones are mostly one object, so that their
+    symbols, hash and text are found once.
+    """
+    known = _interned.get(terms)
+    if known is None:
+        if len(_interned) >= MOST_INTERNED:
+            _interned.clear()
+        known = _interned[terms] = Poly(terms)
+    return known
 
 
 def _products(left: Iterable[Term], right: Sequence[Term]) -> list[Term]:
@@ -124,21 +180,21 @@ def _products(left: Iterable[Term], right: Sequence[Term]) -> list[Term]:
 
 def number(value: int) -> Poly:
     """Return the constant polynomial `value`."""
-    return Poly((((), value),)) if value else ZERO
+    return _made((((), value),)) if value else ZERO
 
 
 @lru_cache(maxsize=4096)
 def symbol(name: str) -> Poly:
     """Return the polynomial that is one symbol."""
-    return Poly((((name,), 1),))
+    return _made((((name,), 1),))
 
 
 def _poly(value: Poly | int) -> Poly:
     return number(value) if isinstance(value, int) else value
 
 
-ZERO = Poly(())
-ONE = Poly((((), 1),))
+ZERO = _made(())
+ONE = _made((((), 1),))
 
 
 def product(polys: Iterable[Poly]) -> Poly:

@@ -6,6 +6,7 @@ reference every other execution is compared with.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -36,9 +37,13 @@ from unity_ir.tdl.syntax import (
     Var,
     Window,
     accesses,
+    index_extent,
     index_names,
     joined_position,
 )
+
+SMALL = 4096
+"""Products of a contraction up to which they are added up one by one."""
 
 _NEUTRAL: Mapping[str, float] = {"sum": 0, "max": -np.inf, "min": np.inf, "prod": 1}
 _REDUCERS: Mapping[str, Any] = {"sum": np.sum, "max": np.max, "min": np.min, "prod": np.prod}
@@ -78,14 +83,11 @@ def _flatten(
     """Return the expression over all values of the indices' variables, composite dims folded into one."""
     names = [n for i in indices if not isinstance(i, Segments) for n in index_names(i)]
     value = _Evaluation(bound, tensors, offsets).over(expr, names)
-    if any(isinstance(i, Window) for i in indices):
+    if any([isinstance(i, Window) for i in indices]):
         return windows.write(value, indices, bound.extents)
-    shape = [
-        int(np.prod([bound.extents[n] for n in i.names])) if isinstance(i, Composite) else bound.extents[i.name]
-        for i in indices
-        if isinstance(i, Composite | Var)
-    ]
-    return value.reshape(shape)
+    if len(names) == len(indices) and all([isinstance(i, Var) for i in indices]):
+        return value
+    return value.reshape([index_extent(i, bound.extents) for i in indices if isinstance(i, Composite | Var)])
 
 
 class _Evaluation:
@@ -100,8 +102,13 @@ class _Evaluation:
 
     def over(self, expr: Expr, names: Sequence[str]) -> Array:
         """Return an expression as an array with exactly one axis per name, each of the variable's extent."""
-        value = self.value(expr, tuple(names))
-        return np.broadcast_to(value, [self.extents[n] for n in names])
+        return self.filled(self.value(expr, tuple(names)), names)
+
+    def filled(self, value: Array, names: Sequence[str]) -> Array:
+        """Return an array, with an axis per name, with each axis as long as the variable's extent."""
+        shape = tuple([self.extents[n] for n in names])
+        # A number without axes may be numpy's scalar, which is no array.
+        return np.asarray(value) if value.shape == shape else np.broadcast_to(value, shape)
 
     def value(self, expr: Expr, order: tuple[str, ...]) -> Array:
         """Return an expression as an array with one axis per variable of `order`, of size 1 where it does not occur."""
@@ -171,7 +178,7 @@ class _Evaluation:
             value = self.value(factor, tuple(names))
             if not isinstance(factor, Access):
                 value = self.passed_over("sum", expr, value, tuple(names)) if _windows(factor) else value
-            value = np.broadcast_to(value, [self.extents[n] for n in names])
+            value = self.filled(value, names)
             # Conditions count as numbers: a sum of them is no disjunction.
             factors.append((value.astype(np.int64) if value.dtype == bool else value, names))
         if not set(expr.names) <= {n for _, names in factors for n in names}:
@@ -179,8 +186,10 @@ class _Evaluation:
         labels = {n: k for k, n in enumerate(self.extents)}
         out = [n for n in order if any(n in names for _, names in factors)]
         (a, a_names), (b, b_names) = factors
+        # What takes longest of a small one is to find out how it may be turned into a matrix product.
+        large = prod(self.extents[n] for n in {*a_names, *b_names}) > SMALL
         value = np.einsum(
-            a, [labels[n] for n in a_names], b, [labels[n] for n in b_names], [labels[n] for n in out], optimize=True
+            a, [labels[n] for n in a_names], b, [labels[n] for n in b_names], [labels[n] for n in out], optimize=large
         )
         return value.reshape([self.extents[n] if n in out else 1 for n in order])
 
@@ -209,10 +218,12 @@ class _Evaluation:
         if any(isinstance(i, Window) for i in indices):
             return windows.read(array, indices, self.extents, order)
         names = [i.name for i in indices if isinstance(i, Var) and i.name not in self.fixed]
+        if names == list(order) and len(names) == len(indices):
+            return array
         if len(set(names)) == len(indices) and set(names) <= set(order):
             # Every dim by a variable of its own: a view.
             present = [n for n in order if n in names]
-            turned = array.transpose([names.index(n) for n in present])
+            turned = array if present == names else array.transpose([names.index(n) for n in present])
             return turned.reshape([self.extents[n] if n in names else 1 for n in order])
         return array[tuple(joined_position(i, self.extents, lambda n: self.along(n, order)) for i in indices)]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import TypeGuard
 
 from unity_ir.tdl.indices import Indices
 from unity_ir.tdl.syntax import (
@@ -21,6 +20,7 @@ from unity_ir.tdl.syntax import (
     Window,
     WrittenIndex,
     index_names,
+    is_number,
 )
 
 
@@ -83,6 +83,8 @@ class Extents(Indices):
 
     def _check_numbered(self) -> None:
         """Check that a dim that is read only at numbers has one position more than the largest of them."""
+        if not any(r.reads_numbers for r in self.line.results):
+            return
         read: dict[tuple[str, int], list[int | None]] = {}
         for result in self.line.results:
             for access in result.accesses:
@@ -90,7 +92,7 @@ class Extents(Indices):
                     continue
                 dim = 0
                 for index in access.indices:
-                    at = self._window(index.terms, 0).offset if _is_number(index) else None
+                    at = self._window(index.terms, 0).offset if is_number(index) else None
                     read.setdefault((self._first(access), dim), []).append(at)
                     dim += self.ranks[index.name] if isinstance(index, Pack) else 1
         for (tensor, dim), positions in read.items():
@@ -120,8 +122,10 @@ class Extents(Indices):
 
     def _solve_broadcasts(self) -> None:
         """Solve for the extents of packs that broadcast: along each dim all operands have one size, or 1."""
+        names = frozenset[str]().union(*(r.broadcast for r in self.line.results))
+        if not names:
+            return
         reads = [a for r in self.line.results for a in r.accesses]
-        names = {i.name for a in reads for i in a.indices if isinstance(i, Pack) and i.broadcast}
         ones: list[tuple[str, str]] = []
         for access in reads:
             for tensor in [f"{access.tensor}{c}" for c in range(self.copies)] if access.starred else [access.tensor]:
@@ -151,7 +155,3 @@ class Extents(Indices):
     def _all_copies(self, index: WrittenIndex) -> list[Index]:
         copies = range(self.copies) if isinstance(index, Starred) else (None,)
         return [b for c in copies for b in self.index(index, c)]
-
-
-def _is_number(index: WrittenIndex) -> TypeGuard[Affine]:
-    return isinstance(index, Affine) and all(t.variable is None for t in index.terms)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import cast
 
 from unity_ir.tdl.ranks import Ranks
@@ -42,13 +43,13 @@ class Indices(Ranks):
         """
         match index:
             case Pack(name, permuted_by):
-                names = [f"{name}{i}" for i in range(self.ranks.get(name, 0))]
+                found = _numbered(name, self.ranks.get(name, 0))
                 if permuted_by is not None:
                     order = self.attributes[permuted_by]
-                    if not isinstance(order, tuple) or sorted(order) != list(range(len(names))):
-                        raise self.fail(f"{permuted_by} is {order!r}; it must be a permutation of 0..{len(names) - 1}")
-                    names = [names[i] for i in order]
-                return [Var(n) for n in names]
+                    if not isinstance(order, tuple) or sorted(order) != list(range(len(found))):
+                        raise self.fail(f"{permuted_by} is {order!r}; it must be a permutation of 0..{len(found) - 1}")
+                    return [found[i] for i in order]
+                return [*found]
             case Starred(name):
                 return [Var(f"{name}{copy or 0}")]
             case StarredSegments(name):
@@ -92,7 +93,9 @@ class Indices(Ranks):
         shape = None if tensor is None else self.shapes[tensor]
         bound: list[Index] = []
         for index in written:
-            if isinstance(index, Pack) and index.broadcast and tensor is not None:
+            if isinstance(index, Var):
+                bound.append(index)
+            elif isinstance(index, Pack) and index.broadcast and tensor is not None:
                 bound += self._broadcast(index, tensor, len(bound), len(written))
             else:
                 bound += self.index(index, copy)
@@ -100,7 +103,7 @@ class Indices(Ranks):
             bound = [
                 replace(b, size=s, whole=s) if isinstance(b, Window) else b for b, s in zip(bound, shape, strict=True)
             ]
-        return tuple(map(self._plain, bound))
+        return tuple([b if isinstance(b, Var) else self._plain(b) for b in bound])
 
     def _broadcast(self, pack: Pack, tensor: str, first: int, written: int) -> list[Index]:
         """
@@ -162,6 +165,12 @@ class Indices(Ranks):
     def _is_reduced(self, name: str) -> bool:
         stem = name.rstrip("0123456789")
         return any(i in (Var(name), Pack(stem)) for r in self.line.results for i in _reduced(r.expr))
+
+
+@lru_cache(maxsize=1024)
+def _numbered(stem: str, count: int) -> tuple[Var, ...]:
+    """Return the index variables that a pack of `count` dims stands for."""
+    return tuple(Var(f"{stem}{i}") for i in range(count))
 
 
 def _reduced(expr: Expr) -> list[WrittenIndex]:

@@ -35,6 +35,13 @@ class Degrees:
     halo: Halos = ()
     halo_sum: Halos = ()
 
+    @property
+    def undivided(self) -> bool:
+        """Whether the tensor is in one piece."""
+        return (
+            self.sum == self.copy == 1 and not self.halo and not self.halo_sum and self.dims.count(1) == len(self.dims)
+        )
+
 
 Carriers = frozenset[str]
 """Operands that carry addends together."""
@@ -134,7 +141,7 @@ def infer_configuration(
     """
     bound = analysis.bound
     free = bound.free_degrees if free is None else free
-    if all(d == 1 for d in free.values()) and all(d == Degrees((1,) * len(d.dims)) for d in operands):
+    if all([d.undivided for d in operands]) and all(d == 1 for d in free.values()):
         return WHOLE
     degrees = dict(free)
     for variable, degree in degrees.items():

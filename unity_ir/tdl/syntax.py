@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add, mul
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 AttrValue: TypeAlias = int | float | str | tuple[int, ...]
 N = TypeVar("N")
@@ -307,6 +307,16 @@ class WrittenResult:
         """Every read of a tensor in the result's expression, as written, in reading order."""
         return accesses(self.expr)
 
+    @cached_property
+    def reads_numbers(self) -> bool:
+        """Whether a dim of an operand is read at a number, such as the gates of an LSTM cell."""
+        return any(is_number(i) for a in self.accesses for i in a.indices)
+
+    @cached_property
+    def broadcast(self) -> frozenset[str]:
+        """The names of the packs along which operands broadcast, as written: of `a...`, a."""
+        return frozenset(i.name for a in self.accesses for i in a.indices if isinstance(i, Pack) and i.broadcast)
+
 
 @dataclass(frozen=True, slots=True)
 class Clause:
@@ -393,20 +403,24 @@ class Bound:
         return any(isinstance(i, Window) for r in self.results for of in (r, *r.accesses) for i in of.indices)
 
 
+def is_number(index: WrittenIndex) -> TypeGuard[Affine]:
+    """Return whether an index as written has no variable: the one position that is read is a number."""
+    return isinstance(index, Affine) and all(t.variable is None for t in index.terms)
+
+
 def index_names(index: WrittenIndex) -> tuple[str, ...]:
     """
     Return the names of the variables in one bound index of a dim, outermost first: given `(h d)` returns h and d.
     Raises `TypeError` for an index that is not bound (a pack `a..`).
     """
-    match index:
-        case Var(name):
-            return (name,)
-        case Composite(names) | Segments(names):
-            return names
-        case Window(terms):
-            return tuple(v for _, v in terms)
-        case _:
-            raise TypeError(f"{index} is not bound")
+    # No `match`: this is called for every dim of everything that is bound or evaluated.
+    if isinstance(index, Var):
+        return (index.name,)
+    if isinstance(index, Composite | Segments):
+        return index.names
+    if isinstance(index, Window):
+        return tuple([v for _, v in index.terms])
+    raise TypeError(f"{index} is not bound")
 
 
 def index_extent(index: WrittenIndex, extents: Mapping[str, int]) -> int:

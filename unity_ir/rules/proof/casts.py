@@ -5,9 +5,7 @@ functions.
 
 from __future__ import annotations
 
-from fractions import Fraction
-
-from unity_ir.rules.proof.forms import Apply, Form, Mono
+from unity_ir.rules.proof.forms import UNIT, Apply, Form, Mono
 from unity_ir.rules.proof.tensors import ElementPosition, TensorForm
 from unity_ir.tdl.syntax import NOT_FLOATING
 
@@ -48,7 +46,7 @@ def converted(of: TensorForm, dtype: str, rounds: bool = True) -> TensorForm:
     def element(at: ElementPosition) -> Form:
         form = of.element(at)
         for step in steps:
-            form = (Mono(Fraction(1), (), frozenset(), (Apply(f"as {step}", (form,)),)),)
+            form = (Mono(UNIT, (), frozenset(), (Apply(f"as {step}", (form,)),)),)
         return form
 
     return TensorForm(of.shape, element, dtype, stored=of.stored or of.dtype != dtype)

@@ -41,6 +41,15 @@ class ProofContext:
     """
     exact: bool = False
     """Additions, products and sums are uninterpreted functions, so that equal forms round alike."""
+    _values: dict[Poly, int] = field(default_factory=dict[Poly, int], repr=False)
+
+    def at_sample(self, poly: Poly) -> int:
+        """Return the value of a polynomial at the sample."""
+        known = self._values.get(poly)
+        if known is None:
+            # Symbols are added to the sample, but none changes its value.
+            known = self._values[poly] = poly.at(self.sample)
+        return known
 
     def index(self, stem: str, size: Poly) -> tuple[Poly, list[str], list[Constraint]]:
         """

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations
+from typing import TypeVar
 
 from unity_ir.rules.poly import symbol
 from unity_ir.rules.proof.forms import (
@@ -23,15 +24,15 @@ from unity_ir.rules.proof.forms import (
     Quantified,
     Read,
     SymbolValue,
-    mono_text,
     renamed,
     renamed_bound,
     scaled,
     substitute_factor,
-    text,
 )
 from unity_ir.rules.proof.normal import normal
 from unity_ir.rules.proof.solver import Facts
+
+T = TypeVar("T")
 
 CASES = 64
 """Cases a proof may split into."""
@@ -67,7 +68,7 @@ def equal(left: Form, right: Form, facts: Facts) -> Equality:
         for case, settled in _cases(difference, facts):
             rest = _cancelled(settled, case)
             if rest:
-                return Equality(False, f"these do not cancel: {'; '.join(map(mono_text, rest[:4]))}")
+                return Equality(False, f"these do not cancel: {'; '.join(m.text for m in rest[:4])}")
     except Undecided as reason:
         return Equality(False, str(reason))
     return Equality(True)
@@ -111,8 +112,9 @@ def _open_guards(form: Form, facts: Facts, bound: frozenset[str] = frozenset()) 
 
 
 def _open(domain: frozenset[Constraint], facts: Facts, bound: frozenset[str]) -> Iterator[Constraint]:
-    for c in sorted(domain, key=str):
-        if c.poly.symbols.isdisjoint(bound) and not facts.imply(c):
+    about = [c for c in domain if c.poly.symbols.isdisjoint(bound)]
+    for c in sorted(about, key=str) if len(about) > 1 else about:
+        if not facts.imply(c):
             yield c
 
 
@@ -123,10 +125,18 @@ def _settled(form: Form, facts: Facts) -> Form:
         if facts.contradict(mono.domain):
             continue
         inner = facts.also(mono.domain)
-        factors = tuple(_settled_factor(f, inner) for f in mono.factors)
-        domain = frozenset(c for c in mono.domain if not _free_fact(c, mono, facts))
-        out.append(Mono(mono.coefficient, mono.binders, domain, factors))
-    return tuple(out)
+        factors = _kept(mono.factors, [_settled_factor(f, inner) for f in mono.factors])
+        hold = [c for c in mono.domain if _free_fact(c, mono, facts)]
+        if hold or factors is not mono.factors:
+            mono = Mono(mono.coefficient, mono.binders, mono.domain.difference(hold), factors)
+        out.append(mono)
+    return _kept(form, out)
+
+
+def _kept(before: tuple[T, ...], after: Sequence[T]) -> tuple[T, ...]:
+    """Return `after`, as the very tuple `before` if nothing in it is new, so that what is known of it is not lost."""
+    same = len(before) == len(after) and all([a is b for a, b in zip(before, after, strict=True)])
+    return before if same else tuple(after)
 
 
 def _free_fact(c: Constraint, mono: Mono, facts: Facts) -> bool:
@@ -136,7 +146,8 @@ def _free_fact(c: Constraint, mono: Mono, facts: Facts) -> bool:
 def _settled_factor(factor: MonoFactor, facts: Facts) -> MonoFactor:
     match factor:
         case Apply(function, arguments):
-            return Apply(function, tuple(_settled(a, facts) for a in arguments))
+            settled = _kept(arguments, [_settled(a, facts) for a in arguments])
+            return factor if settled is arguments else Apply(function, settled)
         case Extreme(reducer, parts):
             kept = [p for p in parts if not facts.contradict(p.domain)]
             done = (Quantified(p.binders, p.domain, _settled(p.body, facts.also(p.domain))) for p in kept)
@@ -225,7 +236,7 @@ def _pair_up(left: list[MonoFactor], right: list[MonoFactor], facts: Facts) -> b
 def _same(one: MonoFactor, other: MonoFactor, facts: Facts) -> bool:
     if _shape(one) != _shape(other):
         return False
-    if text(one) == text(other):
+    if one.text == other.text:
         return True
     match one, other:
         case Read(_, a), Read(_, b):

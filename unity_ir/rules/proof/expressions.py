@@ -14,6 +14,7 @@ from unity_ir.rules.poly import ONE, ZERO, Poly, product, symbol
 from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.proof.forms import (
     REAL,
+    UNIT,
     Apply,
     Constraint,
     Extreme,
@@ -66,14 +67,14 @@ class ExpressionForms:
         Raises `Undecided` for expressions that forms cannot express, such as opaque functions.
         """
         match expr:
+            case Access():
+                return self._access(expr, where)
             case Const(value):
                 return constant(Fraction(value).limit_denominator(10**12) if value == int(value) else Fraction(value))
             case Name(name):
                 return of_poly(where[name]) if name in where else self._attribute(name)
             case Size(indices):
                 return of_poly(product(self.line.extent(i) for i in indices))
-            case Access():
-                return self._access(expr, where)
             case Binary(op, left, right):
                 return self._binary(op, self.form(left, where), self.form(right, where))
             case Call("where", (condition, yes, no)):
@@ -82,7 +83,7 @@ class ExpressionForms:
                 arguments = tuple(self.form(a, where) for a in args)
                 if self.line.context.exact and function == "exp":
                     # As a product of exponentials it would round otherwise.
-                    return (Mono(Fraction(1), (), frozenset(), (Apply(function, arguments),)),)
+                    return (Mono(UNIT, (), frozenset(), (Apply(function, arguments),)),)
                 return apply(function, arguments)
             case ReduceExpr():
                 return self._reduce(expr, where)
@@ -165,10 +166,10 @@ class ExpressionForms:
                     holds, fails = _guards(comparison, difference)
                     return (*(m for g in holds for m in guarded(yes, g)), *(m for g in fails for m in guarded(no, g)))
                 known = Apply(comparison, (_position(left), _position(right)))
-                factor = (Mono(Fraction(1), (), frozenset(), (known,)),)
+                factor = (Mono(UNIT, (), frozenset(), (known,)),)
             case Call(function, args):
                 known = Apply(function, tuple(self.form(a, where) for a in args))
-                factor = (Mono(Fraction(1), (), frozenset(), (known,)),)
+                factor = (Mono(UNIT, (), frozenset(), (known,)),)
             case _:
                 factor = self.form(condition, where)
         return (*times(factor, yes), *no, *scaled(times(factor, no), -1))
@@ -194,11 +195,11 @@ class ExpressionForms:
         if self.line.context.exact and expr.reducer in ("sum", "prod") and len(expr.names) > 1:
             # Additions round by their order: a sum over the same elements, columns first, is another.
             order = Apply("in order", tuple(_position(of_poly(inner[name])) for name in expr.names))
-            body = times((Mono(Fraction(1), (), frozenset(), (order,)),), body)
+            body = times((Mono(UNIT, (), frozenset(), (order,)),), body)
         if expr.reducer == "sum" and not (self.line.context.exact and gather(expr) is None):
             return summed(body, tuple(binders), domain)
         part = Quantified(tuple(binders), frozenset(domain), body)
-        return (Mono(Fraction(1), (), frozenset(), (Extreme(expr.reducer, (part,)),)),)
+        return (Mono(UNIT, (), frozenset(), (Extreme(expr.reducer, (part,)),)),)
 
 
 def _rounded(op: str, left: Form, right: Form) -> Form:
@@ -216,7 +217,7 @@ def _rounded(op: str, left: Form, right: Form) -> Form:
         return scaled(right, units[left])
     if op in "*/" and right in units:
         return scaled(left, units[right])
-    return (Mono(Fraction(1), (), frozenset(), (Apply(op, (left, right)),)),)
+    return (Mono(UNIT, (), frozenset(), (Apply(op, (left, right)),)),)
 
 
 def _position(form: Form) -> Form:
@@ -224,7 +225,7 @@ def _position(form: Form) -> Form:
     Return the form of an index that is compared with a value: the element at this index of a tensor of all indices.
     """
     poly = as_poly(form)
-    return form if poly is None else (Mono(Fraction(1), (), frozenset(), (Read("#", (poly,)),)),)
+    return form if poly is None else (Mono(UNIT, (), frozenset(), (Read("#", (poly,)),)),)
 
 
 def _guards(comparison: str, difference: Poly) -> tuple[list[tuple[Constraint, ...]], list[tuple[Constraint, ...]]]:

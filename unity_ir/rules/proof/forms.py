@@ -12,17 +12,20 @@ opaque functions can be written so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import count
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
-from unity_ir.rules.poly import Poly, number, symbol
+from unity_ir.rules.poly import Poly, lazy, number, symbol
 
 _numbers = count()
 """Numbers of fresh symbols."""
+
+UNIT = Fraction(1)
+"""The coefficient of most monomials; what is this very object is not multiplied by."""
 
 REAL = "$"
 """Prefix of symbols of real-valued attributes, which take no part in integer reasoning."""
@@ -64,9 +67,10 @@ class Constraint:
         """
         Return the constraint with symbols replaced by polynomials, as `values` maps them by name; other symbols stay.
         """
-        return Constraint(self.poly.substitute(values), self.equal)
+        poly = self.poly.substitute(values)
+        return self if poly is self.poly else Constraint(poly, self.equal)
 
-    @cached_property
+    @lazy
     def negated(self) -> tuple[Constraint, ...]:
         """Constraints of which exactly one holds wherever this one does not, and none where it does."""
         below = Constraint(-self.poly - 1)
@@ -75,7 +79,7 @@ class Constraint:
     def __str__(self) -> str:
         return self._text
 
-    @cached_property
+    @lazy
     def _text(self) -> str:
         return f"{self.poly} {'==' if self.equal else '>='} 0"
 
@@ -93,12 +97,36 @@ class Read:
     tensor: str
     indices: tuple[Poly, ...]
 
+    has_marks: ClassVar = False
+
+    @lazy
+    def free(self) -> frozenset[str]:
+        """The symbols that occur in it."""
+        return _union([i.symbols for i in self.indices])
+
+    @lazy
+    def text(self) -> str:
+        """The factor as text; equal factors have equal text."""
+        return f"{self.tensor}[{', '.join(map(str, self.indices))}]"
+
 
 @dataclass(frozen=True)
 class SymbolValue:
     """The value of a size, index or attribute, as a factor of a monomial."""
 
     symbol: str
+
+    has_marks: ClassVar = False
+
+    @lazy
+    def free(self) -> frozenset[str]:
+        """The symbols that occur in it."""
+        return frozenset({self.symbol})
+
+    @property
+    def text(self) -> str:
+        """The factor as text; equal factors have equal text."""
+        return self.symbol
 
 
 @dataclass(frozen=True)
@@ -108,6 +136,21 @@ class Apply:
     function: str
     arguments: tuple[Form, ...]
 
+    @lazy
+    def has_marks(self) -> bool:
+        """Whether it is, or has in it, a mark of `substitute_factor` that `multiplied_out` is to replace."""
+        return self.function == "value" or any([f.has_marks for a in self.arguments for m in a for f in m.factors])
+
+    @lazy
+    def free(self) -> frozenset[str]:
+        """The symbols that occur in it and that no sum or maximum in it is over."""
+        return _union([m.free for form in self.arguments for m in form])
+
+    @lazy
+    def text(self) -> str:
+        """The factor as text; equal factors have equal text."""
+        return f"{self.function}({', '.join(map(_form_text, self.arguments))})"
+
 
 @dataclass(frozen=True)
 class Extreme:
@@ -115,6 +158,21 @@ class Extreme:
 
     reducer: str
     parts: tuple[Quantified, ...]
+
+    @lazy
+    def has_marks(self) -> bool:
+        """Whether it has in it a mark of `substitute_factor` that `multiplied_out` is to replace."""
+        return any([f.has_marks for p in self.parts for m in p.body for f in m.factors])
+
+    @lazy
+    def free(self) -> frozenset[str]:
+        """The symbols that occur in it and that no sum or maximum in it is over."""
+        return _union([p.free for p in self.parts])
+
+    @lazy
+    def text(self) -> str:
+        """The factor as text; equal factors have equal text."""
+        return f"{self.reducer}({'; '.join(sorted([p.text for p in self.parts]))})"
 
 
 @dataclass(frozen=True)
@@ -124,6 +182,16 @@ class Quantified:
     binders: tuple[str, ...]
     domain: frozenset[Constraint]
     body: Form
+
+    @lazy
+    def free(self) -> frozenset[str]:
+        """The symbols that occur in it and that are not bound."""
+        return _union([*[c.poly.symbols for c in self.domain], *[m.free for m in self.body]]).difference(self.binders)
+
+    @lazy
+    def text(self) -> str:
+        """It as text; equal ones have equal text."""
+        return f"{_over(self.binders, self.domain)}{_form_text(self.body)}"
 
 
 MonoFactor: TypeAlias = Read | SymbolValue | Apply | Extreme
@@ -142,36 +210,25 @@ class Mono:
     domain: frozenset[Constraint] = frozenset()
     factors: tuple[MonoFactor, ...] = ()
 
-    @cached_property
+    @lazy
     def free(self) -> frozenset[str]:
         """The symbols that occur in the monomial's factors and domain and that it is not summed over."""
-        return frozenset[str]().union(
-            *(c.poly.symbols for c in self.domain), *(free_symbols(f) for f in self.factors)
-        ) - set(self.binders)
+        return _union([*[c.poly.symbols for c in self.domain], *[f.free for f in self.factors]]).difference(
+            self.binders
+        )
+
+    @lazy
+    def text(self) -> str:
+        """The monomial as text; equal monomials have equal text."""
+        factors = " ".join([f.text for f in self.factors])
+        return f"{self.coefficient} {_over(self.binders, self.domain)}{factors}"
 
 
 Form: TypeAlias = tuple[Mono, ...]
 
 
-def free_symbols(factor: MonoFactor) -> frozenset[str]:
-    """
-    Return the names of the symbols (sizes, indices) that occur in a factor of a monomial and are not bound in it by a
-    sum or maximum.
-    """
-    match factor:
-        case Read(_, indices):
-            return frozenset[str]().union(*(i.symbols for i in indices))
-        case SymbolValue(name):
-            return frozenset({name})
-        case Apply(_, arguments):
-            return frozenset[str]().union(*(m.free for form in arguments for m in form))
-        case Extreme(_, parts):
-            return frozenset[str]().union(*(_free_in(p) for p in parts))
-
-
-def _free_in(bound: Quantified) -> frozenset[str]:
-    inner = (*(c.poly.symbols for c in bound.domain), *(m.free for m in bound.body))
-    return frozenset[str]().union(*inner) - set(bound.binders)
+def _union(sets: Sequence[frozenset[str]]) -> frozenset[str]:
+    return sets[0] if len(sets) == 1 else frozenset[str]().union(*sets)
 
 
 # --- building --------------------------------------------------------------------------------------------------------
@@ -179,7 +236,7 @@ def _free_in(bound: Quantified) -> frozenset[str]:
 
 def constant(value: Fraction | int) -> Form:
     """Return the form (sum of monomials) of a constant."""
-    return (Mono(Fraction(value)),) if value else ()
+    return (Mono(UNIT if value == 1 else Fraction(value)),) if value else ()
 
 
 def of_poly(poly: Poly) -> Form:
@@ -207,7 +264,12 @@ def as_poly(form: Form) -> Poly | None:
 
 def scaled(form: Form, by: Fraction | int) -> Form:
     """Multiply a form (a sum of monomials) by a constant."""
-    return tuple(Mono(m.coefficient * by, m.binders, m.domain, m.factors) for m in form)
+    factor = Fraction(by)
+    return tuple([Mono(_product(m.coefficient, factor), m.binders, m.domain, m.factors) for m in form])
+
+
+def _product(left: Fraction, right: Fraction) -> Fraction:
+    return left if right is UNIT else right if left is UNIT else left * right
 
 
 def times(left: Form, right: Form) -> Form:
@@ -216,16 +278,15 @@ def times(left: Form, right: Form) -> Form:
     for a in left:
         for b in right:
             b = renamed(b)
-            out.append(
-                Mono(a.coefficient * b.coefficient, a.binders + b.binders, a.domain | b.domain, a.factors + b.factors)
-            )
+            coefficient = _product(a.coefficient, b.coefficient)
+            out.append(Mono(coefficient, a.binders + b.binders, a.domain | b.domain, a.factors + b.factors))
     return tuple(out)
 
 
 def guarded(form: Form, constraints: Iterable[Constraint]) -> Form:
     """Return the form (sum of monomials) that equals `form` where all constraints hold, and 0 elsewhere."""
     extra = frozenset(constraints)
-    return tuple(Mono(m.coefficient, m.binders, m.domain | extra, m.factors) for m in form)
+    return tuple([Mono(m.coefficient, m.binders, m.domain | extra, m.factors) for m in form]) if extra else form
 
 
 def summed(form: Form, binders: tuple[str, ...], domain: Iterable[Constraint]) -> Form:
@@ -234,7 +295,9 @@ def summed(form: Form, binders: tuple[str, ...], domain: Iterable[Constraint]) -
     `domain`.
     """
     extra = frozenset(domain)
-    return tuple(Mono(m.coefficient, binders + m.binders, m.domain | extra, m.factors) for m in form)
+    if not binders and not extra:
+        return form
+    return tuple([Mono(m.coefficient, binders + m.binders, m.domain | extra, m.factors) for m in form])
 
 
 def apply(function: str, arguments: tuple[Form, ...]) -> Form:
@@ -247,7 +310,7 @@ def apply(function: str, arguments: tuple[Form, ...]) -> Form:
     """
     if function in ("maximum", "minimum"):
         parts = tuple(Quantified((), frozenset(), a) for a in arguments)
-        return (Mono(Fraction(1), (), frozenset(), (Extreme(function.removesuffix("imum"), parts),)),)
+        return (Mono(UNIT, (), frozenset(), (Extreme(function.removesuffix("imum"), parts),)),)
     if function == "exp":
         return _exp(arguments[0])
     if function == "recip":
@@ -257,15 +320,15 @@ def apply(function: str, arguments: tuple[Form, ...]) -> Form:
         inner = mono.factors[0] if len(mono.factors) == 1 and mono.coefficient == 1 else None
         if isinstance(inner, Apply) and inner.function == "relu" and not mono.binders:
             return arguments[0]
-    return (Mono(Fraction(1), (), frozenset(), (Apply(function, arguments),)),)
+    return (Mono(UNIT, (), frozenset(), (Apply(function, arguments),)),)
 
 
 def _exp(argument: Form) -> Form:
     """Return exp of a form, by the law exp(a + b) = exp(a) exp(b) unless a monomial is guarded."""
     if any(m.domain - _binder_boxes(m) for m in argument):
-        return (Mono(Fraction(1), (), frozenset(), (Apply("exp", (argument,)),)),)
+        return (Mono(UNIT, (), frozenset(), (Apply("exp", (argument,)),)),)
     factors = tuple(Apply("exp", ((m,),)) for m in argument)
-    return (Mono(Fraction(1), (), frozenset(), factors),)
+    return (Mono(UNIT, (), frozenset(), factors),)
 
 
 def _binder_boxes(mono: Mono) -> frozenset[Constraint]:
@@ -282,9 +345,9 @@ def _recip(argument: Form) -> Form:
                 case Apply("exp", (inner,)):
                     factors.append(Apply("exp", (scaled(inner, -1),)))
                 case _:
-                    factors.append(Apply("recip", ((Mono(Fraction(1), (), frozenset(), (f,)),),)))
+                    factors.append(Apply("recip", ((Mono(UNIT, (), frozenset(), (f,)),),)))
         return (Mono(1 / mono.coefficient, (), frozenset(), tuple(factors)),)
-    return (Mono(Fraction(1), (), frozenset(), (Apply("recip", (argument,)),)),)
+    return (Mono(UNIT, (), frozenset(), (Apply("recip", (argument,)),)),)
 
 
 # --- substitution ----------------------------------------------------------------------------------------------------
@@ -325,9 +388,9 @@ def substitute(form: Form, values: Mapping[str, Poly]) -> Form:
 
 def _substitute_mono(mono: Mono, values: Mapping[str, Poly]) -> Mono:
     """Substitute polynomials for free symbols, given by name in `values`, of a monomial; see `substitute_factor`."""
-    used = {s: p for s, p in values.items() if s in mono.free}
-    if not used:
+    if mono.free.isdisjoint(values):
         return mono
+    used = {s: p for s, p in values.items() if s in mono.free}
     return Mono(
         mono.coefficient,
         mono.binders,
@@ -343,6 +406,8 @@ def substitute_factor(factor: MonoFactor, values: Mapping[str, Poly]) -> MonoFac
     A factor that is the symbol itself, replaced by a polynomial that is no single symbol, is returned as
     `Apply("value", ..)`, which `multiplied_out` turns into a sum of monomials.
     """
+    if factor.free.isdisjoint(values):
+        return factor
     match factor:
         case Read(tensor, indices):
             return Read(tensor, tuple(i.substitute(values) for i in indices))
@@ -353,13 +418,16 @@ def substitute_factor(factor: MonoFactor, values: Mapping[str, Poly]) -> MonoFac
         case Apply(function, arguments):
             return Apply(function, tuple(substitute(a, values) for a in arguments))
         case Extreme(reducer, parts):
-            return Extreme(
-                reducer,
-                tuple(
-                    Quantified(p.binders, frozenset(c.substitute(values) for c in p.domain), substitute(p.body, values))
-                    for p in parts
-                ),
-            )
+            return Extreme(reducer, tuple([_substitute_bound(p, values) for p in parts]))
+
+
+def _substitute_bound(bound: Quantified, values: Mapping[str, Poly]) -> Quantified:
+    if bound.free.isdisjoint(values):
+        return bound
+    used = {s: p for s, p in values.items() if s in bound.free}
+    return Quantified(
+        bound.binders, frozenset([c.substitute(used) for c in bound.domain]), substitute(bound.body, used)
+    )
 
 
 def multiplied_out(form: Form) -> Form:
@@ -368,6 +436,8 @@ def multiplied_out(form: Form) -> Form:
     `substitute_factor` puts in the place of a symbol, is replaced by the sum that it holds. Given `2 * value(a + b) *
     c`, returns `2ac + 2bc`.
     """
+    if not any([f.has_marks for mono in form for f in mono.factors]):
+        return form
     out: list[Mono] = []
     for mono in form:
         marks = [f for f in mono.factors if isinstance(f, Apply) and f.function == "value"]
@@ -396,33 +466,9 @@ def _inner(factor: MonoFactor) -> MonoFactor:
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
-def text(factor: MonoFactor) -> str:
-    """Return a factor of a monomial as text; equal factors have equal text."""
-    match factor:
-        case Read(tensor, indices):
-            return f"{tensor}[{', '.join(map(str, indices))}]"
-        case SymbolValue(name):
-            return name
-        case Apply(function, arguments):
-            return f"{function}({', '.join(map(_form_text, arguments))})"
-        case Extreme(reducer, parts):
-            return f"{reducer}({'; '.join(sorted(map(bound_text, parts)))})"
-
-
 def _form_text(form: Form) -> str:
     """Return a form (a sum of monomials) as text; equal forms have equal text."""
-    return " + ".join(sorted(map(mono_text, form))) or "0"
-
-
-def mono_text(mono: Mono) -> str:
-    """Return a monomial as text; equal monomials have equal text."""
-    factors = " ".join(text(f) for f in mono.factors)
-    return f"{mono.coefficient} {_over(mono.binders, mono.domain)}{factors}"
-
-
-def bound_text(bound: Quantified) -> str:
-    """Return a quantified form (a set of values) as text; equal ones have equal text."""
-    return f"{_over(bound.binders, bound.domain)}{_form_text(bound.body)}"
+    return " + ".join(sorted([m.text for m in form])) or "0"
 
 
 def _over(binders: tuple[str, ...], domain: frozenset[Constraint]) -> str:

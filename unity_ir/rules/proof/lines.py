@@ -70,7 +70,7 @@ def _results(
         given = attributes.get(clause.value.attribute) if isinstance(clause.value, Entry) else None
         if clause.kind == "rank" and isinstance(given, Poly) and given.constant is None:
             raise Undecided(f"{name}: {given} says which dims there are, but depends on sizes")
-    shapes = [tuple(s.at(context.sample) for s in t.shape) for t in operands]
+    shapes = [tuple([context.at_sample(s) for s in t.shape]) for t in operands]
     values = {a: _at_sample(context, v) for a, v in attributes.items()}
     spelled = _spelled(operator, tuple(shapes), tuple(values.items()), tuple(t.dtype for t in operands))
     return line_results(SymbolicLine(context, operator, spelled, operands, attributes))
@@ -101,9 +101,9 @@ def _moved(context: ProofContext, name: str, of: TensorForm, attributes: Mapping
 def _at_sample(context: ProofContext, value: AttrExpr) -> AttrValue:
     match value:
         case Poly():
-            return value.at(context.sample)
+            return context.at_sample(value)
         case tuple():
-            return tuple(p.at(context.sample) for p in value)
+            return tuple([context.at_sample(p) for p in value])
         case AttrParameter(name):
             return context.given[name]
         case _:

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
+from operator import attrgetter
 
 from unity_ir.rules.poly import ZERO, Poly, symbol
 from unity_ir.rules.proof.forms import (
+    UNIT,
     Apply,
     Constraint,
     Extreme,
@@ -25,15 +27,12 @@ from unity_ir.rules.proof.forms import (
     SymbolValue,
     apply,
     as_poly,
-    bound_text,
     box,
-    free_symbols,
     fresh,
     multiplied_out,
     of_poly,
     substitute,
     substitute_factor,
-    text,
 )
 from unity_ir.rules.proof.solver import Facts
 
@@ -60,19 +59,23 @@ def normal(form: Form, facts: Facts) -> Form:
 
 def _normal(mono: Mono, facts: Facts) -> Form:
     inner = facts.also(mono.domain)
-    coefficient, factors, guards = mono.coefficient, list[MonoFactor](), frozenset[Constraint]()
+    coefficient, factors, domain = mono.coefficient, list[MonoFactor](), mono.domain
     for f in mono.factors:
+        if isinstance(f, Read | SymbolValue):
+            factors.append(f)
+            continue
         # A function may turn out to be a product once its arguments are in normal form.
         for part in _factor(f, inner):
-            coefficient *= part.coefficient
+            if part.coefficient is not UNIT:
+                coefficient *= part.coefficient
             factors += part.factors
-            guards |= part.domain
-    factors = _without_repeats(factors)
-    mono = _pinned(Mono(coefficient, mono.binders, mono.domain | guards, tuple(factors)))
-    mono = Mono(
-        mono.coefficient, mono.binders, frozenset(c for c in mono.domain if not _is_fact(c, facts)), mono.factors
-    )
-    if any(_is_false(c) for c in mono.domain):
+            if part.domain:
+                domain |= part.domain
+    mono = _pinned(Mono(coefficient, mono.binders, domain, tuple(_without_repeats(factors))))
+    facts_in_it = [c for c in mono.domain if c in facts.constraints or _is_true(c)]
+    if facts_in_it:
+        mono = Mono(mono.coefficient, mono.binders, mono.domain.difference(facts_in_it), mono.factors)
+    if any([c.poly.constant is not None for c in mono.domain]):
         return ()
     mono = _fused(mono)
     for counted in _counted(mono, facts):
@@ -80,14 +83,9 @@ def _normal(mono: Mono, facts: Facts) -> Form:
     return (_named(_shifted(mono)),)
 
 
-def _is_fact(c: Constraint, facts: Facts) -> bool:
+def _is_true(c: Constraint) -> bool:
     value = c.poly.constant
-    return c in facts.constraints or (value is not None and (value == 0 if c.equal else value >= 0))
-
-
-def _is_false(c: Constraint) -> bool:
-    value = c.poly.constant
-    return value is not None and not (value == 0 if c.equal else value >= 0)
+    return value is not None and (value == 0 if c.equal else value >= 0)
 
 
 def _factor(factor: MonoFactor, facts: Facts) -> Form:
@@ -106,13 +104,13 @@ def _factor(factor: MonoFactor, facts: Facts) -> Form:
             if guard is None and function == "gt" and _as_number(known[1]) == ZERO:
                 # relu(x) > 0 is x > 0.
                 known = (_under_relu(known[0]), known[1])
-            return apply(function, known) if guard is None else (Mono(Fraction(1), (), frozenset({guard})),)
+            return apply(function, known) if guard is None else (Mono(UNIT, (), frozenset({guard})),)
         case Extreme(reducer, parts):
             done = (q for p in parts for q in _extremes(reducer, p, facts))
-            factor = Extreme(reducer, tuple(sorted((_named_bound(p) for p in done), key=bound_text)))
+            factor = Extreme(reducer, tuple(sorted((_named_bound(p) for p in done), key=attrgetter("text"))))
         case _:
             pass
-    return (Mono(Fraction(1), (), frozenset(), (factor,)),)
+    return (Mono(UNIT, (), frozenset(), (factor,)),)
 
 
 def _held(cast: str, form: Form) -> Form:
@@ -125,7 +123,7 @@ def _held(cast: str, form: Form) -> Form:
     if number is not None and (number.constant in (0, 1) or (cast in ("as f64", "as i64") and _is_small(number))):
         if number.constant is not None:
             return (Mono(Fraction(number.constant)),)
-        return (Mono(Fraction(1), (), frozenset(), (Read("#", (number,)),)),)
+        return (Mono(UNIT, (), frozenset(), (Read("#", (number,)),)),)
     match form:
         case (Mono(coefficient, (), _, factors),) if coefficient == 1 and all(
             isinstance(f, Apply) and f.function in CONDITIONS for f in factors
@@ -243,7 +241,7 @@ def _shifted_bound(part: Quantified) -> Quantified:
     if len(part.body) != 1:
         return part
     (mono,) = part.body
-    shifted = _shifted(Mono(Fraction(1), part.binders, part.domain, mono.factors))
+    shifted = _shifted(Mono(UNIT, part.binders, part.domain, mono.factors))
     if mono.binders or mono.domain:
         return part
     return Quantified(shifted.binders, shifted.domain, (Mono(mono.coefficient, (), frozenset(), shifted.factors),))
@@ -281,16 +279,15 @@ def _rewritten(mono: Mono, values: dict[str, Poly], binders: tuple[str, ...]) ->
     return Mono(
         mono.coefficient,
         binders,
-        frozenset(c.substitute(values) for c in mono.domain),
-        tuple(substitute_factor(f, values) for f in mono.factors),
+        frozenset([c.substitute(values) for c in mono.domain]),
+        tuple([substitute_factor(f, values) for f in mono.factors]),
     )
 
 
 def _pinned(mono: Mono) -> Mono:
     """Return a monomial without the binders whose value an equation gives, or two bounds that meet."""
     for c in mono.domain:
-        opposite = Constraint(-c.poly)
-        if not c.equal and opposite in mono.domain:
+        if not c.equal and (opposite := Constraint(-c.poly)) in mono.domain:
             met = (mono.domain - {c, opposite}) | {Constraint(c.poly, equal=True)}
             return _pinned(Mono(mono.coefficient, mono.binders, met, mono.factors))
     for c in mono.domain:
@@ -390,7 +387,7 @@ def _counted(mono: Mono, facts: Facts) -> list[Form]:
     Returns [] if there is no such binder.
     """
     for b in mono.binders:
-        if any(b in free_symbols(f) for f in mono.factors):
+        if any([b in f.free for f in mono.factors]):
             continue
         rest = frozenset(c for c in mono.domain if b not in c.poly.symbols)
         size = _length(mono, b, facts)
@@ -453,17 +450,22 @@ def _reads(factor: MonoFactor) -> Iterator[Read]:
 
 
 def _shift(mono: Mono, done: set[str]) -> Mono | None:
-    reads = sorted((r for f in mono.factors for r in _reads(f)), key=lambda f: (f.tensor, len(f.indices)))
+    if done.issuperset(mono.binders):
+        return None
+    reads = sorted([r for f in mono.factors for r in _reads(f)], key=lambda f: (f.tensor, len(f.indices)))
     for f in reads:
         for index in f.indices:
-            if any(index == symbol(d) for d in done):
+            if not index.symbols.isdisjoint(done):
                 continue
             for b in mono.binders:
+                if b not in index.symbols:
+                    continue
                 factor = index.coefficient(b).constant
-                if b in done or factor not in (1, -1) or b in index.without(b).symbols:
+                if factor not in (1, -1) or b in index.without(b).symbols:
                     continue
-                if not index.symbols.isdisjoint(done):
-                    continue
+                if index == symbol(b):
+                    done.add(b)
+                    break
                 k = fresh("k")
                 rest = index.without(b)
                 value = symbol(k) - rest if factor == 1 else rest - symbol(k)
@@ -478,6 +480,8 @@ def _shift(mono: Mono, done: set[str]) -> Mono | None:
 def _named(mono: Mono) -> Mono:
     """Return the monomial with its factors in order and its binders named by where they first occur."""
     factors, names = _ordered(mono.factors, mono.binders)
+    if not names:
+        return Mono(mono.coefficient, mono.binders, mono.domain, tuple(factors)) if len(factors) > 1 else mono
     values = {old: symbol(new) for old, new in names.items()}
     return Mono(
         mono.coefficient,
@@ -487,7 +491,7 @@ def _named(mono: Mono) -> Mono:
     )
 
 
-def _in_order(factors: Iterable[MonoFactor], key: Callable[[MonoFactor], str] = text) -> list[MonoFactor]:
+def _in_order(factors: Iterable[MonoFactor], key: Callable[[MonoFactor], str] = attrgetter("text")) -> list[MonoFactor]:
     """Return factors sorted by their text; of a single one none is made."""
     found = list(factors)
     return sorted(found, key=key) if len(found) > 1 else found
@@ -517,7 +521,7 @@ def _ordered(factors: tuple[MonoFactor, ...], binders: tuple[str, ...]) -> tuple
     if not binders:
         return _in_order(factors), {}
     hidden = {b: symbol("_") for b in binders}
-    ordered = _in_order(factors, lambda f: text(substitute_factor(f, hidden)))
+    ordered = _in_order(factors, lambda f: substitute_factor(f, hidden).text)
     seen: dict[str, None] = {}
     for f in ordered:
         for p in _positions(f):

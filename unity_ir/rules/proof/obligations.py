@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from time import perf_counter
 
 from unity_ir.errors import UnityError
@@ -25,7 +24,7 @@ from unity_ir.rules.poly import ONE, ZERO, Poly, number, product, symbol
 from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.dims import given_number
 from unity_ir.rules.proof.equal import Undecided, equal
-from unity_ir.rules.proof.forms import Constraint, Mono, Read, box, summed
+from unity_ir.rules.proof.forms import UNIT, Constraint, Mono, Read, box, summed
 from unity_ir.rules.proof.lines import line_results
 from unity_ir.rules.proof.samples import sample
 from unity_ir.rules.proof.solver import Facts
@@ -360,7 +359,7 @@ def _addends(operator: Operator, analysis: Analysis, carriers: frozenset[str]) -
 
 
 def _addend(name: str, number_: Poly, at: ElementPosition) -> tuple[Mono, ...]:
-    return (Mono(Fraction(1), (), frozenset(), (Read(name, (number_, *at)),)),)
+    return (Mono(UNIT, (), frozenset(), (Read(name, (number_, *at)),)),)
 
 
 def _mentions(result: Result, variable: str) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
@@ -145,7 +146,8 @@ def _count(shape: Sequence[Poly]) -> Poly:
     return total
 
 
-def _packs_of(size: Poly) -> list[str]:
+@lru_cache(maxsize=4096)
+def _packs_of(size: Poly) -> Sequence[str]:
     found = (_PACK_DIM.fullmatch(s) for s in size.symbols)
     return sorted({m.group(1) for m in found if m is not None})
 

@@ -62,7 +62,8 @@ def prove(rule: Substitution, seed: int = 0) -> Proof:
     """
     begin = perf_counter()
     verdict, detail, questions = _prove(rule, seed)
-    return Proof(verdict, shorten(detail, DETAIL, placeholder=" .."), perf_counter() - begin, questions)
+    detail = shorten(detail, DETAIL, placeholder=" ..") if detail else ""
+    return Proof(verdict, detail, perf_counter() - begin, questions)
 
 
 def _prove(rule: Substitution, seed: int) -> tuple[Verdict, str, int]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from unity_ir.pcg.differentiate import operand_gradients
 from unity_ir.pcg.graph import Graph, Node, Value, leaf
 from unity_ir.pcg.interpret import interpret
 from unity_ir.rules.pattern import Bindings, Substitution
-from unity_ir.rules.proof.sides import LARGE, converts, sides, typed_samples
+from unity_ir.rules.proof.sides import LARGE, converts, typed_samples
 from unity_ir.tdl.elements import converted
 from unity_ir.tdl.functions import Array
 
@@ -77,18 +78,23 @@ def _random_samples(rule: Substitution, seed: int) -> Iterator[Sample]:
     Raises `UnityError` if the rule is well typed at no small sizes.
     """
     wide = converts(rule)
-    for n, (bindings, dtypes) in enumerate(typed_samples(rule, PLAIN + DIRECTED * (1 + wide), seed)):
-        leaves, source, target = sides(rule, bindings, dtypes)
-        random = np.random.default_rng([seed, n])
+    for n, (bindings, (leaves, source, target)) in enumerate(typed_samples(rule, PLAIN + DIRECTED * (1 + wide), seed)):
+        random = np.random.Generator(np.random.PCG64(_sequence(seed, n)))
         plain = n < PLAIN and not (wide and n % 2)
         sizes = [s for node in leaves for s in node.types[0].shape] or [1]
         arrays: dict[str, Array] = {}
-        for node in leaves:
-            (type,) = node.types
-            draw = _floats if type.is_floating else _integers
-            with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):
+            for node in leaves:
+                (type,) = node.types
+                draw = _floats if type.is_floating else _integers
                 arrays[node.name] = converted(draw(random, type.shape, plain, max(sizes), wide), type.dtype)
         yield Sample(bindings, leaves, source, target, arrays, plain)
+
+
+@lru_cache(maxsize=256)
+def _sequence(seed: int, sample: int) -> np.random.SeedSequence:
+    """Return what the random numbers of one sample begin with: those of every rule are the same."""
+    return np.random.SeedSequence([seed, sample])
 
 
 def _floats(random: np.random.Generator, shape: tuple[int, ...], plain: bool, size: int, wide: bool) -> Array:
@@ -214,13 +220,16 @@ def _difference(
     outputs = tuple(v for pair in pairs for v in pair)
     with np.errstate(all="ignore"):
         values = interpret(Graph("sample", (*sample.leaves, *more), outputs), dict(arrays), {})
+    found = [(values[a], values[b]) for a, b in pairs]
+    if all(a is b or _identical(a, b) for a, b in found):
+        return None
     floats = {v.type.dtype for v in values if v.type.is_floating}
     relative = max((TOLERANCE[d] for d in floats), default=0.0)
     finite = [np.abs(a[np.isfinite(a)]) for v, a in values.items() if v.type.is_floating]
     scale = max((float(a.max()) for a in finite if a.size), default=1.0)
     absolute = max(1e-9, scale * relative * (0 if sample.plain else 1e-2) if relative < 1e-6 else scale * relative)
-    for i, (a, b) in enumerate(pairs):
-        left, right = (np.asarray(values[v], dtype=np.float64) for v in (a, b))
+    for i, (a, b) in enumerate(found):
+        left, right = (np.asarray(x, dtype=np.float64) for x in (a, b))
         apart = ~np.isclose(left, right, rtol=relative, atol=absolute, equal_nan=True)
         if not sample.plain:
             # What overflows, or divides by zero, is a number in the one order of operations and none in the other.
@@ -229,3 +238,11 @@ def _difference(
             at = np.unravel_index(int(np.argmax(apart)), apart.shape)
             return i, [int(x) for x in at], float(left[at]), float(right[at])
     return None
+
+
+def _identical(left: Array, right: Array) -> bool:
+    """Return whether two arrays hold the same numbers, or none at the same places."""
+    same = left == right
+    if left.dtype.kind == "f":
+        same |= (left != left) & (right != right)
+    return bool(same.all())

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import count, islice, product
 from math import lcm
 from random import Random
+from typing import TypeAlias
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
@@ -95,10 +96,10 @@ def samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[Bindings]:
     yield from (bindings for bindings, _ in typed_samples(rule, most, seed))
 
 
-def typed_samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[tuple[Bindings, Mapping[str, str]]]:
+def typed_samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[tuple[Bindings, Sides]]:
     """
-    Yield at most `most` pairs (values for a rule's symbols, element types of its inputs), each by name, at which both
-    sides are well typed.
+    Yield at most `most` pairs (values for a rule's symbols, by name, and both sides as graphs) at which both sides are
+    well typed, of some element types.
 
     `seed` is that of the random sizes among them. Raises `UnityError` if there is none among 400 tried.
     """
@@ -109,11 +110,11 @@ def typed_samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[tupl
         start = attempt * 7 % len(dtypes)
         for chosen in (*dtypes[start:], *dtypes[:start]):
             try:
-                sides(rule, bindings, chosen)
+                built = sides(rule, bindings, chosen)
             except UnityError as error:
                 last = error
                 continue
-            yield bindings, chosen
+            yield bindings, built
             found += 1
             break
         if found == most:
@@ -180,9 +181,11 @@ def element_types(rule: Substitution) -> Iterator[Mapping[str, str]]:
         yield dict(zip(names, found, strict=True))
 
 
-def sides(
-    rule: Substitution, bindings: Bindings, dtypes: Mapping[str, str] = DTYPES
-) -> tuple[list[Node], tuple[Value, ...], tuple[Value, ...]]:
+Sides: TypeAlias = tuple[list[Node], tuple[Value, ...], tuple[Value, ...]]
+"""A rule as graphs: the input leaves, the source's results, the target's results."""
+
+
+def sides(rule: Substitution, bindings: Bindings, dtypes: Mapping[str, str] = DTYPES) -> Sides:
     """
     Build both sides of a rule as graphs; return (the input leaves, the source's results, the target's results).
 

@@ -47,8 +47,23 @@ def condition(constraint: Constraint) -> Any:
 class _Model(dict[str, int]):
     """Values of symbols; those it does not have are 1."""
 
+    def __init__(self, values: Iterable[tuple[str, int]]):
+        super().__init__(values)
+        self._held: dict[Constraint, bool] = {}
+
     def __missing__(self, key: str) -> int:
         return 1
+
+    def satisfies(self, constraints: Iterable[Constraint]) -> bool:
+        """Return whether all constraints hold at these values."""
+        held = self._held
+        for c in constraints:
+            known = held.get(c)
+            if known is None:
+                known = held[c] = holds(c, self)
+            if not known:
+                return False
+        return True
 
 
 class Answers:
@@ -95,7 +110,7 @@ class Answers:
     def _at_hand(self, constraints: frozenset[Constraint]) -> bool:
         """Return whether a model is known already. The one found moves to the front."""
         for i, model in enumerate(self.models):
-            if all(holds(c, model) for c in constraints):
+            if model.satisfies(constraints):
                 self.models.insert(0, self.models.pop(i))
                 return True
         return False
@@ -106,7 +121,7 @@ class Answers:
         found = solution(constraints)
         if found is None:
             return self._ask(constraints)
-        self._keep(_Model(found))
+        self._keep(_Model(found.items()))
         return False
 
     def _ask(self, constraints: frozenset[Constraint]) -> bool:
@@ -143,6 +158,8 @@ class Facts:
     def __init__(self, constraints: Iterable[Constraint], answers: Answers | None = None):
         self.constraints = frozenset(constraints)
         self._answers = answers or Answers()
+        self._near: dict[frozenset[str], frozenset[Constraint]] = {}
+        self._more: dict[frozenset[Constraint], Facts] = {}
 
     @property
     def questions(self) -> int:
@@ -152,7 +169,12 @@ class Facts:
     def also(self, constraints: Iterable[Constraint]) -> Facts:
         """Return these facts together with further constraints."""
         found = frozenset(constraints)
-        return self if found <= self.constraints else Facts(self.constraints | found, self._answers)
+        if found <= self.constraints:
+            return self
+        facts = self._more.get(found)
+        if facts is None:
+            facts = self._more[found] = Facts(self.constraints | found, self._answers)
+        return facts
 
     def imply(self, claim: Constraint) -> bool:
         """Return whether it is shown that `claim` follows from the facts. Returns False, too, if Z3 gives up."""
@@ -171,12 +193,14 @@ class Facts:
         Return whether it is shown that the constraints cannot hold together with the facts. Returns False, too, if Z3
         gives up.
         """
-        found = frozenset(c for c in constraints if c not in self.constraints and not self._trivial(c))
-        if any(c.poly.constant is not None for c in found):
+        found = frozenset([c for c in constraints if c not in self.constraints and not self._trivial(c)])
+        if not found:
+            return False
+        if any([c.poly.constant is not None for c in found]):
             return True
-        if any(o in found or o in self.constraints for c in found if not c.equal for o in c.negated):
+        if any([o in found or o in self.constraints for c in found if not c.equal for o in c.negated]):
             return True
-        return bool(found) and self._unsatisfiable(found)
+        return self._unsatisfiable(found)
 
     def weights_cancel(self, weighted: Sequence[tuple[int, frozenset[Constraint]]]) -> bool:
         """
@@ -186,7 +210,7 @@ class Facts:
         `weighted` are (weight, constraint set) pairs, of which a set holds where all its constraints do.
         """
         symbols = frozenset[str]().union(*(c.poly.symbols for _, domain in weighted for c in domain))
-        return self._answers.cancel(tuple(weighted), frozenset(self._about(symbols)))
+        return self._answers.cancel(tuple(weighted), self._about(symbols))
 
     @staticmethod
     def _trivial(claim: Constraint) -> bool:
@@ -194,16 +218,20 @@ class Facts:
         return value is not None and (value == 0 if claim.equal else value >= 0)
 
     def _unsatisfiable(self, constraints: frozenset[Constraint]) -> bool:
-        symbols = frozenset[str]().union(*(c.poly.symbols for c in constraints))
-        return self._answers.unsatisfiable(constraints | frozenset(self._about(symbols)))
+        symbols = frozenset[str]().union(*[c.poly.symbols for c in constraints])
+        return self._answers.unsatisfiable(constraints | self._about(symbols))
 
-    def _about(self, symbols: frozenset[str]) -> list[Constraint]:
+    def _about(self, symbols: frozenset[str]) -> frozenset[Constraint]:
         """Return the facts that have to do with some symbols, directly or through others."""
-        left, found = set(self.constraints), list[Constraint]()
+        known = self._near.get(symbols)
+        if known is not None:
+            return known
+        left, found, reached = set(self.constraints), set[Constraint](), symbols
         while True:
-            near = [c for c in left if not c.poly.symbols.isdisjoint(symbols)]
+            near = [c for c in left if not c.poly.symbols.isdisjoint(reached)]
             if not near:
-                return found
-            found += near
-            left -= set(near)
-            symbols = symbols.union(*(c.poly.symbols for c in near))
+                self._near[symbols] = known = frozenset(found)
+                return known
+            found.update(near)
+            left.difference_update(near)
+            reached = reached.union(*[c.poly.symbols for c in near])

@@ -6,6 +6,7 @@ index variables, for all sizes at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from unity_ir.errors import UnityError
 from unity_ir.ops.operator import Operator
@@ -18,7 +19,7 @@ from unity_ir.rules.proof.forms import Constraint
 from unity_ir.rules.proof.tensors import TensorForm, divided
 from unity_ir.tdl import syntax
 from unity_ir.tdl.bind import Spelled
-from unity_ir.tdl.syntax import Affine, Composite, Entry, Var, WrittenIndex, accesses
+from unity_ir.tdl.syntax import Affine, Composite, Entry, Var, WrittenIndex
 
 
 class SymbolicLine:
@@ -46,8 +47,7 @@ class SymbolicLine:
         self.dtype = next((t.dtype for p, of_any, t in kinds if p.floating or of_any), "f64")
         """The element type of results for which the line names none."""
         self.tensors = {p.name: t for p, t in zip(spelled.bound.operands, operands, strict=True)}
-        defaults = ((a.name, a.default) for a in operator.line.attributes if a.default is not None)
-        self.attributes = {**{name: attribute_expression(value) for name, value in defaults}, **attributes}
+        self.attributes = {**_defaults(operator), **attributes}
         self.extents = self._extents()
 
     def terms(self, index: Affine) -> tuple[list[tuple[Poly, str]], Poly]:
@@ -71,12 +71,12 @@ class SymbolicLine:
         extents: dict[str, Poly] = {v: given_number(of, self.attributes) for v, of in self.spelled.sizes.items()}
         places: list[tuple[str, object, Poly]] = []
         for result in self.spelled.bound.results:
-            for access in accesses(result.expr):
-                shape = self.tensors[access.tensor].shape
-                places += [(access.tensor, i, s) for i, s in zip(access.indices, shape, strict=True)]
-        for tensor, index, size in places:
-            if isinstance(index, Var):
-                self._set(extents, index.name, size, tensor)
+            for access in result.accesses:
+                for index, size in zip(access.indices, self.tensors[access.tensor].shape, strict=True):
+                    if isinstance(index, Var):
+                        self._set(extents, index.name, size, access.tensor)
+                    else:
+                        places.append((access.tensor, index, size))
         for tensor, index, size in places:
             if isinstance(index, Composite):
                 self._composite(extents, index, size, tensor)
@@ -132,6 +132,11 @@ class SymbolicLine:
         attribute that gives it is no number.
         """
         return dim_size(index, self.extents, self.spelled, self.attributes)
+
+
+@cache
+def _defaults(operator: Operator) -> Mapping[str, AttrExpr]:
+    return {a.name: attribute_expression(a.default) for a in operator.line.attributes if a.default is not None}
 
 
 def _of_any_type(line: syntax.Line, bound: syntax.Bound) -> list[bool]:

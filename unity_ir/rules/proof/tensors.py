@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TypeAlias
 
 from unity_ir.rules.poly import ONE, ZERO, Poly, product, symbol
 from unity_ir.rules.proof.equal import Undecided
-from unity_ir.rules.proof.forms import Constraint, Form, Mono, Read, box, fresh, summed
+from unity_ir.rules.proof.forms import UNIT, Constraint, Form, Mono, Read, box, fresh, summed
 from unity_ir.tdl.syntax import NOT_FLOATING
 
 ElementPosition: TypeAlias = tuple[Poly, ...]
@@ -52,7 +51,7 @@ def named(name: str, shape: tuple[Poly, ...], dtype: str = "f64") -> TensorForm:
     Make the symbolic tensor of a rule's input, of this shape and element type: its element at i is the unknown
     `name[i]` (`Read`).
     """
-    return TensorForm(shape, lambda at: (Mono(Fraction(1), (), frozenset(), (Read(name, at),)),), dtype, stored=True)
+    return TensorForm(shape, lambda at: (Mono(UNIT, (), frozenset(), (Read(name, at),)),), dtype, stored=True)
 
 
 def zeros(shape: tuple[Poly, ...], dtype: str) -> TensorForm:
