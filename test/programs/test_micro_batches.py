@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from models import MODELS, data, machine, weight
 from ranks import Ranks, check, gradients
 
+from unity_ir.errors import UnityError
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, Optimizer, apply
+from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
 from unity_ir.pcg.micro_batches import in_micro_batches, micro_batch
+from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Compute
@@ -63,6 +66,45 @@ def test_what_depends_on_no_sample_is_done_once(ranks: Ranks, count: int, inside
     when = {line.when for line in made.schedule.lines if isinstance(line.action, Compute)}
     assert when == {"first", "every", "last"}
     assert ranks.run(emit(made, graph).text, 2, check, 2) == [[]] * 2
+
+
+def read_twice() -> Graph:
+    """A weight that an operator reads once, and one of the loop before it in every micro-batch."""
+    x, y = data("x", 8, 24), data("y", 8, 24)
+    w, u = weight("w", 24, 24), weight("u", 24, 24)
+    out = apply("matmul", [apply("matmul", [x.result, w]).result, apply("add", [w, u]).result]).result
+    return Graph("read_twice", (x, y), (apply("mse", [out, y.result]).result,))
+
+
+def zeros() -> Graph:
+    """A number for each sample, which an operator reads before it meets the samples, as an initial state is."""
+    x, y = data("x", 8, 24), data("y", 8, 24)
+    start = leaf("constant", tensor_type((8, 24), "f32"), value=0.5).result
+    before = apply("matmul", [start, weight("u", 24, 24)]).result
+    out = apply("add", [before, apply("matmul", [x.result, weight("w", 24, 24)]).result]).result
+    return Graph("zeros", (x, y), (apply("mse", [out, y.result]).result,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", [read_twice, zeros])
+@pytest.mark.parametrize("plan", ["data-parallel", "fsdp", "zero3"])
+def test_what_is_made_once_lasts_to_its_last_reader_in_the_last_micro_batch(
+    ranks: Ranks, made: Callable[[], Graph], plan: str
+):
+    graph, on = made(), machine("ideal:2")
+    placed = run(graph, on, plan, micro_batches=4).graph
+    step = fuse_collectives(differentiate(placed, Optimizer("sgd", 0.1), on.mesh))
+    text = emit(plan_step(lower(step, on), PlanOptions(kernels="torch")), graph).text
+    assert ranks.run(text, 2, check, 2) == [[]] * 2
+
+
+def test_a_loss_that_is_no_sum_over_samples_is_refused():
+    x, y = data("x", 8, 24), data("y", 8, 24)
+    out = apply("matmul", [x.result, weight("w", 24, 24)]).result
+    root = apply("sqrt", [apply("mse", [out, y.result]).result]).result
+    for strategy in ("joint", "fsdp"):
+        with pytest.raises(UnityError, match=r"pcg.sqrt: each of the 2 micro-batches needs its gradient"):
+            run(Graph("root", (x, y), (root,)), machine("ideal:2"), strategy, micro_batches=2)
 
 
 MUTANTS = {

@@ -113,7 +113,9 @@ class _Search(ModulePass):
         except ValueError:
             count = 0
         if count < 1:
-            raise UnityError(f"pcg-search: micro_batches is {self.micro_batches!a}; it is a number of them, or auto")
+            raise UnityError(
+                f"pcg-search: micro_batches is {self.micro_batches!a}; it is a number of them, 1 or more, or auto"
+            )
         return run(graph, machine, *given, count)
 
     def _optimizer(self) -> Optimizer | None:
@@ -141,7 +143,8 @@ class _Search(ModulePass):
         if self.explain is not None and result.joint is None:
             raise UnityError(f"pcg-search: the plan of @{name} is not the search's but one by hand; leave out explain")
         if self.explain is not None and result.joint is not None:
-            print(explain(result.joint, result.cost, self.explain), file=sys.stderr)
+            priced = result.of_micro_batch or result.cost
+            print(explain(result.joint, priced, self.explain), file=sys.stderr)
 
     def _options(self) -> dict[str, OptionValue]:
         """Return the options of the strategy that were given."""

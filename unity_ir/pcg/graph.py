@@ -307,7 +307,13 @@ def infer_types(operator: Operator, operands: tuple[TensorType, ...], attributes
     analysis = operator.bind(tuple(t.shape for t in operands), attributes, tuple(t.dtype for t in operands))
     bound = analysis.bound
     dtype = _check_elements(operator, bound, operands)
-    configuration = infer_configuration(analysis, [t.parts for t in operands])
+    try:
+        configuration = infer_configuration(analysis, [t.parts for t in operands])
+    except UnityError as error:
+        if all(t.time is None for t in operands):
+            raise
+        said = str(error).partition("; insert ")[0]
+        raise UnityError(f"{said}; of what is in time, pcg.accumulate adds up addends after the loop") from error
     times = result_degrees(analysis, _in_time(analysis, configuration, operands))
     return tuple(
         divided_type(shape, result.dtype or dtype, d, time=_time_of(time))

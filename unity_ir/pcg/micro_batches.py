@@ -133,6 +133,7 @@ class _Follower:
         own = [self.roles[v] for v in node.operands]
         given = [self.whole[v] for v in node.operands]
         failed: UnityError | None = None
+        before = len(self.wanted)
         for attributes in _candidates(node.attributes, self.count) if self.grows else (node.attributes,):
             try:
                 whole = apply(node.op, given, dict(attributes))
@@ -147,7 +148,6 @@ class _Follower:
             self.whole.update(zip(node.results, whole.results, strict=True))
             return True
         if self.grows:
-            before = len(self.wanted)
             with suppress(UnityError):
                 self._roles(node, own, node)
             if len(self.wanted) > before:
@@ -266,10 +266,13 @@ def in_micro_batches(
         return apply(node.op, given, dict(attributes), node.view).results
 
     found = rewrite(plan, lifted)
-    # Of a whole model, the step returns the loss alone; what else it puts out stays in time.
-    is_whole = bool(found.outputs) and found.outputs[0].shape == ()
-    left = 1 if is_whole else len(found.outputs)
-    return replace(found, outputs=(*(_at(v, None) for v in found.outputs[:left]), *found.outputs[left:]))
+    if not found.outputs or found.outputs[0].shape != ():
+        raise UnityError(
+            f"func.func @{plan.name}: is a part of a model, whose outputs are of all micro-batches; give it a loss as "
+            "its first output, or use 1 micro-batch"
+        )
+    # The step returns the loss alone; what else the model puts out stays in time.
+    return replace(found, outputs=(_at(found.outputs[0], None), *found.outputs[1:]))
 
 
 def _at(value: Value, time: InTime | None) -> Value:

@@ -49,9 +49,9 @@ def _by(op: str, attributes: Mapping[str, int]) -> int:
     return attributes["by"]
 
 
-def _on_devices(x: TensorType, degree: int) -> str:
-    """Return a degree over devices as text, which says so where there are micro-batches, too."""
-    return str(degree) if x.time is None else f"{degree} within a micro-batch"
+def _within(x: TensorType) -> str:
+    """Return what to say after a degree over devices where there are micro-batches, too."""
+    return "" if x.time is None else " within a micro-batch"
 
 
 def _plain(op: str, x: TensorType) -> None:
@@ -92,8 +92,8 @@ def _partition(x: TensorType, a: Mapping[str, int]) -> TensorType:
 def _combine(x: TensorType, a: Mapping[str, int]) -> TensorType:
     dim, by = _dim("combine", x, a["dim"]), _by("combine", a)
     if x.parts_in_space.dims[dim] % by:
-        degree = _on_devices(x, x.parts_in_space.dims[dim])
-        raise UnityError(f"pcg.combine: dim {dim} has degree {degree}, which cannot be combined by {by}")
+        degree, within = x.parts_in_space.dims[dim], _within(x)
+        raise UnityError(f"pcg.combine: dim {dim} has degree {degree}{within}, which cannot be combined by {by}")
     return x.with_degree(dim, x.degrees[dim] // by)
 
 
@@ -104,16 +104,16 @@ def _replicate(x: TensorType, a: Mapping[str, int]) -> TensorType:
 def _reduce(x: TensorType, a: Mapping[str, int]) -> TensorType:
     by = _by("reduce", a)
     if x.parts_in_space.sum % by:
-        addends = _on_devices(x, x.parts_in_space.sum)
-        raise UnityError(f"pcg.reduce: the value is in {addends} partial sums, which cannot be reduced by {by}")
+        addends, within = x.parts_in_space.sum, _within(x)
+        raise UnityError(f"pcg.reduce: the value is in {addends} partial sums{within}, which cannot be reduced by {by}")
     return x.with_sum(x.sum // by)
 
 
 def _pick(x: TensorType, a: Mapping[str, int]) -> TensorType:
     by = _by("pick", a)
     if x.parts_in_space.copy % by:
-        copies = _on_devices(x, x.parts_in_space.copy)
-        raise UnityError(f"pcg.pick: the value has {copies} copies, of which one of {by} cannot be picked")
+        copies, within = x.parts_in_space.copy, _within(x)
+        raise UnityError(f"pcg.pick: the value has {copies} copies{within}, of which one of {by} cannot be picked")
     return x.with_copy(x.copy // by)
 
 

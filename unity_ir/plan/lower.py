@@ -12,7 +12,7 @@ from dataclasses import replace
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph, Node, Value, topological
 from unity_ir.pcg.parallel import IN_TIME
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import (
@@ -155,6 +155,11 @@ class _Lowering:
                 f"pcg.{node.op}: dim {dim} is divided over devices, too, of which each would need other parts; "
                 f"combine dim {dim} before, or make inputs in micro-batches"
             )
+        if node.op in ("reuse", "pipeline") and (late := _late(operand)) is not None:
+            raise UnityError(
+                f"pcg.{late.op}: each of the {self.micro_batches} micro-batches needs its gradient, which is of all: a "
+                "loss must be a sum over samples, and terms without any; use 1 micro-batch"
+            )
         given = self._at(operand, layout)
         self.body.append(TimeStep(given, self._register(node.result, layout), node.op))
 
@@ -224,6 +229,14 @@ def _micro_batches(graph: Graph) -> int:
     if len(found) > 1:
         raise UnityError(f"func.func @{graph.name}: has values in {found[0]} and in {found[1]} micro-batches; use one")
     return found[0] if found else 1
+
+
+def _late(value: Value) -> Node | None:
+    """Return the last operator on the way to a value that reads what is known only after all micro-batches, if any."""
+    for node in reversed(topological([value])):
+        if any(v.node.op in ("accumulate", "batch") for v in node.operands):
+            return node
+    return None
 
 
 def _role_in_time(node: Node) -> GridRole:

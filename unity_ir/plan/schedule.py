@@ -564,11 +564,16 @@ class _Scheduler:
         # What is made once, or adds up, stays from one micro-batch to the next.
         sums = {m.result for m in self.moves if isinstance(m, TimeStep) and m.kind in ("accumulate", "batch")}
         once = sums | {r for r, when in self.program.when.items() if when == "first"}
+        each = (unfreed.reads_and_makes(a)[0] for a in self.lines if self._when(a) == "every")
+        read_again = once.intersection(r for reads in each for r in reads)
         for action in reversed(self.lines):
             reads, makes = unfreed.reads_and_makes(action)
+            when = self._when(action)
+            if when == "first":
+                # Lines before it, in later micro-batches, read these again.
+                reads, makes = (tuple(r for r in registers if r not in read_again) for registers in (reads, makes))
             dies = tuple(r for r in dict.fromkeys((*reads, *makes)) if r not in alive and r not in kept)
             alive.update(reads)
-            when = self._when(action)
             late = tuple(r for r in dies if r in once) if when == "every" else ()
             out.append(ScheduledLine(action, tuple(r for r in dies if r not in late), when, late))
         return out[::-1]

@@ -20,6 +20,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Optimizer
 from unity_ir.pcg.micro_batches import in_micro_batches
 from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.plan.plan import plan_graph
 from unity_ir.search.baselines.batch_dims import batch_dims
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.result import SearchResult
@@ -74,7 +75,10 @@ def in_time(
         plans = ways(found.graph)
         best = min(plans, key=rank) if len(plans) > 1 else plans[0]
         priced = cost(best, machine, optimizer)
-        return replace(found, graph=best, cost=priced, bound=None, proved=None), needed(best, priced, optimizer)
+        if not is_searched:
+            plan_graph(best, machine, optimizer)  # it may turn out that it has no program
+        of_step = replace(found, graph=best, cost=priced, bound=None, proved=None, of_micro_batch=found.cost)
+        return of_step, needed(best, priced, optimizer)
 
     @cache
     def rank(plan: Graph) -> tuple[bool, float]:

@@ -38,6 +38,8 @@ class SearchResult:
     """Whether it ended early, by Ctrl-C or its budget: this is the best plan until then."""
     budget: Budget | None = None
     """Work allowed and spent."""
+    of_micro_batch: PlanCost | None = None
+    """Cost of the plan of one micro-batch, where a step has several: that which `search.explain` explains."""
     proved: PlanCost | None = None
     """Cost of the plan nearest to the bound, where another is faster as emitted."""
 

@@ -129,10 +129,10 @@ def run_in_time(
     while count == 1 or _is_divisible(serial, dims, count):
         try:
             found = run(graph, machine, strategy, optimizer, options, progress, budget, count)
+            seconds = as_emitted(found.graph, machine, optimizer or graph.optimizer or Optimizer())[0]
         except UnityError as error:
             failed = failed or error
         else:
-            seconds = as_emitted(found.graph, machine, optimizer or graph.optimizer or Optimizer())[0]
             if best is not None and seconds >= best[0]:
                 return best[1]
             best = seconds, found

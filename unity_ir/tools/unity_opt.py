@@ -218,6 +218,8 @@ class UnityOpt(xDSLOptMain):
             if self.args.budget is not None:
                 options["seconds"] = seconds(self.args.budget)
             if self.args.micro_batches is not None:
+                if "micro_batches" in options:
+                    raise UnityError(f"unity-opt: {asked_by} and --micro-batches both say how many; leave one out")
                 options["micro_batches"] = self.args.micro_batches
             if self.trains_with is not None:
                 if options.setdefault("optimizer", self.trains_with) != self.trains_with:
