@@ -58,8 +58,8 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
         parser.add_argument(
             "--micro-batches",
             metavar="M",
-            help="with --search or --degrees: run the batch in M parts, one after the other, adding up gradients; "
-            "auto: as many as make the fastest step that fits",
+            help="with --search: run the batch in M parts, one after the other, and add up gradients; also with "
+            "--degrees; auto: as many as make the fastest step that fits",
         ),
         parser.add_argument(
             "--explain",
