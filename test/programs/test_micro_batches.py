@@ -24,7 +24,7 @@ from unity_ir.search.in_time import sample_dims
 
 
 def program(model: str, count: int, inside: bool = False, plan: str = "data-parallel", where: str = "ideal:2") -> str:
-    """The text of a model's program whose step has so many micro-batches."""
+    """The text of a model's program whose step has `count` micro-batches."""
     graph, on = MODELS[model][0](), machine(where)
     dims = sample_dims(graph)
     placed = run(micro_batch(graph, dims, count), on, plan).graph

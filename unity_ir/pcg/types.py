@@ -115,6 +115,8 @@ class TensorType:
     @cached_property
     def parts_in_space(self) -> Degrees:
         """How the value is divided over devices within one micro-batch: `parts` without the pieces in time."""
+        if self.time is None:
+            return self.parts
         parts, time = self.parts, self.parts_in_time
         dims = tuple(d // t for d, t in zip(parts.dims, time.dims, strict=True))
         return replace(parts, dims=dims, sum=parts.sum // time.sum, copy=parts.copy // time.copy)

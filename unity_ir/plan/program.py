@@ -230,10 +230,12 @@ class Program:
         What is made in the loop of what every micro-batch reads alike, such as a gathered weight, is made in the first
         and kept; but for what the step makes twice, since it is not kept for the backward, either (ZeRO-3).
         """
+        if self.micro_batches == 1:
+            return dict.fromkeys(self.tensors, "every")
         found: dict[Register, When] = {}
         late: set[Register] = set()
         alike: set[Register] = set()
-        twice = _made_twice(self.body) if self.micro_batches > 1 else set[Register]()
+        twice = _made_twice(self.body)
         for instruction in self.body:
             made = makes(instruction)
             if isinstance(instruction, TimeStep) and instruction.kind in ("accumulate", "batch"):
@@ -242,8 +244,7 @@ class Program:
                 late.update(made)
                 found.update(dict.fromkeys(made, "last"))
                 continue
-            is_in = self.micro_batches == 1 or isinstance(instruction, TimeStep)
-            is_in = is_in or any(self.tensors[r].layout[-1] != REPEAT for r in made)
+            is_in = isinstance(instruction, TimeStep) or any(self.tensors[r].layout[-1] != REPEAT for r in made)
             read = reads(instruction)
             is_alike = bool(read) and alike.issuperset(read) and twice.isdisjoint(made)
             if is_alike or (isinstance(instruction, TimeStep) and instruction.kind == "reuse"):

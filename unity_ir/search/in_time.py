@@ -108,7 +108,7 @@ def _gradients(graph: Graph) -> int:
 
 
 def _with_less(machine: Machine, reserve: int) -> Machine:
-    """Return the machine whose devices have so many bytes less, but at least one."""
+    """Return the machine with `reserve` bytes less memory per device (1 byte at least)."""
     if reserve == 0:
         return machine
     return replace(machine, device=replace(machine.device, memory=max(machine.device.memory - reserve, 1)))

@@ -144,7 +144,7 @@ def run_in_time(
 
 
 def _is_divisible(serial: Graph, dims: Mapping[str, int], count: int) -> bool:
-    """Return whether a step can run its batch in so many micro-batches."""
+    """Return whether a step can run its batch in `count` micro-batches."""
     with suppress(UnityError):
         return bool(micro_batch(serial, dims, count))
     return False

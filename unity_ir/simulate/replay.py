@@ -80,10 +80,10 @@ class _Replay:
         self.syncs = _syncs(plan)
         self.loss = plan.program.loss
         self.kept = {i.result for i in plan.program.body if isinstance(i, TimeStep) and i.kind != "pipeline"}
-        """What adds up over micro-batches."""
+        """Results that accumulate over micro-batches."""
 
     def tasks(self, micro_batches: int) -> TaskGraph:
-        """Return the tasks of a step of so many micro-batches."""
+        """Return the tasks of a step of which `micro_batches` are played."""
         program = self.program
         for self.micro_batch in range(micro_batches):
             self.is_backward = False
