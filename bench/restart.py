@@ -78,7 +78,7 @@ def disturbed(path: Path, ranks: int, steps: int, kills: int, random: Random, *o
     try:
         for line in run.stdout:
             tail = [*tail[-30:], line]
-            found = re.match(r"step (\d+) loss (\S+)$", line)
+            found = re.match(r"step (\d+) loss (\S+)", line)
             if not found:
                 continue
             step = int(found[1])
@@ -121,7 +121,7 @@ def main() -> int:
         kills, losses = disturbed(path, RANKS, STEPS, options.kills, Random(options.seed), *saving)
         end = time.perf_counter()
         equal = (folder / "plain").read_bytes() == (folder / "killed").read_bytes()
-        same = losses == re.findall(r"^step \d+ loss (\S+)$", text, re.M)
+        same = losses == re.findall(r"^step \d+ loss (\S+)", text, re.M)
     figures = {
         "model": MODEL,
         "ranks": RANKS,

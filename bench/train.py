@@ -157,7 +157,7 @@ def run(name: str, steps: int, folder: Path, search: str = "data-parallel") -> d
     begin = time.perf_counter()
     text = torchrun(path, "--steps", str(steps), "--data", str(data))
     seconds = time.perf_counter() - begin
-    losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)$", text, re.M)]
+    losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)", text, re.M)]
     plain = plain_losses(case, path, weights, data, steps)
     apart = max(abs(a - b) / abs(b) for a, b in zip(losses, plain, strict=True))
     return {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from unity_ir.ops.optimizers import OPTIMIZERS
+
 NOT_ARITHMETIC = {"BLOCK", "num_warps", "num_stages", "other", "mask"}
 """Keywords of how a kernel is launched, and of what is read and written where nothing is."""
 
@@ -38,7 +40,7 @@ def mutants(text: str) -> list[tuple[str, str]]:
 
 
 def _is_update(name: str) -> bool:
-    return name == "update" or name.removesuffix("_torch").removesuffix("_kernel") in ("sgd", "adam", "adamw")
+    return name == "update" or name.removesuffix("_torch").removesuffix("_kernel") in OPTIMIZERS
 
 
 def _changed(function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
@@ -126,6 +128,8 @@ def _wrong(node: ast.AST, kind: int) -> ast.AST | None:
                 return ast.Call(ast.Attribute(value, "sub_"), args, keywords)
             if kind == 3 and name.endswith("_") and len(args) > 1:
                 return ast.Call(ast.Attribute(value, name), [*args[1:], args[0]], keywords)
+            if kind == 4 and keywords and keywords[0].arg == "alpha":
+                return ast.Call(ast.Attribute(value, name), args, [])
         case ast.Call(function, args, keywords) if isinstance(function, ast.Name | ast.Subscript):
             plain = [i for i, a in enumerate(args[:-1]) if not isinstance(a, ast.Starred) and i >= 4]
             if kind < len(plain):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -159,7 +160,7 @@ def trained(program: Any, steps: int, each_step: bool, seed: int = 0) -> dict[st
 
     def state() -> dict[str, Any]:
         """Weights and moments, whole."""
-        each = range(0 if program.OPTIMIZER[0] == "sgd" else 2)
+        each = range(len(program.STATE))
         own = ({n: pair[k] for n, pair in moments.items()} for k in each)
         found = [whole("moment", part, program.WEIGHTS) for part in own]
         return {
@@ -202,7 +203,7 @@ def _arrays(found: Any) -> Any:
 def run_main(
     program: Any, options: list[str], environment: dict[str, str] | None = None, folder: str = "."
 ) -> list[str]:
-    """The lines a rank prints when the program runs with these options."""
+    """The lines a rank prints when the program runs with these options, without its speed and memory."""
     import torch
 
     written = io.StringIO()
@@ -218,7 +219,7 @@ def run_main(
         torch.use_deterministic_algorithms(deterministic)
         os.environ.clear()
         os.environ.update(before)
-    return written.getvalue().splitlines()
+    return re.sub(r"  [\d,.e+]+ \w+/s|  [\d.]+ GB", "", written.getvalue()).splitlines()
 
 
 def refused(program: Any, options: list[str], environment: dict[str, str]) -> tuple[int, str]:

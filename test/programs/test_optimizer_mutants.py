@@ -16,12 +16,23 @@ from unity_ir.lowering.emit.printer import emit
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.optimizer import Optimizer, ParameterGroup
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.search import run
 
-SETTINGS = [Optimizer("sgd", 0.1), Optimizer("adam", 1e-3), Optimizer("adamw", 1e-3), Optimizer("adamw", 1e-5)]
+SETTINGS = [
+    Optimizer("sgd", 0.1),
+    Optimizer("momentum", 0.1, weight_decay=1e-4, clip=0.1),
+    Optimizer("adam", 1e-3),
+    Optimizer("adamw", 1e-3, clip=1.0, groups=(ParameterGroup("*bias*", (("weight_decay", 0.0),)),)),
+    Optimizer("adamw", 1e-5),
+    Optimizer("lion", 1e-4, weight_decay=0.1),
+]
+
+
+LEAST = {"sgd": 3, "momentum": 9, "adam": 40, "adamw": 40, "lion": 18}
+"""Mutants there are at least, as many as there is arithmetic."""
 
 
 @pytest.mark.slow
@@ -32,7 +43,7 @@ def test_every_mutant_is_told(ranks: Ranks, optimizer: Optimizer, kernels: str):
     step = differentiate(run(graph, on, "data-parallel").graph, optimizer, on.mesh)
     text = emit(plan_step(lower(step, on), PlanOptions("torch", kernels)), graph).text
     wrong = mutants(text)
-    assert len(wrong) >= (6 if optimizer.name == "sgd" else 50)
+    assert len(wrong) >= LEAST[optimizer.name]
     if kernels == "triton" or optimizer.lr > 1e-5:
         wrong = sample(wrong, 3 if optimizer.lr <= 1e-5 or kernels == "torch" else 12)
     found = ranks.run(text, 1, checked_each, [mutant for _, mutant in wrong])[0]

@@ -29,7 +29,7 @@ def bench(name: str) -> ModuleType:
 
 
 def losses(lines: list[str]) -> list[str]:
-    return re.findall(r"^step \d+ loss (\S+)$", "\n".join(lines), re.M)
+    return re.findall(r"^step \d+ loss (\S+)", "\n".join(lines), re.M)
 
 
 @pytest.mark.slow

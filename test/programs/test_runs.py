@@ -312,8 +312,8 @@ def test_hyperparameters_are_the_checkpoint_s_unless_said(
     """A rate that is changed on purpose is named; the next checkpoint has the new one."""
     folder = str(tmp_path)
     main("--steps", "1", "--save", folder)
-    other = text.replace("'lr': 0.001", "'lr': 0.5").replace(" t, 0.001,", " t, 0.5,")
-    assert other.count("0.5,") - text.count("0.5,") == 2
+    other = text.replace("'lr': 0.001", "'lr': 0.5")
+    assert other.count("0.5,") - text.count("0.5,") == 1
     options = ["--steps", "2", "--load", folder, "--save", folder]
     found = ranks.run(other, 2, refused, options, {})
     said = "trained with lr=0.001, and this program has lr=0.5; --changed lr goes on so\n"
@@ -322,7 +322,8 @@ def test_hyperparameters_are_the_checkpoint_s_unless_said(
     assert ranks.run(other, 2, refused, [*options, "--changed", "eps"], {}) == found
     ranks.run(other, 2, run_main, [*options, "--changed", "lr"])
     assert "trained with lr=0.5, and this program has lr=0.001" in refusal("--load", folder)
-    assert "--changed momentum: adam has lr, beta1, beta2, eps" in refusal("--load", folder, "--changed", "momentum")
+    known = "--changed momentum: known are lr, beta1, beta2, eps, clip, groups, schedule"
+    assert known in refusal("--load", folder, "--changed", "momentum")
 
 
 def test_a_second_run_into_a_folder_is_refused(

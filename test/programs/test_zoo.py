@@ -21,9 +21,10 @@ from zoo import by_hand as zoo_by_hand
 from zoo_plans import VARIANTS, of_type, program, sized
 
 from unity_ir.models import build
-from unity_ir.pcg.graph import HYPERPARAMETERS, Optimizer
+from unity_ir.ops.optimizers import OPTIMIZERS
+from unity_ir.pcg.optimizer import Optimizer
 
-OPTIMIZERS = {name: Optimizer(name, 1e-2, weight_decay=0.1) for name in HYPERPARAMETERS}
+OPTIMIZERS = {name: Optimizer(name, 1e-2, weight_decay=0.1) for name in OPTIMIZERS}
 WORLDS = (2, 4, 8)
 VISION = ("alexnet", "inception_v3", "lenet", "resnet101", "resnext50", "wresnet")
 

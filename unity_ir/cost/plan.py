@@ -231,7 +231,7 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
             )
     weights = [u.weight.node for u in graph.updates] or [n for n in nodes if n.op == "weight" and n in with_gradient]
     between = reshards(graph, placement, machine)
-    update = sum(update_time(n, optimizer, machine) for n in weights)
+    update = sum(update_time(n, optimizer, machine) for n in weights) + norm_seconds(optimizer, machine)
     memory = _held(graph, placement, again, weights, between, optimizer)
     return PlanCost(
         machine,
@@ -303,9 +303,24 @@ def _weight_gradients(graph: Graph, weights: Iterable[Node], placement: Placemen
 def update_bytes(piece_bytes: int, optimizer: Optimizer) -> int:
     """
     Return the bytes that the optimizer reads and writes to update a weight's piece of `piece_bytes` bytes: weight,
-    gradient, and optimizer state.
+    gradient, and optimizer state; with a limit of the gradient's norm, which is computed first, the gradient twice.
     """
-    return piece_bytes * (3 + 2 * optimizer.states)
+    return piece_bytes * (3 + 2 * optimizer.states + (optimizer.clip > 0))
+
+
+def norm_seconds(optimizer: Optimizer, machine: Machine) -> float:
+    """
+    Return the seconds in which all devices add up the squares of their pieces of the gradient, one number, if the
+    optimizer has a limit of its norm; else 0.
+    """
+    if not optimizer.clip or machine.devices == 1:
+        return 0.0
+    axes = range(len(machine.mesh.sizes))
+    return machine.collective_time("all_reduce", machine.sizes_of(axes), NORM_BYTES)
+
+
+NORM_BYTES = 8
+"""Bytes of the sum of the squares of the gradient."""
 
 
 def update_time(weight: Node, optimizer: Optimizer, machine: Machine) -> float:

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from unity_ir.errors import UnityError
 from unity_ir.passes.graph_pass import GraphPass, ModuleMachine
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, optimizer_of
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer, optimizer_of
 from unity_ir.pcg.sharding import devices_of, mesh_of
+
+Number = float | int | None  # xDSL reads `lr=1` as an int
 
 
 @dataclass(frozen=True)
-class Differentiate(GraphPass):
+class OptimizerOptions:
+    """Options of passes that choose an optimizer: its name, its hyperparameters (`ops.optimizers`), clip and groups."""
+
+    optimizer: str | None = None
+    """The optimizer of the updates; by default the one that the function was searched for, or sgd."""
+
+    lr: Number = None
+    beta1: Number = None
+    beta2: Number = None
+    eps: Number = None
+    weight_decay: Number = None
+    momentum: Number = None
+    clip: Number = None
+    """Most the norm of the whole gradient may be, beyond which it is scaled down."""
+    groups: str | None = None
+    """Hyperparameters of some weights: `groups="@vectors weight_decay=0; head.* lr=0.0001"`."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that are given, by name."""
+        named = ((f.name, getattr(self, f.name)) for f in fields(OptimizerOptions))
+        return {name: value for name, value in named if value is not None}
+
+
+@dataclass(frozen=True)
+class Differentiate(OptimizerOptions, GraphPass):
     """
     Build the backward from the operators' gradients, and one update per weight.
 
@@ -20,15 +49,6 @@ class Differentiate(GraphPass):
     """
 
     name = "pcg-differentiate"
-
-    optimizer: str | None = None
-    """The optimizer of the updates; by default the one that the function was searched for, or sgd."""
-
-    lr: float | int | None = None  # xDSL reads `lr=1` as an int
-    beta1: float | int | None = None
-    beta2: float | int | None = None
-    eps: float | int | None = None
-    weight_decay: float | int | None = None
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         """
@@ -38,12 +58,13 @@ class Differentiate(GraphPass):
 
         Raises `UnityError` for options that are no hyperparameters of the optimizer, or out of range.
         """
-        searched = "sgd" if graph.optimizer is None else graph.optimizer.name
+        searched = graph.optimizer or Optimizer()
         if self.lr is not None and not 0 < self.lr < float("inf"):
             raise UnityError(f"pcg-differentiate: lr is {self.lr}; it must be a number above 0")
-        given = {name: getattr(self, name) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")}
-        settings = {name: value for name, value in given.items() if value is not None}
-        optimizer = optimizer_of("pcg-differentiate", self.optimizer or searched, settings)
+        settings = self.given
+        name = settings.pop("optimizer", searched.name)
+        own = searched.given if name == searched.name else {}
+        optimizer = optimizer_of("pcg-differentiate", name, {**own, **settings})
         found = machine()
         mesh = mesh_of(devices_of(graph)) if found is None else found.mesh
         return differentiate(graph, optimizer, mesh)

@@ -20,7 +20,8 @@ from unity_ir.dialects.machine import module_machine, set_machine
 from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.messages import tell
-from unity_ir.pcg.graph import Graph, Optimizer, optimizer_of
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer, optimizer_of
 from unity_ir.search import Progress, SearchResult, all_strategies, run, run_in_time
 from unity_ir.search.explain import explain
 from unity_ir.search.strategy import OptionValue, option_types

@@ -20,7 +20,7 @@ from unity_ir.errors import UnityError
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.machine import load
 from unity_ir.machine.tuned import read_table
-from unity_ir.passes.differentiate import Differentiate
+from unity_ir.passes.differentiate import Differentiate, OptimizerOptions
 from unity_ir.passes.fuse_collectives import FuseCollectives
 from unity_ir.passes.lower_to_spmd import REFERENCE, LowerToSpmd
 from unity_ir.plan.plan import PlanOptions, plan_step
@@ -29,7 +29,7 @@ from unity_ir.plan.schedule import BUCKET_BYTES
 
 
 @dataclass(frozen=True)
-class TritonTarget(Target):
+class TritonTarget(OptimizerOptions, Target):
     """
     Print the module's training step as one self-contained Python program.
 
@@ -50,12 +50,6 @@ class TritonTarget(Target):
     kernels: str = "triton"
     convolution: str = "torch"
     tune: str | None = None
-    optimizer: str | None = None
-    lr: float | int | None = None
-    beta1: float | int | None = None
-    beta2: float | int | None = None
-    eps: float | int | None = None
-    weight_decay: float | int | None = None
     bucket: int = BUCKET_BYTES
     fuse: bool = True
 
@@ -68,8 +62,7 @@ class TritonTarget(Target):
         that no kernel covers.
         """
         lowered = any(isinstance(op, ProgramOp) for op in module.ops)
-        names = ("optimizer", "lr", "beta1", "beta2", "eps", "weight_decay")
-        settings = {name: value for name in names if (value := getattr(self, name)) is not None}
+        settings = self.given
         if settings and (lowered or any(to_graph(f).updates for f in pcg_functions(module))):
             given = ", ".join(settings)
             raise UnityError(f"triton: the module is a whole training step already; give {given} to pcg-differentiate")
@@ -94,5 +87,6 @@ class TritonTarget(Target):
         options = PlanOptions(self.matmul, self.kernels, self.convolution, tuned, self.fuse, self.bucket)
         check_step(program, reference)
         links = [machine.levels[level].name for level in levels]
-        emitted = emit(plan_step(program, options), reference, links=links, origin=origin_of(serial, reference))
+        peaks = {dtype: peak * program.devices for dtype, peak in machine.device.flops.items()} if levels else {}
+        emitted = emit(plan_step(program, options), reference, "train.py", links, origin_of(serial, reference), peaks)
         output.write(emitted.text)

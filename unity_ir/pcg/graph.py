@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from math import inf
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes, Operator, Tensor
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.types import ELEMENT_BYTES, InTime, TensorType, divided_type
 from unity_ir.pcg.view import View
@@ -467,60 +467,6 @@ class Update:
 
     weight: Value
     grad: Value
-
-
-_ADAM = ("lr", "beta1", "beta2", "eps")
-HYPERPARAMETERS: Mapping[str, tuple[str, ...]] = {"sgd": ("lr",), "adam": _ADAM, "adamw": (*_ADAM, "weight_decay")}
-"""The optimizers, and what each takes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Optimizer:
-    """
-    The optimizer `sgd`, `adam` or `adamw` and its hyper-parameters; the others' hyper-parameters are ignored.
-
-    Defaults are PyTorch's, and are defined only here.
-    """
-
-    name: str = "sgd"
-    lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.01
-
-    @property
-    def states(self) -> int:
-        """The number of tensors of a weight's size that the optimizer keeps from step to step."""
-        return 0 if self.name == "sgd" else 2
-
-    @property
-    def settings(self) -> Mapping[str, float]:
-        """The hyper-parameters that this optimizer takes, by name."""
-        return {name: getattr(self, name) for name in HYPERPARAMETERS[self.name]}
-
-
-def optimizer_of(where: str, name: str, settings: Mapping[str, object]) -> Optimizer:
-    """
-    Make an optimizer from its name and settings; hyper-parameters that are not in `settings` have their defaults.
-
-    Raises `UnityError`, which begins with `where`, for an unknown optimizer, for a hyper-parameter that it does not
-    take, and for numbers out of range.
-    """
-    if name not in HYPERPARAMETERS:
-        raise UnityError(f"{where}: unknown optimizer {name!a}; known are {', '.join(HYPERPARAMETERS)}")
-    takes = HYPERPARAMETERS[name]
-    numbers: dict[str, float] = {}
-    for key, value in settings.items():
-        if key not in takes:
-            raise UnityError(f"{where}: {name} has no {key}; it takes {', '.join(takes)}")
-        below = 1 if key.startswith("beta") else inf
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
-            raise UnityError(
-                f"{where}: {key} is {value!r}; it must be a number from 0" + " to 1" * key.startswith("beta")
-            )
-        numbers[key] = float(value)
-    return Optimizer(name, **numbers)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ def listing(plan: Plan) -> str:
         only = "" if line.when == "every" else f"{line.when}: "
         out.append(f"  {_what(line.action):7} {only + _of(plan, line.action, names):40} {text}{frees}".rstrip())
     optimizer = program.optimizer.name if program.optimizer is not None else ""
+    if updates and program.optimizer is not None and program.optimizer.clip:
+        out.append(f"  {'norm':7} {f'of all gradients, at most {program.optimizer.clip:g}'}")
     out += [
         f"  {'update':7} {f'{names[u.weight]} by {optimizer}':40} {_registers((u.weight, u.grad))}" for u in updates
     ]

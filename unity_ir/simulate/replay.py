@@ -19,6 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from unity_ir.cost.lines import addition_bytes, kernel_seconds, update_seconds
+from unity_ir.cost.plan import norm_seconds
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Optimizer
 from unity_ir.pcg.sharding import Layout
@@ -93,6 +94,8 @@ class _Replay:
                 if line.when not in skipped:
                     self._line(line)
         updates = [i for i in program.body if isinstance(i, UpdateWeight)]
+        if updates and program.optimizer is not None and program.optimizer.clip and program.devices > 1:
+            self._norm(program.optimizer, updates[0])
         for update in updates:
             self._update(update)
         return self._graph(updates)
@@ -199,6 +202,16 @@ class _Replay:
         """Hold copies of these registers during some tasks."""
         if tasks:
             self.copied.append((sum(piece_bytes(self.program, register) for register in copied), tasks))
+
+    def _norm(self, optimizer: Optimizer, first: UpdateWeight) -> None:
+        """Add the sum over all devices of the squares of gradients, which every update waits for."""
+        machine = self.streams.machine
+        label = Label(SYNC, "norm of gradients", "", self.program.tensors[first.grad])
+        length, every = ticks(norm_seconds(optimizer, machine)), tuple(range(self.streams.classes))
+        levels = sorted(set(machine.axis_levels))
+        task = self._collective(every, levels, length, label, ())
+        for k in every:
+            self._on_compute(k, 0, label, [task])
 
     def _update(self, update: UpdateWeight) -> None:
         program, optimizer = self.program, self.program.optimizer

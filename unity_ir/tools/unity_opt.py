@@ -346,7 +346,7 @@ class UnityOpt(xDSLOptMain):
         from unity_ir.cost import stats
         from unity_ir.cost.plan import cost
         from unity_ir.dialects.convert import pcg_functions, to_graph
-        from unity_ir.pcg.graph import optimizer_of
+        from unity_ir.pcg.optimizer import optimizer_of
         from unity_ir.simulate.report import simulated
 
         for func in pcg_functions(module):

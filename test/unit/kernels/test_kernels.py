@@ -22,6 +22,7 @@ from unity_ir.kernels.pytorch.code import torch_expression
 from unity_ir.kernels.triton.expression import KERNEL_FUNCTIONS
 from unity_ir.ops import Operator, operator
 from unity_ir.ops.operator import Application
+from unity_ir.ops.optimizers import OPTIMIZERS
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.evaluate import evaluate
 from unity_ir.tdl.functions import FUNCTIONS
@@ -358,8 +359,8 @@ def test_refusals() -> None:
         for impl in ("triton", "torch"):
             with pytest.raises(UnityError, match=rf"^pcg\.odd: {message} is not a number"):
                 launcher(bound, ("f32",), impl)
-    with pytest.raises(UnityError, match="no triton optimizer lion"):
-        optimizer_launcher("lion")
+    with pytest.raises(UnityError, match="no triton optimizer muon"):
+        optimizer_launcher("muon")
 
 
 # --- PyTorch expressions ---------------------------------------------------------------------------------------------
@@ -466,27 +467,47 @@ def test_gradients(name: str, drawn: Any) -> None:
 # --- optimizers ------------------------------------------------------------------------------------------------------
 
 
+class Lion:
+    """Chen et al., 2023, algorithm 2, which PyTorch does not have."""
+
+    def __init__(self, parameters: list[torch.Tensor], lr: float, betas: tuple[float, float], weight_decay: float):
+        self.of, self.lr, self.betas, self.decay = parameters[0], lr, betas, weight_decay
+        self.mean = torch.zeros_like(self.of)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        assert self.of.grad is not None
+        mean = self.betas[0] * self.mean + (1 - self.betas[0]) * self.of.grad
+        self.of -= self.lr * (mean.sign() + self.decay * self.of)
+        self.mean = self.betas[1] * self.mean + (1 - self.betas[1]) * self.of.grad
+
+
+OPTIMIZER_CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {}),
+    "momentum": (torch.optim.SGD, {"momentum": 0.8, "weight_decay": 0.3}),
+    "adam": (torch.optim.Adam, {"betas": (0.8, 0.95), "eps": 1e-7}),
+    "adamw": (torch.optim.AdamW, {"betas": (0.8, 0.95), "eps": 1e-7, "weight_decay": 0.3}),
+    "lion": (Lion, {"betas": (0.8, 0.95), "weight_decay": 0.3}),
+}
+
+
 @pytest.mark.parametrize("impl", ["triton", "torch"])
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_optimizer(name: str, impl: str, runner: Any) -> None:
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_optimizer(name: str, impl: str, scale: float | None, runner: Any) -> None:
     rng = np.random.default_rng(0)
     start = rng.standard_normal((91, 101)).astype(np.float32)
     reference = torch.nn.Parameter(torch.from_numpy(start.copy()))
-    made = optimizer_launcher(name, impl=impl)
-    tensors = [torch.from_numpy(start.copy())]
-    more: tuple[float, ...] = () if name == "sgd" else (0.8, 0.95, 1e-7)
-    tensors += [torch.zeros(start.shape) for _ in more[:2]]
-    if name == "sgd":
-        optimizer: torch.optim.Optimizer = torch.optim.SGD([reference], lr=1e-2)
-    elif name == "adam":
-        optimizer = torch.optim.Adam([reference], lr=1e-2, betas=(0.8, 0.95), eps=1e-7)
-    else:
-        optimizer = torch.optim.AdamW([reference], lr=1e-2, betas=(0.8, 0.95), eps=1e-7, weight_decay=0.3)
-        more += (0.3,)
+    kind, settings = OPTIMIZER_CASES[name]
+    optimizer = kind([reference], lr=1e-2, **settings)
+    made, line = optimizer_launcher(name, impl=impl, is_scaled=scale is not None), OPTIMIZERS[name]
+    tensors = [torch.from_numpy(start.copy()), *(torch.zeros(start.shape) for _ in line.state)]
+    flat = {"lr": 1e-2, **settings, **dict(zip(("beta1", "beta2"), settings.get("betas", ()), strict=False))}
+    numbers = [flat[n] for n in line.defaults]
     for step in range(1, 6):
         g = rng.standard_normal(start.shape).astype(np.float32)
-        reference.grad = torch.from_numpy(g.copy())
+        reference.grad = torch.from_numpy(g.copy()) * (1.0 if scale is None else scale)
         optimizer.step()
-        numbers = (step, 1e-2, *more) if more else (1e-2,)
-        assert runner.run(made, [tensors[0], torch.from_numpy(g), *tensors[1:]], *numbers) == ()
+        given = [*([step] if line.reads_step else []), *numbers, *([] if scale is None else [scale])]
+        assert runner.run(made, [tensors[0], torch.from_numpy(g), *tensors[1:]], *given) == ()
         torch.testing.assert_close(tensors[0], reference.detach(), rtol=1e-6, atol=1e-7)

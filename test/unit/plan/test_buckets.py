@@ -124,8 +124,7 @@ def test_small_weights_are_gathered_in_the_order_they_are_wanted():
 def test_the_program_of_a_24_layer_model_stays_readable(where: str, strategy: str):
     program, reference = lowered(build("bert_large"), where, strategy)
     text = emit(plan_step(program), reference).text
-    assert text.count("\n") <= 5000
-    # What is the same in every program, but for functions that no line calls: checks, checkpoints, data, command line.
     own, fixed = text.split(runtime.text(("watchdog",)))
     assert own.count("\n") <= 3300
-    assert fixed.count("\n") <= 1600
+    # The same in every program, but for functions that no line calls: recipe, checks, checkpoints, data, command line.
+    assert fixed.count("\n") <= 2000

@@ -31,7 +31,9 @@ from unity_ir.dialects.names import NAME_CONSTRAINT, check_name, name_text, pars
 from unity_ir.dialects.pcg.attributes import CONSTRAINTS, float_text, print_dictionary, to_attribute, to_value
 from unity_ir.dialects.pcg.types import PcgTensorType, pcg_tensor
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import HYPERPARAMETERS, Node, Optimizer, check_view, leaf, optimizer_of
+from unity_ir.ops.optimizers import OPTIMIZERS
+from unity_ir.pcg.graph import Node, check_view, leaf
+from unity_ir.pcg.optimizer import Optimizer, groups_text, optimizer_of
 from unity_ir.pcg.types import TensorType
 from unity_ir.pcg.view import View
 
@@ -321,6 +323,9 @@ class UpdateOp(PcgOp):
     beta2 = opt_prop_def(CONSTRAINTS["float"])
     eps = opt_prop_def(CONSTRAINTS["float"])
     weight_decay = opt_prop_def(CONSTRAINTS["float"])
+    momentum = opt_prop_def(CONSTRAINTS["float"])
+    clip = opt_prop_def(CONSTRAINTS["float"])
+    groups = opt_prop_def(StringAttr)
 
     def __init__(self, weight: SSAValue, grad: SSAValue, optimizer: Optimizer | None):
         super().__init__(operands=[weight, grad], properties={**optimizer_attributes(optimizer)})
@@ -388,12 +393,12 @@ def optimizer_attributes(optimizer: Optimizer | None) -> dict[str, Attribute]:
     """
     if optimizer is None:
         return {}
-    if optimizer.name not in HYPERPARAMETERS:
-        raise UnityError(f"pcg.update: unknown optimizer {optimizer.name}; known are {', '.join(HYPERPARAMETERS)}")
-    return {
-        "optimizer": StringAttr(optimizer.name),
-        **{name: to_attribute("float", value) for name, value in optimizer.settings.items()},
-    }
+    if optimizer.name not in OPTIMIZERS:
+        raise UnityError(f"pcg.update: unknown optimizer {optimizer.name}; known are {', '.join(OPTIMIZERS)}")
+    clip = {"clip": optimizer.clip} if optimizer.clip else {}
+    groups = {"groups": StringAttr(groups_text(optimizer.groups))} if optimizer.groups else {}
+    numbers = {name: to_attribute("float", value) for name, value in {**optimizer.settings, **clip}.items()}
+    return {"optimizer": StringAttr(optimizer.name), **numbers, **groups}
 
 
 def to_optimizer(where: str, attributes: Mapping[str, Attribute]) -> Optimizer | None:

@@ -1,137 +1,219 @@
-"""Generate the optimizer's update of one parameter, in place, as one kernel; equal to that of `torch.optim`."""
+"""Generate an optimizer's step of one weight, in place, from its TDL line: as one kernel, or in PyTorch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
 from unity_ir.errors import UnityError
+from unity_ir.kernels.text import COMPARISONS, SUM, UNARY, Text, binary
 from unity_ir.kernels.triton.launch import Compiled, Launcher, pointer
-from unity_ir.pcg.graph import HYPERPARAMETERS
+from unity_ir.ops.optimizers import OPTIMIZERS, OptimizerLine
+from unity_ir.tdl.syntax import Access, Binary, Call, Const, Expr, Name, WrittenResult, accesses, children
 
 BLOCK = 4096
 WARPS = 16
 
-_SGD_KERNEL = """\
-@triton.jit
-def sgd_kernel(p_ptr, g_ptr, size, lr, BLOCK: tl.constexpr):
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = index < size
-    p = tl.load(p_ptr + index, mask=mask, other=0.0).to(tl.float32)
-    g = tl.load(g_ptr + index, mask=mask, other=0.0).to(tl.float32)
-    tl.store(p_ptr + index, p - lr * g, mask=mask)
-"""
-
-_SGD = f'''\
-def sgd(p, g, lr):
-    """p -= lr * g, as torch.optim.SGD, in place."""
-    size = p.numel()
-    sgd_kernel[(triton.cdiv(size, {BLOCK}),)](p, g, size, lr, BLOCK={BLOCK}, num_warps={WARPS})
-'''
-
-_SGD_TORCH = '''\
-def sgd_torch(p, g, lr):
-    """p -= lr * g, as torch.optim.SGD, in place."""
-    p.sub_(lr * g)
-'''
-
-_ADAM_KERNEL = """\
-@triton.jit
-def NAME_kernel(
-    p_ptr,
-    g_ptr,
-    m_ptr,
-    v_ptr,
-    size,
-    step_size,
-    root_correction,
-    keep1,
-    take1,
-    keep2,
-    take2,
-    eps,
-    decay,  # AdamW
-    BLOCK: tl.constexpr,
-):
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = index < size
-    p = tl.load(p_ptr + index, mask=mask, other=0.0).to(tl.float32)
-    g = tl.load(g_ptr + index, mask=mask, other=0.0).to(tl.float32)
-    m = tl.load(m_ptr + index, mask=mask, other=0.0).to(tl.float32)
-    v = tl.load(v_ptr + index, mask=mask, other=0.0).to(tl.float32)
-    m = keep1 * m + take1 * g
-    v = keep2 * v + take2 * g * g
-    p = p - decay * p  # AdamW
-    p = p - step_size * m / (tl.sqrt(v) / root_correction + eps)
-    tl.store(p_ptr + index, p, mask=mask)
-    tl.store(m_ptr + index, m, mask=mask)
-    tl.store(v_ptr + index, v, mask=mask)
-"""
-
-_ADAM = f'''\
-def NAME(p, g, m, v, step, lr, beta1, beta2, epsDECAY):
-    """One step (from 1 on) of torch.optim.CLASS, in place: m and v are the running means of g and g * g."""
-    size = p.numel()
-    step_size = lr / (1.0 - beta1**step)
-    root_correction = (1.0 - beta2**step) ** 0.5
-    NAME_kernel[(triton.cdiv(size, {BLOCK}),)](
-        p, g, m, v, size, step_size, root_correction, beta1, 1.0 - beta1, beta2, 1.0 - beta2, eps,
-        lr * weight_decay,  # AdamW
-        BLOCK={BLOCK}, num_warps={WARPS},
-    )
-'''
-
-_ADAM_TORCH = '''\
-def NAME_torch(p, g, m, v, step, lr, beta1, beta2, epsDECAY):
-    """One step (from 1 on) of torch.optim.CLASS, in place: m and v are the running means of g and g * g."""
-    p.mul_(1.0 - lr * weight_decay)  # AdamW
-    m.mul_(beta1).add_(g, alpha=1.0 - beta1)
-    v.mul_(beta2).addcmul_(g, g, value=1.0 - beta2)
-    root_correction = (1.0 - beta2**step) ** 0.5
-    p.addcdiv_(m, (v.sqrt() / root_correction).add_(eps), value=-lr / (1.0 - beta1**step))
-'''
-
-_ADAMW_ONLY = "  # AdamW\n"
-"""
-Marker at the end of lines that only AdamW has. Adam's text leaves them out, rather than multiply by a decay of 0, so
-that `--check` covers every line of it.
-"""
+def _power(x: Text, y: Text) -> Text:
+    return Text(f"{x.at(UNARY + 1)} ** {y.at(UNARY)}", UNARY)
 
 
-def _named(text: str, name: str, class_name: str) -> str:
-    """Fill in a template for an optimizer; Adam's text is AdamW's without the lines of the decay."""
-    lines = text.replace("NAME", name).replace("CLASS", class_name).splitlines(keepends=True)
-    kept = (line for line in lines if name == "adamw" or not line.endswith(_ADAMW_ONLY))
-    decay = ", weight_decay" if name == "adamw" else ""
-    return "".join(line.replace(_ADAMW_ONLY, "\n") for line in kept).replace("DECAY", decay)
+def _root(x: Text) -> Text:
+    return _power(x, Text("0.5"))
 
 
-_SGD_SCALARS = ("lr",)
-_ADAM_SCALARS = ("step_size", "root_correction", "keep1", "take1", "keep2", "take2", "eps")
+_ON_HOST: Mapping[str, Callable[..., Text]] = {"pow": _power, "sqrt": _root}
+
+
+def _functions(module: str) -> Mapping[str, Callable[..., Text]]:
+    """Return the functions of elements that lines use, as `tl` or `torch` has them."""
+    compared = {name: _comparison(op) for name, op in COMPARISONS.items()}
+    called = {name: _called(f"{module}.{name}") for name in ("sqrt", "where")}
+    return {**compared, **called}
+
+
+def _comparison(op: str) -> Callable[[Text, Text], Text]:
+    def compared(x: Text, y: Text) -> Text:
+        return Text(f"{x.at(SUM)} {op} {y.at(SUM)}", 0)
+
+    return compared
+
+
+def _called(function: str) -> Callable[..., Text]:
+    return lambda *arguments: Text(f"{function}({', '.join(a.text for a in arguments)})")
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writer of a line's expressions; `known` has the names of those that are computed already."""
+
+    functions: Mapping[str, Callable[..., Text]]
+    known: dict[Expr, str]
+
+    def text(self, expr: Expr) -> Text:
+        if expr in self.known:
+            return Text(self.known[expr])
+        match expr:
+            case Const(value):
+                return Text(repr(float(value)))
+            case Name(name) | Access(name):
+                return Text(name)
+            case Binary(op, left, right):
+                return binary(op, self.text(left), self.text(right))
+            case Call(function, arguments):
+                return self.functions[function](*map(self.text, arguments))
+            case _:
+                raise TypeError(f"an optimizer's line has no {type(expr).__name__}")
 
 
 def optimizer_launcher(
-    name: str, dtype: str = "f32", impl: str = "triton", gradient: str = "f32", state: str = "f32"
+    name: str,
+    dtype: str = "f32",
+    impl: str = "triton",
+    gradient: str = "f32",
+    state: str = "f32",
+    is_scaled: bool = False,
 ) -> Launcher:
     """
-    Return the launcher of an optimizer's update: `sgd(p, g, lr)`, `adam(p, g, m, v, step, lr, beta1, beta2, eps)`, or
-    `adamw`, which takes `weight_decay` after these.
+    Return the launcher of an optimizer's step: `sgd(p, g, lr)`, `adam(p, g, m, v, step, lr, beta1, beta2, eps)`, and so
+    on, as `ops.optimizers` has its operands and attributes.
 
-    The launcher updates the parameter `p` and its moments `m` and `v` in place by the gradient `g`: contiguous tensors
-    of one shape. `step` counts from 1. `dtype`, `gradient` and `state` are the element types of p, of g, and of m and
-    v; `impl` is `triton` or `torch`. Raises `UnityError` for another name or implementation.
+    The launcher replaces the weight `p` and its state in place, given the gradient `g`: contiguous tensors of one
+    shape. `step` counts from 1. `dtype`, `gradient` and `state` are the element types of p, of g, and of the state;
+    `impl` is `triton` or `torch`. If it `is_scaled`, a last argument `scale` is multiplied with the gradient first.
+    Raises `UnityError` for another name or implementation.
     """
-    if name not in HYPERPARAMETERS or impl not in ("triton", "torch"):
-        known = ", ".join(HYPERPARAMETERS)
+    if name not in OPTIMIZERS or impl not in ("triton", "torch"):
+        known = ", ".join(OPTIMIZERS)
         raise UnityError(f"lowering: no {impl} optimizer {name}; known are {known}, with triton or torch")
-    adam = name != "sgd"
-    class_name = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[name]
+    made = OPTIMIZERS[name]
     if impl == "torch":
-        return Launcher(f"{name}_torch", _named(_ADAM_TORCH if adam else _SGD_TORCH, name, class_name), {}, ())
-    tensors = {"p_ptr": dtype, "g_ptr": gradient, **({"m_ptr": state, "v_ptr": state} if adam else {})}
+        return Launcher(f"{name}_torch", _in_torch(made, is_scaled), {}, ())
+    numbers = _numbers(made, is_scaled)
+    tensors = {"p_ptr": dtype, "g_ptr": gradient, **{f"{s}_ptr": state for s in made.state}}
     signature = {n: pointer(d) for n, d in tensors.items()} | {"size": "i32"}
-    scalars = _ADAM_SCALARS if name == "adam" else (*_ADAM_SCALARS, "decay") if adam else _SGD_SCALARS
-    signature |= dict.fromkeys(scalars, "fp32") | {"BLOCK": "constexpr"}
+    signature |= dict.fromkeys(numbers, "fp32") | {"BLOCK": "constexpr"}
     kernel = f"{name}_kernel"
     compiled = Compiled(kernel, signature, {"BLOCK": BLOCK}, WARPS, 3)
-    source = _named(_ADAM if adam else _SGD, name, class_name)
-    return Launcher(
-        name, source, {kernel: _named(_ADAM_KERNEL if adam else _SGD_KERNEL, name, class_name)}, (compiled,)
-    )
+    return Launcher(name, _launch(made, numbers, is_scaled), {kernel: _kernel(made, numbers)}, (compiled,))
+
+
+def _numbers(made: OptimizerLine, is_scaled: bool) -> list[str]:
+    """Return the names of the numbers that a kernel takes, in order of reading."""
+    writer = _Writer(_functions("tl"), {r.expr: r.name for r in made.numbers})
+    found = ["scale"] if is_scaled else []
+    for result in made.replaced:
+        found += _read(result.expr, writer.known)
+        writer.known[result.expr] = result.name
+    return [n for n in dict.fromkeys(found) if n not in {p.name for p in made.line.parameters}]
+
+
+def _read(expr: Expr, known: Mapping[Expr, str]) -> Iterator[str]:
+    """Yield the names of what an expression reads: tensors, numbers, and results that are `known`."""
+    match expr:
+        case _ if expr in known:
+            yield known[expr]
+        case Name(name) | Access(name):
+            yield name
+        case _:
+            for part in children(expr):
+                yield from _read(part, known)
+
+
+def _head(made: OptimizerLine, name: str, is_scaled: bool) -> Iterator[str]:
+    """Yield the first lines of a launcher: its arguments, what it does, and the numbers that are computed once."""
+    arguments = [*(p.name for p in made.line.parameters), *(a.name for a in made.line.attributes)]
+    yield f"def {name}({', '.join([*arguments, *(['scale'] if is_scaled else [])])}):"
+    kept = f", and of its state {', '.join(made.state)}" if made.state else ""
+    yield f'    """One step of {made.name}, in place: of weight p by gradient g{kept}."""'
+    writer = _Writer(_ON_HOST, {})
+    for result in made.numbers:
+        yield f"    {result.name} = {writer.text(result.expr).text}"
+
+
+def _launch(made: OptimizerLine, numbers: list[str], is_scaled: bool) -> str:
+    tensors = ", ".join(p.name for p in made.line.parameters)
+    lines = [
+        *_head(made, made.name, is_scaled),
+        f"    {made.name}_kernel[(triton.cdiv(p.numel(), {BLOCK}),)](",
+        f"        {tensors}, p.numel(), {', '.join(numbers)},",
+        f"        BLOCK={BLOCK}, num_warps={WARPS},",
+        "    )",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _kernel(made: OptimizerLine, numbers: list[str]) -> str:
+    tensors = [p.name for p in made.line.parameters]
+    arguments = [*(f"{t}_ptr" for t in tensors), "size", *numbers, "BLOCK: tl.constexpr"]
+    out = ["@triton.jit", f"def {made.name}_kernel({', '.join(arguments)}):"]
+    out.append("    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)")
+    out.append("    mask = index < size")
+    out += [f"    {t} = tl.load({t}_ptr + index, mask=mask, other=0.0).to(tl.float32)" for t in tensors]
+    if "scale" in numbers:
+        out.append("    g = scale * g")
+    writer = _Writer(_functions("tl"), {r.expr: r.name for r in made.numbers})
+    for result in _replaced(made, writer):
+        out.append(f"    {result.name} = {writer.text(result.expr).text}")
+    out += [f"    tl.store({r.name}_ptr + index, {r.name}, mask=mask)" for r in made.replaced]
+    return "\n".join(out) + "\n"
+
+
+def _in_torch(made: OptimizerLine, is_scaled: bool) -> str:
+    out = [*_head(made, f"{made.name}_torch", is_scaled), *(["    g = scale * g"] if is_scaled else [])]
+    writer = _Writer(_functions("torch"), {r.expr: r.name for r in made.numbers})
+    out += [f"    {_in_place(result, writer)}" for result in _replaced(made, writer)]
+    return "\n".join(out) + "\n"
+
+
+def _replaced(made: OptimizerLine, writer: _Writer) -> Iterator[WrittenResult]:
+    """Yield the results that replace operands, in order; each is known to `writer` from then on."""
+    gone: set[str] = set()
+    for result in made.replaced:
+        assert gone.isdisjoint(_operands(result.expr, writer.known)), f"{made.name} reads what it has replaced"
+        yield result
+        gone.add(result.name)
+        writer.known[result.expr] = result.name
+
+
+def _operands(expr: Expr, known: Mapping[Expr, str]) -> Iterator[str]:
+    """Yield the names of the operands that an expression reads itself, not in parts that are `known`."""
+    if isinstance(expr, Access):
+        yield expr.tensor
+    for part in () if expr in known else children(expr):
+        yield from _operands(part, known)
+
+
+def _in_place(result: WrittenResult, writer: _Writer) -> str:
+    """
+    Return the statement by which PyTorch replaces a tensor: given `m[i..] = keep * m[i..] + g[i..]`, returns
+    `m.mul_(keep).add_(g)`, which makes no tensor of its size, as an assignment would.
+    """
+    (_, first), *rest = _terms(result.expr)
+    text = result.name
+    match first:
+        case Access(tensor) if tensor == result.name:
+            pass
+        case Binary("*", number, Access(tensor)) if tensor == result.name and not accesses(number):
+            text += f".mul_({writer.text(number).text})"
+        case _:
+            rest = []
+    if not rest or any(
+        result.name in _operands(term, writer.known) for _, term in rest[0 if text != result.name else 1 :]
+    ):
+        return f"{result.name}.copy_({writer.text(result.expr).text})"
+    for sign, term in rest:
+        method = "add_" if sign == "+" else "sub_"
+        match term:
+            case Binary("*", number, Access()) if term not in writer.known and not accesses(number):
+                text += f".{method}({writer.text(term.right).text}, alpha={writer.text(number).text})"
+            case _:
+                text += f".{method}({writer.text(term).text})"
+    return text
+
+
+def _terms(expr: Expr) -> list[tuple[str, Expr]]:
+    """Return the terms of a sum, each with its sign."""
+    if isinstance(expr, Binary) and expr.op in "+-":
+        return [*_terms(expr.left), (expr.op, expr.right)]
+    return [("+", expr)]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from types import MappingProxyType
 
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.emit.repeats import LEAST, Repeat, numbered, pattern, repeats
+from unity_ir.ops.optimizers import OPTIMIZERS
 from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import ParameterGroup
 from unity_ir.pcg.origin import Origin
 from unity_ir.pcg.sharding import is_shard, role_name
 from unity_ir.plan.program import Program, Register
+from unity_ir.tdl.counts import contraction_flops
 from unity_ir.tdl.syntax import Access, Bound, Call, Expr, Name, children
 
 _COARSE = ("bool", "i32", "i64", "f64", "f32", "f16", "bf16")
@@ -37,6 +43,7 @@ def plan_text(
     groups: Sequence[tuple[int, ...]],
     links: Sequence[str],
     origin: Origin | None = None,
+    peaks: Mapping[str, float] = MappingProxyType({}),
 ) -> str:
     """
     Return the text of the plan in an emitted program: constants for the mesh, the process groups, and inputs and
@@ -44,10 +51,12 @@ def plan_text(
 
     `reference` is the serial forward, `groups` are the numbers of the mesh axes of each process group, `links` has the
     name of the link that each mesh axis crosses; `origin` has the constant inputs and tied names of an imported model's
-    checkpoint, None for other models. The weights of repeated layers are one entry.
+    checkpoint, None for other models; `peaks` has the most FLOP/s of all devices together, by element type.
+    The weights of repeated layers are one entry.
     """
-    assert program.optimizer is not None
-    settings = dict(program.optimizer.settings)
+    optimizer = program.optimizer
+    assert optimizer is not None
+    coarsest = max((t.dtype for t in program.tensors.values()), key=_COARSE.index, default="f32")
     bounds = _integer_bounds(reference)
     inputs = [
         f"    {leaf.name!r}: {_spec(program, leaf.result, bounds.get(leaf.name))}," for leaf in program.leaves("input")
@@ -64,7 +73,12 @@ def plan_text(
         f"MICRO_BATCHES = {program.micro_batches}",
         f"LINKS = {tuple(links)!r}  # what each mesh axis is over",
         f"GROUPS = {tuple(groups)!r}  # mesh axes along which ranks talk",
-        f"OPTIMIZER = ({program.optimizer.name!r}, {settings!r})",
+        f"OPTIMIZER = ({optimizer.name!r}, {dict(optimizer.settings)!r})",
+        f"STATE = {OPTIMIZERS[optimizer.name].state!r}  # what it keeps of each weight from step to step",
+        f"PARAMETER_GROUPS = {_parameter_groups(optimizer.groups, reference)!r}  # own settings, by patterns of names",
+        f"CLIP = {optimizer.clip!r}  # most the norm of the whole gradient may be; 0.0 for no limit",
+        f"COUNTED = {_counted(reference)!r}  # how many, and of what, a step takes",
+        f"FLOPS, PEAK = {_model_flops(reference)!r}, {peaks.get(coarsest)!r}  # of a step; per second, of all devices",
     ]
     if origin is None:
         head.append("IMPORTED, TABLES, NAMES = False, (), {}")
@@ -75,7 +89,6 @@ def plan_text(
             f"TABLES = {tuple(t for t in origin.tables if t in read)!r}  # inputs that come with the weights",
             f"NAMES = {dict(origin.names)!r}  # further names in files, and of what",
         ]
-    coarsest = max((t.dtype for t in program.tensors.values()), key=_COARSE.index, default="f32")
     tables = ["INPUTS = {", *inputs, "}", "WEIGHTS = {", *_table(weights), "}"]
     tables.append(f"LOSS = {_spec(program, program.outputs[0])}")
     tables.append(f"COARSEST = {TORCH_DTYPES[coarsest]}  # floating point numbers that it computes with")
@@ -89,6 +102,38 @@ def _spec(program: Program, register: Register, below: int | None = None) -> str
     if program.micro_batches > 1 and is_shard(time := tensor.layout[-1]):
         extra += f", time={time}"
     return f"Spec({tensor.shape!r}, {TORCH_DTYPES[tensor.dtype]}, {roles!r}{extra})"
+
+
+def _parameter_groups(groups: Iterable[ParameterGroup], reference: Graph) -> tuple[tuple[str, dict[str, float]], ...]:
+    """Return groups of weights as pairs of a pattern of names, or `@vectors`, and settings."""
+    found: list[tuple[str, dict[str, float]]] = []
+    for group in groups:
+        names = _embeddings(reference) if group.pattern == "@embeddings" else [group.pattern]
+        found += [(name, dict(group.settings)) for name in names]
+    return tuple(found)
+
+
+def _embeddings(reference: Graph) -> list[str]:
+    """Return patterns that only the names of weights match of which an `embedding` reads rows."""
+    tables = {n.operands[0].node for n in reference.nodes() if n.is_compute and n.op.startswith("embedding")}
+    for node in reference.nodes():
+        if node in tables and node.op != "weight" and node.operands:
+            tables.add(node.operands[0].node)
+    return [re.sub(r"([*?[])", r"[\1]", node.name) for node in reference.weights() if node in tables]
+
+
+def _counted(reference: Graph) -> tuple[int, str]:
+    """Return how many tokens a step takes, those of an input of ids [samples, length], or else how many samples."""
+    shapes = [(n.result.type.shape, n.result.type.dtype) for n in reference.inputs]
+    ids = next((shape for shape, dtype in shapes if len(shape) > 1 and dtype in ("i32", "i64")), None)
+    if ids is not None:
+        return prod(ids), "tokens"
+    return max((shape[0] for shape, _ in shapes if shape), default=1), "samples"
+
+
+def _model_flops(reference: Graph) -> int:
+    """Return the FLOPs of a step's contractions, as those of models are quoted: those of the forward three times."""
+    return 3 * sum(contraction_flops(n.analysis.bound) for n in reference.nodes() if n.is_compute)
 
 
 def _table(entries: Sequence[tuple[str, str]]) -> list[str]:

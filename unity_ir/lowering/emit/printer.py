@@ -14,6 +14,7 @@ import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from unity_ir import __version__
 from unity_ir.kernels.launchers import launcher
@@ -25,6 +26,7 @@ from unity_ir.lowering import runtime
 from unity_ir.lowering.emit.plan_text import plan_text
 from unity_ir.lowering.emit.reference_text import reference_text
 from unity_ir.lowering.emit.step_text import StepWriter
+from unity_ir.ops.optimizers import OPTIMIZERS
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.origin import Origin
 from unity_ir.plan.local_operator import local_operator
@@ -51,17 +53,23 @@ class Emitted:
 
 
 def emit(
-    plan: Plan, reference: Graph, file: str = "train.py", links: Sequence[str] = (), origin: Origin | None = None
+    plan: Plan,
+    reference: Graph,
+    file: str = "train.py",
+    links: Sequence[str] = (),
+    origin: Origin | None = None,
+    peaks: Mapping[str, float] = MappingProxyType({}),
 ) -> Emitted:
     """
     Print the plan of a rank's training step as a Python file called `file`; `reference` is its serial forward.
 
     `links` has the name of the link that each mesh axis crosses, for profiles (`network` for all if empty); `origin`
-    has the constant inputs and tied names of an imported model's checkpoint, None for other models. Raises `UnityError`
-    for a program without a backward, and for operators that no kernel covers.
+    has the constant inputs and tied names of an imported model's checkpoint, None for other models; `peaks` has the
+    most FLOP/s of all devices together, by element type. Raises `UnityError` for a program without a
+    backward, and for operators that no kernel covers.
     """
     check_step(plan.program, reference)
-    return _Printer(plan, reference, file, links, origin).emit()
+    return _Printer(plan, reference, file, links, origin, peaks).emit()
 
 
 class _Printer:
@@ -72,11 +80,13 @@ class _Printer:
         file: str,
         links: Sequence[str],
         origin: Origin | None,
+        peaks: Mapping[str, float],
     ):
         self.plan = plan
         self.program = program = plan.program
         self.reference = reference
         self.origin = origin
+        self.peaks = peaks
         self.links = tuple(links) or ("network",) * program.axes
         self.kernels = plan.options.kernels
         self.file = file
@@ -120,14 +130,14 @@ class _Printer:
             assert kernels.setdefault(name, text) == text, f"two kernels are called {name}"
         parts = [
             self._header(),
-            plan_text(self.program, self.reference, tuple(writer.groups), self.links, self.origin),
+            plan_text(self.program, self.reference, tuple(writer.groups), self.links, self.origin, self.peaks),
             "# --- kernels\n\n\n" + _once(kernels.values()) if kernels else "",
             "# --- operators: one function for each shape a kernel is launched on\n\n\n"
             + _once(each.source for each in self.launchers.values()),
             "# --- the step\n\n\n" + step,
             update,
             reference,
-            runtime.text(step=step),
+            runtime.text(step=step + update),
         ]
         text = "\n\n".join(part.rstrip("\n") + "\n" for part in parts if part)
         compile(text, self.file, "exec")
@@ -199,22 +209,26 @@ class _Printer:
         program = self.program
         optimizer = program.optimizer
         assert optimizer is not None
-        out = ["def update(weights, grads, moments, t):"]
-        out.append(
-            f'    """The optimizer\'s step number `t`, counted from 1, on this rank\'s pieces: {optimizer.name}."""'
-        )
+        out = ["def update(weights, grads, moments, t, rate=1.0, scale=1.0):"]
+        out += [
+            f'    """Step `t` of {optimizer.name} (from 1 on) on this rank\'s pieces, in place, at `rate` times its',
+            '    learning rate, by gradients times `scale`."""',
+        ]
         out.append("    for name, weight in weights.items():")
         dtypes = list(dict.fromkeys(program.tensors[leaf.result].dtype for leaf in program.leaves("weight")))
         for i, dtype in enumerate(dtypes):
-            made = optimizer_launcher(optimizer.name, dtype, self.kernels, gradient=dtype, state=dtype)
+            made = optimizer_launcher(
+                optimizer.name, dtype, self.kernels, gradient=dtype, state=dtype, is_scaled=optimizer.clip > 0
+            )
             self._add(made)
-            moments = ", *moments[name], t" if optimizer.states else ""
             indent = "        "
             if len(dtypes) > 1:
                 out.append(f"{indent}{'elif' if i else 'if'} weight.dtype == {TORCH_DTYPES[dtype]}:")
                 indent += "    "
-            given = ", ".join(map(repr, optimizer.settings.values()))
-            out.append(f"{indent}{made.name}(weight, grads[name]{moments}, {given})  # {optimizer.name}")
+            given = ["weight", "grads[name]", *(["*moments[name]"] if optimizer.states else [])]
+            given += ["step=t"] if OPTIMIZERS[optimizer.name].reads_step else []
+            given += ["**hyperparameters(name, rate)", *(["scale=scale"] if optimizer.clip else [])]
+            out.append(f"{indent}{made.name}({', '.join(given)})  # {optimizer.name}")
         return "\n".join(out) + "\n"
 
 

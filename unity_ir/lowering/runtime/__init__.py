@@ -27,6 +27,7 @@ PARTS = (
     "files",
     "data",
     "weights",
+    "recipe",
     "checkpoints",
     "watch",
     "profile",

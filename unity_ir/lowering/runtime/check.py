@@ -15,16 +15,19 @@ import torch.distributed as dist
 
 from unity_ir.lowering.runtime.pieces import init_moments, init_weights, piece, whole, wholes
 from unity_ir.lowering.runtime.plan import (
+    CLIP,
     COARSEST,
     INPUTS,
     LOSS,
     OPTIMIZER,
+    STATE,
     WEIGHTS,
     forward_backward,
     reference,
     update,
 )
 from unity_ir.lowering.runtime.ranks import from_all
+from unity_ir.lowering.runtime.recipe import clip_scale, gradient_norm, hyperparameters
 from unity_ir.lowering.runtime.weights import read_weights
 
 # --- copied into the program from here on ---
@@ -137,7 +140,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
 
     def state():
         """Return the weights and each of the moments, whole, and how far copies of them are apart."""
-        own = [weights, *({n: moments.get(n, (None, None))[k] for n in WEIGHTS} for k in _states())]
+        own = [weights, *({n: moments[n][k] for n in moments} for k in range(len(STATE)))]
         return [wholes(ctx, {n: part.get(n) for n in WEIGHTS}, WEIGHTS) for part in own]
 
     after = state()
@@ -158,11 +161,20 @@ def check(ctx, steps, seed, data, start=None, notes=None):
             ctx.moved()
             wrong += tell(ctx, off, got, want, plain, batch, weights, local, notes) if loose is None else off.values()
         ctx.moved()
-        update(weights, grads, moments, t + 1)
+        scale, norm = 1.0, gradient_norm(ctx, grads) if CLIP else 0.0
+        if CLIP:
+            want_norm = math.sqrt(sum(float(g.double().square().sum()) for g in got.values()))
+            scale, want_scale = clip_scale(norm), min(1.0, CLIP / (want_norm + 1e-6))
+            if not (abs(norm - want_norm) <= 1e-5 * want_norm and abs(scale - want_scale) <= 1e-5 * want_scale):
+                said = f"{norm:.9g} instead of {want_norm:.9g}, and gradients are scaled by {scale:.9g}"
+                wrong.append(f"step {t}: the norm of the gradient is {said} instead of {want_scale:.9g}")
+        update(weights, grads, moments, t + 1, 1.0, scale)
         after = state()
         for n in WEIGHTS:
-            found = [same(f"step {t}: {what} {n}", *values[n]) for what, values in zip(("weight", *MOMENTS), after)]
-            line = compare_update(f"step {t}: weight {n}", t + 1, [b[n] for b in before], got[n], found)
+            kinds = ("weight", *(KEPT[s] for s in STATE))
+            found = [same(f"step {t}: {what} {n}", *values[n]) for what, values in zip(kinds, after)]
+            grad = got[n].double() * scale
+            line = compare_update(f"step {t}: weight {n}", n, t + 1, [b[n] for b in before], grad, found)
             wrong += [line] if line else []
     return wrong
 
@@ -200,43 +212,52 @@ def tell(ctx, off, got, want, plain, batch, weights, local, notes):
 # --- the optimizer's arithmetic
 
 
-MOMENTS = ("mean of gradients of", "mean of squared gradients of")
+KEPT = {"m": "mean of gradients of", "v": "mean of squared gradients of"}
+"""What the optimizer's state is, by name."""
 
 
-def _states():
-    return range(0 if OPTIMIZER[0] == "sgd" else 2)
-
-
-def torch_update(t, state, grad):
-    """Return torch.optim's f64 step `t` (from 1) of `state` [weight, *moments]: (new state, sizes of terms added)."""
-    name, settings = OPTIMIZER
+def torch_update(name, t, state, grad):
+    """
+    Return a weight's f64 step `t` (from 1) by PyTorch's optimizer of `state` [weight, *kept]: (new state, sizes of the
+    terms that are added, which may cancel, but whose rounding remains).
+    """
+    settings = hyperparameters(name)
+    rate, decay, weight = settings["lr"], settings.get("weight_decay", 0.0), state[0]
+    if OPTIMIZER[0] == "lion":  # PyTorch has none: Chen et al., 2023, algorithm 2
+        beta1, beta2 = settings["beta1"], settings["beta2"]
+        mean, size = torch.lerp(grad, state[1], beta1), beta1 * state[1].abs() + (1.0 - beta1) * grad.abs()
+        new = weight * (1.0 - rate * decay) - rate * mean.sign()
+        # The sign of what cancels is that of its rounding.
+        unsure = torch.where((mean.abs() <= 1e-6 * size) & (size > 0), math.inf, 0.0)
+        return [new, torch.lerp(grad, state[1], beta2)], [weight.abs() + rate + unsure, state[1].abs() + grad.abs()]
     options: dict = {n: v for n, v in settings.items() if not n.startswith("beta")}
     if "beta1" in settings:
         options["betas"] = (settings["beta1"], settings["beta2"])
-    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[name]
-    weight = state[0].clone().requires_grad_()
-    weight.grad = grad.clone()
-    optimizer = kind([weight], foreach=False, **options)
-    if len(state) > 1:
-        keys = ("exp_avg", "exp_avg_sq")
-        optimizer.state[weight] = {"step": torch.tensor(t - 1.0), **{k: m.clone() for k, m in zip(keys, state[1:])}}
+    kinds = {"sgd": torch.optim.SGD, "momentum": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    leaf = weight.clone().requires_grad_()
+    leaf.grad = grad.clone()
+    optimizer = kinds[OPTIMIZER[0]]([leaf], foreach=False, **options)
+    keys = {"m": "momentum_buffer" if OPTIMIZER[0] == "momentum" else "exp_avg", "v": "exp_avg_sq"}
+    if STATE:
+        kept = {keys[s]: x.clone() for s, x in zip(STATE, state[1:])}
+        optimizer.state[leaf] = {"step": torch.tensor(t - 1.0), **kept}
     optimizer.step()
-    made = [weight.detach(), *(optimizer.state[weight][k] for k in ("exp_avg", "exp_avg_sq")[: len(state) - 1])]
-    # Terms may cancel, but the rounding of each remains.
-    step = settings["lr"] * grad.abs()
-    sizes = []
-    if len(state) > 1:
-        mean = settings["beta1"] * state[1].abs() + (1.0 - settings["beta1"]) * grad.abs()
-        deviation = (made[2] / (1.0 - settings["beta2"] ** t)).sqrt() + settings["eps"]
-        step = settings["lr"] / (1.0 - settings["beta1"] ** t) * (mean / deviation).nan_to_num(0.0)
-        sizes = [mean, made[2]]
-    return made, [state[0].abs() + step, *sizes]
+    made = [leaf.detach(), *(optimizer.state[leaf][keys[s]] for s in STATE)]
+    if OPTIMIZER[0] == "sgd":
+        return made, [weight.abs() + rate * grad.abs()]
+    if OPTIMIZER[0] == "momentum":
+        size = settings["momentum"] * state[1].abs() + grad.abs() + decay * weight.abs()
+        return made, [weight.abs() + rate * size, size]
+    mean = settings["beta1"] * state[1].abs() + (1.0 - settings["beta1"]) * grad.abs()
+    deviation = (made[2] / (1.0 - settings["beta2"] ** t)).sqrt() + settings["eps"]
+    step = rate / (1.0 - settings["beta1"] ** t) * (mean / deviation).nan_to_num(0.0)
+    return made, [weight.abs() + step, mean, made[2]]
 
 
-def compare_update(what, t, before, grad, after):
-    """Return `what` and why [weight, *moments] `after` is not torch.optim's step `t` of `before`; None if it is."""
-    want, sizes = torch_update(t, before, grad.double())
-    for of, got, value, size in zip(("", *(f": {m} it" for m in MOMENTS)), after, want, sizes):
+def compare_update(what, name, t, before, grad, after):
+    """Return `what` and why [weight, *kept] `after` is not PyTorch's step `t` of weight `name`; None if it is."""
+    want, sizes = torch_update(name, t, before, grad.double())
+    for of, got, value, size in zip(("", *(f": {KEPT[s]} it" for s in STATE)), after, want, sizes):
         limits = torch.finfo(got.dtype)
         error = (got.double() - value).abs()
         bound = 16 * limits.eps * size + 4 * limits.smallest_normal
@@ -247,7 +268,7 @@ def compare_update(what, t, before, grad, after):
         if not bool(((error <= bound) | (got.double() == value) | (got.isnan() & value.isnan())).all()):
             worst = int((error - bound).nan_to_num(math.inf).argmax())
             values = f"{float(got.flatten()[worst]):.9g} instead of {float(value.flatten()[worst]):.9g}"
-            return f"{what}{of} is not what torch.optim makes of this gradient: {values}"
+            return f"{what}{of} is not what PyTorch's {OPTIMIZER[0]} makes of this gradient: {values}"
     return None
 
 
@@ -273,33 +294,39 @@ STEPS = (1, 2, 3, 100, 10000)
 
 def check_update(ctx, weights):
     """Compare `update` with torch.optim's on trial states of all sizes, steps 1 to 10000; return up to 8 messages."""
-    wrong, states = [], len(_states())
+    wrong = []
     for number, (name, weight) in enumerate(weights.items()):
         # float32 rounds least, so small errors show; the weight's own type is what the program uses.
         for dtype in dict.fromkeys((torch.float32, weight.dtype)):
             for t in STEPS if number < 2 else STEPS[number % len(STEPS) :][:1]:
                 p, g, m, v = (x[number % 7 :: 1 if number < 2 else 31] for x in _trial(t, dtype, weight.device))
-                before = [x.double() for x in (p, m, v)[: 1 + states]]
-                after = [x.clone().contiguous() for x in (p, m, v)[: 1 + states]]
-                update({name: after[0]}, {name: g.contiguous()}, {name: tuple(after[1:])}, t)
-                wrong.append(compare_update(f"the update of {name} at step {t}", t, before, g, after))
+                before = [x.double() for x in (p, m, v)[: 1 + len(STATE)]]
+                after = [x.clone().contiguous() for x in (p, m, v)[: 1 + len(STATE)]]
+                scale = 0.375 if CLIP and t % 2 else 1.0
+                update({name: after[0]}, {name: g.contiguous()}, {name: tuple(after[1:])}, t, 1.0, scale)
+                wrong.append(compare_update(f"the update of {name} at step {t}", name, t, before, scale * g, after))
     wrong += [f"the decay of weight {n} is {d:.6g} of it instead of {w:.6g}" for n, d, w in _decays(weights)]
     said = from_all([line for line in wrong if line])
     return list(dict.fromkeys(line for lines in said for line in lines))[:8]
 
 
 def _decays(weights):
-    """Yield a weight's name, decay and lr * weight_decay if these differ, on the mean of many, as one may round off."""
-    if OPTIMIZER[0] == "sgd" or not weights:
+    """
+    Yield a weight's name, decay and lr * weight_decay if these differ, of a weight with each hyperparameters: on the
+    mean of many elements, as one may round off.
+    """
+    if OPTIMIZER[0] == "sgd":
         return
-    name, weight = next(iter(weights.items()))
-    p = torch.linspace(1.0, 2.0, 2**16 + 1, dtype=torch.float64, device=weight.device)[:-1]
-    after, still, one = p.clone(), torch.zeros_like(p), torch.ones_like(p)
-    update({name: after}, {name: still}, {name: (still.clone(), one)}, 2)
-    wanted = OPTIMIZER[1]["lr"] * OPTIMIZER[1].get("weight_decay", 0.0)
-    right = p * (1.0 - wanted)
-    if bool((after == after.float().double()).all()):
-        right = right.float().double()  # kernels compute and round in float32
-    found, expected = (float((1.0 - x / p).mean()) for x in (after, right))
-    if not abs(found - expected) <= 1e-3 * expected:
-        yield name, found, wanted
+    alike = {tuple(hyperparameters(name).items()): name for name in reversed(list(weights))}
+    for name in alike.values():
+        p = torch.linspace(1.0, 2.0, 2**16 + 1, dtype=torch.float64, device=weights[name].device)[:-1]
+        after, still, one = p.clone(), torch.zeros_like(p), torch.ones_like(p)
+        update({name: after}, {name: still}, {name: (still.clone(), one)[: len(STATE)]}, 2)
+        settings = hyperparameters(name)
+        wanted = settings["lr"] * settings.get("weight_decay", 0.0)
+        right = p * (1.0 - wanted)
+        if bool((after == after.float().double()).all()):
+            right = right.float().double()  # kernels compute and round in float32
+        found, expected = (float((1.0 - x / p).mean()) for x in (after, right))
+        if not abs(found - expected) <= 1e-3 * expected:
+            yield name, found, wanted

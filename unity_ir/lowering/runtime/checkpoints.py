@@ -24,6 +24,7 @@ import torch
 from unity_ir.lowering.runtime.pieces import pins
 from unity_ir.lowering.runtime.plan import INPUTS, MESH, NAME, OPTIMIZER, TABLES, WEIGHTS, WORLD
 from unity_ir.lowering.runtime.ranks import fail_alike, from_all, from_first
+from unity_ir.lowering.runtime.recipe import RECIPE
 
 # --- copied into the program from here on ---
 
@@ -56,10 +57,10 @@ def state_dict(ctx, weights, moments):
     return state
 
 
-def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=()):
+def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=(), skipped=0):
     """
     Write `folder`/step_N, where N is `t`, under another name, then rename it, so that none is ever seen incomplete; its
-    `complete.json` has `seed` and checksums. Remove all but the newest `keep` (0: none). All ranks call it.
+    `complete.json` has `seed`, `skipped` and checksums. Remove all but the newest `keep` (0: none). All ranks call it.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -83,7 +84,8 @@ def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=()):
     def finish():
         if ctx.rank == 0:
             with open(partial / "complete.json", "wb") as out:
-                out.write(_sealed({**_contents(), "step": t, "seed": seed, "tables": sorted(tables), "files": files}))
+                counts = {"step": t, "seed": seed, "skipped": skipped}
+                out.write(_sealed({**_contents(), **counts, "tables": sorted(tables), "files": files}))
                 out.flush()
                 os.fsync(out.fileno())
             shutil.rmtree(path, ignore_errors=True)
@@ -248,7 +250,8 @@ def load(ctx, weights, moments, folder, changed=(), tables=None):
 def _contents():
     """Return the part of the record that must equal the program's that loads it; the plan may be another."""
     weights = {name: [list(spec.shape), str(spec.dtype)] for name, spec in WEIGHTS.items()}
-    return {"name": NAME, "optimizer": OPTIMIZER[0], "hyperparameters": OPTIMIZER[1], "weights": weights}
+    settings = {**OPTIMIZER[1], **RECIPE}
+    return {"name": NAME, "optimizer": OPTIMIZER[0], "hyperparameters": settings, "weights": weights}
 
 
 def _size_and_sum(file):
@@ -273,6 +276,7 @@ def _wrong(path, record, rank, changed):
         return f"it was trained with {record.get('optimizer')}, and this program has {ours['optimizer']}"
     for name, here in ours["hyperparameters"].items():
         there = record["hyperparameters"].get(name)
+        here = json.loads(json.dumps(here))
         if there != here and name not in changed:
             said = f"it was trained with {name}={there}, and this program has {name}={here}"
             return f"{said}; --changed {name} goes on so"

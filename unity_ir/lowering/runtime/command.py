@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -19,6 +20,7 @@ from unity_ir.lowering.runtime.data import Data
 from unity_ir.lowering.runtime.files import why_not_written
 from unity_ir.lowering.runtime.pieces import init_moments, init_weights, piece, whole
 from unity_ir.lowering.runtime.plan import (
+    CLIP,
     IMPORTED,
     INPUTS,
     LOSS,
@@ -31,6 +33,15 @@ from unity_ir.lowering.runtime.plan import (
 )
 from unity_ir.lowering.runtime.profile import Profile
 from unity_ir.lowering.runtime.ranks import Context, build, fail, fail_alike, from_first, lost
+from unity_ir.lowering.runtime.recipe import (
+    RECIPE,
+    SCHEDULES,
+    Log,
+    clip_scale,
+    gradient_norm,
+    rate_at,
+    schedule_of,
+)
 from unity_ir.lowering.runtime.watch import guard
 from unity_ir.lowering.runtime.weights import read_tables, read_weights, write_weights
 
@@ -40,45 +51,67 @@ from unity_ir.lowering.runtime.weights import read_tables, read_weights, write_w
 # --- a step
 
 
-def step(ctx, weights, moments, batch, t, before_update=None, profile=None):
-    """Do step `t` (from 0) in place on a whole batch; call `before_update(pieces, loss)`; return this rank's loss."""
+def step(ctx, weights, moments, batch, t, rate=1.0, before_update=None, profile=None):
+    """
+    Do step `t` (from 0) in place on a whole batch at `rate` times the learning rate; return this rank's loss. Call
+    `before_update(pieces, loss, norm)` with the gradient's norm (None without CLIP); if that is not finite, do not
+    update.
+    """
     local = {name: piece(ctx, batch[name], spec) for name, spec in INPUTS.items()}
     run = profile.run if profile else lambda function: function
     loss, grads = run(forward_backward)(ctx, weights, local)
+    norm = gradient_norm(ctx, grads) if CLIP else None
     if before_update:
-        before_update(local, loss)
-    run(update)(weights, grads, moments, t + 1)
+        before_update(local, loss, norm)
+    if norm is None or math.isfinite(norm):
+        run(update)(weights, grads, moments, t + 1, rate, 1.0 if norm is None else clip_scale(norm))
     return loss
 
 
-def train(ctx, options, data, seed, folder):
-    """Go on from the newest checkpoint in `folder` (None: step 0) to `options.steps`; save and write what they ask."""
+MOST_SKIPPED = 10
+"""Steps in a row whose gradient is not finite, after which a run ends."""
+
+
+def train(ctx, options, data, seed, folder, skipped=0):
+    """
+    Go on from the newest checkpoint in `folder` (None: step 0), before which `skipped` steps were skipped, to
+    `options.steps`; save and write what they ask.
+    """
     weights = init_weights(ctx, seed)
     moments = init_moments(weights)
     with ctx.unlimited():
         if options.weights:
             read_weights(ctx, weights, options.weights)
         first = load(ctx, weights, moments, folder, options.changed, data.tables) if folder else 0
+    log, in_a_row = Log(ctx, options.log, skipped), 0
     for t in range(first, options.steps):
         ctx.moved()
         is_last = t + 1 == options.steps
+        rate = rate_at(t, RECIPE["schedule"])
 
-        def report(batch, loss, t=t):
+        def report(batch, loss, norm, t=t, rate=rate):
+            nonlocal in_a_row
+            is_skipped = norm is not None and not math.isfinite(norm)
+            in_a_row = in_a_row + 1 if is_skipped else 0
+            log.skipped += is_skipped
             loss, _ = whole(ctx, loss, LOSS)
-            guard(ctx, weights, batch, t, loss, options.check_nan)
-            if ctx.rank == 0:
-                print(f"step {t + 1} loss {float(loss):.6f}", flush=True)
+            if not is_skipped or in_a_row == MOST_SKIPPED or options.check_nan:
+                guard(ctx, weights, batch, t, loss, options.check_nan)
+            log.step(t, float(loss), rate, norm)
+            if in_a_row == MOST_SKIPPED:
+                fail_alike(f"step {t + 1}: the gradient of {MOST_SKIPPED} steps in a row is not finite")
 
         batch = data.batch(t)
         ctx.moved()
         profile = Profile(ctx) if options.profile and is_last else None
-        step(ctx, weights, moments, batch, t, report, profile)
+        # Of a step that is skipped the optimizer knows nothing.
+        step(ctx, weights, moments, batch, t - log.skipped, rate, report, profile)
         if profile:
             with ctx.unlimited():
                 profile.write(options.profile)
         if options.save and (is_last or (options.save_every and (t + 1) % options.save_every == 0)):
             with ctx.unlimited():
-                save(ctx, weights, moments, t + 1, options.save, seed, options.keep, data.tables)
+                save(ctx, weights, moments, t + 1, options.save, seed, options.keep, data.tables, log.skipped)
     if options.weights_out:
         with ctx.unlimited():
             write_weights(ctx, weights, options.weights_out, data.tables)
@@ -87,7 +120,7 @@ def train(ctx, options, data, seed, folder):
 # --- the command line
 
 
-ONLY_TRAINING = ("save", "save_every", "keep", "load", "changed", "weights_out", "profile", "check_nan")
+ONLY_TRAINING = ("save", "save_every", "keep", "load", "changed", "weights_out", "profile", "check_nan", "log")
 """Options that cannot be given together with `--check`."""
 
 
@@ -106,13 +139,23 @@ def arguments():
     add("--save-every", type=int, default=0, metavar="N", help="every N steps, beside the last")
     add("--keep", type=int, default=0, metavar="N", help="keep the N newest checkpoints of --save; all if left out")
     add("--load", metavar="DIR", help="go on from the newest complete checkpoint in DIR")
-    changed = f"hyperparameters that may differ from the checkpoint's: of {', '.join(OPTIMIZER[1])}"
+    changed = f"settings that may differ from the checkpoint's: of {', '.join((*OPTIMIZER[1], *RECIPE))}"
     add("--changed", type=lambda text: tuple(text.split(",")), default=(), metavar="NAME[,NAME..]", help=changed)
     add("--weights", metavar="FILE.safetensors", help="start from these weights, by full name")
     anew = "of an imported model: start from initial weights, not from its own"
     add("--random-weights", action="store_true", help=anew)
     add("--tables", metavar="FILE.safetensors", help="tables of an imported model, where --weights does not hold them")
     add("--weights-out", metavar="FILE.safetensors", help="write the weights after the last step")
+    add("--lr", type=float, metavar="RATE", help=f"the learning rate (default {OPTIMIZER[1]['lr']:g})")
+    after = "how the learning rate goes on after the warm-up (default constant)"
+    add("--schedule", choices=SCHEDULES, default="constant", help=after)
+    add("--warmup", type=int, default=0, metavar="N", help="steps in which the learning rate rises to its full value")
+    until = "the step at which the schedule ends (default --steps)"
+    add("--schedule-steps", type=int, metavar="N", help=until)
+    least = "what part of the learning rate is left at the end of the schedule (default 0)"
+    add("--least-rate", type=float, default=0.0, metavar="PART", help=least)
+    # torchrun of Python 3.11 takes --log for an option of its own.
+    add("--log", "--log-file", metavar="FILE.jsonl", help="add a line of JSON about every step to FILE")
     add("--profile", metavar="FILE.json", help="write what the last step did when, for Perfetto")
     limit = "end the run, and name the rank, when one does not answer or come further for so long (default 600)"
     add("--timeout", type=float, default=600.0, metavar="SECONDS", help=limit)
@@ -131,9 +174,14 @@ def arguments():
         parser.error("--timeout is a number of seconds, at least 1")
     if options.keep < 0 or (options.keep and not options.save):
         parser.error("--keep counts checkpoints of --save, which has to be given")
-    unknown = [n for n in options.changed if n not in OPTIMIZER[1]]
+    unknown = [n for n in options.changed if n not in (*OPTIMIZER[1], *RECIPE)]
     if unknown:
-        parser.error(f"--changed {unknown[0]}: {OPTIMIZER[0]} has {', '.join(OPTIMIZER[1])}")
+        parser.error(f"--changed {unknown[0]}: known are {', '.join((*OPTIMIZER[1], *RECIPE))}")
+    if options.lr is not None:
+        if not 0 <= options.lr < math.inf:
+            parser.error("--lr is a number from 0")
+        OPTIMIZER[1]["lr"] = options.lr
+    RECIPE["schedule"] = schedule_of(options, parser.error)
     if options.weights and options.load:
         parser.error("--weights starts from step 0, and --load goes on; one of them")
     if abs(options.seed or 0) > MOST_SEED:
@@ -164,7 +212,12 @@ def check_writable(ctx, options):
     """End the run before training if a file or folder that its `options` have it write is not writable."""
     wrong = None
     if ctx.rank == 0:
-        for path, folder in ((options.save, True), (options.weights_out, False), (options.profile, False)):
+        for path, folder in (
+            (options.save, True),
+            (options.weights_out, False),
+            (options.profile, False),
+            (options.log, False),
+        ):
             wrong = wrong or (path and why_not_written(Path(path), folder))
     said = from_first(ctx, wrong)
     if said:
@@ -217,7 +270,7 @@ def run(ctx, options):
         tables = read_tables(file) if file and TABLES else {}
         data = Data(options.data, seed, None if options.check and not tables else tables)
     if not options.check:
-        return train(ctx, options, data, seed, folder)
+        return train(ctx, options, data, seed, folder, found[1].get("skipped", 0) if found else 0)
     notes: list[str] = []
     wrong = check(ctx, options.steps, seed, data, options.weights, notes)
     if ctx.rank == 0:

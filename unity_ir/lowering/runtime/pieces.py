@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from unity_ir.lowering.runtime.collectives import _ways
-from unity_ir.lowering.runtime.plan import MESH, MICRO_BATCHES, OPTIMIZER, WEIGHTS, WORLD
+from unity_ir.lowering.runtime.plan import MESH, MICRO_BATCHES, STATE, WEIGHTS, WORLD
 
 # --- copied into the program from here on ---
 
@@ -97,7 +97,5 @@ def init_weights(ctx, seed=0):
 
 
 def init_moments(weights):
-    """Return {name: (zeros, zeros)} shaped as each weight, Adam's moments; {} if the program's OPTIMIZER is SGD."""
-    if OPTIMIZER[0] == "sgd":
-        return {}
-    return {name: (torch.zeros_like(w), torch.zeros_like(w)) for name, w in weights.items()}
+    """Return {name: zeros shaped as the weight, one for each part of the optimizer's state}; {} if it keeps none."""
+    return {name: tuple(torch.zeros_like(w) for _ in STATE) for name, w in weights.items()} if STATE else {}

@@ -33,6 +33,11 @@ TABLES: tuple[str, ...] = ()
 NAMES: dict[str, str] = {}
 COARSEST = torch.float32
 OPTIMIZER: tuple[str, dict[str, float]] = ("sgd", {"lr": 0.1})
+STATE: tuple[str, ...] = ()
+PARAMETER_GROUPS: tuple[tuple[str, dict[str, float]], ...] = ()
+CLIP = 0.0
+COUNTED = (1, "samples")
+FLOPS, PEAK = 0, None
 
 
 def forward_backward(ctx: Any, weights: Any, batch: Any) -> Any:
@@ -42,8 +47,11 @@ def forward_backward(ctx: Any, weights: Any, batch: Any) -> Any:
     raise NotImplementedError
 
 
-def update(weights: Any, grads: Any, moments: Any, t: int) -> None:
-    """Stand in for a program's optimizer, which updates weights and moments by name in place in step `t`, from 1."""
+def update(weights: Any, grads: Any, moments: Any, t: int, rate: float = 1.0, scale: float = 1.0) -> None:
+    """
+    Stand in for a program's optimizer, which updates weights and moments by name in place in step `t`, from 1, at
+    `rate` times its learning rate, by gradients times `scale`.
+    """
     raise NotImplementedError
 
 

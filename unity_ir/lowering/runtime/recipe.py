@@ -1,0 +1,133 @@
+# pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+"""What training does around a step: learning rate, hyperparameters of groups, the gradient's norm, and the log."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import math
+import resource
+import time
+
+import torch
+import torch.distributed as dist
+
+from unity_ir.lowering.runtime.plan import (
+    CLIP,
+    COUNTED,
+    FLOPS,
+    MESH,
+    OPTIMIZER,
+    PARAMETER_GROUPS,
+    PEAK,
+    WEIGHTS,
+)
+
+# --- copied into the program from here on ---
+
+
+# --- the recipe: learning rate, groups of weights, the gradient's norm, and what is said of each step
+
+
+def hyperparameters(name, rate=1.0):
+    """Return a weight's {hyperparameter: value}, or its group's, with `rate` times the learning rate."""
+    dims = len(WEIGHTS[name].shape)
+    mine = (s for p, s in PARAMETER_GROUPS if (dims < 2 if p == "@vectors" else fnmatch.fnmatchcase(name, p)))
+    found = {**OPTIMIZER[1], **next(mine, {})}
+    return {**found, "lr": found["lr"] * rate}
+
+
+SCHEDULES = ("constant", "linear", "cosine")
+"""How the learning rate goes on after the warm-up, from 1 times what is given."""
+
+
+RECIPE = {"clip": CLIP, "groups": [[p, s] for p, s in PARAMETER_GROUPS], "schedule": ["constant", 0, 0, 1.0]}
+"""What changes training beside hyperparameters: the norm's limit, groups of weights, the learning rate's schedule."""
+
+
+def schedule_of(options, error):
+    """Return [name, steps of warm-up, step at which it ends, part of the rate left then] as `options` say."""
+    steps = options.steps if options.schedule_steps is None else options.schedule_steps
+    if not 0 <= options.least_rate <= 1:
+        error("--least-rate is a part of the learning rate, from 0 to 1")
+    if options.warmup < 0 or steps < 0:
+        error("--warmup and --schedule-steps count steps")
+    if options.schedule == "constant":
+        if options.schedule_steps is not None or options.least_rate:
+            error("--schedule-steps and --least-rate are of --schedule linear or cosine")
+        return ["constant", options.warmup, 0, 1.0]
+    if steps <= options.warmup and not options.check:
+        error(f"--schedule {options.schedule} has no steps: --warmup {options.warmup} takes all {steps}")
+    return [options.schedule, options.warmup, steps, options.least_rate]
+
+
+def rate_at(t, schedule):
+    """Return what step `t`'s (from 0) learning rate is multiplied by; a schedule is (name, warm-up, steps, least)."""
+    name, warmup, steps, least = schedule
+    if t < warmup:
+        return (t + 1) / warmup
+    done = min((t - warmup) / max(steps - warmup, 1), 1.0)
+    falls = {"constant": 0.0, "linear": done, "cosine": (1.0 - math.cos(math.pi * done)) / 2}[name]
+    return 1.0 - (1.0 - least) * falls
+
+
+def gradient_norm(ctx, grads):
+    """Return the norm of all weights' gradient, given each rank's pieces: what several ranks hold alike counts once."""
+    alike = {}
+    for name, grad in grads.items():
+        if grad is not None:
+            copies = math.prod(size for size, role in zip(MESH, WEIGHTS[name].roles) if role in ("copy", "repeat"))
+            alike.setdefault((copies, grad.dtype), []).append(grad)
+    square = torch.zeros((), dtype=torch.float64, device=ctx.device)
+    for (copies, _), parts in alike.items():
+        square += torch.stack(torch._foreach_norm(parts)).double().square().sum() / copies
+    dist.all_reduce(square)
+    return math.sqrt(float(square)) if float(square) < math.inf else float(square)
+
+
+def clip_scale(norm):
+    """Return what gradients whose norm is `norm` are multiplied by, so that it is at most CLIP, as PyTorch does it."""
+    return min(1.0, CLIP / (norm + 1e-6)) if CLIP else 1.0
+
+
+class Log:
+    """Sayer of what each step did, on rank 0: on one line each and, as JSON, in the file `path` (None: none)."""
+
+    def __init__(self, ctx, path, skipped=0):
+        self.file = open(path, "a", buffering=1) if path and ctx.rank == 0 else None
+        self.ctx, self.before, self.skipped = ctx, None, skipped
+
+    def step(self, t, loss, rate, norm=None):
+        """Say what step `t` (from 0) did: its loss, the gradient's norm, how fast it was, and memory at most."""
+        now, before = time.perf_counter(), self.before
+        self.before = now
+        if self.ctx.rank:
+            return
+        record = {"step": t + 1, "loss": loss, "learning_rate": OPTIMIZER[1]["lr"] * rate}
+        said = [f"step {t + 1} loss {loss:.6f}"]
+        if norm is not None:
+            record.update(gradient_norm=norm, skipped=self.skipped)
+            said.append(f"norm {norm:.4g}" if math.isfinite(norm) else f"norm {norm}: step skipped")
+        if before is not None:
+            seconds, (count, what) = now - before, COUNTED
+            record.update({"seconds": seconds, f"{what}_per_second": count / seconds})
+            said.append(f"{count / seconds:,.0f} {what}/s" if count >= seconds else f"{count / seconds:.3g} {what}/s")
+            if PEAK and self.ctx.device.type == "cuda":
+                record["mfu"] = FLOPS / seconds / PEAK
+                said.append(f"MFU {100 * record['mfu']:.1f}%")
+        record["peak_bytes"] = self._peak_bytes()
+        said.append(f"{record['peak_bytes'] / 1e9:.2f} GB")
+        print("  ".join(said), flush=True)
+        self.write(record)
+
+    def write(self, record):
+        """Write a record to the log, if there is one: a line of JSON, in which nan and inf are null."""
+        if self.file:
+            plain = {n: v if not isinstance(v, float) or math.isfinite(v) else None for n, v in record.items()}
+            self.file.write(json.dumps(plain) + "\n")
+
+    def _peak_bytes(self):
+        """Return the most bytes held so far: on GPUs of allocated memory, else of this process."""
+        if self.ctx.device.type == "cuda":
+            return torch.cuda.max_memory_allocated()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

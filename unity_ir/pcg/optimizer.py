@@ -1,0 +1,136 @@
+"""The optimizer of a training step: its hyperparameters, those of groups of weights, and the limit of the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import inf, nan
+
+from unity_ir.errors import UnityError
+from unity_ir.ops.optimizers import OPTIMIZERS
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """
+    Weights with hyperparameters of their own: those whose full names `pattern` matches (as `fnmatch` has it), or
+    `@vectors`, of at most one dim, or `@embeddings`, the tables that an `embedding` reads.
+    """
+
+    pattern: str
+    settings: tuple[tuple[str, float], ...]
+
+    def __str__(self) -> str:
+        """Return the group as text has it: `@vectors weight_decay=0.0`."""
+        return f"{self.pattern} {', '.join(f'{name}={value!r}' for name, value in self.settings)}"
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """
+    An optimizer of `ops.optimizers` and its hyperparameters; those left out have their defaults, and those that it does
+    not take are ignored.
+    """
+
+    name: str = "sgd"
+    lr: float = nan
+    beta1: float = nan
+    beta2: float = nan
+    eps: float = nan
+    weight_decay: float = nan
+    momentum: float = nan
+    clip: float = 0.0
+    """Most the norm of the gradient of all weights may be, beyond which it is scaled down to it; 0 for no limit."""
+    groups: tuple[ParameterGroup, ...] = ()
+    """Weights with hyperparameters of their own; the first group that a weight is in counts."""
+
+    def __post_init__(self) -> None:
+        if self.name in OPTIMIZERS:
+            defaults = OPTIMIZERS[self.name].defaults
+            for name in SETTINGS:
+                given = getattr(self, name)
+                object.__setattr__(
+                    self, name, defaults.get(name, 0.0) if given != given or name not in defaults else given
+                )
+
+    @property
+    def states(self) -> int:
+        """The number of tensors of a weight's size that the optimizer keeps from step to step."""
+        return len(OPTIMIZERS[self.name].state)
+
+    @property
+    def settings(self) -> Mapping[str, float]:
+        """The hyperparameters that this optimizer takes, by name."""
+        return {name: getattr(self, name) for name in OPTIMIZERS[self.name].defaults}
+
+    @property
+    def given(self) -> dict[str, float | str]:
+        """The hyperparameters, `clip` and `groups` (as text), of which `optimizer_of` makes the same optimizer."""
+        return {**self.settings, "clip": self.clip, "groups": groups_text(self.groups)}
+
+
+SETTINGS = ("lr", "beta1", "beta2", "eps", "weight_decay", "momentum")
+"""The hyperparameters of the optimizers' lines."""
+
+
+def optimizer_of(where: str, name: str, settings: Mapping[str, object]) -> Optimizer:
+    """
+    Make an optimizer from its name and settings: hyperparameters, `clip`, and `groups` as text. Those that are not in
+    `settings` have their defaults.
+
+    Raises `UnityError`, which begins with `where`, for an unknown optimizer, for a hyperparameter that it does not
+    take, and for numbers out of range.
+    """
+    if name not in OPTIMIZERS:
+        raise UnityError(f"{where}: unknown optimizer {name!a}; known are {', '.join(OPTIMIZERS)}")
+    numbers = {key: _setting(where, name, key, value) for key, value in settings.items() if key != "groups"}
+    return Optimizer(name, **numbers, groups=_groups(where, name, settings.get("groups", "")))
+
+
+def _setting(where: str, optimizer: str, key: str, value: object) -> float:
+    """Return the value of a hyperparameter; raise `UnityError` if the optimizer takes no such one, or no such value."""
+    takes = (*OPTIMIZERS[optimizer].defaults, "clip")
+    if key not in takes:
+        raise UnityError(f"{where}: {optimizer} has no {key}; it takes {', '.join(takes)}, groups")
+    below = 1 if key.startswith("beta") or key == "momentum" else inf
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
+        raise UnityError(f"{where}: {key} is {value!r}; it must be a number from 0" + " to 1" * (below == 1))
+    return float(value)
+
+
+def groups_text(groups: Iterable[ParameterGroup]) -> str:
+    """Return groups of weights as text, as `optimizer_of` reads it: `@vectors weight_decay=0.0; head.* lr=0.0001`."""
+    return "; ".join(map(str, groups))
+
+
+def _groups(where: str, optimizer: str, text: object) -> tuple[ParameterGroup, ...]:
+    """Return the groups of a text such as `@vectors weight_decay=0; head.* lr=1e-4, weight_decay=0`."""
+    if not isinstance(text, str):
+        raise UnityError(f'{where}: groups is {text!r}; it must be text, such as "@vectors weight_decay=0"')
+    found: list[ParameterGroup] = []
+    for part in filter(None, map(str.strip, text.split(";"))):
+        pattern, _, given = part.partition(" ")
+        settings: list[tuple[str, float]] = []
+        for each in given.split(","):
+            key, is_given, value = (piece.strip() for piece in each.partition("="))
+            try:
+                number = float(value) if is_given else nan
+            except ValueError:
+                number = nan
+            if number != number:
+                raise UnityError(f'{where}: groups has {part!a}; write a pattern and settings: "*.bias weight_decay=0"')
+            if key == "clip":
+                raise UnityError(f"{where}: groups has clip, but the norm is that of all gradients together")
+            settings.append((key, _setting(where, optimizer, key, number)))
+        if pattern.startswith("@") and pattern not in GROUP_WORDS:
+            raise UnityError(
+                f"{where}: groups has {pattern!a}; known are {', '.join(GROUP_WORDS)}, and patterns of names"
+            )
+        if len(dict(settings)) < len(settings):
+            raise UnityError(f"{where}: groups gives a setting of {pattern!a} twice")
+        found.append(ParameterGroup(pattern, tuple(settings)))
+    return tuple(found)
+
+
+GROUP_WORDS = ("@vectors", "@embeddings")
+"""Groups of weights that have a name of their own."""
