@@ -9,6 +9,7 @@ import pytest
 from models import MODELS, data, machine, weight
 from ranks import Ranks, check, gradients
 
+from unity_ir.dialects.convert_program import from_op, to_op
 from unity_ir.errors import UnityError
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.pcg.differentiate import differentiate
@@ -19,6 +20,7 @@ from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Compute
+from unity_ir.plan.schedule import Action, Schedule
 from unity_ir.search import run
 from unity_ir.search.in_time import sample_dims
 
@@ -96,6 +98,49 @@ def test_what_is_made_once_lasts_to_its_last_reader_in_the_last_micro_batch(
     step = fuse_collectives(differentiate(placed, Optimizer("sgd", 0.1), on.mesh))
     text = emit(plan_step(lower(step, on), PlanOptions(kernels="torch")), graph).text
     assert ranks.run(text, 2, check, 2) == [[]] * 2
+
+
+def masked() -> Graph:
+    """A mean over the labels that are not 0, of which there are as many as there happen to be."""
+    x, labels = data("x", 8, 3, 24), leaf("input", tensor_type((8, 3), "i64"), name="labels")
+    h = apply("tanh", [apply("matmul", [x.result, weight("w", 24, 24)]).result]).result
+    scores = apply("log_softmax", [apply("matmul", [h, weight("u", 24, 12)]).result]).result
+    zero = leaf("constant", tensor_type((), "i64"), value=0.0).result
+    counts = apply("ne", [labels.result, zero]).result
+    found = apply("class_score", [scores, labels.result]).result
+    kept = apply("select", [counts, found, leaf("constant", tensor_type((), "f32"), value=0.0).result]).result
+    total = apply("reduce_sum", [kept], {"dim": 0, "count": 2}).result
+    number = apply("reduce_sum", [apply("cast", [counts], {"to": "f32"}).result], {"dim": 0, "count": 2}).result
+    return Graph("masked", (x, labels), (apply("div", [apply("neg", [total]).result, number]).result,))
+
+
+MASKED = [("data-parallel", 2, "ideal:2"), ("fsdp", 4, "ideal:2"), ("zero3", 2, "ideal:2"), ("joint", 4, "ideal:2x2")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("plan", "count", "where"), MASKED)
+def test_a_mean_over_some_labels_is_of_those_of_all_micro_batches(ranks: Ranks, plan: str, count: int, where: str):
+    graph, on = masked(), machine(where)
+    step = fuse_collectives(differentiate(run(graph, on, plan, micro_batches=count).graph, Optimizer("sgd", 0.1)))
+    program = lower(step, on)
+    made = plan_step(program, PlanOptions(kernels="torch"))
+    early = [line for line in made.schedule.lines if line.when == "early"]
+    assert 5 <= len(early) <= 8
+    # Nothing of the loop before is read in the other, but what it adds up.
+    others = {r for line in made.schedule.lines if line.when != "early" for r in read_by(made.schedule, line.action)}
+    shared = {r for line in early for r in made.schedule.reads_and_makes(line.action)[1]} & others
+    assert len(shared) == 1
+    text = emit(made, graph).text
+    assert ranks.run(text, on.devices, check, 2) == [[]] * on.devices
+    one, every = "in micro_batches(ctx, {}):", text.index("# a loop before")
+    wrong = text[:every].replace(one.format(count), one.format(1)) + text[every:]
+    assert wrong != text
+    assert ranks.run(wrong, on.devices, check, 2)[0]
+    assert from_op(to_op(program)) == program
+
+
+def read_by(schedule: Schedule, action: Action) -> tuple[int, ...]:
+    return schedule.reads_and_makes(action)[0]
 
 
 def test_a_loss_that_is_no_sum_over_samples_is_refused():

@@ -20,7 +20,7 @@ def listing(plan: Plan) -> str:
 
     `kernel` is an operator or a group of them, `local` a move on the device itself, `start` a collective, of which
     several may share a call. Leaves are listed where they are first read. With micro-batches, `first:` and `last:` are
-    lines of the first and of the last of them alone.
+    lines of the first and of the last of them alone, `early:` those of a loop before.
     """
     program = plan.program
     kernels = sum(isinstance(line.action, Compute) for line in plan.schedule.lines)

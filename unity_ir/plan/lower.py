@@ -80,15 +80,11 @@ class _Lowering:
         self.body: list[Instruction] = []
 
     def program(self) -> Program:
+        early = self._early()
+        done = self._before_the_loop(early) if early else set[Node]()
         for node in self.graph.nodes():
-            if node.is_leaf:
-                self._leaf(node)
-            elif node.is_compute:
-                self._compute(node)
-            elif node.op in IN_TIME:
-                self._time_step(node)
-            elif node.op != "halo" and self.anchors.materialised(node.result):
-                self._at(node.operands[0], self.placement.layouts[node.result], node.result)
+            if node not in done:
+                self._node(node)
         updates: list[Instruction] = []
         for update in self.graph.updates:
             layout = self.placement.layouts[update.weight]
@@ -100,6 +96,59 @@ class _Lowering:
         mesh = Mesh((*sizes, self.micro_batches)) if self.micro_batches > 1 else self.placement.mesh
         body = (*self.body, *updates)
         return Program(self.graph.name, mesh, self.tensors, body, outputs, self.graph.optimizer, self.micro_batches)
+
+    def _node(self, node: Node) -> None:
+        if node.is_leaf:
+            self._leaf(node)
+        elif node.is_compute:
+            self._compute(node)
+        elif node.op in IN_TIME:
+            self._time_step(node)
+        elif node.op != "halo" and self.anchors.materialised(node.result):
+            self._at(node.operands[0], self.placement.layouts[node.result], node.result)
+
+    def _early(self) -> list[Node]:
+        """
+        Return the steps that add up over all micro-batches what each of them needs, such as how many labels count.
+        Raises `UnityError` where that is no matter of the inputs alone, as every operator would be run twice for it.
+        """
+        found: dict[Node, None] = {}
+        for node in self.graph.nodes():
+            late = _sums_before(node.operands[0]) if node.op in ("reuse", "pipeline") else []
+            for each in late:
+                before = topological(each.operands)
+                if any(n.op == "weight" or _sums_before(n.results[0]) for n in before):
+                    reader = next(v for v in reversed(topological(node.operands)) if each.result in v.operands)
+                    raise UnityError(
+                        f"pcg.{reader.op}: each of the {self.micro_batches} micro-batches needs its gradient, which is "
+                        "of all: a loss must be a sum over samples, and terms without any, or that over a number of "
+                        "labels; use 1 micro-batch"
+                    )
+                found[each] = None
+        return [*found]
+
+    def _before_the_loop(self, sums: list[Node]) -> set[Node]:
+        """
+        Append the loop before: the operators that make these sums of inputs, apart from those that do the same in the
+        loop. Return the nodes that need no other lines.
+        """
+        before = topological([v for node in sums for v in node.operands])
+        inputs = {node for node in before if node.op == "input"}
+        for node in inputs:
+            self._leaf(node)
+        registers, pieces = dict(self.registers), dict(self.pieces)
+        for node in (*before, *sums):
+            if node not in inputs:
+                self._node(node)
+        only = {*sums}
+        users = self.graph.users()
+        for node in reversed(before):
+            if all(user in only for v in node.results for user, _ in users.get(v, ())):
+                only.add(node)
+        kept = {node.result for node in sums}
+        self.registers = registers | {key: r for key, r in self.registers.items() if key[0] in kept}
+        self.pieces = pieces | {key: r for key, r in self.pieces.items() if key[0] in kept}
+        return {*inputs, *only}
 
     def _with_time(self, value: Value, layout: Layout) -> Layout:
         """Return the role of each axis of the program's mesh: a value's layout over devices, and its role in time."""
@@ -154,11 +203,6 @@ class _Lowering:
             raise UnityError(
                 f"pcg.{node.op}: dim {dim} is divided over devices, too, of which each would need other parts; "
                 f"combine dim {dim} before, or make inputs in micro-batches"
-            )
-        if node.op in ("reuse", "pipeline") and (late := _late(operand)) is not None:
-            raise UnityError(
-                f"pcg.{late.op}: each of the {self.micro_batches} micro-batches needs its gradient, which is of all: a "
-                "loss must be a sum over samples, and terms without any; use 1 micro-batch"
             )
         given = self._at(operand, layout)
         self.body.append(TimeStep(given, self._register(node.result, layout), node.op))
@@ -231,12 +275,9 @@ def _micro_batches(graph: Graph) -> int:
     return found[0] if found else 1
 
 
-def _late(value: Value) -> Node | None:
-    """Return the last operator on the way to a value that reads what is known only after all micro-batches, if any."""
-    for node in reversed(topological([value])):
-        if any(v.node.op in ("accumulate", "batch") for v in node.operands):
-            return node
-    return None
+def _sums_before(value: Value) -> list[Node]:
+    """Return the steps on the way to a value that add up, or join, what all micro-batches made."""
+    return [node for node in topological([value]) if node.op in ("accumulate", "batch")]
 
 
 def _role_in_time(node: Node) -> GridRole:

@@ -164,10 +164,10 @@ class UpdateWeight:
 
 Instruction = Leaf | Compute | ReshardMove | HaloExchange | TimeStep | UpdateWeight
 
-When = Literal["first", "every", "last"]
+When = Literal["early", "first", "every", "last"]
 """
 In which micro-batches a line of the step runs: in the first alone (what is made once, before it is needed), in every
-one, or in the last alone (what needs a sum over all of them).
+one, or in the last alone (what needs a sum over all of them); or `early`, in every one of a loop before.
 """
 
 
@@ -228,16 +228,20 @@ class Program:
         In which micro-batches each register is made: `every` for all registers of a step without micro-batches.
 
         What is made in the loop of what every micro-batch reads alike, such as a gathered weight, is made in the first
-        and kept; but for what the step makes twice, since it is not kept for the backward, either (ZeRO-3).
+        and kept; but for what the step makes twice, since it is not kept for the backward, either (ZeRO-3). `early` are
+        those of a loop before, which adds up over all micro-batches what each of them needs: how many labels count.
         """
         if self.micro_batches == 1:
             return dict.fromkeys(self.tensors, "every")
-        found: dict[Register, When] = {}
+        early = _early(self.body)
+        found: dict[Register, When] = dict.fromkeys(early, "early")
         late: set[Register] = set()
         alike: set[Register] = set()
         twice = _made_twice(self.body)
         for instruction in self.body:
             made = makes(instruction)
+            if not early.isdisjoint(made):
+                continue
             if isinstance(instruction, TimeStep) and instruction.kind in ("accumulate", "batch"):
                 late.update(made)
             elif not late.isdisjoint(reads(instruction)):
@@ -254,7 +258,7 @@ class Program:
 
     def times(self, instruction: Instruction) -> int:
         """Return how many times a step runs an instruction: once, or once for each micro-batch."""
-        return self.micro_batches if all(self.when[r] == "every" for r in makes(instruction)) else 1
+        return self.micro_batches if all(self.when[r] in ("early", "every") for r in makes(instruction)) else 1
 
     @property
     def loss(self) -> Register | None:
@@ -297,6 +301,35 @@ class Program:
             assert instruction.line is not None
             return instruction.line
         return piece_of_line(self.analysis(instruction), instruction.assignment, self.mesh)
+
+
+def _early(body: Sequence[Instruction]) -> set[Register]:
+    """
+    Return the registers of a loop before the one over micro-batches: sums over all of them that its lines read, and
+    what nothing else is made of.
+    """
+    sums: dict[Register, frozenset[Register]] = {}
+    wanted: set[Register] = set()
+    for instruction in body:
+        read = frozenset[Register]().union(*(sums.get(r, ()) for r in reads(instruction)))
+        if isinstance(instruction, TimeStep) and instruction.kind in ("accumulate", "batch"):
+            read = frozenset((instruction.result,))
+        elif isinstance(instruction, TimeStep):
+            wanted |= read
+            continue
+        if read:
+            sums.update(dict.fromkeys(makes(instruction), read))
+    if not wanted:
+        return wanted
+    early, others = set(wanted), set[Register]()
+    for instruction in reversed(body):
+        made = makes(instruction)
+        if not wanted.isdisjoint(made) or (made and early.issuperset(made) and others.isdisjoint(made)):
+            early.update(reads(instruction))
+        else:
+            others.update(reads(instruction))
+    leaves = {i.result for i in body if isinstance(i, Leaf) and i.op != "constant"}
+    return (early - others - leaves) | wanted
 
 
 def _made_twice(body: Iterable[Instruction]) -> set[Register]:

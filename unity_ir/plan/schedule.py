@@ -13,7 +13,7 @@ checks that for every group.
 
 With micro-batches, all lines are in one loop, and those that only the first or the last of them runs are marked so:
 weights are gathered, in the first, where they are first read; gradients are summed over devices in the last, where the
-last addend was made.
+last addend was made. What lines of the loop need of all micro-batches at once is made in a loop before (`early`).
 """
 
 from __future__ import annotations
@@ -470,6 +470,9 @@ class _Scheduler:
             self._make(register)
         for register in (*self.returned, *self.wanted):
             self._need(register)
+        if "early" in self.program.when.values():
+            # The loop before comes first, and inputs before that.
+            self.lines.sort(key=lambda a: 0 if isinstance(a, Leaf) else 1 if self._when(a) == "early" else 2)
         return Schedule(tuple(self._with_deaths()), self.same)
 
     def _make(self, register: Register) -> None:
@@ -564,7 +567,7 @@ class _Scheduler:
         # What is made once, or adds up, stays from one micro-batch to the next.
         sums = {m.result for m in self.moves if isinstance(m, TimeStep) and m.kind in ("accumulate", "batch")}
         once = sums | {r for r, when in self.program.when.items() if when == "first"}
-        each = (unfreed.reads_and_makes(a)[0] for a in self.lines if self._when(a) == "every")
+        each = (unfreed.reads_and_makes(a)[0] for a in self.lines if self._when(a) in ("every", "last"))
         read_again = once.intersection(r for reads in each for r in reads)
         for action in reversed(self.lines):
             reads, makes = unfreed.reads_and_makes(action)

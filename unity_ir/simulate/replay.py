@@ -86,9 +86,13 @@ class _Replay:
     def tasks(self, micro_batches: int) -> TaskGraph:
         """Return the tasks of a step of which `micro_batches` are played."""
         program = self.program
+        early = [line for line in self.plan.schedule.lines if line.when == "early"]
+        for self.micro_batch in range(micro_batches if early else 0):
+            for line in early:
+                self._line(line)
         for self.micro_batch in range(micro_batches):
             self.is_backward = False
-            skipped = {"first"} if self.micro_batch else set[str]()
+            skipped = {"early", *(["first"] if self.micro_batch else ())}
             skipped |= {"last"} if self.micro_batch < micro_batches - 1 else set[str]()
             for line in self.plan.schedule.lines:
                 if line.when not in skipped:
@@ -238,7 +242,7 @@ class _Replay:
 
     def _use(self, registers: Iterable[Register], tasks: Sequence[int]) -> None:
         for register in map(self.plan.schedule.held, registers):
-            is_made_once = register in self.kept or self.program.when.get(register) != "every"
+            is_made_once = register in self.kept or self.program.when.get(register) not in ("early", "every")
             at = 0 if is_made_once else self.micro_batch
             self.uses.setdefault((register, at), []).extend(tasks)
 

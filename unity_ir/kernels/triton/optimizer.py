@@ -14,6 +14,7 @@ from unity_ir.tdl.syntax import Access, Binary, Call, Const, Expr, Name, Written
 BLOCK = 4096
 WARPS = 16
 
+
 def _power(x: Text, y: Text) -> Text:
     return Text(f"{x.at(UNARY + 1)} ** {y.at(UNARY)}", UNARY)
 

@@ -42,6 +42,8 @@ class Row:
     """Operands of a move that can be one call for several tensors."""
     when: When = "every"
     """In which micro-batches it runs. Lines of different ones are not merged."""
+    is_early: bool = False
+    """Whether the loop before that over micro-batches has it, too: an input's part."""
     dies_last: list[str] = field(default_factory=list[str])
     """Variables made once that are read here for the last time in the last micro-batch."""
 

@@ -11,7 +11,17 @@ from unity_ir.pcg.reshard import role_kind
 from unity_ir.pcg.sharding import REPEAT, SUM, coordinate_of, is_pinned, is_shard, pins, role_name
 from unity_ir.plan.deadlock import makers, there
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Compute, HaloExchange, Leaf, Register, ReshardMove, TimeStep, UpdateWeight
+from unity_ir.plan.program import (
+    Compute,
+    HaloExchange,
+    Leaf,
+    Register,
+    ReshardMove,
+    TimeStep,
+    UpdateWeight,
+    makes,
+    reads,
+)
 from unity_ir.plan.schedule import BUCKET_BYTES, Bucket, ScheduledLine, Wait, piece_bytes
 
 BACKWARD = "# --- backward"
@@ -51,6 +61,10 @@ class StepWriter:
         """Variable that tells whether this rank is at some pinned coordinates."""
         self.sums: list[str] = []
         """Variables in which micro-batches add up, or join, what they make."""
+        self.early = {
+            r for i in plan.program.body for r in reads(i) if any(plan.program.when[m] == "early" for m in makes(i))
+        }
+        """Registers that the loop before that over micro-batches reads."""
         self.flags: dict[str, str] = {}
         """Variables that tell whether a micro-batch is the first, or the last."""
 
@@ -81,22 +95,30 @@ class StepWriter:
         Return the lines (code, comment) of a loop over micro-batches with these rows in it; those that run in the first
         or the last of them alone are under an `if`.
         """
-        first, last = self.flags["first"], self.flags["last"]
+        early = [row for row in rows if row.when == "early" or row.is_early]
         made = f"{' = '.join(self.sums)} = None" if self.sums else ""
-        head = f"for {first}, {last} in micro_batches(ctx, {self.program.micro_batches}):"
         lines = [(made, "what micro-batches add up")] if made else []
-        lines.append((head, "whether it is the first of them, or the last"))
+        if early:
+            lines.append((self._loop(), "a loop before: what each of them needs of all"))
+            lines += [(f"    {code}", comment) for code, comment in (row.text() for row in early)]
+        lines.append((self._loop(), "whether it is the first of them, or the last"))
         when = "every"
         for row in rows:
+            if row.when == "early":
+                continue
             if row.when not in ("every", when):
                 lines.append((f"    if {self.flags[row.when]}:", ""))
             when = row.when
             code, comment = row.text()
             lines.append((f"{'    ' * (1 if when == 'every' else 2)}{code}", comment))
             if row.dies_last:
-                lines += [(f"    if {last}:", ""), (f"        del {', '.join(row.dies_last)}", "")]
+                lines += [(f"    if {self.flags['last']}:", ""), (f"        del {', '.join(row.dies_last)}", "")]
                 when = "every"
         return lines
+
+    def _loop(self) -> str:
+        flags = ", ".join(self.flags.values())
+        return f"for {flags} in micro_batches(ctx, {self.program.micro_batches}):"
 
     # -- a row per instruction
 
@@ -122,6 +144,7 @@ class StepWriter:
                 row = self._wait(action)
         row.dies, row.dies_last = list(map(self._use, line.dies)), list(map(self._use, line.dies_last))
         row.when = line.when
+        row.is_early = isinstance(action, Leaf) and action.result in self.early
         is_loss = isinstance(action, Compute) and self.program.loss in action.results
         return [row, Row([], BACKWARD)] if is_loss else [row]
 
