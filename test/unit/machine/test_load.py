@@ -57,6 +57,7 @@ ONE_GPU = {
     "dgx-h100:1x1": "H100-SXM5-80GB",
     "dgx-h200:1x1": "H200-SXM-141GB",
     "gb200-nvl72:1x1": "GB200-186GB",
+    "grand-teton:1x1": "H100-HBM2e-96GB",
     "k80:1x1x1": "K80-12GB",
     "p100:1x1": "P100-SXM2-16GB",
     "pcie:1": "A100-PCIe-80GB",
