@@ -1,11 +1,13 @@
 """
 Train on real data on 4 gloo ranks, and compare every step's loss with plain PyTorch.
 
-    python bench/train.py [digits] [gpt] [mixed] [--steps 200] [--json FILE]
+    python bench/train.py [digits] [gpt] [mixed] [recipe] [--steps 200] [--json FILE]
 
 digits: LeNet-5 of the zoo on scikit-learn's images of handwritten digits (8 x 8, every pixel as 4 x 4), SGD.
 gpt:    GPT-2 of the zoo, two layers, on the characters of Python's own documentation (`pydoc_data`), Adam.
 mixed:  the same in bf16 with weights in f32, AdamW; PyTorch in f32.
+recipe: gpt in 4 micro-batches, AdamW without decay of vectors, gradients clipped, warm-up and cosine; stopped half way,
+        and gone on from its checkpoint. PyTorch takes the batch at once, without a stop.
 
 PyTorch's side is written by hand below. It starts from the weights that the program writes before its first step, and
 reads the same batches. Exits with code 1 if a loss differs from PyTorch's by a relative error above 1e-3 (mixed: 2e-2).
@@ -33,6 +35,7 @@ from models import processor
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
+from torch.optim import lr_scheduler
 
 BIN = Path(sys.executable).parent
 RANKS = 4
@@ -103,6 +106,8 @@ class Case:
     options: tuple[str, ...] = ()
     machine: str = f"box:{RANKS}"
     within: float = WITHIN
+    recipe: str = ""
+    """More of the target's options: clipping and groups of weights, with a schedule of the learning rate."""
 
 
 GPT2 = "gpt2," + ",".join(f"{k}={v}" for k, v in GPT.items())
@@ -111,6 +116,10 @@ CASES = {
     "gpt": Case(GPT2, "adam", 0.001, gpt, gpt_data),
     "mixed": Case(GPT2, "adamw", 0.001, gpt, gpt_data, ("--mixed-precision=bf16",), f"pcie:{RANKS}", WITHIN_BF16),
 }
+CASES["recipe"] = Case(
+    GPT2, "adamw", 0.003, gpt, gpt_data, ("--micro-batches=4",), recipe='clip=1 groups="@vectors weight_decay=0"'
+)
+WARMUP = 20
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
@@ -126,6 +135,14 @@ def torchrun(path: Path, *options: str) -> str:
     return done.stdout
 
 
+def schedule(optimizer: torch.optim.Optimizer, steps: int) -> lr_scheduler.LRScheduler:
+    """Return a rise of the learning rate in `WARMUP` steps, and half a cosine down to 0 after."""
+    rises = lr_scheduler.LinearLR(optimizer, 1 / WARMUP, 1.0, WARMUP - 1)
+    return lr_scheduler.SequentialLR(
+        optimizer, [rises, lr_scheduler.CosineAnnealingLR(optimizer, steps - WARMUP)], [WARMUP]
+    )
+
+
 def plain_losses(case: Case, path: Path, weights: Path, data: Path, steps: int) -> list[float]:
     """Return PyTorch's losses, from the same weights on the same batches."""
     spec = spec_from_file_location(path.stem, path)
@@ -134,30 +151,49 @@ def plain_losses(case: Case, path: Path, weights: Path, data: Path, steps: int) 
     program: Any = module_from_spec(spec)
     spec.loader.exec_module(program)
     w = {n: t.requires_grad_() for n, t in load_file(weights).items()}
-    optimizer = OPTIMIZERS[case.optimizer](w.values(), lr=case.lr)
+    vectors, others = ([p for p in w.values() if (p.dim() < 2) == few] for few in (True, False))
+    groups = [{"params": vectors, "weight_decay": 0.0}, {"params": others}] if case.recipe else [{"params": w.values()}]
+    optimizer = OPTIMIZERS[case.optimizer](groups, lr=case.lr)
+    rate = schedule(optimizer, steps) if case.recipe else None
     batches, out = program.Data(data), []
     for t in range(steps):
         optimizer.zero_grad()
         loss = case.plain(w, **batches.batch(t))
         loss.backward()
+        if rate is not None:
+            torch.nn.utils.clip_grad_norm_(list(w.values()), 1.0)
         optimizer.step()
+        if rate is not None:
+            rate.step()
         out.append(loss.item())
     return out
+
+
+def program_losses(case: Case, path: Path, data: Path, steps: int) -> list[float]:
+    """Return the program's losses; with a recipe, of a run that was stopped half way."""
+    options = ["--data", str(data), "--steps", str(steps)]
+    if not case.recipe:
+        text = torchrun(path, *options)
+    else:
+        options += ["--schedule", "cosine", "--warmup", str(WARMUP), "--schedule-steps", str(steps)]
+        saved = str(path.with_suffix(""))
+        text = torchrun(path, *options, "--steps", str(steps // 2), "--save", saved)
+        text += torchrun(path, *options, "--load", saved)
+    return [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)", text, re.M)]
 
 
 def run(name: str, steps: int, folder: Path, search: str = "data-parallel") -> dict[str, Any]:
     """Return both losses of every step, and their largest relative difference."""
     case = CASES[name]
     path, data, weights = folder / f"{name}.py", folder / f"{name}.npz", folder / f"{name}.safetensors"
-    target = f"triton{{kernels=torch optimizer={case.optimizer} lr={case.lr}}}"
+    target = f"triton{{kernels=torch optimizer={case.optimizer} lr={case.lr} {case.recipe}}}"
     emit = [str(BIN / "unity-opt"), f"--model={case.model}", f"--search={search}", f"--machine={case.machine}"]
     subprocess.run([*emit, *case.options, "-t", target, "-o", str(path)], check=True)
     np.savez(data, **case.data())
     torchrun(path, "--steps", "0", "--weights-out", str(weights))
     begin = time.perf_counter()
-    text = torchrun(path, "--steps", str(steps), "--data", str(data))
+    losses = program_losses(case, path, data, steps)
     seconds = time.perf_counter() - begin
-    losses = [float(loss) for loss in re.findall(r"^step \d+ loss (\S+)", text, re.M)]
     plain = plain_losses(case, path, weights, data, steps)
     apart = max(abs(a - b) / abs(b) for a, b in zip(losses, plain, strict=True))
     return {
