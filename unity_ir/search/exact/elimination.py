@@ -120,6 +120,10 @@ class Memo:
         `axes`, at least one, are projections of the same variable. The result also maps each of its classes to the
         class in each of `axes`.
         """
+        if len(axes) == 1:
+            key: tuple[int, ...] = (id(axes[0]),)
+            if key in self.joints:
+                return self.joints[key]
         distinct = {id(a): a for a in axes}
         key = tuple(sorted(distinct))
         if key not in self.joints:
@@ -226,6 +230,10 @@ class _Outline:
     token: int
 
 
+_Weight = tuple[int, _JointProjection | None, tuple[VariableId, ...], tuple[_JointProjection, ...]]
+"""The entries of the table that an elimination looks at, and what else is known of it (`_Elimination`)."""
+
+
 class _Order:
     """A greedy elimination order: always the variable with the smallest joint table next (min-weight)."""
 
@@ -233,7 +241,7 @@ class _Order:
         self.memo = memo
         self.outlines: list[_Outline] = []
         self.of: dict[VariableId, dict[int, _Outline]] = {v: {} for v in sizes}
-        self.due: dict[VariableId, _Elimination] = {}
+        self.due: dict[VariableId, _Weight] = {}
         self.queue: list[tuple[int, VariableId]] = []
         for factor in factors:
             self._enter(_Outline(factor.variables, factor.axes, memo.token(factor.table)))
@@ -247,9 +255,10 @@ class _Order:
         total = 0
         while self.queue:
             entries, variable = heappop(self.queue)
-            step = self.due.get(variable)
-            if step is None or step.entries != entries:
+            weight = self.due.get(variable)
+            if weight is None or weight[0] != entries:
                 continue
+            step = self._elimination(variable, weight)
             if step.key not in self.memo.tables and step.key not in new:
                 new.add(step.key)
                 total += entries
@@ -260,8 +269,9 @@ class _Order:
         return out
 
     def _enter(self, outline: _Outline) -> None:
-        for variable in outline.variables:
+        for variable, axis in zip(outline.variables, outline.axes, strict=True):
             self.of[variable][len(self.outlines)] = outline
+            self.memo.held[id(axis)] = axis
         self.outlines.append(outline)
 
     def _take(self, step: _Elimination) -> None:
@@ -279,22 +289,30 @@ class _Order:
     def _weigh(self, variable: VariableId) -> None:
         spend(limits().work_elimination_order)
         seen: dict[VariableId, list[Projection]] = {}
+        for outline in self.of[variable].values():
+            if len(outline.variables) > 1:
+                for v, axis in zip(outline.variables, outline.axes, strict=True):
+                    seen.setdefault(v, []).append(axis)
+        own = self.memo.joint(seen.pop(variable)) if seen else None
+        joints = tuple([self.memo.joint(axes) for axes in seen.values()])
+        entries = own.axis.size if own else 1
+        for joint in joints:
+            entries *= joint.axis.size
+        self.due[variable] = entries, own, tuple(seen), joints
+        heappush(self.queue, (entries, variable))
+
+    def _elimination(self, variable: VariableId, weight: _Weight) -> _Elimination:
+        """Return the elimination of a variable, weighed as it is now."""
+        entries, own, others, joints = weight
         names: dict[VariableId, int] = {variable: 0}
         key: list[object] = []
         for outline in self.of[variable].values():
             key.append(outline.token)
-            for v, axis in zip(outline.variables, outline.axes, strict=True):
-                if len(outline.variables) > 1:
-                    seen.setdefault(v, []).append(axis)
-                key.append((names.setdefault(v, len(names)), id(axis)))
-                self.memo.held[id(axis)] = axis
-        own = self.memo.joint(seen.pop(variable)) if seen else None
-        joints = tuple(self.memo.joint(axes) for axes in seen.values())
-        entries = (own.axis.size if own else 1) * prod(j.axis.size for j in joints)
-        self.due[variable] = _Elimination(
-            variable, tuple(self.of[variable]), tuple(key), own, tuple(seen), joints, entries
-        )
-        heappush(self.queue, (entries, variable))
+            key += [
+                (names.setdefault(v, len(names)), id(axis))
+                for v, axis in zip(outline.variables, outline.axes, strict=True)
+            ]
+        return _Elimination(variable, tuple(self.of[variable]), tuple(key), own, others, joints, entries)
 
 
 def _eliminated(step: _Elimination, involved: Sequence[Factor], size: int) -> Floats:
