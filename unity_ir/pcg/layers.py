@@ -123,9 +123,12 @@ def _run(kinds: Sequence[int], at: int) -> tuple[int, int]:
 
 
 def _structure(part: Part) -> object:
-    """Return what two parts have in common if they have the same operators on each other's results."""
+    """
+    Return what two parts have in common if they have the same operators on each other's results, on weights, and on
+    what is made before them.
+    """
     number = {node: i for i, node in enumerate(part.nodes)}
     return tuple(
-        (node.op, tuple((number.get(v.node, v.node.op if v.node.is_leaf else ""), v.index) for v in node.operands))
+        (node.op, tuple((number.get(v.node, -1 if v.node.op == "weight" else -2), v.index) for v in node.operands))
         for node in part.nodes
     )

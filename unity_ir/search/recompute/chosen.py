@@ -39,7 +39,7 @@ seconds."""
 def check_kind(kind: str) -> None:
     """Raise `UnityError` unless `kind` is one of `KINDS`."""
     if kind not in KINDS:
-        raise UnityError(f"recompute is {kind!a}; it is {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+        raise UnityError(f"search: recompute is {kind!a}; it is {', '.join(KINDS[:-1])} or {KINDS[-1]}")
 
 
 def in_blocks(plan: Graph) -> Graph:
