@@ -20,6 +20,7 @@ from unity_ir.pcg.micro_batches import in_micro_batches, micro_batch
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.search.in_time import sample_dims
+from unity_ir.search.recompute.fit import recomputed
 from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.replay import replay
 from unity_ir.simulate.tasks import UPDATE
@@ -101,3 +102,25 @@ def test_holds_what_is_said(tmp_path: Path, model: str):
     assert 0.9 * said_less <= less <= 1.1 * said_less
     assert measured - less == said - said_less
     assert (less < measured) == (model == "gpt2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("model", ["gpt2", "llama3_8b"])
+def test_recompute_saves_what_is_said(tmp_path: Path, model: str, count: int):
+    """Of each kind, in a whole batch and in micro-batches: what the program holds less is what is said of it."""
+    sizes = {"batch": 8, "sequence": 16, "layers": 3, "hidden": 32, "heads": 4, "vocabulary": 24}
+    graph = build(model, **sizes, **({} if model == "gpt2" else {"kv_heads": 2, "intermediate": 64}))
+    machine, dims = load("box:1"), sample_dims(graph)
+    small = micro_batch(graph, dims, count)
+
+    def held_with(kind: str) -> tuple[int, int]:
+        plan = in_micro_batches(recomputed(small, kind, machine, Optimizer()), dims, count)
+        return held(plan, graph, tmp_path / f"{kind}.py")
+
+    real, said = held_with("none")
+    found = {kind: held_with(kind) for kind in ("attention", "block", "all")}
+    for less, said_less in found.values():
+        assert said_less == pytest.approx(less, rel=0.1)
+        assert real - less == pytest.approx(said - said_less, rel=0.05)
+    assert found["block"][0] < found["attention"][0] < real

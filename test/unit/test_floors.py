@@ -69,7 +69,7 @@ ROOMS = {
         {"exact"},
         {"joint", "baselines", "tofu", "flexflow", "unity"},
         {"memory"},
-        {"bounds", "result"},
+        {"bounds", "recompute", "result"},
         {"choose", "strategy"},
         {"strategies", "in_time"},
         {"run", "explain"},

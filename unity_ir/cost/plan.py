@@ -219,12 +219,13 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
     optimizer = graph.optimizer or optimizer or Optimizer()
     with_gradient = trained(graph)
     again = set[Node]() if explicit else not_kept(graph)
+    read = Keeps(graph).values if again else set[Value]()
     operators: list[OperatorCost] = []
     for node in nodes:
         if node.is_compute:
             needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
             done = work_of(node, needs, backward=not explicit)
-            if node in again:
+            if node in again and not read.isdisjoint(node.results):
                 done = Work(done.forward, (*done.forward, *done.backward))
             operators.append(
                 OperatorCost(node, done, done.forward_time(machine.device), done.backward_time(machine.device))

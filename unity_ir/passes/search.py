@@ -73,6 +73,9 @@ class _Search(ModulePass):
     micro_batches: str | int = 1
     """In how many micro-batches a step runs its batch, one after the other, adding up gradients; auto: the fastest."""
 
+    recompute: str | None = None
+    """What the backward computes again: none, attention, block, all, auto; by default none, of joint searches auto."""
+
     explain: str | None = None
     """An operator whose choice in the joint search, with the costs of alternatives, is printed to stderr."""
 
@@ -108,7 +111,7 @@ class _Search(ModulePass):
     ) -> SearchResult:
         given = self.strategy, optimizer, options, progress, self._budget()
         if self.micro_batches == "auto":
-            return run_in_time(graph, machine, *given)
+            return run_in_time(graph, machine, *given, recompute=self.recompute)
         try:
             count = int(self.micro_batches)
         except ValueError:
@@ -117,7 +120,7 @@ class _Search(ModulePass):
             raise UnityError(
                 f"pcg-search: micro_batches is {self.micro_batches!a}; it is a number of them, 1 or more, or auto"
             )
-        return run(graph, machine, *given, count)
+        return run(graph, machine, *given, count, self.recompute)
 
     def _optimizer(self) -> Optimizer | None:
         if self.explain is not None and self.strategy != "joint":

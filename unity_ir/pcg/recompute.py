@@ -9,7 +9,9 @@ its own, and is kept without such a mark.
 
 from __future__ import annotations
 
-from unity_ir.pcg.graph import Graph, Node, Value, parallel, rebuild
+from collections.abc import Collection, Sequence
+
+from unity_ir.pcg.graph import Graph, Node, Value, parallel, rebuild, rewrite
 from unity_ir.pcg.sharding import Placement, same_pieces
 
 RENAMING = ("replicate", "pick", "recompute")
@@ -102,3 +104,24 @@ class Recomputation:
             return False
         before, after = (same_pieces(self.placement.layouts[v]) for v in (node.operands[0], node.result))
         return before != after
+
+
+def with_recompute(plan: Graph, again: Collection[Node], moved_again: Collection[Node] = ()) -> Graph:
+    """
+    Return a placed forward graph whose backward recomputes what the compute nodes in `again` make, and moves it again
+    to where it is read; what those in `moved_again` make is saved, and only moved again.
+
+    rewrite: replicate(f(x)) -> recompute(replicate(recompute(f(x)))), for f in `again`
+    """
+
+    def mark(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
+        results = rebuild(node, operands, node.view).results
+        maker = node
+        while maker.is_parallel:
+            maker = maker.operands[0].node
+        is_moved = node.is_parallel and node.view is not None and node.op != "recompute"
+        if node in again or (is_moved and (maker in again or maker in moved_again)):
+            return [parallel("recompute", v).result for v in results]
+        return results
+
+    return rewrite(plan, mark)

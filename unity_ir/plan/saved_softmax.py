@@ -9,12 +9,13 @@ Have backwards read results that their forwards compute anyway, where both are i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from unity_ir.ops import operator, savings
 from unity_ir.ops.operator import Attributes, Saving
 from unity_ir.pcg.sharding import operand_layout, result_layout
-from unity_ir.plan.program import Compute, Instruction, Program, Tensor
+from unity_ir.plan.program import Compute, Instruction, Program, Register, ReshardMove, Tensor
 
 
 def with_savings(program: Program) -> Program:
@@ -23,16 +24,17 @@ def with_savings(program: Program) -> Program:
     as the row sums of attention's softmax, and those backwards read them.
 
     It is done for operators for which `ops.savings` declares such variants, where forward and backward read the same
-    operands and shard them in the same way; the others stay.
+    operands, or the backward recomputed ones, and shard them in the same way; the others stay.
     """
     body: list[Instruction] = list(program.body)
     tensors = dict(program.tensors)
     known = {saving.backward: saving for saving in savings()}
+    firsts = _firsts(program)
     for place, instruction in enumerate(body):
         if not isinstance(instruction, Compute) or instruction.operator not in known:
             continue
         saving = known[instruction.operator]
-        at = _forward(body[:place], instruction, saving)
+        at = _forward(body[:place], instruction, saving, firsts)
         if at is None:
             continue
         forward = body[at]
@@ -53,14 +55,41 @@ def with_savings(program: Program) -> Program:
     return replace(program, body=tuple(body), tensors=tensors)
 
 
-def _forward(before: list[Instruction], backward: Compute, saving: Saving) -> int | None:
-    """Return the last index in `before` of the backward's forward, on the same operands, divided in the same way."""
+def _firsts(program: Program) -> dict[Register, Register]:
+    """
+    Return, for each register that recompute has made, the one that first held its values: what the same operators and
+    moves have made of the same registers.
+    """
+    made: dict[object, tuple[Register, ...]] = {}
+    first: dict[Register, Register] = {}
+    for instruction in program.body:
+        match instruction:
+            case Compute(operands=read, results=results):
+                given = tuple(first.get(r, r) for r in read)
+                key: object = (instruction.operator, given, instruction.attributes, instruction.assignment)
+            case ReshardMove(operand=read, result=result):
+                moved = instruction.kind, instruction.axes, instruction.source, instruction.target
+                key, results = (first.get(read, read), moved), (result,)
+            case _:
+                continue
+        first.update(zip(results, made.setdefault(key, results), strict=True))
+    return first
+
+
+def _forward(
+    before: list[Instruction], backward: Compute, saving: Saving, firsts: Mapping[Register, Register]
+) -> int | None:
+    """
+    Return the last index in `before` of the backward's forward, on the same operands, divided in the same way; `firsts`
+    has the first register with the values of each.
+    """
+    wanted = [firsts.get(r, r) for r in backward.operands[1:]]
     for place in reversed(range(len(before))):
         found = before[place]
         if (
             isinstance(found, Compute)
             and found.operator in (saving.forward, saving.saving)
-            and found.operands == backward.operands[1:]
+            and [firsts.get(r, r) for r in found.operands] == wanted
             and found.assignment == backward.assignment
             and attributes_of_variant(saving.saved, found.attributes)
             == attributes_of_variant(saving.saved, backward.attributes)

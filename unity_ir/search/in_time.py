@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
@@ -28,6 +28,9 @@ from unity_ir.simulate.report import as_emitted
 
 Inside = Callable[[Node], bool]
 """Whether a weight is moved, and its gradient summed, in the loop."""
+
+Recompute = Callable[[Graph, Callable[[Graph], Graph]], Graph]
+"""Given the plan of a micro-batch, and a function that makes it that of a step, returns that plan with recompute."""
 
 TRIES = 2
 """Further searches for a plan that fits, where that of the whole batch needs more than that of a micro-batch."""
@@ -51,6 +54,7 @@ def in_time(
     is_searched: bool,
     is_each: bool,
     rivals: Callable[[], Iterable[Graph]],
+    recompute: Recompute,
 ) -> SearchResult:
     """
     Return the plan of a whole batch whose step runs the plan that `search` finds of `small`, the serial graph of one
@@ -59,8 +63,8 @@ def in_time(
     Gradients are summed over devices once per step, or where `is_each` in every micro-batch; a plan that `is_searched`,
     and not one made by a rule, does what is faster as emitted and fits. It is searched for a device with less memory,
     as the gradients so far are held from the first micro-batch on. Of one micro-batch alone moves of weights weigh more
-    than they do in the step, so the plans that `rivals` returns, baselines, are compared with it. Bounds are of one
-    micro-batch and are dropped. Raises `UnityError` where nothing is found.
+    than they do in the step, so the plans that `rivals` returns, baselines, are compared with it. `recompute` adds
+    recompute to each plan. Bounds are of one micro-batch and are dropped. Raises `UnityError` where nothing is found.
     """
 
     def ways(plan: Graph) -> list[Graph]:
@@ -68,7 +72,8 @@ def in_time(
         again = _gathered_again(plan)
         inside: list[Inside] = [lambda weight: True] if is_each or is_searched else []
         inside += [again.__contains__] if is_searched or not is_each else []
-        return [in_micro_batches(plan, dims, micro_batches, way) for way in inside]
+        steps = [partial(_in_loop, dims=dims, count=micro_batches, inside=way) for way in inside]
+        return [step(recompute(plan, step)) for step in steps]
 
     def whole(found: SearchResult) -> tuple[SearchResult, int]:
         """Return the plan of the whole batch, and the bytes that a device must have for it."""
@@ -100,6 +105,10 @@ def in_time(
     if fastest == best.graph:
         return best
     return replace(best, graph=fastest, cost=cost(fastest, machine, optimizer), derivation=(), joint=None)
+
+
+def _in_loop(plan: Graph, dims: Mapping[str, int], count: int, inside: Inside) -> Graph:
+    return in_micro_batches(plan, dims, count, inside)
 
 
 def _gradients(graph: Graph) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from time import perf_counter
 
 from unity_ir.budget import Budget, OutOfBudget, within
-from unity_ir.cost.plan import PlanCost
+from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer, erase
@@ -24,7 +24,9 @@ from unity_ir.search.joint.best_first import Progress
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME
 from unity_ir.search.layouts.space import Spaces
-from unity_ir.search.memory.lagrangian import lacking, needed
+from unity_ir.search.memory.lagrangian import MORE, lacking, needed, size_text
+from unity_ir.search.recompute.chosen import check_kind
+from unity_ir.search.recompute.fit import recomputed
 from unity_ir.search.result import SearchResult
 from unity_ir.search.strategies.by_hand import OnePlan
 from unity_ir.search.strategy import OptionValue, SearchContext, make_options, strategy_named
@@ -51,6 +53,7 @@ def run(
     progress: Progress | None = None,
     budget: Budget | None = None,
     micro_batches: int = 1,
+    recompute: str | None = None,
 ) -> SearchResult:
     """
     Search for a plan: a parallel graph that computes what `graph` does, placed on the devices of `machine`.
@@ -60,12 +63,14 @@ def run(
     of mcmc. `optimizer` is the one the plan will be trained with, by default the graph's. `progress` is called with the
     number of candidates priced and the best seconds so far. Ctrl-C and the end of `budget` (by default about 100
     seconds of work) return the best plan so far. With `micro_batches`, the plan is that of one, and the step runs it
-    for each in turn (`search.in_time`).
+    for each in turn (`search.in_time`). `recompute` is one of `search.recompute.chosen.KINDS`, by default `auto` of the
+    strategies that search within the memory (joint, sequential), which know no other, and `none` of others.
 
     Raises `UnityError` for an unknown strategy or option, for a graph that already has its backward and for one that
     cannot be divided into so many micro-batches, and `DoesNotFit` for a plan that does not fit the machine's memory.
     """
     chosen = strategy_named(strategy)
+    kind = _recompute(strategy, recompute)
     if graph.updates:
         raise UnityError(f"func.func @{graph.name}: search before pcg-differentiate, not after it")
     given = optimizer or graph.optimizer
@@ -89,22 +94,57 @@ def run(
     def rivals() -> list[Graph]:
         return [plan for plan, _ in _baselines(serial, machine, optimizer)] if strategy == "joint" else []
 
+    def again(plan: Graph, whole: Callable[[Graph], Graph]) -> Graph:
+        return recomputed(plan, kind, machine, optimizer, whole)
+
     with _seldom_collected():
         if micro_batches == 1:
             result = search(machine)
+            plan = again(result.graph, lambda plan: plan)
+            if plan != result.graph:
+                result = replace(result, graph=plan, cost=cost(plan, machine, optimizer), bound=None, proved=None)
         else:
             is_made = isinstance(chosen, OnePlan)
             is_each = is_made and chosen.sums_each(own)
-            result = in_time(search, serial, dims, micro_batches, machine, optimizer, not is_made, is_each, rivals)
+            result = in_time(
+                search, serial, dims, micro_batches, machine, optimizer, not is_made, is_each, rivals, again
+            )
         result = replace(result, budget=budget)
     if given is not None:
         result = replace(result, graph=replace(result.graph, optimizer=given))
     result = replace(result, seconds=perf_counter() - start)
     need = needed(result.graph, result.cost, optimizer)
     if need > machine.device.memory:
-        said = f"search: the plan found {lacking(need, machine.device)}; use more devices or a smaller batch"
+        advice = "" if kind == "auto" or micro_batches > 1 else _with_recompute(result.graph, need, machine, optimizer)
+        said = f"search: the plan found {lacking(need, machine.device)}; {advice}use {MORE}"
         raise DoesNotFit(said, result, machine)
     return result
+
+
+def _with_recompute(plan: Graph, need: int, machine: Machine, optimizer: Optimizer) -> str:
+    """Return the beginning of advice: the bytes that a plan which needs `need` would need with recompute, if fewer."""
+    less = recomputed(plan, "auto", machine, optimizer)
+    least = needed(less, cost(less, machine, optimizer), optimizer)
+    if least >= need:
+        return ""
+    found = "fits into" if least <= machine.device.memory else "still needs"
+    return f"with recompute=auto it {found} {size_text(least)}; or "
+
+
+WITHIN_MEMORY = ("joint", "sequential")
+"""Strategies that search within the memory of a device, and decide what is recomputed."""
+
+
+def _recompute(strategy: str, given: str | None) -> str:
+    """Return the kind of recompute for a strategy. Raises `UnityError` for one that it does not have."""
+    if given is None:
+        return "auto" if strategy in WITHIN_MEMORY else "none"
+    check_kind(given)
+    if strategy in WITHIN_MEMORY and given != "auto":
+        raise UnityError(
+            f"search: {strategy} finds what to recompute by itself (auto); recompute={given} is for plans by hand"
+        )
+    return given
 
 
 def run_in_time(
@@ -115,6 +155,7 @@ def run_in_time(
     options: Mapping[str, OptionValue] | None = None,
     progress: Progress | None = None,
     budget: Budget | None = None,
+    recompute: str | None = None,
 ) -> SearchResult:
     """
     Search as `run` does, for the number of micro-batches with which the step is fastest as emitted, among those that
@@ -128,7 +169,7 @@ def run_in_time(
     dims = sample_dims(serial)
     while count == 1 or _is_divisible(serial, dims, count):
         try:
-            found = run(graph, machine, strategy, optimizer, options, progress, budget, count)
+            found = run(graph, machine, strategy, optimizer, options, progress, budget, count, recompute)
             seconds = as_emitted(found.graph, machine, optimizer or graph.optimizer or Optimizer())[0]
         except UnityError as error:
             failed = failed or error

@@ -62,6 +62,13 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             "--degrees; auto: as many as make the fastest step that fits",
         ),
         parser.add_argument(
+            "--recompute",
+            metavar="WHAT",
+            help="with --search or --degrees: what the backward computes again instead of reading what was saved; "
+            "none; attention: all but matrix products; block: all but each layer's input; all: all but a few "
+            "checkpoints; auto: as little as makes the plan fit",
+        ),
+        parser.add_argument(
             "--explain",
             metavar="OPERATOR",
             help="with --search: print an operator's choice and what others would cost; by its name in the printed "
@@ -169,7 +176,7 @@ _KINDS = (
 """Names of argument types in error messages."""
 
 
-_COMMON = {"optimizer": str, "work": float, "seconds": float, "micro_batches": str}
+_COMMON = {"optimizer": str, "work": float, "seconds": float, "micro_batches": str, "recompute": str}
 """Options of every search, with their types."""
 
 

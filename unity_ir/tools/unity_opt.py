@@ -194,6 +194,8 @@ class UnityOpt(xDSLOptMain):
             raise UnityError("unity-opt: --explain explains what a search has chosen; add --search")
         if args.micro_batches is not None and args.search is None:
             raise UnityError("unity-opt: --micro-batches divides the batch of the plan that is made; add --search")
+        if args.recompute is not None and args.search is None:
+            raise UnityError("unity-opt: --recompute is of the plan that is made; add --search")
         if args.budget is not None and args.search is None:
             raise UnityError("unity-opt: --budget is what a search may take; add --search")
         if self.args.profile is not None:
@@ -221,6 +223,10 @@ class UnityOpt(xDSLOptMain):
                 if "micro_batches" in options:
                     raise UnityError(f"unity-opt: {asked_by} and --micro-batches both say how many; leave one out")
                 options["micro_batches"] = self.args.micro_batches
+            if self.args.recompute is not None:
+                if "recompute" in options:
+                    raise UnityError(f"unity-opt: {asked_by} and --recompute both say what; leave one out")
+                options["recompute"] = self.args.recompute
             if self.trains_with is not None:
                 if options.setdefault("optimizer", self.trains_with) != self.trains_with:
                     raise UnityError(

@@ -19,7 +19,8 @@ from unity_ir.pcg.differentiate import training_step
 from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, apply, leaf
 from unity_ir.pcg.sharding import place
 from unity_ir.pcg.types import tensor_type
-from unity_ir.search.baselines.recipe import Degrees, has_sequence, recipe
+from unity_ir.search.baselines.attention import has_sequence
+from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.tdl.counts import contraction_flops
 
 pytestmark = pytest.mark.slow

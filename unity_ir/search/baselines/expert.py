@@ -18,6 +18,7 @@ from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Optimizer
 from unity_ir.pcg.sharding import REPEAT, GridRole, Mesh, pinned_at
+from unity_ir.search.baselines.attention import has_sequence
 from unity_ir.search.baselines.follow import follow, settled_along
 from unity_ir.search.baselines.operands import (
     column_variable,
@@ -27,7 +28,7 @@ from unity_ir.search.baselines.operands import (
     weight_of,
     weight_operands,
 )
-from unity_ir.search.baselines.recipe import Axes, has_sequence, inputs, megatron_form, megatron_plan
+from unity_ir.search.baselines.recipe import Axes, inputs, megatron_form, megatron_plan
 from unity_ir.search.layouts.limits import limits
 
 Template = Callable[[Graph, Machine], Iterator[Graph]]

@@ -19,7 +19,6 @@ Sizes that degrees do not divide are left whole, as a vocabulary that is not pad
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -28,6 +27,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, GridRole, Layout, Mesh, is_shard, place
+from unity_ir.search.baselines.attention import has_sequence
 from unity_ir.search.baselines.batch_dims import batch_dims
 from unity_ir.search.baselines.follow import Rest, Settle, Store, follow, settled_along
 from unity_ir.search.baselines.operands import (
@@ -39,7 +39,6 @@ from unity_ir.search.baselines.operands import (
     weight_operands,
 )
 from unity_ir.search.baselines.rewrites import split_products, vocabulary_parallel_loss
-from unity_ir.tdl.counts import contraction_flops
 
 STAGES = (0, 1, 2, 3)
 """The stages of ZeRO."""
@@ -156,55 +155,6 @@ def _is_transformer(graph: Graph) -> bool:
     if any(n.op.startswith("conv") for n in nodes):
         return False
     return all(table_operand(n) is None for n in nodes)
-
-
-def has_sequence(graph: Graph) -> bool:
-    """
-    Return whether a graph has attention, so that its activations have a dim along which the positions of a sequence
-    run: as one operator, or as a softmax of a product of two activations, whose result another such product reads.
-    """
-    users = graph.users()
-    nodes = graph.nodes()
-    if any("attention" in n.op for n in nodes):
-        return True
-    softmaxes = (n for n in nodes if n.op == "softmax")
-    return any(
-        any(_is_product(made.node) for made in _before(n.operands[0])) and any(map(_is_product, _after(n, users)))
-        for n in softmaxes
-    )
-
-
-AROUND_SOFTMAX = ("scale", "add", "mul", "select", "cast", "dropout", "reshape", "transpose", "sub", "div", "max")
-"""Operators by which scores are scaled, masked and reshaped before a softmax, or probabilities dropped after it."""
-
-
-def _is_product(node: Node) -> bool:
-    """Return whether a node is a contraction of two activations, such as queries and keys."""
-    if not node.is_compute or len(node.operands) < 2 or any(map(is_weight, node.operands)):
-        return False
-    return contraction_flops(node.analysis.bound) > 0
-
-
-def _before(value: Value) -> Iterator[Value]:
-    """Yield a value and those it is made of by operators as in `AROUND_SOFTMAX`."""
-    seen, stack = {value}, [value]
-    while stack:
-        yield (at := stack.pop())
-        if at.node.op in AROUND_SOFTMAX:
-            more = [v for v in at.node.operands if v not in seen]
-            seen.update(more)
-            stack += more
-
-
-def _after(node: Node, users: Mapping[Value, Sequence[tuple[Node, int]]]) -> Iterator[Node]:
-    """Yield the nodes that read a node's results, through operators as in `AROUND_SOFTMAX`."""
-    seen, stack = {node}, [node]
-    while stack:
-        for user in (u for v in stack.pop().results for u, _ in users.get(v, ()) if u not in seen):
-            seen.add(user)
-            yield user
-            if user.op in AROUND_SOFTMAX:
-                stack.append(user)
 
 
 def _check_samples(graph: Graph, mesh: Mesh, axes: range, name: str) -> None:

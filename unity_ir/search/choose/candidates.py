@@ -23,6 +23,7 @@ from unity_ir.search.baselines.expert import expert
 from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
+from unity_ir.search.recompute.fit import recomputed
 from unity_ir.search.tofu.search import tofu
 from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.full import simulate
@@ -134,7 +135,7 @@ def that_fit(candidates: Iterable[Candidate]) -> list[Candidate]:
 class Baselines:
     """
     Called with a serial graph and a flag, returns its baseline plans as candidates; with the flag set, the `QUICK`
-    ones.
+    ones. One that does not fit comes with recompute as well.
 
     Arguments and results are small, so that a worker process can do it.
     """
@@ -157,7 +158,20 @@ class Baselines:
                 fit = needs <= self.machine.device.memory
                 emitted = as_emitted(plan[0], self.machine, self.optimizer)[0] if fit else inf
                 candidates.append(Candidate(plan[0], name, plan[1].time, emitted, beyond_bounds(plan[1]), needs))
+                if not fit:
+                    candidates += self._recomputed(name, plan)
         return candidates
+
+    def _recomputed(self, name: str, plan: PricedGraph) -> list[Candidate]:
+        """Return a baseline that does not fit with as little recompute as makes it fit, or with the least peak."""
+        graph = recomputed(plan[0], "auto", self.machine, self.optimizer)
+        if graph == plan[0]:
+            return []
+        priced = cost(graph, self.machine, self.optimizer)
+        needs = needed(graph, priced, self.optimizer)
+        fit = needs <= self.machine.device.memory
+        emitted = as_emitted(graph, self.machine, self.optimizer)[0] if fit else inf
+        return [Candidate(graph, f"{name} with recompute", priced.time, emitted, True, needs)]
 
 
 @dataclass

@@ -28,6 +28,7 @@ from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import Price
 from unity_ir.search.layouts.operator_table import kernels_found
 from unity_ir.search.memory.lagrangian import Refused
+from unity_ir.search.recompute.fit import recomputed
 from unity_ir.search.result import SearchResult
 
 
@@ -105,14 +106,49 @@ class Chooser:
         explored = now.explored + other.explored
         return replace(now if best[0] is now.graph else other, explored=explored, interrupted=other.interrupted)
 
-    def best_baseline(self, refused: Refused) -> SearchResult:
+    def with_recompute(self, now: SearchResult, fastest: JointPlan) -> SearchResult:
         """
-        Return the result for the baseline that fits a device's memory and has the least simulated time as emitted; for
-        use where the search found no plan that fits. If no baseline fits, raises `refused`, or that error naming the
-        smallest baseline if it needs fewer bytes.
+        Return the result `now`, which fits the memory, or that of `fastest`, the plan found as if memory were not
+        short, with as little recompute as makes it fit, if that simulates faster.
+        """
+        try:
+            plan = self._recomputed(fastest)
+            best = None if plan is None else self.emitted.fastest([(now.graph, now.cost), plan])
+        except KeyboardInterrupt:
+            return replace(now, interrupted=True)
+        if plan is None or best is not plan:
+            return now
+        return self._of_recompute(plan, fastest, now.explored)
+
+    def _recomputed(self, fastest: JointPlan) -> PricedGraph | None:
+        """Return the plan found, with recompute, if it fits; recompute of a search that was ended is not tried."""
+        if fastest.interrupted:
+            return None
+        plan = self._priced(recomputed(fastest.graph, "auto", self.machine, self.emitted.optimizer))
+        return plan if fits(*plan, self.emitted.optimizer) else None
+
+    def _of_recompute(self, plan: PricedGraph, fastest: JointPlan, explored: int) -> SearchResult:
+        """Return the result for a plan with recompute: it takes no less than the bound of all plans without."""
+        bound = fastest.bound
+        if bound is None:
+            found = self.bounding.ask(KnownPlan(fastest.rewritten, plan[1].time))()
+            bound = bounded(plan, found, self.emitted.optimizer)[2]
+        return SearchResult(self.strategy, *plan, fastest.derivation, bound, explored)
+
+    def best_baseline(self, refused: Refused, fastest: JointPlan) -> SearchResult:
+        """
+        Return the result for the baseline that fits a device's memory and has the least simulated time as emitted, or
+        for `fastest`, the plan found as if memory were not short, with recompute; for use where the search found no
+        plan that fits. If none fits, raises `refused`, or that error naming the smallest baseline if it needs fewer
+        bytes.
         """
         known = self.by_hand.ask((self.serial, False))()
         candidates = that_fit(known)
+        own = self._recomputed(fastest)
+        if own is not None:
+            best = self.emitted.fastest([own], candidates)
+            if best is own:
+                return self._of_recompute(own, fastest, fastest.explored)
         if not candidates:
             smallest = min(known, key=lambda c: c.needs, default=None)
             raise refused if smallest is None else refused.known(smallest.name, smallest.needs, smallest.seconds)

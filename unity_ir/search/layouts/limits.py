@@ -114,6 +114,8 @@ class SearchLimits:
     """Prices of a byte (Lagrange multipliers) tried for one limit, at most."""
     peak_rounds: int = 6
     """Times the limit is tightened because the simulated peak is above the bytes held at the end of the forward."""
+    spare_memory: float = 5e-3
+    """Share of a device's memory that a plan may leave free before less recompute is tried."""
     work_change: int = 50_000
     """Work charged for comparing all rows of a variable in the local search."""
     peak_proposals: int = 200

@@ -37,6 +37,9 @@ from unity_ir.search.memory.peak_descent import descend_to_limit
 from unity_ir.search.memory.seconds_and_bytes import Choice, CostModel
 from unity_ir.simulate.report import as_emitted
 
+MORE = "more micro-batches, more devices or a smaller batch"
+"""What a message advises where activations do not fit."""
+
 
 @dataclass(frozen=True)
 class FittingPlan:
@@ -434,8 +437,8 @@ def _refused(needs: float, plan: ExactPlan, source: Graph, solver: Solver) -> Re
     machine = solver.spaces.machine
     limit, least = machine.device.memory, _states(source, solver)
     over = least > limit
-    alone = f"weights, gradients and the optimizer's state alone, in equal parts, take {_size(least)}; "
-    advice = f"{alone if over else ''}use more devices or a smaller {'model' if over else 'batch'}"
+    alone = f"weights, gradients and the optimizer's state alone, in equal parts, take {size_text(least)}; "
+    advice = f"{alone}use more devices or a smaller model" if over else f"use {MORE}"
     smallest = SmallestPlan(needs, plan.seconds, machine.device, advice)
     return Refused(str(smallest), smallest)
 
@@ -445,10 +448,11 @@ def lacking(needs: float, device: Device) -> str:
     Return text for an error message: the bytes that a plan `needs` per device, and by how much they exceed the device's
     memory.
     """
-    return f"needs {_size(needs)} per device, {_size(needs - device.memory)} more than {device.name} has"
+    return f"needs {size_text(needs)} per device, {size_text(needs - device.memory)} more than {device.name} has"
 
 
-def _size(bytes: float) -> str:
+def size_text(bytes: float) -> str:
+    """Return a number of bytes as messages print it: `79.87 GB`."""
     return decimal(ceil(bytes), precision=2)
 
 

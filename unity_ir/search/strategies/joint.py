@@ -45,11 +45,14 @@ class Joint:
             search = partial(
                 joint, graph, machine, rules, optimizer, progress=context.progress, explored=RewriteCache()
             )
+            fastest = search()
             try:
-                found = joint_within(search(), graph, lambda solver: search(solver=solver))
+                found = joint_within(fastest, graph, lambda solver: search(solver=solver))
             except Refused as refused:
-                return chooser.best_baseline(refused)
+                return chooser.best_baseline(refused, fastest)
             result = chooser.result(found)
+            if found.price > 0 and not result.interrupted:
+                result = chooser.with_recompute(result, fastest)
             if found.price > 0 and not result.interrupted:
                 # Rewrites were searched at one price of bytes only: the graph that is fastest on one device may win.
                 try:

@@ -1,0 +1,73 @@
+"""Programs that recompute, of each kind and with every baseline, on real ranks: equal to PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+from models import machine
+from ranks import Ranks, check
+from zoo_plans import SIZES
+
+from unity_ir.lowering.emit.printer import emit
+from unity_ir.models import build
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.fuse_collectives import fuse_collectives
+from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.pcg.recompute import not_kept
+from unity_ir.plan.lower import lower
+from unity_ir.plan.plan import Plan, PlanOptions, plan_step
+from unity_ir.plan.program import Compute
+from unity_ir.search import run
+from unity_ir.tools.opt_arguments import search_options
+
+
+def model(name: str) -> Graph:
+    layers = {} if name == "mlp" else {"layers": 3}
+    return build(name, **SIZES[name] | layers)
+
+
+TORCH = PlanOptions(kernels="torch")
+
+
+def planned(graph: Graph, plan: str, kind: str, count: int = 1, kernels: PlanOptions = TORCH) -> tuple[Graph, Plan]:
+    """The forward graph of a baseline on two devices, and the plan of its step."""
+    on = machine("ideal:2")
+    options = search_options(plan)
+    strategy = str(options.pop("strategy"))
+    placed = run(graph, on, strategy, Optimizer("sgd", 0.1), options, micro_batches=count, recompute=kind).graph
+    step = fuse_collectives(differentiate(placed, Optimizer("sgd", 0.1), on.mesh))
+    return placed, plan_step(lower(step, on), kernels)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["data-parallel", "fsdp", "zero3", "degrees,tp=2", "degrees,tp=2,sp=true"])
+@pytest.mark.parametrize("kind", ["attention", "block", "all"])
+@pytest.mark.parametrize("name", ["gpt2", "llama3_8b", "bert_large"])
+def test_equals_pytorch(ranks: Ranks, name: str, kind: str, plan: str):
+    graph = model(name)
+    placed, made = planned(graph, plan, kind)
+    assert not_kept(placed)
+    assert ranks.run(emit(made, erase(placed)).text, 2, check, 2) == [[]] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["data-parallel", "fsdp", "zero3", "degrees,tp=2,sp=true"])
+@pytest.mark.parametrize("kind", ["attention", "block", "all"])
+def test_equals_pytorch_in_micro_batches(ranks: Ranks, kind: str, plan: str):
+    placed, made = planned(model("gpt2"), plan, kind, 2)
+    assert not_kept(placed)
+    assert made.program.micro_batches == 2
+    assert ranks.run(emit(made, erase(placed)).text, 2, check, 2) == [[]] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["attention", "block"])
+def test_attention_reads_what_was_saved_if_its_operands_are_recomputed(ranks: Ranks, kind: str):
+    """Queries and keys are turned again for the backward; no softmax is summed again, unless all is recomputed."""
+    small = build(
+        "llama3_8b", batch=2, sequence=16, layers=2, hidden=32, heads=2, kv_heads=1, intermediate=16, vocabulary=16
+    )
+    placed, made = planned(small, "data-parallel", kind, kernels=PlanOptions(matmul="torch", fuse=False))
+    found = [i.operator for i in made.program.body if isinstance(i, Compute) and i.operator.startswith("attention")]
+    backward = ["attention_saved_grad"] if kind == "attention" else ["attention_saving", "attention_saved_grad"]
+    assert found == ["attention_saving" if kind == "attention" else "attention"] * 2 + backward * 2
+    assert ranks.run(emit(made, erase(placed)).text, 2, check, 1) == [[]] * 2

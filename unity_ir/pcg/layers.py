@@ -1,0 +1,134 @@
+"""
+Find the layers of a serial forward graph by its structure: where a single value is all that later operators read of
+earlier ones, the graph can be cut, and a run of equal parts between such cuts is a run of layers.
+
+    embedding | attention + x | mlp + x | attention + x | mlp + x | norm, head, loss
+                \\_____ layer _________/  \\_____ layer _________/
+
+Recompute keeps such values (checkpoints), as what is between two of them can then be computed again by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.graph import Graph, Node, Value
+
+LONGEST = 64
+"""Parts of a layer at most: a layer of a transformer has two, one per residual sum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """
+    Operators of a graph between two cuts, in graph order. Of what they make, only `end` is read after them; None for
+    the last part, which has the loss.
+    """
+
+    nodes: tuple[Node, ...]
+    end: Value | None
+
+    def joined(self, other: Part) -> Part:
+        """Return this part and the one after it as one."""
+        return Part((*self.nodes, *other.nodes), other.end)
+
+
+@lru_cache(maxsize=64)
+def parts(graph: Graph) -> tuple[Part, ...]:
+    """
+    Return the finest parts of a serial forward graph between which a single value passes, in graph order: all compute
+    nodes that have a gradient and depend on more than weights. Other values, such as masks that every layer reads, do
+    not count, as they are kept anyway. Memoised.
+    """
+    order = [n for n in graph.nodes() if n.is_compute and n in trained(graph)]
+    flow = set[Node]()
+    for node in graph.nodes():
+        if node.op == "input" or any(v.node in flow for v in node.operands):
+            flow.add(node)
+    order = [n for n in order if n in flow]
+    inside = set(order)
+    last: dict[Value, int] = {}
+    for i, node in enumerate(order):
+        for value in node.operands:
+            if value.node in inside:
+                last[value] = i
+    last |= {v: len(order) for v in graph.outputs if v.node in inside}
+    found: list[Part] = []
+    live = set[Value]()
+    begin = 0
+    for i, node in enumerate(order):
+        live |= {v for v in node.results if v in last}
+        live -= {v for v in node.operands if last.get(v) == i}
+        if len(live) == 1 and i + 1 < len(order):
+            (end,) = live
+            if not found or found[-1].end != end:
+                found.append(Part(tuple(order[begin : i + 1]), end))
+                begin = i + 1
+    return (*found, Part(tuple(order[begin:]), None)) if begin < len(order) else tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """A graph's parts with every layer as one: those before the first layer, layers and what is between them, and the
+    parts after the last layer (`tail`), whose backward comes first. Without layers, everything is the tail."""
+
+    before: tuple[Part, ...]
+    layers: tuple[Part, ...]
+    tail: tuple[Part, ...]
+
+
+@lru_cache(maxsize=64)
+def layers(graph: Graph) -> Layers:
+    """
+    Return the layers of a serial forward graph: parts, or several in a row, that follow each other at least twice with
+    the same operators on each other's results, whatever their sizes. Memoised.
+
+    Of the runs that begin at one part, the one that covers the most parts counts, of equals that of the shortest
+    layer. A part between two runs (such as the first block of a stage of a ResNet) is a layer by itself.
+    """
+    every = parts(graph)
+    shapes: dict[object, int] = {}
+    kinds = [shapes.setdefault(_structure(part), len(shapes)) for part in every]
+    found: list[tuple[int, Part]] = []
+    at, end = 0, 0
+    while at < len(every):
+        length, times = _run(kinds, at)
+        step = length if times > 1 else 1
+        for _ in range(times):
+            part = every[at]
+            for other in every[at + 1 : at + step]:
+                part = part.joined(other)
+            found.append((times, part))
+            at += step
+        if times > 1:
+            end = len(found)
+    begin = next((i for i, (times, _) in enumerate(found) if times > 1), 0)
+    joined = tuple(part for _, part in found)
+    return Layers(joined[:begin], joined[begin:end], joined[end:])
+
+
+def _run(kinds: Sequence[int], at: int) -> tuple[int, int]:
+    """Return (parts of a layer, layers) of the longest run of equal layers that begins at part `at`; (1, 1) if none."""
+    best = (1, 1)
+    for length in range(1, min(LONGEST, (len(kinds) - at) // 2) + 1):
+        layer, times = kinds[at : at + length], 1
+        while kinds[at + times * length : at + (times + 1) * length] == layer:
+            times += 1
+        if times > 1 and times * length > best[0] * best[1]:
+            best = length, times
+    return best
+
+
+def _structure(part: Part) -> object:
+    """
+    Return what two parts have in common if they have the same operators on each other's results, on weights, and on
+    what is made before them.
+    """
+    number = {node: i for i, node in enumerate(part.nodes)}
+    return tuple(
+        (node.op, tuple((number.get(v.node, -1 if v.node.op == "weight" else -2), v.index) for v in node.operands))
+        for node in part.nodes
+    )

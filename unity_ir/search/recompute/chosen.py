@@ -1,0 +1,243 @@
+"""
+Which operators of a plan are recomputed, for each kind of recompute (docs/search.md, "Recompute").
+
+A layer's input is a checkpoint: what is recomputed starts there, so that one layer at a time is held (`pcg.layers`).
+What follows the last layer is not recomputed: its backward comes first, and would hold all of it again at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from math import inf, prod
+from typing import Literal, get_args
+
+from unity_ir.cost.keeps import Keeps
+from unity_ir.cost.plan import PlanCost
+from unity_ir.errors import UnityError
+from unity_ir.ops import savings
+from unity_ir.pcg.collectives import FREE
+from unity_ir.pcg.graph import Graph, Node, Value, erase_with
+from unity_ir.pcg.layers import Part, layers, parts
+from unity_ir.pcg.recompute import with_recompute
+from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.search.baselines.attention import score_products
+from unity_ir.search.recompute.min_cut import SavedValues, cheapest
+from unity_ir.tdl.counts import contraction_flops
+
+Kind = Literal["none", "attention", "block", "all", "auto"]
+
+KINDS: tuple[str, ...] = get_args(Kind)
+"""What may be asked for."""
+
+ANY_PRICE = 1.0
+"""Seconds per byte at which every value is recomputed that can be: a device holds far fewer bytes than a step takes
+seconds."""
+
+
+def check_kind(kind: str) -> None:
+    """Raise `UnityError` unless `kind` is one of `KINDS`."""
+    if kind not in KINDS:
+        raise UnityError(f"search: recompute is {kind!a}; it is {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+
+
+def in_blocks(plan: Graph) -> Graph:
+    """
+    Return a placed forward graph with every layer recomputed from its input alone, if its graph has layers that repeat.
+    Raises `UnityError` if not.
+    """
+    serial, serials = erase_with(plan)
+    found = layers(serial).layers
+    if not found:
+        raise UnityError("recompute: block keeps each layer's input, but the graph has no layers that repeat; use all")
+    return _from_ends(plan, serials, found)
+
+
+def in_groups(plan: Graph) -> Graph:
+    """
+    Return a placed forward graph in which everything is recomputed from checkpoints between groups of its parts (Chen
+    et al., 2016): of 1, 2, .. groups of about equal bytes, those are taken whose checkpoints and largest group hold the
+    least together.
+    """
+    serial, serials = erase_with(plan)
+    return _from_ends(plan, serials, groups(serial)[:-1])
+
+
+def groups(serial: Graph) -> tuple[Part, ...]:
+    """Return the parts of a serial graph in groups, each as one part: see `in_groups`."""
+    every, keeps = parts(serial), Keeps(serial)
+    sizes = [sum(_bytes(v) for n in part.nodes for v in n.results if v in keeps.values) for part in every]
+    best: tuple[float, tuple[Part, ...]] = inf, every
+    for count in range(1, len(every) + 1):
+        found: list[Part] = []
+        held: list[int] = []
+        for part, size in zip(every, sizes, strict=True):
+            # A part begins the next group once those before hold their share.
+            if not found or sum(held) * count >= len(found) * sum(sizes):
+                found.append(part)
+                held.append(size)
+            else:
+                found[-1] = found[-1].joined(part)
+                held[-1] += size
+        total = max(held, default=0) + sum(_bytes(part.end) for part in found if part.end is not None)
+        if total < best[0]:
+            best = total, tuple(found)
+    return best[1]
+
+
+def _bytes(value: Value) -> int:
+    return prod(value.shape) * ELEMENT_BYTES[value.dtype]
+
+
+def _from_ends(plan: Graph, serials: Mapping[Node, Node], every: Sequence[Part]) -> Graph:
+    """Return the plan with all of some parts recomputed from what the parts before them end with."""
+    ends = {part.end.node for part in every if part.end is not None}
+    again = {n for part in every for n in part.nodes} - ends
+    # What a part begins with is kept where it was made: brought to its readers again.
+    begin = {v.node for part in every for n in part.nodes for v in n.operands} - again
+    last = every[-1].end if every else None
+    begin -= set() if last is None else {last.node}
+    return _marked(plan, serials, again, begin)
+
+
+def _marked(plan: Graph, serials: Mapping[Node, Node], again: Iterable[Node], moved: Iterable[Node] = ()) -> Graph:
+    """Return the plan with recompute of nodes of the serial graph, as far as the backward reads what they make."""
+    wanted = set(again)
+    read: set[Value] = set()
+    keeps = Keeps(erase_with(plan)[0])
+    for serial in dict.fromkeys(reversed(list(serials.values()))):
+        if serial in wanted and not (read | keeps.values).isdisjoint(serial.results):
+            read.update(serial.operands)
+        elif serial in wanted:
+            wanted.discard(serial)
+    begin = {n for n in moved if n.is_compute}
+    return with_recompute(
+        plan,
+        {n for n, serial in serials.items() if serial in wanted},
+        {n for n, serial in serials.items() if serial in begin},
+    )
+
+
+@dataclass(frozen=True)
+class Recomputable:
+    """
+    A placed plan as the choice of what to recompute sees it: per layer its operators, with seconds and bytes on a
+    device; what is before the first layer is one, too.
+    """
+
+    plan: Graph
+    serials: Mapping[Node, Node]
+    nodes: tuple[tuple[Node, ...], ...]
+    """The operators of each layer, in the serial graph."""
+    layers: tuple[SavedValues, ...]
+
+    @staticmethod
+    def of(priced: PlanCost, plan: Graph, with_products: bool, in_groups: bool = False) -> Recomputable:
+        """
+        Return that of a placed forward graph with its cost: in layers, if there are any, and else or with `in_groups`
+        in groups of parts (`groups`).
+
+        With `with_products` false, no matrix product or convolution is recomputed, but for products of queries and keys
+        before a softmax that is an operator of its own.
+        """
+        serial, serials = erase_with(plan)
+        found = layers(serial)
+        is_in_layers = found.layers and not in_groups
+        every = (*_as_one(found.before), *found.layers) if is_in_layers else groups(serial)[:-1]
+        seconds, bytes = _costs(priced, serials)
+        if not with_products:
+            seconds |= {n: inf for n in _products(serial)}
+        keeps, saving = Keeps(serial), {saving.forward for saving in savings()}
+        nodes: list[tuple[Node, ...]] = []
+        saved: list[SavedValues] = []
+        for part in every:
+            inside = tuple(n for n in part.nodes if part.end is None or n is not part.end.node)
+            number = {node: i for i, node in enumerate(inside)}
+            nodes.append(inside)
+            saved.append(
+                SavedValues(
+                    tuple(seconds[n] for n in inside),
+                    tuple(bytes[n] for n in inside),
+                    tuple(n.op in saving or not keeps.values.isdisjoint(n.results) for n in inside),
+                    tuple(tuple(dict.fromkeys(number[v.node] for v in n.operands if v.node in number)) for n in inside),
+                )
+            )
+        return Recomputable(plan, serials, tuple(nodes), tuple(saved))
+
+    def at(self, price: float) -> tuple[frozenset[int], ...]:
+        """Return, for each layer, the operators that are recomputed at a price in seconds per byte."""
+        return tuple(cheapest(layer, price) for layer in self.layers)
+
+    def bytes(self, again: Sequence[frozenset[int]]) -> float:
+        """Return the bytes that a device saves in all these layers if these operators are recomputed."""
+        pairs = zip(self.layers, again, strict=True)
+        return sum(layer.bytes[i] for layer, these in pairs for i in layer.saved(these)[0])
+
+    def seconds(self, again: Sequence[frozenset[int]]) -> float:
+        """Return the seconds that recomputing these operators takes."""
+        return sum(layer.seconds[i] for layer, these in zip(self.layers, again, strict=True) for i in these)
+
+    def with_least_time(self, most: float) -> tuple[frozenset[int], ...] | None:
+        """
+        Return the operators of each layer to recompute so that at most `most` bytes are saved, in the least time found:
+        between the optima at two prices, the first layers are as at the higher one. None if no price saves so little.
+        """
+        low, high = (), self.at(ANY_PRICE)
+        if self.bytes(high) > most:
+            return None
+        low = tuple(frozenset[int]() for _ in self.layers)
+        if self.bytes(low) <= most:
+            return low
+        cheap, dear = 1e-18, ANY_PRICE
+        while dear / cheap > 1 + 1e-6:
+            price = (cheap * dear) ** 0.5
+            found = self.at(price)
+            if self.bytes(found) <= most:
+                dear, high = price, found
+            else:
+                cheap, low = price, found
+        for count in range(len(self.layers)):
+            mixed = (*high[:count], *low[count:])
+            if self.bytes(mixed) <= most:
+                return mixed
+        return high
+
+    def marked(self, again: Sequence[frozenset[int]]) -> Graph:
+        """Return the plan with these operators recomputed."""
+        pairs = zip(self.nodes, again, strict=True)
+        return _marked(self.plan, self.serials, {nodes[i] for nodes, these in pairs for i in these})
+
+
+def _as_one(parts: Sequence[Part]) -> Sequence[Part]:
+    """Return several parts in a row as one part, none as none."""
+    return () if not parts else (reduce(Part.joined, parts),)
+
+
+def _costs(priced: PlanCost, serials: Mapping[Node, Node]) -> tuple[dict[Node, float], dict[Node, float]]:
+    """
+    Return (seconds of the forward, bytes on a device) of every operator of the serial graph: with the moves of its
+    results to where they are read, and what those bring there.
+    """
+    seconds: dict[Node, float] = {}
+    bytes: dict[Node, float] = {}
+    for each in priced.operators:
+        seconds[serials[each.node]] = each.forward
+        bytes[serials[each.node]] = sum(prod(t.piece_shape) * ELEMENT_BYTES[t.dtype] for t in each.node.types)
+    for reshard in priced.reshards:
+        maker = reshard.value.node
+        while maker.is_parallel:
+            maker = maker.operands[0].node
+        if maker.is_compute:
+            seconds[serials[maker]] += sum(priced.machine.move_time(m, dtype) for m, dtype in reshard.forward_moves)
+            if any(move.kind not in FREE for move in reshard.forward):
+                pieces = reshard.forward[-1].elements_after
+                bytes[serials[maker]] += pieces * ELEMENT_BYTES[reshard.value.dtype]
+    return seconds, bytes
+
+
+def _products(serial: Graph) -> set[Node]:
+    """Return the operators with FLOPs of contractions, but for the scores of a softmax that is an operator."""
+    scores = score_products(serial)
+    nodes = (n for n in serial.nodes() if n.is_compute)
+    return {n for n in nodes if n not in scores and contraction_flops(n.analysis.bound) > 0}

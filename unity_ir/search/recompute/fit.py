@@ -1,0 +1,91 @@
+"""
+Recompute in a plan, as asked for; by itself (`auto`), as little as makes the plan fit a device.
+
+`auto` lowers the bytes that are saved until the simulated peak is within the limit: the values that are cheapest to
+recompute for the bytes they take come first, at one price per byte in all layers (`chosen.Recomputable`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from unity_ir.budget import spend
+from unity_ir.cost.plan import cost
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.search.layouts.limits import limits
+from unity_ir.search.memory.lagrangian import needed
+from unity_ir.search.recompute.chosen import ANY_PRICE, Recomputable, check_kind, in_blocks, in_groups
+
+
+def recomputed(
+    plan: Graph,
+    kind: str,
+    machine: Machine,
+    optimizer: Optimizer,
+    whole: Callable[[Graph], Graph] = lambda plan: plan,
+) -> Graph:
+    """
+    Return a placed forward graph with recompute of a kind (`chosen.KINDS`); marks that it has already stay. If `auto`
+    finds none with which the plan fits a device of `machine`, the one with which it needs the least memory.
+
+    `whole` returns the plan of the step of which `plan` is that of a micro-batch. Raises `UnityError` for another kind,
+    and where there are no layers to recompute.
+    """
+    check_kind(kind)
+    if kind == "none":
+        return plan
+    if kind == "block":
+        return in_blocks(plan)
+    if kind == "all":
+        return in_groups(plan)
+    if kind == "attention":
+        few = Recomputable.of(cost(plan, machine, optimizer), plan, with_products=False)
+        return few.marked(few.at(ANY_PRICE))
+    return _fitting(plan, machine, optimizer, whole)
+
+
+def _fitting(plan: Graph, machine: Machine, optimizer: Optimizer, whole: Callable[[Graph], Graph]) -> Graph:
+    """Return the plan with the least recompute that fits a device; with that of the least peak, if none does."""
+    limit = machine.device.memory
+
+    @cache
+    def need(plan: Graph) -> int:
+        step = whole(plan)
+        spend(limits().work_candidate * len(step.nodes()))
+        return needed(step, cost(step, machine, optimizer), optimizer)
+
+    if need(plan) <= limit:
+        return plan
+    priced = cost(plan, machine, optimizer)
+    by_layers, by_groups = (Recomputable.of(priced, plan, True, in_groups=each) for each in (False, True))
+    tried = [plan]
+    for within in (by_layers, by_groups):
+        tried.append(most := within.marked(within.at(ANY_PRICE)))
+        if need(most) <= limit:
+            return _least(within, most, need, limit)
+    return min(tried, key=need)
+
+
+def _least(within: Recomputable, most: Graph, need: Callable[[Graph], int], limit: int) -> Graph:
+    """Return the plan with the fewest seconds of recompute found that fits; `most`, with all there can be, does."""
+    none = tuple(frozenset[int]() for _ in within.layers)
+    best, low, high = most, within.bytes(within.at(ANY_PRICE)), within.bytes(none)
+    target = high - (need(within.plan) - limit)
+    for _ in range(limits().peak_rounds):
+        # Bytes that are saved between those of a plan that fits and one that does not.
+        if not low < target < high:
+            target = (low + high) / 2
+        again = within.with_least_time(target)
+        assert again is not None
+        plan = within.marked(again)
+        over = need(plan) - limit
+        if over <= 0:
+            best, low = plan, target
+            if -over < limits().spare_memory * limit:
+                break
+        else:
+            high = target
+        target -= over
+    return best
