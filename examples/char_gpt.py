@@ -37,7 +37,8 @@ class Block(nn.Module):
 class CharGPT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.characters, self.positions = nn.Embedding(CHARACTERS, WIDTH), nn.Parameter(0.02 * torch.randn(LENGTH, WIDTH))
+        self.characters = nn.Embedding(CHARACTERS, WIDTH)
+        self.positions = nn.Parameter(0.02 * torch.randn(LENGTH, WIDTH))
         self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, CHARACTERS)
 
