@@ -1,4 +1,7 @@
-"""`--check` in float32 tells rounding from errors, where a step makes much of rounding: batch norms over few values."""
+"""
+`--check` tells rounding from errors, where a step makes much of rounding: in float32 batch norms over few values, in
+bf16 the choice of experts.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from zoo_plans import program, sized
 
 from unity_ir.models import build
 from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.mixed_precision import mixed_precision
 
 
 @pytest.fixture(scope="module")
@@ -44,3 +48,16 @@ def test_float64_is_what_tells(ranks: Ranks, text: str):
 @pytest.mark.parametrize("number", sample([40, -1], 2))
 def test_errors_are_told_all_the_same(ranks: Ranks, text: str, number: int):
     assert ranks.run(scaled(text, number, 1.01), 2, check, 1)[0]
+
+
+@pytest.mark.slow
+def test_in_half_precision_tokens_go_to_other_experts_for_rounding(ranks: Ranks):
+    """And an error is told all the same, as the same program in float64 has it, too."""
+    sizes = {"sequence": 8, "layers": 2, "hidden": 16, "heads": 4, "kv_heads": 2, "intermediate": 24, "experts": 4}
+    graph = mixed_precision(build("moe", batch=2, vocabulary=32, **sizes), "bf16")
+    mixed = program(graph, "data-parallel", 2, Optimizer("adamw"))
+    assert ranks.run(mixed, 2, check, 2) == [[]] * 2
+    strict = mixed.replace("IN_DOUBLE = True", "IN_DOUBLE = False")
+    assert any("gradient of" in line for line in ranks.run(strict, 2, check, 2)[0])
+    for wrong in (scaled(mixed, 3, 1.5), scaled(mixed, -1, 0.0)):
+        assert ranks.run(wrong, 2, check, 2)[0]

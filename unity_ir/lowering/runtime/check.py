@@ -83,7 +83,8 @@ def _double(tensor):
 def in_double(ctx, weights, local):
     """Return {weight: whole f64 gradient} of this program run in float64 on local pieces; None if any rank fails."""
     try:
-        text = Path(__file__).read_text().replace("torch.float32", "torch.float64").replace("tl.float32", "tl.float64")
+        text = re.sub(r"\b(torch|tl)\.(float32|bfloat16|float16)\b", r"\1.float64", Path(__file__).read_text())
+        text = text.replace(".float()", ".double()")
         text = re.sub(r"(input_precision=\w+)\)", r"\1, out_dtype=tl.float64)", text)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "in_double.py")
@@ -159,7 +160,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
         off = {n: line for n in WEIGHTS if (line := compare(f"step {t}: gradient of {n}", got[n], want[n]))}
         if not _everywhere(ctx, not off):
             ctx.moved()
-            wrong += tell(ctx, off, got, want, plain, batch, weights, local, notes) if loose is None else off.values()
+            wrong += tell(ctx, off, got, want, plain, batch, weights, local, notes)
         ctx.moved()
         scale, norm = 1.0, gradient_norm(ctx, grads) if CLIP else 0.0
         if CLIP:
@@ -181,9 +182,10 @@ def check(ctx, steps, seed, data, start=None, notes=None):
 
 def tell(ctx, off, got, want, plain, batch, weights, local, notes):
     """Return messages, of `off` ({weight: message}) or new, on gradients `got` that miss `want` beyond rounding."""
-    farthest, longest = rounding(plain, batch, want)
+    is_half = COARSEST in NORM_TOLERANCES
+    farthest, longest = (dict.fromkeys(want, 0.0), {}) if is_half else rounding(plain, batch, want)
     apart = {n: float((got[n].double() - want[n]).abs().max()) for n in off}
-    off = {n: line for n, line in off.items() if apart[n] > ROUNDING * farthest[n]}
+    off = {n: line for n, line in off.items() if not apart[n] <= ROUNDING * farthest[n]}
     if _everywhere(ctx, not off) or not IN_DOUBLE:
         return list(off.values())
     double = in_double(ctx, weights, local)
@@ -193,7 +195,10 @@ def tell(ctx, off, got, want, plain, batch, weights, local, notes):
     for n, spec in WEIGHTS.items():
         error = (double[n] - want[n]).abs()
         scale = float(want[n].abs().max()) if want[n].numel() else 0.0
-        far = float((got[n].double() - want[n]).norm()) > FAR * longest[n] + 1e-4 * float(want[n].norm())
+        # In half precision a token may go to another expert: no size of the error is too much.
+        far = not math.isfinite(apart.get(n, 0.0))
+        if not is_half:
+            far = float((got[n].double() - want[n]).norm()) > FAR * longest[n] + 1e-4 * float(want[n].norm())
         # All gradients are compared, as an error in one may be hidden in another.
         if not bool((error <= 1e-7 * scale + 1e-6 * farthest[n] + 1e-12).all()):
             line = f"gradient of {n} differs from PyTorch's in float64, too, by {float(error.max()):.3g}"
@@ -202,9 +207,8 @@ def tell(ctx, off, got, want, plain, batch, weights, local, notes):
             wrong.append(off[n])
     if not wrong and notes is not None:
         notes.append(
-            f"{len(off)} of {len(WEIGHTS)} gradients differ in float32 from PyTorch's in float64 by more than 1e-4 of "
-            f"their largest entry, such as: {next(iter(off.values()), 'on another rank')}; the same program in float64 "
-            "equals it, so this is rounding"
+            f"{len(off)} of {len(WEIGHTS)} gradients differ in {str(COARSEST)[6:]} from PyTorch's in float64, such as: "
+            f"{next(iter(off.values()), 'on another rank')}; the same program in float64 equals it, so this is rounding"
         )
     return wrong
 
