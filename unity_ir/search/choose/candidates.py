@@ -164,7 +164,7 @@ class Baselines:
 
     def _recomputed(self, name: str, plan: PricedGraph) -> list[Candidate]:
         """Return a baseline that does not fit with as little recompute as makes it fit, or with the least peak."""
-        graph = recomputed(plan[0], "auto", self.machine, self.optimizer)
+        graph = recomputed(plan[0], "auto", self.machine, self.optimizer, weights=True)
         if graph == plan[0]:
             return []
         priced = cost(graph, self.machine, self.optimizer)
