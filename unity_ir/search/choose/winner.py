@@ -123,10 +123,15 @@ class Chooser:
 
     def at_hand(self, fastest: JointPlan) -> SearchResult | None:
         """
-        Return the result for `fastest`, the plan found as if memory were not short, with recompute, for a search that
-        ended before it found one that fits; None if that does not fit either. It takes no budget.
+        Return the result for a search that ended before it found a plan that fits: for the fastest of the baselines
+        made beside it that fit or else, for `fastest`, the plan found as if memory were not short, with recompute; None
+        if that does not fit either. It takes no budget.
         """
         with within(None):
+            known = [] if self.as_it_was is None else that_fit(self.as_it_was())
+            if known:
+                best = self.emitted.plan(min(known, key=lambda c: c.emitted))
+                return SearchResult(self.strategy, *best, explored=fastest.explored, interrupted=True)
             plan = self._recomputed(replace(fastest, interrupted=False))
         if plan is None:
             return None
