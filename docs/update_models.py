@@ -19,6 +19,7 @@ Made by `docs/update_models.py`. `--model=NAME,key=value,..` sets keys; their de
 batch of the paper that compares it. GFLOPs are of one forward pass at the defaults: matrix products, convolutions and
 attention alone, 2 for each multiply-accumulate, as PyTorch's `FlopCounterMode` counts (a test compares them).
 Every model is a loss of weights and inputs; none has dropout. A step's backward is about twice its forward.
+`llama3_70b` and `llama3_405b` are `llama3_8b` with the keys of these sizes.
 
 | model | what | keys | parameters | forward GFLOPs |
 |---|---|---|---:|---:|

@@ -8,6 +8,7 @@ Every module of this package that has a function `build(**keys) -> Graph` is a m
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -15,6 +16,15 @@ from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph
 
 _HELPERS = {"builder", "recurrent", "vision"}
+
+_OF = {
+    "llama3_70b": ("llama3_8b", {"layers": 80, "hidden": 8192, "heads": 64, "intermediate": 28672}),
+    "llama3_405b": ("llama3_8b", {"layers": 126, "hidden": 16384, "heads": 128, "intermediate": 53248}),
+}
+"""
+Further sizes of models: the model, and its keys that are not its own defaults. The Llamas are of "The Llama 3 Herd of
+Models" (Meta, 2024), table 3.
+"""
 
 
 def names() -> list[str]:
@@ -25,12 +35,15 @@ def names() -> list[str]:
 def build(name: str, **keys: int | str) -> Graph:
     """
     Build the model called `name`: its forward graph up to the loss; `keys` replace defaults of its own `build`, such as
-    `layers=2`.
+    `layers=2`. A further size of a model, such as `llama3_70b`, is that model with other defaults.
 
     Raises `UnityError` for an unknown model or key, and for sizes that do not fit one another.
     """
+    if name in _OF:
+        model, own = _OF[name]
+        return replace(build(model, **own | keys), name=name)
     if name not in names():
-        raise UnityError(f"--model: no model {name!a}; known are {', '.join(names())}")
+        raise UnityError(f"--model: no model {name!a}; known are {', '.join(sorted([*names(), *_OF]))}")
     function = import_module(f"{__name__}.{name}").build
     known = inspect.signature(function).parameters
     for key, value in keys.items():

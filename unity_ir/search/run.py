@@ -94,13 +94,13 @@ def run(
     def rivals() -> list[Graph]:
         return [plan for plan, _ in _baselines(serial, machine, optimizer)] if strategy == "joint" else []
 
-    def again(plan: Graph, whole: Callable[[Graph], Graph]) -> Graph:
+    def again(plan: Graph, whole: Callable[[Graph], Graph] | None = None) -> Graph:
         return recomputed(plan, kind, machine, optimizer, whole)
 
     with _seldom_collected():
         if micro_batches == 1:
             result = search(machine)
-            plan = again(result.graph, lambda plan: plan)
+            plan = again(result.graph)
             if plan != result.graph:
                 result = replace(result, graph=plan, cost=cost(plan, machine, optimizer), bound=None, proved=None)
         else:
@@ -206,6 +206,9 @@ def _at_hand(serial: Graph, machine: Machine, strategy: str, optimizer: Optimize
     """Return the fastest baseline that fits, for a search that found nothing. Raises `UnityError` if there is none."""
     best: SearchResult | None = None
     for plan, priced in _baselines(serial, machine, optimizer):
+        if strategy in WITHIN_MEMORY:
+            less = recomputed(plan, "auto", machine, optimizer, weights=True)
+            plan, priced = less, priced if less == plan else cost(less, machine, optimizer)
         fits = needed(plan, priced, optimizer) <= machine.device.memory
         if fits and (best is None or priced.time < best.cost.time):
             best = SearchResult(strategy, plan, priced, interrupted=True)

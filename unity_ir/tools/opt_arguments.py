@@ -64,9 +64,10 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
         parser.add_argument(
             "--recompute",
             metavar="WHAT",
-            help="with --search or --degrees: what the backward computes again instead of reading what was saved; "
-            "none; attention: all but matrix products; block: all but each layer's input; all: all but a few "
-            "checkpoints; auto: as little as makes the plan fit",
+            help="with --search: what the backward computes again: none, attention, block, all, auto; also with "
+            "--degrees. attention: all but matrix products and fused attention, so that nothing is saved per query and "
+            "key; block: a layer from its input; all: groups of operators from a few checkpoints; auto: as little as "
+            "makes the plan fit. Joint searches find it by themselves (auto)",
         ),
         parser.add_argument(
             "--explain",

@@ -62,6 +62,14 @@ def test_has_the_published_number_of_parameters(name: str):
     assert parameters(build(name)) == PUBLISHED[name]
 
 
+@pytest.mark.parametrize(("name", "published"), [("llama3_70b", 70_553_706_496), ("llama3_405b", 405_853_388_800)])
+def test_a_further_size_has_the_published_number_of_parameters(name: str, published: int):
+    graph = build(name)
+    assert graph.name == name
+    assert parameters(graph) == published
+    assert sum(n.op == "attention" for n in build(name, layers=2).nodes()) == 2
+
+
 def test_inception_without_its_auxiliary_classifier_has_the_published_number_of_parameters():
     weights = [w for w in build("inception_v3").weights() if not w.name.startswith("AuxLogits.")]
     assert sum(w.types[0].elements for w in weights) == 23_834_568

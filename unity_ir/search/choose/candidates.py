@@ -147,10 +147,11 @@ class Baselines:
         graph, quick = question
         found = self._candidates(graph, QUICK if quick else USUAL)
         if any(c.name == "fsdp" and not c.fits for c in found):
-            found += self._candidates(graph, ("zero3",))
+            # With recompute, FSDP may gather weights again, too.
+            found += self._candidates(graph, ("zero3",), recompute=False)
         return found
 
-    def _candidates(self, graph: Graph, strategies: Iterable[str]) -> list[Candidate]:
+    def _candidates(self, graph: Graph, strategies: Iterable[str], recompute: bool = True) -> list[Candidate]:
         candidates: list[Candidate] = []
         with beside(), suppress(OutOfBudget):
             for name, plan in _by_hand(graph, self.machine, self.optimizer, strategies):
@@ -158,13 +159,13 @@ class Baselines:
                 fit = needs <= self.machine.device.memory
                 emitted = as_emitted(plan[0], self.machine, self.optimizer)[0] if fit else inf
                 candidates.append(Candidate(plan[0], name, plan[1].time, emitted, beyond_bounds(plan[1]), needs))
-                if not fit:
+                if recompute and not fit:
                     candidates += self._recomputed(name, plan)
         return candidates
 
     def _recomputed(self, name: str, plan: PricedGraph) -> list[Candidate]:
         """Return a baseline that does not fit with as little recompute as makes it fit, or with the least peak."""
-        graph = recomputed(plan[0], "auto", self.machine, self.optimizer)
+        graph = recomputed(plan[0], "auto", self.machine, self.optimizer, weights=True)
         if graph == plan[0]:
             return []
         priced = cost(graph, self.machine, self.optimizer)

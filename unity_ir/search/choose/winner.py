@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 
+from unity_ir.budget import within
 from unity_ir.cost.plan import cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer, Value
@@ -120,11 +121,27 @@ class Chooser:
             return now
         return self._of_recompute(plan, fastest, now.explored)
 
+    def at_hand(self, fastest: JointPlan) -> SearchResult | None:
+        """
+        Return the result for a search that ended before it found a plan that fits: for the fastest of the baselines
+        made beside it that fit or else, for `fastest`, the plan found as if memory were not short, with recompute; None
+        if that does not fit either. It takes no budget.
+        """
+        with within(None):
+            known = [] if self.as_it_was is None else that_fit(self.as_it_was())
+            if known:
+                best = self.emitted.plan(min(known, key=lambda c: c.emitted))
+                return SearchResult(self.strategy, *best, explored=fastest.explored, interrupted=True)
+            plan = self._recomputed(replace(fastest, interrupted=False))
+        if plan is None:
+            return None
+        return SearchResult(self.strategy, *plan, fastest.derivation, fastest.bound, fastest.explored, interrupted=True)
+
     def _recomputed(self, fastest: JointPlan) -> PricedGraph | None:
         """Return the plan found, with recompute, if it fits; recompute of a search that was ended is not tried."""
         if fastest.interrupted:
             return None
-        plan = self._priced(recomputed(fastest.graph, "auto", self.machine, self.emitted.optimizer))
+        plan = self._priced(recomputed(fastest.graph, "auto", self.machine, self.emitted.optimizer, weights=True))
         return plan if fits(*plan, self.emitted.optimizer) else None
 
     def _of_recompute(self, plan: PricedGraph, fastest: JointPlan, explored: int) -> SearchResult:

@@ -114,6 +114,8 @@ class SearchLimits:
     """Prices of a byte (Lagrange multipliers) tried for one limit, at most."""
     peak_rounds: int = 6
     """Times the limit is tightened because the simulated peak is above the bytes held at the end of the forward."""
+    waited_gathers: float = 0.2
+    """Share of the seconds of gathering a weight again for the backward that counts: most of it is beside kernels."""
     spare_memory: float = 5e-3
     """Share of a device's memory that a plan may leave free before less recompute is tried."""
     work_change: int = 50_000

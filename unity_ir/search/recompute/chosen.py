@@ -23,6 +23,7 @@ from unity_ir.pcg.layers import Part, layers, parts
 from unity_ir.pcg.recompute import with_recompute
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.baselines.attention import score_products
+from unity_ir.search.layouts.limits import limits
 from unity_ir.search.recompute.min_cut import SavedValues, cheapest
 from unity_ir.tdl.counts import contraction_flops
 
@@ -98,12 +99,15 @@ def _from_ends(plan: Graph, serials: Mapping[Node, Node], every: Sequence[Part])
     begin = {v.node for part in every for n in part.nodes for v in n.operands} - again
     last = every[-1].end if every else None
     begin -= set() if last is None else {last.node}
-    return _marked(plan, serials, again, begin)
+    return _marked(plan, serials, again, {n for n in begin if n.is_compute})
 
 
 def _marked(plan: Graph, serials: Mapping[Node, Node], again: Iterable[Node], moved: Iterable[Node] = ()) -> Graph:
-    """Return the plan with recompute of nodes of the serial graph, as far as the backward reads what they make."""
-    wanted = set(again)
+    """
+    Return the plan with recompute of compute nodes of the serial graph, as far as the backward reads what they make;
+    what the nodes in `moved` make, or weights there, is moved again.
+    """
+    wanted, begin = set(again), set(moved)
     read: set[Value] = set()
     keeps = Keeps(erase_with(plan)[0])
     for serial in dict.fromkeys(reversed(list(serials.values()))):
@@ -111,7 +115,6 @@ def _marked(plan: Graph, serials: Mapping[Node, Node], again: Iterable[Node], mo
             read.update(serial.operands)
         elif serial in wanted:
             wanted.discard(serial)
-    begin = {n for n in moved if n.is_compute}
     return with_recompute(
         plan,
         {n for n, serial in serials.items() if serial in wanted},
@@ -123,7 +126,8 @@ def _marked(plan: Graph, serials: Mapping[Node, Node], again: Iterable[Node], mo
 class Recomputable:
     """
     A placed plan as the choice of what to recompute sees it: per layer its operators, with seconds and bytes on a
-    device; what is before the first layer is one, too.
+    device; what is before the first layer is one, too. Weights that a layer's operators read elsewhere than they are
+    stored may be operators of it: to recompute one is to move it again.
     """
 
     plan: Graph
@@ -133,7 +137,9 @@ class Recomputable:
     layers: tuple[SavedValues, ...]
 
     @staticmethod
-    def of(priced: PlanCost, plan: Graph, with_products: bool, in_groups: bool = False) -> Recomputable:
+    def of(
+        priced: PlanCost, plan: Graph, with_products: bool, in_groups: bool = False, with_weights: bool = False
+    ) -> Recomputable:
         """
         Return that of a placed forward graph with its cost: in layers, if there are any, and else or with `in_groups`
         in groups of parts (`groups`).
@@ -148,21 +154,25 @@ class Recomputable:
         seconds, bytes = _costs(priced, serials)
         if not with_products:
             seconds |= {n: inf for n in _products(serial)}
+        moved = _moved_weights(priced, serials) if with_weights else {}
         keeps, saving = Keeps(serial), {saving.forward for saving in savings()}
         nodes: list[tuple[Node, ...]] = []
         saved: list[SavedValues] = []
         for part in every:
             inside = tuple(n for n in part.nodes if part.end is None or n is not part.end.node)
             number = {node: i for i, node in enumerate(inside)}
-            nodes.append(inside)
+            read = dict.fromkeys(v.node for n in inside for v in n.operands if v in keeps.values)
+            own = tuple(n for n in read if n in moved)
+            nodes.append((*inside, *own))
             saved.append(
                 SavedValues(
-                    tuple(seconds[n] for n in inside),
-                    tuple(bytes[n] for n in inside),
-                    tuple(n.op in saving or not keeps.values.isdisjoint(n.results) for n in inside),
-                    tuple(tuple(dict.fromkeys(number[v.node] for v in n.operands if v.node in number)) for n in inside),
+                    (*(seconds[n] for n in inside), *(moved[n][0] for n in own)),
+                    (*(bytes[n] for n in inside), *(moved[n][1] for n in own)),
+                    (*(n.op in saving or not keeps.values.isdisjoint(n.results) for n in inside), *(True for _ in own)),
+                    (*(_numbers(n, number) for n in inside), *(() for _ in own)),
                 )
             )
+            moved = {n: of for n, of in moved.items() if n not in read}
         return Recomputable(plan, serials, tuple(nodes), tuple(saved))
 
     def at(self, price: float) -> tuple[frozenset[int], ...]:
@@ -205,8 +215,30 @@ class Recomputable:
 
     def marked(self, again: Sequence[frozenset[int]]) -> Graph:
         """Return the plan with these operators recomputed."""
-        pairs = zip(self.nodes, again, strict=True)
-        return _marked(self.plan, self.serials, {nodes[i] for nodes, these in pairs for i in these})
+        found = {nodes[i] for nodes, these in zip(self.nodes, again, strict=True) for i in these}
+        weights = {n for n in found if n.is_leaf}
+        return _marked(self.plan, self.serials, found - weights, weights)
+
+
+def _numbers(node: Node, number: Mapping[Node, int]) -> tuple[int, ...]:
+    """Return the numbers of the operators whose results a node reads, each once."""
+    return tuple(dict.fromkeys(number[v.node] for v in node.operands if v.node in number))
+
+
+def _moved_weights(priced: PlanCost, serials: Mapping[Node, Node]) -> dict[Node, tuple[float, float]]:
+    """
+    Return (seconds that count, bytes brought) of each weight of the serial graph that is moved to its readers and kept
+    there for the backward.
+    """
+    found: dict[Node, tuple[float, float]] = {}
+    for reshard in priced.reshards:
+        leaf = reshard.value.node
+        if leaf.op == "weight" and not reshard.again and any(move.kind not in FREE for move in reshard.forward):
+            waited = sum(priced.machine.move_time(m, dtype) for m, dtype in reshard.forward_moves)
+            brought = reshard.forward[-1].elements_after * ELEMENT_BYTES[reshard.value.dtype]
+            seconds, bytes = found.get(serials[leaf], (0.0, 0.0))
+            found[serials[leaf]] = seconds + waited * limits().waited_gathers, bytes + brought
+    return found
 
 
 def _as_one(parts: Sequence[Part]) -> Sequence[Part]:

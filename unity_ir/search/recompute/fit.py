@@ -8,12 +8,13 @@ recompute for the bytes they take come first, at one price per byte in all layer
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 
 from unity_ir.budget import spend
 from unity_ir.cost.plan import cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.plan.moves import ByIdentity
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.recompute.chosen import ANY_PRICE, Recomputable, check_kind, in_blocks, in_groups
@@ -24,14 +25,17 @@ def recomputed(
     kind: str,
     machine: Machine,
     optimizer: Optimizer,
-    whole: Callable[[Graph], Graph] = lambda plan: plan,
+    whole: Callable[[Graph], Graph] | None = None,
+    *,
+    weights: bool = False,
 ) -> Graph:
     """
     Return a placed forward graph with recompute of a kind (`chosen.KINDS`); marks that it has already stay. If `auto`
     finds none with which the plan fits a device of `machine`, the one with which it needs the least memory.
 
-    `whole` returns the plan of the step of which `plan` is that of a micro-batch. Raises `UnityError` for another kind,
-    and where there are no layers to recompute.
+    `whole` returns the plan of the step of which `plan` is that of a micro-batch; None if it is that step. With
+    `weights`, `auto` may also gather weights again for the backward instead of keeping what was gathered. Raises
+    `UnityError` for another kind, and where there are no layers to recompute.
     """
     check_kind(kind)
     if kind == "none":
@@ -43,10 +47,19 @@ def recomputed(
     if kind == "attention":
         few = Recomputable.of(cost(plan, machine, optimizer), plan, with_products=False)
         return few.marked(few.at(ANY_PRICE))
-    return _fitting(plan, machine, optimizer, whole)
+    if whole is None:
+        return _fitted(plan, ByIdentity(machine), optimizer, weights)
+    return _fitting(plan, machine, optimizer, whole, weights)
 
 
-def _fitting(plan: Graph, machine: Machine, optimizer: Optimizer, whole: Callable[[Graph], Graph]) -> Graph:
+@lru_cache(maxsize=64)
+def _fitted(plan: Graph, machine: ByIdentity, optimizer: Optimizer, weights: bool) -> Graph:
+    return _fitting(plan, machine.machine, optimizer, lambda plan: plan, weights)
+
+
+def _fitting(
+    plan: Graph, machine: Machine, optimizer: Optimizer, whole: Callable[[Graph], Graph], weights: bool
+) -> Graph:
     """Return the plan with the least recompute that fits a device; with that of the least peak, if none does."""
     limit = machine.device.memory
 
@@ -59,7 +72,9 @@ def _fitting(plan: Graph, machine: Machine, optimizer: Optimizer, whole: Callabl
     if need(plan) <= limit:
         return plan
     priced = cost(plan, machine, optimizer)
-    by_layers, by_groups = (Recomputable.of(priced, plan, True, in_groups=each) for each in (False, True))
+    if priced.memory_bytes - priced.memory["activations"] > limit:
+        return plan  # weights and what belongs to them are too large by themselves
+    by_layers, by_groups = (Recomputable.of(priced, plan, True, each, weights) for each in (False, True))
     tried = [plan]
     for within in (by_layers, by_groups):
         tried.append(most := within.marked(within.at(ANY_PRICE)))
@@ -72,7 +87,8 @@ def _least(within: Recomputable, most: Graph, need: Callable[[Graph], int], limi
     """Return the plan with the fewest seconds of recompute found that fits; `most`, with all there can be, does."""
     none = tuple(frozenset[int]() for _ in within.layers)
     best, low, high = most, within.bytes(within.at(ANY_PRICE)), within.bytes(none)
-    target = high - (need(within.plan) - limit)
+    spare = limits().spare_memory * limit
+    target = high - (need(within.plan) - limit) - spare / 2
     for _ in range(limits().peak_rounds):
         # Bytes that are saved between those of a plan that fits and one that does not.
         if not low < target < high:
@@ -83,9 +99,10 @@ def _least(within: Recomputable, most: Graph, need: Callable[[Graph], int], limi
         over = need(plan) - limit
         if over <= 0:
             best, low = plan, target
-            if -over < limits().spare_memory * limit:
+            if -over < spare:
                 break
         else:
             high = target
-        target -= over
+        # Bytes that are saved come in steps: aim at the middle of what may be left free.
+        target -= over + spare / 2
     return best

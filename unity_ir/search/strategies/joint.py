@@ -50,6 +50,10 @@ class Joint:
                 found = joint_within(fastest, graph, lambda solver: search(solver=solver))
             except Refused as refused:
                 return chooser.best_baseline(refused, fastest)
+            except KeyboardInterrupt:
+                if (at_hand := chooser.at_hand(fastest)) is None:
+                    raise
+                return at_hand
             result = chooser.result(found)
             if found.price > 0 and not result.interrupted:
                 result = chooser.with_recompute(result, fastest)
