@@ -12,7 +12,7 @@ from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer, erase
-from unity_ir.pcg.recompute import not_kept
+from unity_ir.pcg.recompute import not_kept, with_recompute
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import Plan, PlanOptions, plan_step
 from unity_ir.plan.program import Compute
@@ -25,17 +25,14 @@ def model(name: str) -> Graph:
     return build(name, **SIZES[name] | layers)
 
 
-TORCH = PlanOptions(kernels="torch")
-
-
-def planned(graph: Graph, plan: str, kind: str, count: int = 1, kernels: PlanOptions = TORCH) -> tuple[Graph, Plan]:
+def planned(graph: Graph, plan: str, kind: str, count: int = 1) -> tuple[Graph, Plan]:
     """The forward graph of a baseline on two devices, and the plan of its step."""
     on = machine("ideal:2")
     options = search_options(plan)
     strategy = str(options.pop("strategy"))
     placed = run(graph, on, strategy, Optimizer("sgd", 0.1), options, micro_batches=count, recompute=kind).graph
     step = fuse_collectives(differentiate(placed, Optimizer("sgd", 0.1), on.mesh))
-    return placed, plan_step(lower(step, on), kernels)
+    return placed, plan_step(lower(step, on), PlanOptions(kernels="torch"))
 
 
 @pytest.mark.slow
@@ -60,14 +57,19 @@ def test_equals_pytorch_in_micro_batches(ranks: Ranks, kind: str, plan: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["attention", "block"])
-def test_attention_reads_what_was_saved_if_its_operands_are_recomputed(ranks: Ranks, kind: str):
+@pytest.mark.parametrize("again", [("split_heads", "rotary"), ("split_heads", "rotary", "attention", "merge_heads")])
+def test_attention_reads_what_was_saved_if_its_operands_are_recomputed(ranks: Ranks, again: tuple[str, ...]):
     """Queries and keys are turned again for the backward; no softmax is summed again, unless all is recomputed."""
-    small = build(
-        "llama3_8b", batch=2, sequence=16, layers=2, hidden=32, heads=2, kv_heads=1, intermediate=16, vocabulary=16
-    )
-    placed, made = planned(small, "data-parallel", kind, kernels=PlanOptions(matmul="torch", fuse=False))
-    found = [i.operator for i in made.program.body if isinstance(i, Compute) and i.operator.startswith("attention")]
-    backward = ["attention_saved_grad"] if kind == "attention" else ["attention_saving", "attention_saved_grad"]
-    assert found == ["attention_saving" if kind == "attention" else "attention"] * 2 + backward * 2
-    assert ranks.run(emit(made, erase(placed)).text, 2, check, 1) == [[]] * 2
+    sizes = {"hidden": 32, "heads": 2, "kv_heads": 1, "intermediate": 16, "vocabulary": 16}
+    small, on = build("llama3_8b", batch=2, sequence=16, layers=2, **sizes), machine("ideal:2")
+    placed = run(small, on, "data-parallel").graph
+    marked = with_recompute(placed, {n for n in placed.nodes() if n.op in again})
+    step = fuse_collectives(differentiate(marked, Optimizer("sgd", 0.1), on.mesh))
+    made = plan_step(lower(step, on), PlanOptions(matmul="torch", fuse=False))
+    found = [i for i in made.program.body if isinstance(i, Compute) and i.operator.startswith("attention")]
+    is_kept = "attention" not in again
+    backward = ["attention_saved_grad"] if is_kept else ["attention_saving", "attention_saved_grad"]
+    assert [i.operator for i in found] == ["attention_saving" if is_kept else "attention"] * 2 + backward * 2
+    queries = {i.operands[i.operator.endswith("grad")] for i in found}
+    assert len(queries) == 4
+    assert ranks.run(emit(made, small).text, 2, check, 1) == [[]] * 2

@@ -19,7 +19,7 @@ from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf
-from unity_ir.pcg.recompute import not_kept
+from unity_ir.pcg.recompute import not_kept, with_recompute
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search import run
 from unity_ir.search.baselines.recipe import Degrees, recipe
@@ -105,6 +105,16 @@ def test_what_is_priced_is_what_the_backward_does(kind: str, plan: str):
     moves = {"data-parallel": (), "fsdp": (), "zero3": ("attention", "block", "all"), "tp": ("block", "all")}
     assert (said.bytes > saved.bytes) == (kind in moves.get(plan, (kind,)))
     assert said.memory_bytes < saved.memory_bytes
+
+
+def test_what_no_backward_reads_is_priced_once():
+    """The product before a residual sum is marked, but not done again."""
+    graph = gpt2()
+    marked = with_recompute(graph, {n for n in graph.nodes() if n.op in ("matmul", "add")})
+    machine = load("box:1")
+    said, saved = cost(marked, machine, SGD).compute_time, cost(graph, machine, SGD).compute_time
+    done, done_saved = (cost(differentiate(g, SGD), machine, SGD).compute_time for g in (marked, graph))
+    assert said - saved == pytest.approx(done - done_saved)
 
 
 def test_kinds_save_less_the_more_they_recompute():
