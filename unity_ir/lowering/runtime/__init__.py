@@ -28,6 +28,7 @@ PARTS = (
     "data",
     "weights",
     "recipe",
+    "evaluation",
     "checkpoints",
     "watch",
     "profile",

@@ -10,6 +10,7 @@ import sys
 
 import torch
 
+from unity_ir.lowering.runtime.pieces import piece
 from unity_ir.lowering.runtime.plan import INPUTS, TABLES
 from unity_ir.lowering.runtime.ranks import fail
 from unity_ir.lowering.runtime.weights import names_in, read_safetensors
@@ -26,15 +27,16 @@ ROWS = [name for name in INPUTS if name not in TABLES]
 
 class Data:
     """
-    Source of batches: rows of an .npz or .safetensors file, shuffled every epoch; the arrays by input name that the
-    function of "module:function" returns for a step; or random numbers. Batches depend on step and seed alone, so that
-    a run can be resumed. `tables` are inputs that stay the same; without them they are random or the source's.
+    Source of batches: rows of an .npz or .safetensors file, shuffled every epoch or, without `is_shuffled`, in order;
+    the arrays by input name that the function of "module:function" returns for a step; or random numbers. Batches
+    depend on step and seed alone, so that a run can be resumed. `tables` are inputs that stay the same; without them
+    they are random or the source's.
     """
 
-    def __init__(self, source=None, seed=0, tables=None):
+    def __init__(self, source=None, seed=0, tables=None, is_shuffled=True):
         # Random tables are enough for a check.
         self.tables = None if tables is None else {n: _table("the file of weights", n, t) for n, t in tables.items()}
-        self.source, self.seed, self.function = source, seed, None
+        self.source, self.seed, self.is_shuffled, self.function = source, seed, is_shuffled, None
         self.arrays: dict = {}
         if source and not os.path.exists(source) and ":" in str(source):
             self.function = self._function(str(source))
@@ -88,6 +90,17 @@ class Data:
             fail(f"input {missing[0]!r} is a table of the model, which comes with its weights: {given}")
         return {name: found[name] for name in INPUTS}
 
+    def pieces(self, ctx, t):
+        """Return this rank's pieces of step `t`'s (from 0) batch, by input name."""
+        batch = self.batch(t)
+        return {name: piece(ctx, batch[name], spec) for name, spec in INPUTS.items()}
+
+    def whole_batches(self):
+        """Return (how many whole batches the file has, rows that are left over); (None, 0) of a function."""
+        if not self.arrays:
+            return None, 0
+        return divmod(len(self.arrays[ROWS[0]]), INPUTS[ROWS[0]].shape[0])
+
     def _rows(self, t):
         """Return the inputs of a step that are no tables, and the tables if they are random or the function's."""
         if self.function is not None:
@@ -99,7 +112,9 @@ class Data:
         rows = len(self.arrays[ROWS[0]])
         size = INPUTS[ROWS[0]].shape[0]
         epoch, within = divmod(t, rows // size)
-        order = torch.randperm(rows, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
+        order = torch.arange(rows)
+        if self.is_shuffled:
+            order = torch.randperm(rows, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
         take = order[within * size : (within + 1) * size]
         return {name: self.arrays[name][take] for name in ROWS}
 
