@@ -25,6 +25,7 @@ PARTS = (
     "halos",
     "pieces",
     "files",
+    "tokens",
     "data",
     "weights",
     "recipe",

@@ -143,7 +143,8 @@ def arguments():
     parser.error = fail_alike
     add = parser.add_argument
     add("--steps", type=int, default=3, help="steps to train in all, those before --load counted (default 3)")
-    data = "an .npz or .safetensors file of arrays by input name, or a function from the step to a batch of them"
+    files = "an .npz or .safetensors file of arrays by input name, a .npy or .bin file of token ids"
+    data = f"{files}, or a function from the step to a batch of arrays"
     add("--data", metavar="FILE|MODULE:FUNCTION", help=f"{data}; random numbers if left out")
     other = "the same of other data, for evaluation: the loss of all its whole batches, in order"
     add("--eval-data", metavar="FILE|MODULE:FUNCTION", help=other)

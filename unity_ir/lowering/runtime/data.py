@@ -13,6 +13,7 @@ import torch
 from unity_ir.lowering.runtime.pieces import piece
 from unity_ir.lowering.runtime.plan import INPUTS, TABLES
 from unity_ir.lowering.runtime.ranks import fail
+from unity_ir.lowering.runtime.tokens import Tokens
 from unity_ir.lowering.runtime.weights import names_in, read_safetensors
 
 # --- copied into the program from here on ---
@@ -28,9 +29,9 @@ ROWS = [name for name in INPUTS if name not in TABLES]
 class Data:
     """
     Source of batches: rows of an .npz or .safetensors file, shuffled every epoch or, without `is_shuffled`, in order;
-    the arrays by input name that the function of "module:function" returns for a step; or random numbers. Batches
-    depend on step and seed alone, so that a run can be resumed. `tables` are inputs that stay the same; without them
-    they are random or the source's.
+    those of a token file, .npy or .bin (`Tokens`); the arrays by input name that the function of "module:function"
+    returns for a step; or random numbers. Batches depend on step and seed alone, so that a run can be resumed. `tables`
+    are inputs that stay the same; without them they are random or the source's.
     """
 
     def __init__(self, source=None, seed=0, tables=None, is_shuffled=True):
@@ -38,8 +39,11 @@ class Data:
         self.tables = None if tables is None else {n: _table("the file of weights", n, t) for n, t in tables.items()}
         self.source, self.seed, self.is_shuffled, self.function = source, seed, is_shuffled, None
         self.arrays: dict = {}
+        self.tokens: Tokens | None = None
         if source and not os.path.exists(source) and ":" in str(source):
             self.function = self._function(str(source))
+        elif source and str(source).endswith((".npy", ".bin")):
+            self.tokens = Tokens(source, ROWS, seed, is_shuffled)
         elif source:
             self.arrays = self._read(source)
             for name in [n for n in TABLES if n in self.arrays]:
@@ -82,7 +86,10 @@ class Data:
 
     def batch(self, t):
         """Return step `t`'s (from 0) batch, {input name: whole tensor}, constant inputs (tables) included."""
-        made = self._rows(t)
+        return self._with_tables(self._rows(t))
+
+    def _with_tables(self, made):
+        """Return the inputs of a step that were `made`, and the tables, in order."""
         found = {**(self.tables or {}), **made}
         missing = [name for name in INPUTS if name not in found]
         if missing:
@@ -92,11 +99,14 @@ class Data:
 
     def pieces(self, ctx, t):
         """Return this rank's pieces of step `t`'s (from 0) batch, by input name."""
-        batch = self.batch(t)
-        return {name: piece(ctx, batch[name], spec) for name, spec in INPUTS.items()}
+        own = self.tokens.pieces(ctx, t) if self.tokens else {}
+        found = self._with_tables(own or self._rows(t))
+        return {name: own[name] if name in own else piece(ctx, found[name], spec) for name, spec in INPUTS.items()}
 
     def whole_batches(self):
         """Return (how many whole batches the file has, rows that are left over); (None, 0) of a function."""
+        if self.tokens:
+            return divmod(self.tokens.there, self.tokens.samples)
         if not self.arrays:
             return None, 0
         return divmod(len(self.arrays[ROWS[0]]), INPUTS[ROWS[0]].shape[0])
@@ -105,6 +115,8 @@ class Data:
         """Return the inputs of a step that are no tables, and the tables if they are random or the function's."""
         if self.function is not None:
             return self._called(t)
+        if self.tokens:
+            return self.tokens.batch(t)
         if not self.arrays:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + t)
             wanted = ROWS if self.tables is not None else INPUTS
