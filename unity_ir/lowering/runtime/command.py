@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from unity_ir.lowering.runtime.check import check
-from unity_ir.lowering.runtime.checkpoints import MOST_SEED, Locked, load, newest, save
+from unity_ir.lowering.runtime.checkpoints import MOST_SEED, Beside, Locked, load, newest, save
 from unity_ir.lowering.runtime.data import Data
 from unity_ir.lowering.runtime.evaluation import Evaluation
 from unity_ir.lowering.runtime.files import why_not_written
@@ -91,9 +91,12 @@ def train(ctx, options, data, seed, folder, skipped=0):
             read_weights(ctx, weights, options.weights)
         first = load(ctx, weights, moments, folder, options.changed, data.tables) if folder else 0
     evaluation = Evaluation(ctx, options, data.tables) if options.eval_data else None
+    beside = Beside(ctx) if options.save_async else None
     log, in_a_row = Log(ctx, options.log, skipped), 0
     for t in range(first, options.steps):
         ctx.moved()
+        if beside:
+            beside.look()
         is_last = t + 1 == options.steps
         rate = rate_at(t, RECIPE["schedule"])
 
@@ -119,9 +122,11 @@ def train(ctx, options, data, seed, folder, skipped=0):
                 profile.write(options.profile)
         if options.save and (is_last or (options.save_every and (t + 1) % options.save_every == 0)):
             with ctx.unlimited():
-                save(ctx, weights, moments, t + 1, options.save, seed, options.keep, data.tables, log.skipped)
+                save(ctx, weights, moments, t + 1, options.save, seed, options.keep, data.tables, log.skipped, beside)
         if evaluation and evaluation.is_due(t + 1, options.steps):
             log.evaluated(t, evaluation.loss(ctx, weights))
+    if beside:
+        beside.wait()
     if options.weights_out:
         with ctx.unlimited():
             write_weights(ctx, weights, options.weights_out, data.tables)
@@ -131,7 +136,7 @@ def train(ctx, options, data, seed, folder, skipped=0):
 
 
 ONLY_TRAINING = (
-    *("save", "save_every", "keep", "load", "changed", "weights_out", "profile", "check_nan", "log"),
+    *("save", "save_every", "save_async", "keep", "load", "changed", "weights_out", "profile", "check_nan", "log"),
     *("eval_data", "eval_every", "eval_batches"),
 )
 """Options that cannot be given together with `--check`."""
@@ -155,6 +160,7 @@ def arguments():
     add("--check", action="store_true", help="compare with plain PyTorch instead of training")
     add("--save", metavar="DIR", help="write checkpoints to DIR; torchrun --max-restarts goes on from there")
     add("--save-every", type=int, default=0, metavar="N", help="every N steps, beside the last")
+    add("--save-async", action="store_true", help="write checkpoints while training goes on")
     add("--keep", type=int, default=0, metavar="N", help="keep the N newest checkpoints of --save; all if left out")
     add("--load", metavar="DIR", help="go on from the newest complete checkpoint in DIR")
     changed = f"settings that may differ from the checkpoint's: of {', '.join((*OPTIMIZER[1], *RECIPE))}"
@@ -198,6 +204,8 @@ def arguments():
         parser.error("--eval-every and --eval-batches are of --eval-data, which has to be given")
     if options.eval_data and forward is None:
         parser.error("this program has no forward alone for --eval-data; emit it with evaluate among the options of -t")
+    if options.save_async and not options.save:
+        parser.error("--save-async is of --save, which has to be given")
     unknown = [n for n in options.changed if n not in (*OPTIMIZER[1], *RECIPE)]
     if unknown:
         parser.error(f"--changed {unknown[0]}: known are {', '.join((*OPTIMIZER[1], *RECIPE))}")
