@@ -31,7 +31,7 @@ class Evaluation:
             fail_alike("--eval-data is a function, which has no end; say by --eval-batches how many it is called for")
         if there is not None and options.eval_batches > there:
             fail_alike(f"--eval-batches is {options.eval_batches}, and {options.eval_data} has {there}")
-        self.batches = options.eval_batches or there
+        self.batches: int = options.eval_batches or there or 0
         if left and ctx.rank == 0:
             print(f"{options.eval_data}: {left} rows fill no last batch and are left out", flush=True)
 
