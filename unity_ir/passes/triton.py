@@ -22,7 +22,9 @@ from unity_ir.machine import load
 from unity_ir.machine.tuned import read_table
 from unity_ir.passes.differentiate import Differentiate, OptimizerOptions
 from unity_ir.passes.fuse_collectives import FuseCollectives
+from unity_ir.passes.graph_pass import Switch
 from unity_ir.passes.lower_to_spmd import REFERENCE, LowerToSpmd
+from unity_ir.plan.forward import forward_of
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import check_step
 from unity_ir.plan.schedule import BUCKET_BYTES
@@ -41,7 +43,8 @@ class TritonTarget(OptimizerOptions, Target):
     convolutions: `torch` (cuDNN), or `triton`. `kernels` is that of all other operators; `torch` makes the whole
     program plain PyTorch, for CPUs. `tune` is a table of `unity-tune`: an operator measured there on the same shapes
     gets the faster implementation. Gradient synchronizations and weight gathers of fewer than `bucket` bytes are
-    combined. With `fuse`, operators that one Triton kernel computes together are emitted as one line.
+    combined. With `fuse`, operators that one Triton kernel computes together are emitted as one line. With `evaluate`
+    the program has the forward once more, alone and without dropout, for evaluation on other data.
     """
 
     name = "triton"
@@ -52,6 +55,7 @@ class TritonTarget(OptimizerOptions, Target):
     tune: str | None = None
     bucket: int = BUCKET_BYTES
     fuse: bool = True
+    evaluate: Switch = False
 
     def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
         """
@@ -88,5 +92,8 @@ class TritonTarget(OptimizerOptions, Target):
         check_step(program, reference)
         links = [machine.levels[level].name for level in levels]
         peaks = {dtype: peak * program.devices for dtype, peak in machine.device.flops.items()} if levels else {}
-        emitted = emit(plan_step(program, options), reference, "train.py", links, origin_of(serial, reference), peaks)
+        # A switch that is named without a value is None.
+        forward = None if self.evaluate is False else plan_step(forward_of(program), options)
+        origin = origin_of(serial, reference)
+        emitted = emit(plan_step(program, options), reference, "train.py", links, origin, peaks, forward)
         output.write(emitted.text)

@@ -211,6 +211,8 @@ class Program:
     optimizer: Optimizer | None
     micro_batches: int = 1
     """How many micro-batches a step has; with more than 1 they are the last axis of `mesh`."""
+    anew: frozenset[Register] = frozenset()
+    """Registers that every micro-batch makes anew, though all of them read the same, as memory has no room for them."""
 
     @property
     def devices(self) -> int:
@@ -237,7 +239,7 @@ class Program:
         found: dict[Register, When] = dict.fromkeys(early, "early")
         late: set[Register] = set()
         alike: set[Register] = set()
-        twice = _made_twice(self.body)
+        twice = made_twice(self.body) | self.anew
         for instruction in self.body:
             made = makes(instruction)
             if not early.isdisjoint(made):
@@ -332,7 +334,7 @@ def _early(body: Sequence[Instruction]) -> set[Register]:
     return (early - others - leaves) | wanted
 
 
-def _made_twice(body: Iterable[Instruction]) -> set[Register]:
+def made_twice(body: Iterable[Instruction]) -> set[Register]:
     """Return the registers of equal tensors: made by instructions that do the same with equal tensors."""
     numbers: dict[object, int] = {}
     of: dict[Register, object] = {}

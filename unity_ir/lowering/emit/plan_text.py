@@ -115,8 +115,8 @@ def _parameter_groups(groups: Iterable[ParameterGroup], reference: Graph) -> tup
 
 def _embeddings(reference: Graph) -> list[str]:
     """Return patterns that only the names of weights match of which an `embedding` reads rows."""
-    tables = {n.operands[0].node for n in reference.nodes() if n.is_compute and n.op.startswith("embedding")}
-    for node in reference.nodes():
+    tables = {n.operands[1].node for n in reference.nodes() if n.is_compute and n.op == "embedding"}
+    for node in reversed(list(reference.nodes())):
         if node in tables and node.op != "weight" and node.operands:
             tables.add(node.operands[0].node)
     return [re.sub(r"([*?[])", r"[\1]", node.name) for node in reference.weights() if node in tables]

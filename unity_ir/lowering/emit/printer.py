@@ -41,6 +41,10 @@ import triton.language as tl
 """
 
 
+NO_FORWARD = "forward = None  # emit with evaluate for a forward alone, which --eval-data needs\n"
+"""What a program has in place of `forward`."""
+
+
 @dataclass(frozen=True)
 class Emitted:
     """The text of an emitted program, its kernels by name, and their specialisations, for ahead-of-time compilation."""
@@ -59,9 +63,11 @@ def emit(
     links: Sequence[str] = (),
     origin: Origin | None = None,
     peaks: Mapping[str, float] = MappingProxyType({}),
+    forward: Plan | None = None,
 ) -> Emitted:
     """
-    Print the plan of a rank's training step as a Python file called `file`; `reference` is its serial forward.
+    Print the plan of a rank's training step as a Python file called `file`; `reference` is its serial forward. Given
+    the plan of its `forward` alone (`plan.forward`), the file has that, too, and can evaluate.
 
     `links` has the name of the link that each mesh axis crosses, for profiles (`network` for all if empty); `origin`
     has the constant inputs and tied names of an imported model's checkpoint, None for other models; `peaks` has the
@@ -69,7 +75,7 @@ def emit(
     backward, and for operators that no kernel covers.
     """
     check_step(plan.program, reference)
-    return _Printer(plan, reference, file, links, origin, peaks).emit()
+    return _Printer(plan, reference, file, links, origin, peaks, forward).emit()
 
 
 class _Printer:
@@ -81,6 +87,7 @@ class _Printer:
         links: Sequence[str],
         origin: Origin | None,
         peaks: Mapping[str, float],
+        forward: Plan | None,
     ):
         self.plan = plan
         self.program = program = plan.program
@@ -94,7 +101,10 @@ class _Printer:
         self.alike: dict[object, tuple[Launcher, list[str]]] = {}
         self.texts: dict[str, str] = {}
         """Kernel name by text (without the name in it), for kernels that differ in their names only."""
-        self.calls = {i: self._launcher(i) for i in program.body if isinstance(i, Compute)}
+        plans = [plan] if forward is None else [plan, forward]
+        self.calls = [
+            (each, {i: self._launcher(each, i) for i in each.program.body if isinstance(i, Compute)}) for each in plans
+        ]
         self.taken = self._reserved()
 
     # -- names
@@ -119,9 +129,15 @@ class _Printer:
     # -- the whole
 
     def emit(self) -> Emitted:
-        calls = {i: (made.name, starts) for i, (made, starts) in self.calls.items()}
-        writer = StepWriter(self.plan, calls, self._identifier)
-        step = writer.text()
+        steps: list[str] = []
+        groups: dict[tuple[int, ...], None] = {}
+        for plan, launchers in self.calls:
+            calls = {i: (made.name, starts) for i, (made, starts) in launchers.items()}
+            writer = StepWriter(plan, calls, self._identifier)
+            steps.append(writer.text())
+            groups |= writer.groups
+            self.taken = self._reserved()
+        step = "\n\n".join(steps) if len(steps) > 1 else f"{steps[0]}\n\n{NO_FORWARD}"
         update = self._update()
         self.taken = self._reserved()
         reference = reference_text(self.reference, self._identifier, self.taken)
@@ -130,7 +146,7 @@ class _Printer:
             assert kernels.setdefault(name, text) == text, f"two kernels are called {name}"
         parts = [
             self._header(),
-            plan_text(self.program, self.reference, tuple(writer.groups), self.links, self.origin, self.peaks),
+            plan_text(self.program, self.reference, tuple(groups), self.links, self.origin, self.peaks),
             "# --- kernels\n\n\n" + _once(kernels.values()) if kernels else "",
             "# --- operators: one function for each shape a kernel is launched on\n\n\n"
             + _once(each.source for each in self.launchers.values()),
@@ -164,20 +180,20 @@ class _Printer:
 
     # -- launchers
 
-    def _launcher(self, instruction: Compute) -> tuple[Launcher, list[str]]:
+    def _launcher(self, plan: Plan, instruction: Compute) -> tuple[Launcher, list[str]]:
         """Return an operator's launcher, and the expressions of the global indices it takes after the operands."""
-        program = self.program
+        program = plan.program
         operands = tuple(program.tensors[r] for r in instruction.operands)
-        line = tdl_text(self.program.local_line(instruction)) if isinstance(instruction, Fused) else ""
+        line = tdl_text(program.local_line(instruction)) if isinstance(instruction, Fused) else ""
         key = instruction.operator, instruction.attributes, instruction.assignment, operands, line
         if key not in self.alike:
-            self.alike[key] = self._new_launcher(instruction)
+            self.alike[key] = self._new_launcher(plan, instruction)
         return self.alike[key]
 
-    def _new_launcher(self, instruction: Compute) -> tuple[Launcher, list[str]]:
-        operator = local_operator(self.program, instruction)
+    def _new_launcher(self, plan: Plan, instruction: Compute) -> tuple[Launcher, list[str]]:
+        operator = local_operator(plan.program, instruction)
         made = self._sharing(
-            launcher(operator.line, operator.dtypes, self.plan.implementations[instruction], operator.divided)
+            launcher(operator.line, operator.dtypes, plan.implementations[instruction], operator.divided)
         )
         self._add(made)
         axes = [tuple(i for i, what in enumerate(instruction.assignment) if what == v) for v in operator.divided]

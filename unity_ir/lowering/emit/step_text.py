@@ -33,7 +33,8 @@ WIDTH = 72
 
 class StepWriter:
     """
-    Writer of the emitted function `forward_backward`, from the plan of a rank's step.
+    Writer of the emitted function `forward_backward`, from the plan of a rank's step, or of `forward`, from one without
+    a backward.
 
     `calls` has, for every operator, the name of its launcher and the expressions of the global indices at which this
     rank's piece starts; `identifier` returns a fresh identifier like the one wished for.
@@ -71,7 +72,8 @@ class StepWriter:
     def text(self) -> str:
         """
         Return the Python text of the emitted function `forward_backward(ctx, weights, batch)`, which returns this
-        rank's part of the loss and a dict of its parts of the gradients by weight name.
+        rank's part of the loss and a dict of its parts of the gradients by weight name; or `forward`, with the same
+        arguments, which returns the loss alone.
         """
         program = self.program
         if program.micro_batches > 1:
@@ -79,11 +81,16 @@ class StepWriter:
         rows = merged(row for line in self.schedule.lines for row in self._rows(line))
         lines = [(f"{name} = ctx.at({pinned!r})", "whether this rank is there") for pinned, name in self.here.items()]
         lines += self._looped(rows) if self.flags else [row.text() for row in rows]
-        out = ["def forward_backward(ctx, weights, batch):"]
-        out.append('    """This rank\'s part of the loss, and of the gradient of every weight by name."""')
+        if program.optimizer is None:
+            out = ["def forward(ctx, weights, batch):", '    """This rank\'s part of the loss, without dropout."""']
+        else:
+            out = ["def forward_backward(ctx, weights, batch):"]
+            out.append('    """This rank\'s part of the loss, and of the gradient of every weight by name."""')
         width = min(max((len(code) for code, _ in lines), default=0), WIDTH)
         for code, comment in lines:
             out.append(f"    {code:<{width}}  # {comment}" if comment else f"    {code}")
+        if program.optimizer is None:
+            return "\n".join([*out, f"    return {self._use(program.outputs[0])}"]) + "\n"
         weights = {leaf.result: leaf.name for leaf in program.leaves("weight")}
         updates = [i for i in program.body if isinstance(i, UpdateWeight)]
         found = ", ".join(f"{weights[i.weight]!r}: {self._use(i.grad)}" for i in updates)

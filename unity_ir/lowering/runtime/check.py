@@ -11,7 +11,6 @@ import tempfile
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from unity_ir.lowering.runtime.pieces import init_moments, init_weights, piece, whole, wholes
 from unity_ir.lowering.runtime.plan import (
@@ -26,7 +25,7 @@ from unity_ir.lowering.runtime.plan import (
     reference,
     update,
 )
-from unity_ir.lowering.runtime.ranks import from_all
+from unity_ir.lowering.runtime.ranks import everywhere, from_all
 from unity_ir.lowering.runtime.recipe import clip_scale, gradient_norm, hyperparameters
 from unity_ir.lowering.runtime.weights import read_weights
 
@@ -99,14 +98,7 @@ def in_double(ctx, weights, local):
         found = {n: g for n, (g, _) in double.wholes(ctx, parts, double.WEIGHTS).items()}
     except Exception:  # kernels may fail to compile or to run in many ways; then the check reports float32's errors
         found = None
-    return found if _everywhere(ctx, found is not None) else None
-
-
-def _everywhere(ctx, flag):
-    """Return whether `flag` is true on every rank."""
-    number = torch.tensor(int(flag), device=ctx.device)
-    dist.all_reduce(number, dist.ReduceOp.MIN)
-    return bool(number)
+    return found if everywhere(ctx, found is not None) else None
 
 
 def check(ctx, steps, seed, data, start=None, notes=None):
@@ -158,7 +150,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
         parts = {n: grads[n] for n in WEIGHTS}
         got = {n: same(f"step {t}: gradient of {n}", *g) for n, g in wholes(ctx, parts, WEIGHTS).items()}
         off = {n: line for n in WEIGHTS if (line := compare(f"step {t}: gradient of {n}", got[n], want[n]))}
-        if not _everywhere(ctx, not off):
+        if not everywhere(ctx, not off):
             ctx.moved()
             wrong += tell(ctx, off, got, want, plain, batch, weights, local, notes)
         ctx.moved()
@@ -186,7 +178,7 @@ def tell(ctx, off, got, want, plain, batch, weights, local, notes):
     farthest, longest = (dict.fromkeys(want, 0.0), {}) if is_half else rounding(plain, batch, want)
     apart = {n: float((got[n].double() - want[n]).abs().max()) for n in off}
     off = {n: line for n, line in off.items() if not apart[n] <= ROUNDING * farthest[n]}
-    if _everywhere(ctx, not off) or not IN_DOUBLE:
+    if everywhere(ctx, not off) or not IN_DOUBLE:
         return list(off.values())
     double = in_double(ctx, weights, local)
     if double is None:

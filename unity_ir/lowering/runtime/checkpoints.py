@@ -15,15 +15,17 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from unity_ir.lowering.runtime.pieces import pins
 from unity_ir.lowering.runtime.plan import INPUTS, MESH, NAME, OPTIMIZER, TABLES, WEIGHTS, WORLD
-from unity_ir.lowering.runtime.ranks import fail_alike, from_all, from_first
+from unity_ir.lowering.runtime.ranks import FOREVER, Context, everywhere, fail_alike, finish_files, from_all, from_first
 from unity_ir.lowering.runtime.recipe import RECIPE
 
 # --- copied into the program from here on ---
@@ -57,10 +59,11 @@ def state_dict(ctx, weights, moments):
     return state
 
 
-def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=(), skipped=0):
+def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=(), skipped=0, beside=None):
     """
     Write `folder`/step_N, where N is `t`, under another name, then rename it, so that none is ever seen incomplete; its
     `complete.json` has `seed`, `skipped` and checksums. Remove all but the newest `keep` (0: none). All ranks call it.
+    Given `beside` (a `Beside`), wait for its last one, copy the state, and leave the rest to it.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -70,6 +73,7 @@ def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=(), skipped=0)
     state = {**state_dict(ctx, weights, moments), "step": torch.tensor(t), "random": torch.get_rng_state()}
     state.update({f"tables.{n}": tables[n] for n in tables})
     files = {}
+    group = beside.group if beside else None
 
     def prepare():
         if ctx.rank == 0:
@@ -78,7 +82,7 @@ def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=(), skipped=0)
 
     def sums():
         mine = [*partial.glob(f"__{ctx.rank}_*"), *(partial.glob(".metadata") if ctx.rank == 0 else ())]
-        for part in from_all({file.name: _size_and_sum(file) for file in mine}):
+        for part in from_all({file.name: _size_and_sum(file) for file in mine}, group):
             files.update(part)
 
     def finish():
@@ -90,22 +94,77 @@ def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=(), skipped=0)
                 os.fsync(out.fileno())
             shutil.rmtree(path, ignore_errors=True)
             os.replace(partial, path)
+            _remove(_complete(folder)[:-keep] if keep else ())
 
-    for action in (prepare, lambda: dcp.save(state, checkpoint_id=str(partial)), sums, finish):
-        wrong = _wrong_anywhere(action, partial)
-        if wrong:
-            if ctx.rank == 0:
-                shutil.rmtree(partial, ignore_errors=True)
-            fail_alike(f"cannot write {path}: {wrong}")
-    if ctx.rank == 0 and keep:
-        for old in _complete(folder)[:-keep]:
-            # Renamed first, so that it is never seen half removed.
-            gone = old.with_name(f"partial_{old.name}")
-            os.replace(old, gone)
-            shutil.rmtree(gone, ignore_errors=True)
+    def done(actions, group=None):
+        """Do these on all ranks; return why one cannot be done, or None."""
+        for action in actions:
+            wrong = _wrong_anywhere(action, partial, group)
+            if wrong:
+                if ctx.rank == 0:
+                    shutil.rmtree(partial, ignore_errors=True)
+                return f"cannot write {path}: {wrong}"
+        return None
+
+    if beside is None:
+        said = done((prepare, lambda: dcp.save(state, checkpoint_id=str(partial)), sums, finish))
+    else:
+        beside.wait()
+        written = []
+
+        def copy():
+            written.append(dcp.async_save(state, checkpoint_id=str(partial), process_group=group))
+
+        said = done((prepare, copy))
+        if said is None:
+            beside.start(lambda: done((written[0].result, sums, finish), group))
+    if said:
+        fail_alike(said)
 
 
-def _wrong_anywhere(action, folder=None):
+def _remove(checkpoints):
+    """Remove checkpoints; each is renamed first, so that it is never seen half removed."""
+    for old in checkpoints:
+        gone = old.with_name(f"partial_{old.name}")
+        os.replace(old, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+class Beside:
+    """
+    Writer of one checkpoint at a time beside training, in a thread, over a process group of its own. All ranks call
+    each method alike.
+    """
+
+    def __init__(self, ctx):
+        self.ctx, self.said = ctx, None
+        self.group = dist.new_group(backend="gloo", timeout=FOREVER if ctx.watchdog else None)
+
+    def start(self, write):
+        """Call `write` in the thread; it returns why the checkpoint cannot be written, or None, on all ranks alike."""
+
+        def run():
+            try:
+                self.said = write()
+            except Exception as e:  # the connection to a rank that has ended, as the main thread finds out, too
+                self.said = _reason(e)
+
+        Context.writing = threading.Thread(target=run)
+        Context.writing.start()
+
+    def look(self):
+        """End the run if the checkpoint under way has failed; do not wait for it."""
+        if Context.writing is not None and everywhere(self.ctx, not Context.writing.is_alive()):
+            self.wait()
+
+    def wait(self):
+        """Wait for the checkpoint under way, if there is one; end the run if it cannot be written."""
+        finish_files()
+        if self.said:
+            fail_alike(self.said)
+
+
+def _wrong_anywhere(action, folder=None, group=None):
     """Call `action` on every rank; return why it failed on the first rank where it did, or None."""
     import torch.distributed.checkpoint as dcp
 
@@ -114,7 +173,7 @@ def _wrong_anywhere(action, folder=None):
         action()
     except (Exception, dcp.CheckpointException) as e:  # the latter is a BaseException that wraps those of all ranks
         mine = (folder and _why_no_space(folder)) or _reason(e)
-    return next(filter(None, from_all(mine)), None)
+    return next(filter(None, from_all(mine, group)), None)
 
 
 def _why_no_space(folder):

@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 
 from unity_ir.lowering.runtime.check import check
-from unity_ir.lowering.runtime.checkpoints import MOST_SEED, Locked, load, newest, save
+from unity_ir.lowering.runtime.checkpoints import MOST_SEED, Beside, Locked, load, newest, save
 from unity_ir.lowering.runtime.data import Data
+from unity_ir.lowering.runtime.evaluation import Evaluation
 from unity_ir.lowering.runtime.files import why_not_written
 from unity_ir.lowering.runtime.pieces import init_moments, init_weights, piece, whole
 from unity_ir.lowering.runtime.plan import (
@@ -28,6 +29,7 @@ from unity_ir.lowering.runtime.plan import (
     OPTIMIZER,
     TABLES,
     WORLD,
+    forward,
     forward_backward,
     update,
 )
@@ -58,6 +60,11 @@ def step(ctx, weights, moments, batch, t, rate=1.0, before_update=None, profile=
     update.
     """
     local = {name: piece(ctx, batch[name], spec) for name, spec in INPUTS.items()}
+    return step_on(ctx, weights, moments, local, t, rate, before_update, profile)
+
+
+def step_on(ctx, weights, moments, local, t, rate=1.0, before_update=None, profile=None):
+    """Do `step` on this rank's pieces of a batch by name."""
     run = profile.run if profile else lambda function: function
     loss, grads = run(forward_backward)(ctx, weights, local)
     norm = gradient_norm(ctx, grads) if CLIP else None
@@ -83,9 +90,13 @@ def train(ctx, options, data, seed, folder, skipped=0):
         if options.weights:
             read_weights(ctx, weights, options.weights)
         first = load(ctx, weights, moments, folder, options.changed, data.tables) if folder else 0
+    evaluation = Evaluation(ctx, options, data.tables) if options.eval_data else None
+    beside = Beside(ctx) if options.save_async else None
     log, in_a_row = Log(ctx, options.log, skipped), 0
     for t in range(first, options.steps):
         ctx.moved()
+        if beside:
+            beside.look()
         is_last = t + 1 == options.steps
         rate = rate_at(t, RECIPE["schedule"])
 
@@ -101,17 +112,21 @@ def train(ctx, options, data, seed, folder, skipped=0):
             if in_a_row == MOST_SKIPPED:
                 fail_alike(f"step {t + 1}: the gradient of {MOST_SKIPPED} steps in a row is not finite")
 
-        batch = data.batch(t)
+        local = data.pieces(ctx, t)
         ctx.moved()
         profile = Profile(ctx) if options.profile and is_last else None
         # Of a step that is skipped the optimizer knows nothing.
-        step(ctx, weights, moments, batch, t - log.skipped, rate, report, profile)
+        step_on(ctx, weights, moments, local, t - log.skipped, rate, report, profile)
         if profile:
             with ctx.unlimited():
                 profile.write(options.profile)
         if options.save and (is_last or (options.save_every and (t + 1) % options.save_every == 0)):
             with ctx.unlimited():
-                save(ctx, weights, moments, t + 1, options.save, seed, options.keep, data.tables, log.skipped)
+                save(ctx, weights, moments, t + 1, options.save, seed, options.keep, data.tables, log.skipped, beside)
+        if evaluation and evaluation.is_due(t + 1, options.steps):
+            log.evaluated(t, evaluation.loss(ctx, weights))
+    if beside:
+        beside.wait()
     if options.weights_out:
         with ctx.unlimited():
             write_weights(ctx, weights, options.weights_out, data.tables)
@@ -120,7 +135,10 @@ def train(ctx, options, data, seed, folder, skipped=0):
 # --- the command line
 
 
-ONLY_TRAINING = ("save", "save_every", "keep", "load", "changed", "weights_out", "profile", "check_nan", "log")
+ONLY_TRAINING = (
+    *("save", "save_every", "save_async", "keep", "load", "changed", "weights_out", "profile", "check_nan", "log"),
+    *("eval_data", "eval_every", "eval_batches"),
+)
 """Options that cannot be given together with `--check`."""
 
 
@@ -130,13 +148,19 @@ def arguments():
     parser.error = fail_alike
     add = parser.add_argument
     add("--steps", type=int, default=3, help="steps to train in all, those before --load counted (default 3)")
-    data = "an .npz or .safetensors file of arrays by input name, or a function from the step to a batch of them"
+    files = "an .npz or .safetensors file of arrays by input name, a .npy or .bin file of token ids"
+    data = f"{files}, or a function from the step to a batch of arrays"
     add("--data", metavar="FILE|MODULE:FUNCTION", help=f"{data}; random numbers if left out")
+    other = "the same of other data, for evaluation: the loss of all its whole batches, in order"
+    add("--eval-data", metavar="FILE|MODULE:FUNCTION", help=other)
+    add("--eval-every", type=int, default=0, metavar="N", help="evaluate every N steps, beside after the last")
+    add("--eval-batches", type=int, default=0, metavar="N", help="evaluate on the first N batches of --eval-data")
     add("--seed", type=int, help="of initial weights and data order (default 0; a checkpoint knows its own)")
     add("--backend", choices=("gloo", "nccl"), help="nccl on GPUs, gloo and Triton's interpreter on CPUs")
     add("--check", action="store_true", help="compare with plain PyTorch instead of training")
     add("--save", metavar="DIR", help="write checkpoints to DIR; torchrun --max-restarts goes on from there")
     add("--save-every", type=int, default=0, metavar="N", help="every N steps, beside the last")
+    add("--save-async", action="store_true", help="write checkpoints while training goes on")
     add("--keep", type=int, default=0, metavar="N", help="keep the N newest checkpoints of --save; all if left out")
     add("--load", metavar="DIR", help="go on from the newest complete checkpoint in DIR")
     changed = f"settings that may differ from the checkpoint's: of {', '.join((*OPTIMIZER[1], *RECIPE))}"
@@ -174,6 +198,14 @@ def arguments():
         parser.error("--timeout is a number of seconds, at least 1")
     if options.keep < 0 or (options.keep and not options.save):
         parser.error("--keep counts checkpoints of --save, which has to be given")
+    if options.eval_every < 0 or options.eval_batches < 0:
+        parser.error("--eval-every counts steps, and --eval-batches batches")
+    if not options.eval_data and (options.eval_every or options.eval_batches):
+        parser.error("--eval-every and --eval-batches are of --eval-data, which has to be given")
+    if options.eval_data and forward is None:
+        parser.error("this program has no forward alone for --eval-data; emit it with evaluate among the options of -t")
+    if options.save_async and not options.save:
+        parser.error("--save-async is of --save, which has to be given")
     unknown = [n for n in options.changed if n not in (*OPTIMIZER[1], *RECIPE)]
     if unknown:
         parser.error(f"--changed {unknown[0]}: known are {', '.join((*OPTIMIZER[1], *RECIPE))}")

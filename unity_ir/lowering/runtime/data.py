@@ -10,8 +10,10 @@ import sys
 
 import torch
 
+from unity_ir.lowering.runtime.pieces import piece
 from unity_ir.lowering.runtime.plan import INPUTS, TABLES
 from unity_ir.lowering.runtime.ranks import fail
+from unity_ir.lowering.runtime.tokens import Tokens
 from unity_ir.lowering.runtime.weights import names_in, read_safetensors
 
 # --- copied into the program from here on ---
@@ -26,18 +28,22 @@ ROWS = [name for name in INPUTS if name not in TABLES]
 
 class Data:
     """
-    Source of batches: rows of an .npz or .safetensors file, shuffled every epoch; the arrays by input name that the
-    function of "module:function" returns for a step; or random numbers. Batches depend on step and seed alone, so that
-    a run can be resumed. `tables` are inputs that stay the same; without them they are random or the source's.
+    Source of batches: rows of an .npz or .safetensors file, shuffled every epoch or, without `is_shuffled`, in order;
+    those of a token file, .npy or .bin (`Tokens`); the arrays by input name that the function of "module:function"
+    returns for a step; or random numbers. Batches depend on step and seed alone, so that a run can be resumed. `tables`
+    are inputs that stay the same; without them they are random or the source's.
     """
 
-    def __init__(self, source=None, seed=0, tables=None):
+    def __init__(self, source=None, seed=0, tables=None, is_shuffled=True):
         # Random tables are enough for a check.
         self.tables = None if tables is None else {n: _table("the file of weights", n, t) for n, t in tables.items()}
-        self.source, self.seed, self.function = source, seed, None
+        self.source, self.seed, self.is_shuffled, self.function = source, seed, is_shuffled, None
         self.arrays: dict = {}
+        self.tokens: Tokens | None = None
         if source and not os.path.exists(source) and ":" in str(source):
             self.function = self._function(str(source))
+        elif source and str(source).endswith((".npy", ".bin")):
+            self.tokens = Tokens(source, ROWS, seed, is_shuffled)
         elif source:
             self.arrays = self._read(source)
             for name in [n for n in TABLES if n in self.arrays]:
@@ -80,7 +86,10 @@ class Data:
 
     def batch(self, t):
         """Return step `t`'s (from 0) batch, {input name: whole tensor}, constant inputs (tables) included."""
-        made = self._rows(t)
+        return self._with_tables(self._rows(t))
+
+    def _with_tables(self, made):
+        """Return the inputs of a step that were `made`, and the tables, in order."""
         found = {**(self.tables or {}), **made}
         missing = [name for name in INPUTS if name not in found]
         if missing:
@@ -88,10 +97,26 @@ class Data:
             fail(f"input {missing[0]!r} is a table of the model, which comes with its weights: {given}")
         return {name: found[name] for name in INPUTS}
 
+    def pieces(self, ctx, t):
+        """Return this rank's pieces of step `t`'s (from 0) batch, by input name."""
+        own = self.tokens.pieces(ctx, t) if self.tokens else {}
+        found = self._with_tables(own or self._rows(t))
+        return {name: own[name] if name in own else piece(ctx, found[name], spec) for name, spec in INPUTS.items()}
+
+    def whole_batches(self):
+        """Return (how many whole batches the file has, rows that are left over); (None, 0) of a function."""
+        if self.tokens:
+            return divmod(self.tokens.there, self.tokens.samples)
+        if not self.arrays:
+            return None, 0
+        return divmod(len(self.arrays[ROWS[0]]), INPUTS[ROWS[0]].shape[0])
+
     def _rows(self, t):
         """Return the inputs of a step that are no tables, and the tables if they are random or the function's."""
         if self.function is not None:
             return self._called(t)
+        if self.tokens:
+            return self.tokens.batch(t)
         if not self.arrays:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + t)
             wanted = ROWS if self.tables is not None else INPUTS
@@ -99,7 +124,9 @@ class Data:
         rows = len(self.arrays[ROWS[0]])
         size = INPUTS[ROWS[0]].shape[0]
         epoch, within = divmod(t, rows // size)
-        order = torch.randperm(rows, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
+        order = torch.arange(rows)
+        if self.is_shuffled:
+            order = torch.randperm(rows, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
         take = order[within * size : (within + 1) * size]
         return {name: self.arrays[name][take] for name in ROWS}
 

@@ -29,6 +29,17 @@ def piece(ctx, whole, spec):
     return (parts[0] if spec.time is None else torch.cat(parts, spec.time)).to(ctx.device).contiguous().clone()
 
 
+def positions(ctx, spec, dim):
+    """Return the positions along `dim` that this rank's `piece` of a tensor has by its Spec, in order."""
+    parts = [torch.arange(spec.shape[dim])]
+    if spec.time == dim:
+        parts = parts[0].chunk(MICRO_BATCHES)
+    for axis, role in enumerate(spec.roles):
+        if role == dim:
+            parts = [part.chunk(MESH[axis])[ctx.place[axis]] for part in parts]
+    return torch.cat(parts)
+
+
 def pins(spec):
     """Return pairs (mesh axis, coordinate) of a Spec whose tensor only ranks at that coordinate hold; () if none."""
     roles = enumerate(spec.roles)

@@ -47,6 +47,13 @@ def forward_backward(ctx: Any, weights: Any, batch: Any) -> Any:
     raise NotImplementedError
 
 
+forward: Any = None
+"""
+Stand-in for a program's forward alone, a function of `forward_backward`'s arguments that returns this rank's part of
+the loss; None in a program without one.
+"""
+
+
 def update(weights: Any, grads: Any, moments: Any, t: int, rate: float = 1.0, scale: float = 1.0) -> None:
     """
     Stand in for a program's optimizer, which updates weights and moments by name in place in step `t`, from 1, at

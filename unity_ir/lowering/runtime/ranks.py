@@ -28,6 +28,7 @@ def fail(message):
     """End this rank with `message` and exit code 1; of ranks with a watchdog, only the first to fail prints it."""
     if Context.watchdog is None or Context.watchdog.first():
         sys.stderr.write(f"{NAME}: {' '.join(str(message).split())}\n")
+    finish_files()
     if dist.is_initialized():
         dist.destroy_process_group()  # else its threads may abort the process
     sys.exit(1)
@@ -39,6 +40,7 @@ def fail_alike(message):
     rank = dist.get_rank() if joined else int(os.environ.get("RANK", 0))
     if rank == 0:
         sys.stderr.write(f"{NAME}: {' '.join(str(message).split())}\n")
+    finish_files()
     if joined:
         dist.barrier()
         dist.destroy_process_group()
@@ -47,10 +49,19 @@ def fail_alike(message):
     sys.exit(1)
 
 
+def finish_files():
+    """Wait for the thread that writes files beside training, if there is one."""
+    thread, Context.writing = Context.writing, None
+    if thread is not None:
+        with Context.watchdog.unlimited() if Context.watchdog else nullcontext():
+            thread.join()
+
+
 class Context:
     """This rank: its device, its coordinates in the mesh (`place`), and its process group for each set of mesh axes."""
 
     watchdog = None  # of this process, if it has joined other ranks itself
+    writing = None  # the thread that writes files beside training, if there is one
     micro_batch = 0  # the number of the micro-batch that is run
 
     def __init__(self, backend: str):
@@ -140,11 +151,18 @@ def from_first(ctx, value):
     return found[0]
 
 
-def from_all(value):
-    """Return the values of all ranks, in order, on every rank."""
+def from_all(value, group=None):
+    """Return the values of all ranks, in order, on every rank, over a process group of all (None: the default one)."""
     found: list[Any] = [None] * WORLD
-    dist.all_gather_object(found, value)
+    dist.all_gather_object(found, value, group)
     return found
+
+
+def everywhere(ctx, flag):
+    """Return whether `flag` is true on every rank."""
+    number = torch.tensor(int(flag), device=ctx.device)
+    dist.all_reduce(number, dist.ReduceOp.MIN)
+    return bool(number)
 
 
 def lost(error) -> bool:

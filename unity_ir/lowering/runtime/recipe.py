@@ -120,6 +120,13 @@ class Log:
         print("  ".join(said), flush=True)
         self.write(record)
 
+    def evaluated(self, t, loss):
+        """Say the loss on other data after step `t` (from 0), whose time is not that of the next step."""
+        if self.ctx.rank == 0:
+            print(f"step {t + 1} eval loss {loss:.6f}", flush=True)
+            self.write({"step": t + 1, "eval_loss": loss})
+        self.before = self.before and time.perf_counter()
+
     def write(self, record):
         """Write a record to the log, if there is one: a line of JSON, in which nan and inf are null."""
         if self.file:

@@ -1,0 +1,172 @@
+"""Token files: samples are consecutive ids, each rank reads its own pieces, and a run can be resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from models import MODELS, data, machine, weight
+from ranks import Ranks, refused, run_main
+from test_programs import program as program_of
+from token_files import first_batch, wrong_pieces
+
+from unity_ir.lowering.emit.printer import emit
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.fuse_collectives import fuse_collectives
+from unity_ir.pcg.graph import Graph, Optimizer, apply
+from unity_ir.plan.forward import forward_of
+from unity_ir.plan.lower import lower
+from unity_ir.plan.plan import PlanOptions, plan_step
+from unity_ir.search import run
+
+SAMPLES, LENGTH, CLASSES = 8, 6, 20
+
+
+def language(first: str = "tokens", second: str = "labels", tokens_first: bool = True) -> Graph:
+    """A table of embeddings and a head, for inputs of these names; of which are the tokens says `tokens_first`."""
+    inputs = [data(name, SAMPLES, LENGTH, dtype="i64") for name in (first, second)]
+    tokens, labels = (v.result for v in (inputs if tokens_first else reversed(inputs)))
+    h = apply("embedding", [tokens, weight("table", CLASSES, 12)]).result
+    h = apply("matmul", [apply("tanh", [h]).result, weight("head", 12, CLASSES)]).result
+    scores = apply("class_score", [apply("log_softmax", [h]).result, labels]).result
+    loss = apply("neg", [apply("reduce_mean", [scores], {"dim": 0, "count": 2}).result]).result
+    return Graph("language", tuple(inputs), (loss,))
+
+
+def text_of(graph: Graph, where: str = "ideal:2", plan: str = "data-parallel", micro_batches: int = 1) -> str:
+    on, adam, torch_only = machine(where), Optimizer("adam", 0.05), PlanOptions(kernels="torch")
+    placed = run(graph, on, plan, adam, micro_batches=micro_batches).graph
+    step = lower(fuse_collectives(differentiate(placed, adam, on.mesh)), on)
+    return emit(plan_step(step, torch_only), graph, forward=plan_step(forward_of(step), torch_only)).text
+
+
+def ids_of(count: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(0, CLASSES, count)
+
+
+LAYOUTS: list[tuple[tuple[int | str, ...], int | None]] = [
+    (("copy", "copy"), None),
+    ((0, 0), None),
+    ((0, 1), None),
+    ((1, 0), None),
+    ((1, "repeat"), None),
+    (("at 1", 0), None),
+    ((0, 1), 0),
+    ((1, 0), 0),
+    ((0, 1), 1),
+]
+
+
+@pytest.mark.slow
+def test_each_rank_reads_its_own_pieces_and_no_more(ranks: Ranks, tmp_path: Path):
+    np.save(tmp_path / "tokens.npy", ids_of(3 * SAMPLES * LENGTH + 5))
+    text = text_of(language(), "ideal:2x2")
+    assert ranks.run(text, 4, wrong_pieces, str(tmp_path / "tokens.npy"), LAYOUTS) == [[]] * 4
+
+
+FUNCTION = """
+import numpy, torch
+
+def batch(t):
+    ids = torch.from_numpy(numpy.fromfile("tokens.bin", numpy.uint16).astype("int64"))
+    there = (len(ids) - 1) // {length}
+    epoch, within = divmod(t, there // {samples})
+    order = torch.randperm(there, generator=torch.Generator().manual_seed({seed} * 1_000_003 + epoch))
+    starts = [{length} * int(i) for i in order[{samples} * within : {samples} * within + {samples}]]
+    tokens, labels = (torch.stack([ids[i + k : i + k + {length}] for i in starts]) for k in (0, 1))
+    return {{"tokens": tokens, "labels": labels}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "plan", "count"), [("ideal:2", "fsdp", 2), ("ideal:2x2", "random", 1)])
+def test_a_run_takes_the_samples_of_the_file(ranks: Ranks, tmp_path: Path, where: str, plan: str, count: int):
+    """Of both kinds of files, over an epoch's end; it goes on with the same losses, and evaluates in order."""
+    ids, other = ids_of(3 * SAMPLES * LENGTH + 1), ids_of(2 * SAMPLES * LENGTH + 2 * LENGTH + 3, 1)
+    np.save(tmp_path / "held_out.npy", other)
+    rows = 2 * SAMPLES * LENGTH
+    by_row = {n: other[k : k + rows].reshape(-1, LENGTH) for k, n in enumerate(("tokens", "labels"))}
+    np.savez(tmp_path / "held_out.npz", **by_row)
+    np.save(tmp_path / "tokens.npy", ids.astype(np.int32))
+    ids.astype(np.uint16).tofile(tmp_path / "tokens.bin")
+    (tmp_path / "samples.py").write_text(FUNCTION.format(samples=SAMPLES, length=LENGTH, seed=4))
+    text, world, folder = text_of(language(), where, plan, count), machine(where).devices, str(tmp_path)
+
+    def lines(source: str, *options: str) -> list[str]:
+        given = ["--seed", "4", "--data", source, *options]
+        return ranks.run(text, world, run_main, given, None, folder)[0]
+
+    want = lines("samples:batch", "--steps", "5")
+    assert len({line.partition("loss")[2] for line in want}) == 5
+    assert lines("tokens.bin", "--steps", "5") == want
+    assert lines("tokens.npy", "--steps", "2", "--save", "saved") == want[:2]
+    again = ["--steps", "5", "--load", "saved", "--eval-data"]
+    left, *found = lines("tokens.npy", *again, "held_out.npy")
+    assert left == "held_out.npy: 2 rows fill no last batch and are left out"
+    assert found[:-1] == want[2:]
+    assert found == lines("tokens.npy", *again, "held_out.npz")
+
+
+@pytest.mark.parametrize(
+    ("names", "tokens_first"),
+    [(("tokens", "labels"), True), (("labels", "input_ids"), False), (("targets", "x"), False), (("x", "y"), True)],
+)
+def test_labels_are_found_by_name_or_else_by_order(
+    ranks: Ranks, tmp_path: Path, names: tuple[str, str], tokens_first: bool
+):
+    np.save(tmp_path / "tokens.npy", np.arange(SAMPLES * LENGTH + 1) % CLASSES)
+    found = ranks.run(text_of(language(*names, tokens_first)), 2, first_batch, str(tmp_path / "tokens.npy"))[0]
+    tokens, labels = names if tokens_first else names[::-1]
+    np.testing.assert_array_equal(found[labels], (found[tokens] + 1) % CLASSES)
+
+
+@pytest.mark.slow
+def test_a_program_is_checked_on_a_token_file(ranks: Ranks, tmp_path: Path):
+    np.save(tmp_path / "tokens.npy", ids_of(100))
+    options = ["--check", "--data", str(tmp_path / "tokens.npy"), "--steps", "2"]
+    assert "check passed" in ranks.run(text_of(language()), 2, run_main, options)[0][0]
+
+
+IDS = ids_of(100)
+CASES: dict[str, tuple[Any, str]] = {
+    "short.npy": (IDS[:48], "it has 48 ids; a batch takes 49: 8 samples of 6, and one more"),
+    "short.bin": (IDS[:10].astype(np.uint16), "it has 10 ids; a batch takes 49"),
+    "beyond.npy": (IDS + CLASSES, "is outside 0 to 19, of "),
+    "beyond.bin": (IDS.astype(np.uint16) + 300, "is outside 0 to 19, of "),
+    "negative.npy": (IDS - 100, "is outside 0 to 19, of "),
+    "square.npy": (IDS.reshape(10, 10), "it is [10, 10], int64; token ids are integers in one dim"),
+    "floats.npy": (IDS.astype(np.float32), "it is [100], float32; token ids are integers in one dim"),
+    "objects.npy": (IDS.astype(object), "cannot read"),
+    "odd.bin": (np.zeros(101, np.uint8), "cannot read"),
+    "empty.bin": (np.zeros(0, np.uint8), "cannot read"),
+    "damaged.npy": (None, "cannot read"),
+    "missing.npy": (None, "cannot read"),
+}
+
+
+@pytest.mark.slow
+def test_files_that_are_no_tokens_are_refused_in_one_line(ranks: Ranks, tmp_path: Path):
+    text = text_of(language())
+    (tmp_path / "damaged.npy").write_bytes(b"\x93NUMPY cut short")
+    for name, (array, message) in CASES.items():
+        path = tmp_path / name
+        if array is not None and name.endswith(".bin"):
+            array.tofile(path)
+        elif array is not None:
+            np.save(path, array)
+        code, said = ranks.run(text, 2, refused, ["--data", str(path)], {})[0]
+        assert (code, said.count("\n")) == (1, 1), said
+        assert message in said, name
+        assert name in said
+
+
+@pytest.mark.slow
+def test_models_without_tokens_and_labels_are_refused_in_one_line(ranks: Ranks, tmp_path: Path):
+    np.save(tmp_path / "tokens.npy", IDS)
+    for model in ("mlp", "mixed"):
+        text = program_of(MODELS[model][0](), "ideal:2", "data-parallel", kernels="torch")
+        code, said = ranks.run(text, 2, refused, ["--data", str(tmp_path / "tokens.npy")], {})[0]
+        assert (code, said.count("\n")) == (1, 1), said
+        assert "a token file is for two inputs of ids, both [samples, length]; here are x, " in said

@@ -1,0 +1,49 @@
+# pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportOptionalMemberAccess=false, reportOptionalSubscript=false, reportOptionalCall=false
+"""Evaluate on data that is not trained on, by the forward alone."""
+
+from __future__ import annotations
+
+import torch
+
+from unity_ir.lowering.runtime.data import Data
+from unity_ir.lowering.runtime.pieces import whole
+from unity_ir.lowering.runtime.plan import LOSS, forward
+from unity_ir.lowering.runtime.ranks import fail_alike
+
+# --- copied into the program from here on ---
+
+
+# --- evaluation
+
+
+class Evaluation:
+    """
+    The loss on data of its own (`options.eval_data`), in whole batches in their order, by the forward alone: its mean
+    over all batches, or over the first `options.eval_batches`. Rank 0 says how many rows fill no last batch.
+    """
+
+    def __init__(self, ctx, options, tables):
+        self.every = options.eval_every
+        self.data = Data(options.eval_data, 0, tables, is_shuffled=False)
+        there, left = self.data.whole_batches()
+        if there is None and not options.eval_batches:
+            fail_alike("--eval-data is a function, which has no end; say by --eval-batches how many it is called for")
+        if there is not None and options.eval_batches > there:
+            fail_alike(f"--eval-batches is {options.eval_batches}, and {options.eval_data} has {there}")
+        self.batches: int = options.eval_batches or there or 0
+        if left and ctx.rank == 0:
+            print(f"{options.eval_data}: {left} rows fill no last batch and are left out", flush=True)
+
+    def is_due(self, step, last):
+        """Return whether to evaluate after step number `step` (from 1), of `last`."""
+        return step == last or bool(self.every and step % self.every == 0)
+
+    def loss(self, ctx, weights):
+        """Return the mean loss of the batches, a float; the state of random numbers stays as it was."""
+        total = 0.0
+        with torch.random.fork_rng([ctx.device] if ctx.device.type == "cuda" else []):
+            for t in range(self.batches):
+                ctx.moved()
+                total += float(whole(ctx, forward(ctx, weights, self.data.pieces(ctx, t)), LOSS)[0])
+        return total / self.batches
