@@ -1,18 +1,21 @@
 """
 Makes Triton's interpreter remember what it computes again for every operation, launch and program.
 
-It computes the same with or without: what is remembered depends on nothing but the arguments. Triton's functions stay
-replaced after a launch, so that the process can do nothing with them but interpret.
+It computes the same with or without: what is remembered depends on nothing but the arguments, and what is left out has
+no effect. Triton's functions stay replaced after a launch, so that the process can do nothing with them but interpret.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
+from dataclasses import replace
 from types import CodeType
 from typing import Any
 
+import numpy as np
 from triton import language
-from triton.language import core
+from triton.language import core, semantic
 from triton.runtime import interpreter
 
 LANGUAGES = language, core
@@ -20,8 +23,8 @@ LANGUAGES = language, core
 
 def quicken() -> None:
     """
-    Let the interpreter of this process remember types of elements and rewritten kernels, and replace Triton's functions
-    only once.
+    Let the interpreter of this process remember types of elements, shapes and rewritten kernels, reduce whole slices,
+    and replace Triton's functions only once.
     """
     made: Any = interpreter
     numpy_type, kinds = made._get_np_dtype, dict[tuple[type, str], Any]()
@@ -36,12 +39,12 @@ def quicken() -> None:
         for name, member in inspect.getmembers(package, core.is_builtin):
             scope.set_attr(package, name, _interpreted(member, made.interpreter_semantic))
 
-    replace, replaced = made._patch_lang, list[Any]()
+    patch, patched = made._patch_lang, list[Any]()
 
-    def replace_once(function: Any) -> Any:
-        if not replaced:
+    def patch_once(function: Any) -> Any:
+        if not patched:
             # Of this module's function, which sees all of `LANGUAGES`, as some of Triton's own do.
-            replaced.append(replace(quicken))
+            patched.append(patch(quicken))
         return made._LangPatchScope()
 
     rewrite, rewritten = made.FunctionRewriter.rewrite_ast, dict[Any, CodeType]()
@@ -63,15 +66,82 @@ def quicken() -> None:
         exec(rewritten[rewriter.key], seen, found)
         return found[rewriter.fn.__name__]
 
-    made._get_np_dtype, made._patch_builtin, made._patch_lang = remembered_type, replace_builtins, replace_once
+    def position(rewriter: Any) -> tuple[str, int]:
+        return rewriter.fn.__code__.co_filename, rewriter.fn.__code__.co_firstlineno
+
+    made._get_np_dtype, made._patch_builtin, made._patch_lang = remembered_type, replace_builtins, patch_once
     made.FunctionRewriter.rewrite_ast, made.FunctionRewriter._compile_and_exec = rewrite_once, compile_and_execute
+    made.FunctionRewriter._get_jit_fn_file_line = position
+    made.ReduceOps.generic_reduce = _reduce
+    # It is computed whether integers overflow, and then not asserted, as these options do not have `debug`.
+    assert not made.interpreter_builder.options.debug
+    made.interpreter_builder.options = replace(made.interpreter_builder.options, sanitize_overflow=False)
+    _remember_shapes()
 
 
 def _interpreted(member: Any, semantic: Any) -> Any:
     """One of Triton's functions, interpreted."""
+    # A wrapper only looks whether `_semantic` was given.
+    function = getattr(member, "__wrapped__", member)
 
     def call(*arguments: Any, **options: Any) -> Any:
         options["_semantic"] = semantic
-        return member(*arguments, **options)
+        return function(*arguments, **options)
 
     return call
+
+
+def _remember_shapes() -> None:
+    """Let blocks of equal shapes share its constants, which each tensor has again, and skip what broadcasts nothing."""
+    block_type, tensor, semantics = core.block_type, core.tensor, semantic.TritonSemantic
+    make_type, make_tensor, broadcast = block_type.__init__, tensor.__init__, semantics.broadcast_impl_value
+    shapes = dict[tuple[int, ...], Any]()
+
+    def remembered_shape(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple(s.value if isinstance(s, core.constexpr) else s for s in getattr(shape, "values", shape))
+        found = shapes.get(sizes)
+        if found is None:
+            make_type(self, element_ty, shape)
+            constants = core.tuple([core.constexpr(s) for s in sizes])
+            found = self.shape, self.numel, str(self.shape), constants, core.constexpr(math.prod(sizes))
+            shapes[sizes] = found
+        self.element_ty = element_ty
+        self.shape, self.numel, text, *self.constants = found
+        self.name = f"<{text}, {element_ty}>"
+
+    def remembered_constants(self: Any, handle: Any, type: Any) -> None:
+        if not type.is_block():
+            return make_tensor(self, handle, type)
+        self.handle, self.type, self.dtype = handle, type, type.element_ty
+        self.shape, self.numel = type.constants
+
+    def broadcast_others(self: Any, lhs: Any, rhs: Any) -> Any:
+        one, other = lhs.type, rhs.type
+        if one.is_block() and other.is_block() and one.shape.values == other.shape.values:
+            return lhs, rhs
+        return broadcast(self, lhs, rhs)
+
+    block_type.__init__, tensor.__init__ = remembered_shape, remembered_constants
+    semantics.broadcast_impl_value = broadcast_others
+
+
+def _reduce(self: Any, input: Any) -> list[Any]:
+    """
+    Reduce with any function: slice by slice along the axis, where Triton goes element by element. Functions combine
+    each element on its own, so that the result is the same.
+    """
+    operands, axis = self.unravel(input, self.axis)
+    kinds = [x.dtype for x in operands]
+    slices = [np.moveaxis(x.handle.data, axis, 0) for x in operands]
+    first, *others = zip(*slices, strict=True)
+    found = list(first)
+    for one in others:
+        tensors = (self.to_tensor(a, kind) for a, kind in zip([*found, *one], kinds * 2, strict=True))
+        combined = self.combine_fn.fn(*tensors)
+        made = combined if isinstance(combined, tuple) else (combined,)
+        found = [m.handle.data.astype(f.dtype).reshape(f.shape) for m, f in zip(made, found, strict=True)]
+    if self.keep_dims:
+        found = [np.expand_dims(f, axis) for f in found]
+    elif self.axis is None:
+        found = [f.item() for f in found]
+    return [self.to_tensor(f, kind) for f, kind in zip(found, kinds, strict=True)]

@@ -39,12 +39,9 @@ def _worker(jobs: Any, answers: Any) -> None:
     import torch
     import torch.distributed as dist
     from quick_interpreter import quicken
-    from triton.runtime.interpreter import InterpreterOptions, interpreter_builder
 
     quicken()
     torch.set_num_threads(1)
-    # A third of the time; overflow of indices is looked for where kernels are tested one by one.
-    interpreter_builder.options = InterpreterOptions(sanitize_overflow=False)
     while (job := jobs.get()) is not None:
         path, rank, world, store, function, arguments = job
         try:

@@ -1,5 +1,5 @@
 """
-lit runs FileCheck tests as well: a few, with real processes, in which there is all that RUN lines are made of.
+lit runs FileCheck tests as well: a few that are short, with real processes, with all that RUN lines are made of.
 
 All of them run under pytest, in process (`test/conftest.py`); `lit -sv test` runs all with real processes.
 """
@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[2]
 LIT = str(Path(sys.executable).parent / "lit")
 TESTS = {p for p in (ROOT / "test").rglob("*.*") if p.suffix in (".mlir", ".pcg") and "RUN:" in p.read_text()}
 SAMPLE = [
-    "dialects/subst/ops.pcg",
-    "passes/merge.pcg",
+    "dialects/subst/xdsl_opt.pcg",
     "tools/output.pcg",
+    "tools/print_plan.pcg",
 ]
 SYNTAX = re.compile(r"%[sSt]\b|2>&1|(?<!\d)>(?!&)|\||\bnot\b|\b(?:unity-\w+|xdsl-opt|filecheck)\b")
 

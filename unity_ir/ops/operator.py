@@ -16,7 +16,7 @@ from unity_ir.tdl.attributes import check_attributes
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.parse import parse_line
-from unity_ir.tdl.syntax import NOT_FLOATING, AttrValue, Bound, Entry, Line
+from unity_ir.tdl.syntax import NOT_FLOATING, Attribute, AttrValue, Bound, Entry, Line
 
 Attributes: TypeAlias = tuple[tuple[str, AttrValue], ...]
 """Attributes by name, sorted, hashable."""
@@ -113,16 +113,21 @@ class Operator:
     signature: str | None = None
 
     @cached_property
+    def text(self) -> str:
+        """The text of `line`, with single spaces."""
+        if isinstance(self.tdl, str):
+            return " ".join(self.tdl.split())
+        assert self.signature is not None
+        first = re.split(r"[:;)]", self.signature.partition("(")[2])[0]
+        return " ".join(f"{self.signature} out[a..] = {first}[a..]".split())
+
+    @cached_property
     def line(self) -> Line:
         """
         The operator's TDL line, parsed. If the line depends on operand shapes (as of a reshape), it is a stand-in of
         which only name, parameters (operands) and attributes are meaningful.
         """
-        if isinstance(self.tdl, str):
-            return parse_line(self.tdl)
-        assert self.signature is not None
-        first = re.split(r"[:;)]", self.signature.partition("(")[2])[0]
-        return parse_line(f"{self.signature} out[a..] = {first}[a..]")
+        return parse_line(self.text)
 
     @cached_property
     def name(self) -> str:
@@ -131,6 +136,14 @@ class Operator:
         text = self.tdl if isinstance(self.tdl, str) else self.signature
         found = re.match(r"\s*(\w+)\s*\(", text or "")
         return self.line.operator if found is None else found[1]
+
+    @cached_property
+    def declared(self) -> tuple[Attribute, ...]:
+        """The attributes that the line declares, in order, found without parsing the rest of it."""
+        # A process that reads one graph makes the classes of all operators, and parses the lines of few.
+        head, _, attributes = self.text.partition(")")[0].partition(";")
+        name = head.partition("(")[0]
+        return parse_line(f"{name}(x;{attributes}) out[a..] = x[a..]").attributes if attributes else ()
 
     def attributes(self, given: Mapping[str, AttrValue]) -> Attributes:
         """

@@ -56,8 +56,8 @@ def _parallel_class(rule: ParallelOperator) -> type[ParallelOp]:
 
 
 def _compute_class(operator: Operator) -> type[ComputeOp]:
-    properties = {a.name: (a.kind, a.default) for a in operator.line.attributes}
-    return _generate(ComputeOp, operator.name, f"`{operator.line.text}`", properties)
+    properties = {a.name: (a.kind, a.default) for a in operator.declared}
+    return _generate(ComputeOp, operator.name, f"`{operator.text}`", properties)
 
 
 PARALLEL_OPS: dict[str, type[ParallelOp]] = {name: _parallel_class(rule) for name, rule in PARALLEL_OPERATORS.items()}

@@ -151,6 +151,7 @@ def _key(source: str) -> str:
 
 def _main(directory: str) -> None:
     request: dict[str, Any] = json.loads(Path(directory, "request.json").read_text())
+    _name_no_version()
     modules: dict[str, ModuleType] = {}
     for job in request["jobs"]:
         key, compiled = job["source"], Compiled(**job["compiled"])
@@ -162,6 +163,16 @@ def _main(directory: str) -> None:
         except Exception as error:
             answer = f"{compiled.kernel}: {' '.join(str(error).split())[:500]}"
         print(json.dumps(answer), flush=True)
+
+
+def _name_no_version() -> None:
+    """
+    Leave Triton's version out of the keys of its cache, which ends with this process and so never meets another.
+
+    Triton finds it by hashing all of its own files, half a gigabyte: a second, as long as several kernels.
+    """
+    cache: Any = importlib.import_module("triton.runtime.cache")
+    cache.triton_key = lambda: ""
 
 
 def _load(source: str, directory: Path, key: str) -> ModuleType:
