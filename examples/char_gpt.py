@@ -1,7 +1,7 @@
 """
 A small GPT in plain PyTorch, and a text to train it on: the characters of Python's own documentation.
 
-    python examples/char_gpt.py out       writes out/text.npz and out/held_out.npz
+    python examples/char_gpt.py data       writes data/text.npy and data/held_out.npy
 
 `model` is what `unity-opt --from-torch=examples.char_gpt:model` imports: a module that returns its loss, and one batch.
 """
@@ -63,15 +63,12 @@ def text() -> np.ndarray:
 
 
 def write(path: Path, ids: np.ndarray) -> None:
-    """Write rows of text, and as labels the same shifted by one."""
-    rows = (len(ids) - 1) // LENGTH
-    end = rows * LENGTH
-    np.savez(path, tokens=ids[:end].reshape(rows, LENGTH), labels=ids[1 : end + 1].reshape(rows, LENGTH))
-    print(f"{path}: {rows} rows of {LENGTH} characters")
+    np.save(path, ids)
+    print(f"{path}: {len(ids)} characters")
 
 
 if __name__ == "__main__":
     folder, ids = Path(sys.argv[1]), text()
     folder.mkdir(exist_ok=True)
-    write(folder / "text.npz", ids[: len(ids) * 9 // 10])
-    write(folder / "held_out.npz", ids[len(ids) * 9 // 10 :])
+    write(folder / "text.npy", ids[: len(ids) * 9 // 10])
+    write(folder / "held_out.npy", ids[len(ids) * 9 // 10 :])

@@ -107,6 +107,10 @@ def test_a_run_takes_the_samples_of_the_file(ranks: Ranks, tmp_path: Path, where
     assert left == "held_out.npy: 2 rows fill no last batch and are left out"
     assert found[:-1] == want[2:]
     assert found == lines("tokens.npy", *again, "held_out.npz")
+    # A run that has no step to do evaluates what it has loaded.
+    assert lines("tokens.npy", "--steps", "2", "--load", "saved", "--eval-data", "held_out.npz")[0].startswith(
+        "step 2 ev"
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,6 +133,15 @@ def test_a_program_is_checked_on_a_token_file(ranks: Ranks, tmp_path: Path):
     assert "check passed" in ranks.run(text_of(language()), 2, run_main, options)[0][0]
 
 
+@pytest.mark.slow
+def test_a_raw_file_of_many_ids_has_four_bytes_for_each(ranks: Ranks, tmp_path: Path):
+    np.arange(SAMPLES * LENGTH + 1, dtype=np.uint32).tofile(tmp_path / "tokens.bin")
+    large = text_of(language()).replace("torch.int64, (0,), 20)", "torch.int64, (0,), 70000)")
+    assert "70000)" in large
+    found = ranks.run(large, 2, first_batch, str(tmp_path / "tokens.bin"))[0]
+    assert sorted(found["tokens"].flatten()) == [*range(SAMPLES * LENGTH)]
+
+
 IDS = ids_of(100)
 CASES: dict[str, tuple[Any, str]] = {
     "short.npy": (IDS[:48], "it has 48 ids; a batch takes 49: 8 samples of 6, and one more"),
@@ -142,6 +155,7 @@ CASES: dict[str, tuple[Any, str]] = {
     "odd.bin": (np.zeros(101, np.uint8), "cannot read"),
     "empty.bin": (np.zeros(0, np.uint8), "cannot read"),
     "damaged.npy": (None, "cannot read"),
+    "archive.npy": (None, "cannot read"),
     "missing.npy": (None, "cannot read"),
 }
 
@@ -150,6 +164,8 @@ CASES: dict[str, tuple[Any, str]] = {
 def test_files_that_are_no_tokens_are_refused_in_one_line(ranks: Ranks, tmp_path: Path):
     text = text_of(language())
     (tmp_path / "damaged.npy").write_bytes(b"\x93NUMPY cut short")
+    np.savez(tmp_path / "archive.npz", ids=IDS)
+    (tmp_path / "archive.npz").rename(tmp_path / "archive.npy")
     for name, (array, message) in CASES.items():
         path = tmp_path / name
         if array is not None and name.endswith(".bin"):

@@ -125,6 +125,8 @@ def train(ctx, options, data, seed, folder, skipped=0):
                 save(ctx, weights, moments, t + 1, options.save, seed, options.keep, data.tables, log.skipped, beside)
         if evaluation and evaluation.is_due(t + 1, options.steps):
             log.evaluated(t, evaluation.loss(ctx, weights))
+    if evaluation and first == options.steps:
+        log.evaluated(first - 1, evaluation.loss(ctx, weights))
     if beside:
         beside.wait()
     if options.weights_out:

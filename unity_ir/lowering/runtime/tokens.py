@@ -24,16 +24,17 @@ TOKENS, LABELS = ("tokens", "input_ids", "ids"), ("labels", "targets")
 
 class Tokens:
     """
-    Samples of a file of token ids, .npy or .bin (raw uint16), for the inputs `names` of the model: tokens and labels,
-    both [samples, length] of integers. The tokens of sample i are the file's ids from i * length on, its labels those
-    one further. Samples are shuffled every epoch by `seed` or, without `is_shuffled`, in order.
+    Samples of a file of token ids, .npy or .bin (raw uint16, or uint32 where there are more ids than that has), for the
+    inputs `names` of the model: tokens and labels, both [samples, length] of integers. The tokens of sample i are the
+    file's ids from i * length on, its labels those one further. Samples are shuffled every epoch by `seed` or, without
+    `is_shuffled`, in order.
     """
 
     def __init__(self, path, names, seed, is_shuffled):
         self.path, self.seed, self.is_shuffled = path, seed, is_shuffled
         self.names = self._tokens_and_labels(path, names)
         self.samples, self.length = INPUTS[self.names[0]].shape
-        self.ids = self._mapped(path)
+        self.ids = self._mapped(path, max(INPUTS[name].below or 0 for name in self.names))
         self.there = max(len(self.ids) - 1, 0) // self.length
         if self.there < self.samples:
             wanted = f"a batch takes {self.samples * self.length + 1}"
@@ -53,18 +54,22 @@ class Tokens:
         return (second, first) if first in LABELS or (second in TOKENS and first not in TOKENS) else (first, second)
 
     @staticmethod
-    def _mapped(path):
-        """Return the file's ids, a numpy array mapped into memory; end the run if they are no integers in one dim."""
+    def _mapped(path, below):
+        """
+        Return the file's ids, which are less than `below`, as a numpy array mapped into memory; end the run if they are
+        no integers in one dim.
+        """
         import numpy
 
         try:
             if str(path).endswith(".bin"):
-                return numpy.memmap(path, numpy.uint16, "r")
+                return numpy.memmap(path, numpy.uint16 if below <= 2**16 else numpy.uint32, "r")
             ids = numpy.load(path, "r", allow_pickle=False)
+            shape, dtype = list(ids.shape), ids.dtype  # an .npz file has neither
         except Exception as e:  # numpy raises many classes for damaged files
             fail(f"cannot read {path}: {e}")
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            fail(f"{path}: it is {list(ids.shape)}, {ids.dtype}; token ids are integers in one dim")
+        if len(shape) != 1 or dtype.kind not in "iu":
+            fail(f"{path}: it is {shape}, {dtype}; token ids are integers in one dim")
         return ids
 
     def batch(self, t):
