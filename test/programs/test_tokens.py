@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from models import MODELS, data, machine, weight
 from ranks import Ranks, refused, run_main
+from test_imported import Model
+from test_imported import loss as loss_of
 from test_programs import program as program_of
 from token_files import first_batch, wrong_pieces
 
+from unity_ir.frontends.torch.imported import from_torch
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
@@ -186,3 +190,27 @@ def test_models_without_tokens_and_labels_are_refused_in_one_line(ranks: Ranks, 
         code, said = ranks.run(text, 2, refused, ["--data", str(tmp_path / "tokens.npy")], {})[0]
         assert (code, said.count("\n")) == (1, 1), said
         assert "a token file is for two inputs of ids, both [samples, length]; here are x, " in said
+
+
+@pytest.mark.slow
+def test_an_imported_model_s_tables_come_with_its_weights(ranks: Ranks, tmp_path: Path):
+    torch.manual_seed(0)
+    example = torch.zeros(4, 3, dtype=torch.int64)
+    imported = from_torch(Model(), (example, example), loss_of)
+    imported.save(tmp_path / "w.safetensors")
+    on, sgd, torch_only = machine("ideal:2"), Optimizer("sgd", 0.1), PlanOptions(kernels="torch")
+    step = lower(fuse_collectives(differentiate(run(imported.graph, on, "data-parallel").graph, sgd, on.mesh)), on)
+    forward = plan_step(forward_of(step), torch_only)
+    text = emit(plan_step(step, torch_only), imported.graph, origin=imported.origin, forward=forward).text
+    ids = np.random.default_rng(2).integers(0, 8, 25)
+    np.save(tmp_path / "tokens.npy", ids)
+    rows = {n: ids[k : k + 24].reshape(8, 3) for k, n in enumerate(n.name for n in imported.graph.inputs[:2])}
+    np.savez(tmp_path / "rows.npz", **rows)
+
+    def lines(source: str, evaluated: str) -> list[str]:
+        given = ["--weights", "w.safetensors", "--data", source, "--eval-data", evaluated, "--eval-every", "2"]
+        return ranks.run(text, 2, run_main, [*given, "--steps", "4"], None, str(tmp_path))[0]
+
+    want = lines("rows.npz", "rows.npz")
+    assert len([line for line in want if "eval" in line]) == 2
+    assert lines("tokens.npy", "tokens.npy") == want
