@@ -95,6 +95,8 @@ class _Composer:
                     self.tensors[register] = Parameter(names.new(parameter.name), parameter.kind)
         self.names = names
         self.extents: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}
+        """The number in the last variable named after one of a part, below which all are taken."""
         self.axes: dict[str, Axes] = {}
         """The mesh axes that divide each variable used as a value."""
         self.written: dict[tuple[Register, tuple[Place, ...]], Expr] = {}
@@ -210,10 +212,13 @@ class _Composer:
 
     def variable(self, name: str, part: Part) -> Var:
         """Return a new variable of the composed line, named and sized like one of a part."""
-        number, own = 1, name
+        number, own = self.numbers.get(name, 1), name
+        if number > 1:
+            own = f"{name}_{number}"
         while own in self.extents:
             number += 1
             own = f"{name}_{number}"
+        self.numbers[name] = number
         self.extents[own] = part.line.extents[name]
         return Var(own)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from math import isfinite, prod
+from operator import is_
 
 import numpy as np
 
@@ -50,19 +51,24 @@ _CHEAP = frozenset({"gt", "ge", "lt", "le", "eq", "ne", "and", "or", "not"})
 def map_children(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
     """
     Return a copy of the expression in which each direct subexpression is replaced by the result of `change`. An
-    expression without any, such as a constant or a read, is returned as it is.
+    expression of which none changes, such as a constant or a read, is returned as it is.
     """
     match expr:
         case Binary(op, left, right):
-            return Binary(op, change(left), change(right))
+            first, second = change(left), change(right)
+            return expr if first is left and second is right else Binary(op, first, second)
         case Call(function, args):
-            return Call(function, tuple(map(change, args)))
+            changed = tuple(map(change, args))
+            return expr if all(map(is_, changed, args)) else Call(function, changed)
         case Reduce(reducer, indices, body):
-            return Reduce(reducer, indices, change(body))
+            changed = change(body)
+            return expr if changed is body else Reduce(reducer, indices, changed)
         case Opaque(function, outputs, inputs, body):
-            return Opaque(function, outputs, inputs, change(body))
+            changed = change(body)
+            return expr if changed is body else Opaque(function, outputs, inputs, changed)
         case Cases(branches):
-            return Cases(tuple((n, change(e)) for n, e in branches))
+            cases = tuple((n, change(e)) for n, e in branches)
+            return expr if all(c[1] is b[1] for c, b in zip(cases, branches, strict=True)) else Cases(cases)
         case _:
             return expr
 

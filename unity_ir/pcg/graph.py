@@ -297,13 +297,32 @@ def _apply(operator: Operator, operands: tuple[Value, ...], attributes: Attribut
     return node
 
 
-@lru_cache(maxsize=65536)
 def infer_types(operator: Operator, operands: tuple[TensorType, ...], attributes: Attributes) -> tuple[TensorType, ...]:
     """
     Return the result types of a compute operator from its operands' types.
 
     The serial shape rule and the parallel typing both come from its TDL line. Raises `UnityError` as `apply` does.
     """
+    found = _types_or_message(operator, operands, attributes)
+    if isinstance(found, str):
+        raise UnityError(found)
+    return found
+
+
+@lru_cache(maxsize=65536)
+def _types_or_message(
+    operator: Operator, operands: tuple[TensorType, ...], attributes: Attributes
+) -> tuple[TensorType, ...] | str:
+    """Return the result types, or the error's message: rules and layouts are tried on types that do not fit, too."""
+    try:
+        return _infer_types(operator, operands, attributes)
+    except UnityError as error:
+        return str(error)
+
+
+def _infer_types(
+    operator: Operator, operands: tuple[TensorType, ...], attributes: Attributes
+) -> tuple[TensorType, ...]:
     analysis = operator.bind(tuple(t.shape for t in operands), attributes, tuple(t.dtype for t in operands))
     bound = analysis.bound
     dtype = _check_elements(operator, bound, operands)

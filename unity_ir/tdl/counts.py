@@ -26,6 +26,7 @@ from unity_ir.tdl.syntax import (
     Name,
     Opaque,
     Reduce,
+    Remembering,
     Var,
     accesses,
     children,
@@ -214,11 +215,20 @@ def free_variables(expr: Expr) -> frozenset[str]:
     Return the names of the index variables that an expression's value depends on: those not bound by a reduction inside
     of it.
     """
+    if not isinstance(expr, Remembering):
+        return frozenset({expr.name}) if isinstance(expr, Name) else frozenset()
+    try:
+        return expr.free
+    except AttributeError:
+        found = _free_variables(expr)
+        object.__setattr__(expr, "free", found)
+        return found
+
+
+def _free_variables(expr: Expr) -> frozenset[str]:
     match expr:
         case Access(_, indices):
             return frozenset(n for i in indices for n in index_names(i))
-        case Name(name):
-            return frozenset({name})
         case Reduce(_, _, body):
             return free_variables(body) - set(expr.names)
         case Opaque(_, _, _, body):

@@ -144,6 +144,37 @@ WrittenIndex: TypeAlias = Index | Starred | StarredSegments | Pack | Affine
 # --- expressions -----------------------------------------------------------------------------------------------------
 
 
+class Remembering:
+    """
+    An expression that keeps its hash and its free variables once they are computed.
+
+    Composed lines share subexpressions; without this, each is walked once per path that leads to it.
+    """
+
+    __slots__ = ("free", "hashed")
+    free: frozenset[str]
+    """Kept by `tdl.counts.free_variables`."""
+    hashed: int
+
+
+E = TypeVar("E", bound=Remembering)
+
+
+def _hashed_once(cls: type[E]) -> type[E]:
+    compute: Callable[[E], int] = cls.__hash__
+
+    def __hash__(self: E) -> int:
+        try:
+            return self.hashed
+        except AttributeError:
+            found = compute(self)
+            object.__setattr__(self, "hashed", found)
+            return found
+
+    cls.__hash__ = __hash__
+    return cls
+
+
 @dataclass(frozen=True, slots=True)
 class Const:
     """A number."""
@@ -172,8 +203,9 @@ class Position:
     indices: tuple[WrittenIndex, ...]
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
-class Access:
+class Access(Remembering):
     """A read of a tensor: `x[m, k]`; `starred` if it reads every variadic operand."""
 
     tensor: str
@@ -181,8 +213,9 @@ class Access:
     starred: bool = False
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
-class Binary:
+class Binary(Remembering):
     """Arithmetic on two expressions: `+`, `-`, `*` or `/`."""
 
     op: str
@@ -191,8 +224,9 @@ class Binary:
     right: Expr
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
-class Call:
+class Call(Remembering):
     """A scalar function of expressions."""
 
     function: str
@@ -200,8 +234,9 @@ class Call:
     args: tuple[Expr, ...]
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
-class Reduce:
+class Reduce(Remembering):
     """A reduction over index variables: `sum[k](...)`."""
 
     reducer: str
@@ -218,15 +253,17 @@ class Reduce:
         return tuple(i.name for i in self.indices if isinstance(i, Var))
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
-class Cases:
+class Cases(Remembering):
     """The value along a `Segments` dim of the result: one expression for each segment."""
 
     branches: tuple[tuple[str, Expr], ...]
 
 
+@_hashed_once
 @dataclass(frozen=True, slots=True)
-class Opaque:
+class Opaque(Remembering):
     """
     A call of a function that TDL has no formula for, such as top-k (`tdl.opaque`): it replaces the dims `inputs` of its
     argument `body` by the dims `outputs`.

@@ -32,6 +32,7 @@ class Results:
 
     def __init__(self, bound: Bound, buffers: Mapping[str, Buffer], names: Names, starts: Mapping[str, str]):
         self.extents = bound.extents
+        self._place = {name: place for place, name in enumerate(bound.extents)}
         self.buffers = dict(buffers)
         self.names = names
         self.starts = starts
@@ -74,8 +75,7 @@ class Results:
         self.parts.append((result, output))
 
     def _indices(self, expr: Expr) -> tuple[Var, ...]:
-        free = free_variables(expr)
-        return tuple(Var(n) for n in self.extents if n in free)
+        return tuple(map(Var, sorted(free_variables(expr), key=self._place.__getitem__)))
 
     def _compute_before(self, expr: Expr, like: Buffer | None = None) -> Access:
         """Compute an expression in a part of its own, in the element type of `like`, else float32; return its read."""
