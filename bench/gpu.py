@@ -73,7 +73,7 @@ def step_part(name: str, out: Path, steps: int, smoke: bool) -> None:
     from unity_ir.pcg.differentiate import differentiate
     from unity_ir.pcg.elements import in_type
     from unity_ir.pcg.fuse_collectives import fuse_collectives
-    from unity_ir.pcg.graph import Optimizer
+    from unity_ir.pcg.optimizer import Optimizer
     from unity_ir.plan.lower import lower
     from unity_ir.plan.plan import PlanOptions, plan_step
     from unity_ir.search import run

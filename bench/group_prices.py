@@ -24,8 +24,9 @@ from unity_ir.cost.lines import kernel_seconds
 from unity_ir.machine import Machine, load
 from unity_ir.machine.curve import RooflineCurve
 from unity_ir.models import from_text
-from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.plan import plan_graph
 from unity_ir.plan.program import Compute
 from unity_ir.search.exact.plan_graph import realise

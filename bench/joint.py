@@ -34,7 +34,8 @@ def one(model: str, where: str) -> dict[str, Any]:
     """Return the times of a model's joint plan and of all variants, in this process."""
     from unity_ir.machine import load
     from unity_ir.models import from_text
-    from unity_ir.pcg.graph import Graph, Optimizer
+    from unity_ir.pcg.graph import Graph
+    from unity_ir.pcg.optimizer import Optimizer
     from unity_ir.rules.algebraic import selected
     from unity_ir.search.exact.solver import Solver
     from unity_ir.search.joint.best_first import joint

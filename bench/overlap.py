@@ -32,8 +32,8 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import load
 from unity_ir.machine.model import Machine
 from unity_ir.models import from_text
-from unity_ir.pcg.graph import Optimizer
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.plan import Plan, plan_graph
 from unity_ir.plan.program import Leaf, Register, UpdateWeight
 from unity_ir.plan.schedule import Bucket, Start, Wait, crosses

@@ -34,8 +34,9 @@ from unity_ir.cost.lines import kernel_of_line, kernel_seconds
 from unity_ir.machine import Machine, load
 from unity_ir.machine.describe import machine_from
 from unity_ir.models import from_text
-from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, apply, rebuild, rewrite
+from unity_ir.pcg.graph import Graph, Node, Value, apply, rebuild, rewrite
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.plan import Plan, PlanOptions, plan_graph
 from unity_ir.plan.program import Compute, Fused, ReshardMove

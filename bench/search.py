@@ -84,8 +84,8 @@ def one(model: str, where: str, strategy: str) -> dict[str, Any]:
     from unity_ir.errors import UnityError
     from unity_ir.machine import load
     from unity_ir.models import from_text
-    from unity_ir.pcg.graph import Optimizer
     from unity_ir.pcg.mixed_precision import mixed_precision
+    from unity_ir.pcg.optimizer import Optimizer
     from unity_ir.search import run
     from unity_ir.simulate.report import simulated
 

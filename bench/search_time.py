@@ -64,7 +64,7 @@ def machine(name: str) -> Machine:
 def measure(case: str, whole: bool) -> dict[str, float | None]:
     """Solve one case in this process; return what it took."""
     from unity_ir.cost.plan import cost
-    from unity_ir.pcg.graph import Optimizer
+    from unity_ir.pcg.optimizer import Optimizer
     from unity_ir.rules.algebraic import algebraic
     from unity_ir.search.bounds.axis_counts import certified
     from unity_ir.search.exact.axis_groups import solve

@@ -102,7 +102,8 @@ def prepare(file: Path, ranks: int, machine: str, folder: Path) -> tuple[float, 
     from unity_ir.machine import load
     from unity_ir.pcg.differentiate import differentiate
     from unity_ir.pcg.fuse_collectives import fuse_collectives
-    from unity_ir.pcg.graph import Optimizer, erase
+    from unity_ir.pcg.graph import erase
+    from unity_ir.pcg.optimizer import Optimizer
     from unity_ir.plan.lower import lower
     from unity_ir.plan.plan import PlanOptions, plan_step
     from unity_ir.tools.graphs import read_graphs

@@ -51,7 +51,7 @@ def search(model: str, nodes: int, what: str, budget: int) -> dict[str, object]:
     """Run one search in this process; return what it took and found."""
     from unity_ir import machine
     from unity_ir.models import build
-    from unity_ir.pcg.graph import Optimizer
+    from unity_ir.pcg.optimizer import Optimizer
     from unity_ir.rules.algebraic import algebraic
     from unity_ir.search.unity.search import Options, unity
 

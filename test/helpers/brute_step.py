@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from unity_ir.cost.lines import kernel_seconds, update_seconds
 from unity_ir.machine import Machine
-from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.groups import with_fusions
 from unity_ir.plan.plan import PlanOptions

@@ -7,8 +7,9 @@ import numpy as np
 from unity_ir.cost.plan import cost
 from unity_ir.machine import Machine
 from unity_ir.pcg.differentiate import differentiate, training_step
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.baselines.recipe import Degrees
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.optimizer import Optimizer
 
 Loss = Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]
 

@@ -12,7 +12,8 @@ from unity_ir.dialects.convert import to_graph
 from unity_ir.lowering.emit.printer import Emitted, emit
 from unity_ir.lowering.measure.aot import SHARED_LIMITS, compile_all
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import plan_step
 from unity_ir.search import run

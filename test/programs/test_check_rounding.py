@@ -13,8 +13,8 @@ from ranks import Ranks, check
 from zoo_plans import program, sized
 
 from unity_ir.models import build
-from unity_ir.pcg.graph import Optimizer
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.optimizer import Optimizer
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from zoo_plans import SIZES
 from zoo_plans import program as zoo_program
 
 from unity_ir.models import build
-from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.optimizer import Optimizer
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from unity_ir.cost.lines import addition_bytes, kernel_of_line, step_bytes, upda
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.models import build
 from unity_ir.pcg.collectives import COLLECTIVES
-from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import pins
 from unity_ir.plan.copies import copies as copied
 from unity_ir.plan.plan import Plan, PlanOptions, plan_graph, plan_step

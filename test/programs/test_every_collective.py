@@ -27,7 +27,7 @@ from zoo_plans import SIZES, planned, program
 
 from unity_ir.models import build
 from unity_ir.pcg.collectives import AMONG_ALL
-from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.optimizer import Optimizer
 
 SAMPLE = [
     ("mlp", "joint", 2),

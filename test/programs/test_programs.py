@@ -14,7 +14,8 @@ from unity_ir.lowering.emit.printer import emit
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.schedule import BUCKET_BYTES

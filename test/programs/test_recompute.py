@@ -11,7 +11,8 @@ from unity_ir.lowering.emit.printer import emit
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.pcg.graph import Graph, erase
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept, with_recompute
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import Plan, PlanOptions, plan_step

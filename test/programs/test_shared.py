@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from zoo_plans import program
 
 from unity_ir.models.builder import Builder
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
 
 PLANS = [
     *(("data-parallel", 8), ("joint", 4), ("random-0", 8), ("random-1", 4)),

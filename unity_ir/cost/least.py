@@ -37,7 +37,8 @@ from unity_ir.cost.plan import update_bytes
 from unity_ir.machine.device import Device
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import training_step
-from unity_ir.pcg.graph import Graph, Node, Optimizer, Update, Value, erase
+from unity_ir.pcg.graph import Graph, Node, Update, Value, erase
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import ELEMENT_BYTES
 
 Floats = npt.NDArray[np.float64]

@@ -18,7 +18,7 @@ from unity_ir.forms.kinds import KINDS
 from unity_ir.machine.device import Device
 from unity_ir.ops import operator, savings
 from unity_ir.ops.operator import Attributes
-from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Assignment, Mesh, Pins, pins
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.plan import Plan

@@ -14,7 +14,8 @@ from itertools import product
 from math import prod
 
 from unity_ir.pcg.collectives import FREE
-from unity_ir.pcg.graph import Node, Optimizer, Value
+from unity_ir.pcg.graph import Node, Value
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import Layout, Mesh, pins, shards
 from unity_ir.pcg.types import ELEMENT_BYTES

@@ -22,7 +22,8 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.collectives import HALO_EXCHANGES
 from unity_ir.pcg.differentiate import trained
-from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
+from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import Layout, Placement, dual, pins, place

@@ -33,7 +33,8 @@ from unity_ir.dialects.pcg.ops import (
 )
 from unity_ir.dialects.pcg.types import PcgTensorType, pcg_tensor
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import Graph, Node, Optimizer, Update, Value, apply, parallel
+from unity_ir.pcg.graph import Graph, Node, Update, Value, apply, parallel
+from unity_ir.pcg.optimizer import Optimizer
 
 VIEW = "pcg.view"
 """The argument attribute that holds an input's view."""

@@ -31,7 +31,7 @@ from unity_ir.dialects.spmd import (
 )
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
-from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.reshard import group_role
 from unity_ir.pcg.sharding import COPY, REPEAT, Mesh, operand_layout, pinned_at, pins, result_layout, role_name
 from unity_ir.plan.program import (

@@ -21,7 +21,8 @@ from unity_ir.kernels.launchers import launcher
 from unity_ir.machine.model import Machine
 from unity_ir.machine.tuned import IMPLEMENTATIONS, Table
 from unity_ir.pcg.differentiate import training_step
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Pins, is_shard, pins
 from unity_ir.plan.copies import Copies, copies
 from unity_ir.plan.deadlock import calls, check_order, there

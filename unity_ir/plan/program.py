@@ -22,7 +22,8 @@ from typing import Literal
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, Pins, role_name
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.tdl.divisibility import Analysis, Halos

@@ -12,8 +12,9 @@ from unity_ir.budget import Budget, OutOfBudget, within
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.micro_batches import micro_batch
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.bounds.axis_counts import of_kernels
 from unity_ir.search.choose.candidates import SimulatedPlans
 from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, certain

@@ -12,7 +12,8 @@ from typing import Any, Protocol, get_args, get_type_hints
 
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.joint.best_first import Progress
 from unity_ir.search.result import SearchResult
 

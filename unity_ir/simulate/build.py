@@ -18,7 +18,8 @@ from unity_ir.cost.keeps import Keeps
 from unity_ir.cost.memory import cast_bytes
 from unity_ir.cost.plan import PlanCost, update_time
 from unity_ir.pcg.differentiate import trained
-from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, topological
+from unity_ir.pcg.graph import Graph, Node, Value, topological
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Layout, dual, shards
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.simulate.chains import Key, Task, arrivals, chain, stall

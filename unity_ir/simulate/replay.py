@@ -21,7 +21,7 @@ import numpy as np
 from unity_ir.cost.lines import addition_bytes, kernel_seconds, update_seconds
 from unity_ir.cost.plan import norm_seconds
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Layout
 from unity_ir.plan.collective_calls import bucket_move
 from unity_ir.plan.copies import Copies

@@ -8,7 +8,8 @@ from unity_ir.cost.least import emitted_bound
 from unity_ir.cost.lines import step_bytes
 from unity_ir.cost.stats import Simulated
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.moves import ByIdentity
 from unity_ir.plan.plan import Plan, plan_graph
 from unity_ir.simulate.full import Timeline, simulate

@@ -32,8 +32,9 @@ from unity_ir.messages import tell
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import devices_of
 from unity_ir.plan.lower import lower
 from unity_ir.plan.program import Program

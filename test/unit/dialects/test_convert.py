@@ -15,7 +15,8 @@ from unity_ir.dialects.convert import from_graph, pcg_functions, to_graph
 from unity_ir.dialects.pcg import COMPUTE_OPS
 from unity_ir.errors import UnityError
 from unity_ir.ops import operators
-from unity_ir.pcg.graph import Graph, Optimizer, Update, apply, grid, leaf, parallel
+from unity_ir.pcg.graph import Graph, Update, apply, grid, leaf, parallel
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.pcg.types import TensorType, tensor_type
 from unity_ir.pcg.view import View

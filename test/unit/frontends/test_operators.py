@@ -15,8 +15,8 @@ from unity_ir.dialects.convert import from_graph, to_graph
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch import from_torch
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Optimizer
 from unity_ir.pcg.interpret import interpret
+from unity_ir.pcg.optimizer import Optimizer
 
 MASK = torch.tensor([[True, False, True, True], [False, False, True, False], [True, True, True, True]])
 SEEN = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])

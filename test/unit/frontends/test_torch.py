@@ -18,8 +18,8 @@ from unity_ir.errors import UnityError
 from unity_ir.frontends.torch import Imported, from_torch
 from unity_ir.frontends.torch.export import bind, first
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Optimizer
 from unity_ir.pcg.interpret import interpret
+from unity_ir.pcg.optimizer import Optimizer
 
 
 def in_pytorch(module: nn.Module, inputs: Any, loss: Any) -> tuple[float, dict[str, np.ndarray]]:

@@ -10,7 +10,7 @@ from extent import sample
 from zoo_plans import program, sized
 
 from unity_ir.models import build
-from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.optimizer import Optimizer
 
 
 def wrong_calls(text: str) -> list[str]:

@@ -23,7 +23,8 @@ from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.pcg.graph import Graph, erase
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import is_pinned
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step

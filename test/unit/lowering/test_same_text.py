@@ -13,7 +13,7 @@ EMITTED = """
 import sys
 from zoo_plans import program, sized
 from unity_ir.models import build
-from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.optimizer import Optimizer
 for model in ("resnext50", "gpt2"):
     name, keys = sized(model)
     sys.stdout.write(program(build(name, **keys), "fsdp", 8, Optimizer(), kernels="triton"))

@@ -19,7 +19,8 @@ from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.pcg.graph import Graph, erase
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import plan_step
 from unity_ir.plan.program import Compute, Leaf, Program, ReshardMove

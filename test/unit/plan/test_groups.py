@@ -23,8 +23,9 @@ from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, Node, Optimizer, apply, leaf, parallel
+from unity_ir.pcg.graph import Graph, Node, apply, leaf, parallel
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import piece_index
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.groups import MOST_OPERATORS, with_fusions

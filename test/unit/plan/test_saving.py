@@ -9,7 +9,8 @@ from models import attention, machine, mlp
 
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Compute, Program

@@ -16,7 +16,8 @@ from pinned import pinned
 from unity_ir.errors import UnityError
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, Optimizer, apply, leaf
+from unity_ir.pcg.graph import Graph, apply, leaf
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, SUM, Mesh
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.deadlock import CollectiveCall, Place, calls, check_order

@@ -8,7 +8,8 @@ import pytest
 from graphs import boxes, random_graph
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf
+from unity_ir.pcg.graph import Graph, apply, erase, leaf
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.rules.algebraic import algebraic
 from unity_ir.rules.derivation import RuleApplication, parse_derivations, replay

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from unity_ir.cost.plan import cost
 from unity_ir.machine import Machine, load
-from unity_ir.pcg.graph import Optimizer, erase
+from unity_ir.pcg.graph import erase
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.exact.axis_groups import first_cuts, groups_for, solve
 from unity_ir.search.exact.elimination import Factor, Memo, Projection, every, minimise, minimise_within, plain
 from unity_ir.search.exact.factor_graph import DenseCost, Edge, FactorGraph, port, undominated

@@ -11,7 +11,8 @@ from unity_ir import models
 from unity_ir.cost.stats import text
 from unity_ir.machine import Machine, load
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Optimizer, Value, erase
+from unity_ir.pcg.graph import Graph, Value, erase
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import pins, place
 from unity_ir.rules.derivation import replay
 from unity_ir.search import SearchResult, run

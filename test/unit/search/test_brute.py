@@ -17,7 +17,8 @@ from small import FAMILIES, op, small, weight, whole
 
 from unity_ir.cost.plan import cost
 from unity_ir.machine import Machine
-from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.pcg.graph import Graph, erase
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search import run
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.shared_moves import has_shared_moves

@@ -11,7 +11,8 @@ from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine import load
 from unity_ir.models import build
-from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.pcg.graph import Graph, erase
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import place
 from unity_ir.search import all_strategies, run
 from unity_ir.search.bounds.axis_counts import of_kernels

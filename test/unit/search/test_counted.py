@@ -16,7 +16,8 @@ from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.models.mlp import build as mlp
-from unity_ir.pcg.graph import Optimizer, erase
+from unity_ir.pcg.graph import erase
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.baselines.data_parallel import data_parallel
 from unity_ir.search.baselines.random_plan import sample
 from unity_ir.search.bounds import axis_counts

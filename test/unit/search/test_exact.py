@@ -20,7 +20,8 @@ from unity_ir.cost.work import work
 from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Node, Optimizer, Value, apply, erase, leaf
+from unity_ir.pcg.graph import Graph, Node, Value, apply, erase, leaf
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.reshard import plan
 from unity_ir.pcg.sharding import (
     COPY,

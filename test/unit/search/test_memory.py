@@ -21,7 +21,8 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Optimizer, apply, erase, leaf
+from unity_ir.pcg.graph import Graph, apply, erase, leaf
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.plan import plan_graph

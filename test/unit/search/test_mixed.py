@@ -8,8 +8,9 @@ from unity_ir.cost.plan import cost
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search import run
 from unity_ir.search.flexflow.mcmc import Settings, mcmc
 from unity_ir.search.joint.best_first import joint

@@ -9,8 +9,9 @@ from graphs import boxes
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, Optimizer, erase
+from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import pins, place
 from unity_ir.search import run
 from unity_ir.search.baselines.expert import by_layer

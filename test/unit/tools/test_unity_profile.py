@@ -16,7 +16,7 @@ from unity_ir.machine.profile import open_profile
 from unity_ir.models import from_text
 from unity_ir.pcg.collectives import PROFILED
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search import run
 from unity_ir.tools import unity_opt, unity_profile
 

@@ -19,7 +19,7 @@ from unity_ir.machine.tuned import Table, read_table
 from unity_ir.models import build, from_text
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Optimizer
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.search.run import run
 from unity_ir.tools import unity_opt, unity_tune

@@ -8,7 +8,8 @@ import numpy as np
 
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import trained
-from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
+from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.exact.axis_groups import first_cuts
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.solver import ExactPlan, Solver

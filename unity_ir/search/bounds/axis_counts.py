@@ -23,7 +23,8 @@ from unity_ir.budget import OutOfBudget, beside
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import trained
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.bounds.assign_axes import assign_axes
 from unity_ir.search.bounds.ordered_axes import with_axis_order
 from unity_ir.search.bounds.refine import refine_messages, refine_rows, two_way_cost

@@ -16,7 +16,8 @@ from unity_ir.budget import OutOfBudget, beside, spend
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import pins
 from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
 from unity_ir.search.baselines.expert import expert

@@ -15,7 +15,8 @@ from functools import cache
 from unity_ir.budget import within
 from unity_ir.cost.plan import cost
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Optimizer, Value
+from unity_ir.pcg.graph import Graph, Value
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.sharding import Layout
 from unity_ir.search.bounds.axis_counts import Bounds, KnownPlan, bounded

@@ -14,7 +14,8 @@ from itertools import pairwise
 from math import prod
 
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.space import Spaces

@@ -28,8 +28,9 @@ from unity_ir.cost.memory import leaf_bytes
 from unity_ir.cost.plan import update_time
 from unity_ir.cost.work import repeats
 from unity_ir.pcg.differentiate import trained
-from unity_ir.pcg.graph import Graph, Node, Optimizer, Value
+from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.materialise import stored_piece
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search.exact.elimination import Factor, Memo, every, minimise_within
 from unity_ir.search.exact.factor_graph import (

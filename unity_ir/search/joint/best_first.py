@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from unity_ir.budget import spend
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Optimizer, Value
+from unity_ir.pcg.graph import Graph, Value
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.rules.derivation import RuleApplication
 from unity_ir.rules.match import OpIndex
 from unity_ir.rules.rule import Rule

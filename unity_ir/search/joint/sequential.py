@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.rules.rule import Rule
 from unity_ir.search.joint.best_first import JointPlan, Progress, joint, one_device
 

@@ -22,7 +22,8 @@ from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.device import Device
 from unity_ir.pcg.differentiate import trained
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.sharding import pins
 from unity_ir.pcg.types import ELEMENT_BYTES

@@ -13,7 +13,8 @@ from functools import cache, lru_cache
 from unity_ir.budget import spend
 from unity_ir.cost.plan import cost
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.moves import ByIdentity
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed

@@ -12,7 +12,8 @@ from typing import Any
 
 from unity_ir.cost.plan import cost
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
 from unity_ir.search.baselines.expert import expert
 from unity_ir.search.baselines.random_plan import sample

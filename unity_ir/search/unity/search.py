@@ -20,8 +20,9 @@ import numpy as np
 from unity_ir.budget import OutOfBudget, spend, within
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Optimizer
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.materialise import materialise
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT
 from unity_ir.rules.derivation import RuleApplication
 from unity_ir.rules.rule import Rule

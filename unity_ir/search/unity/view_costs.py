@@ -12,8 +12,9 @@ from unity_ir.cost.plan import update_time
 from unity_ir.cost.work import repeats, work
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.collectives import COLLECTIVES
-from unity_ir.pcg.graph import Node, Optimizer, Value
+from unity_ir.pcg.graph import Node, Value
 from unity_ir.pcg.materialise import degrees, resting, stored_piece
+from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.reshard import Move, move_kind, plan
 from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, dual, is_pinned, is_shard, operand_layout, shards
 from unity_ir.pcg.types import ELEMENT_BYTES, TensorType, tensor_type
