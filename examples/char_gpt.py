@@ -1,5 +1,5 @@
 """
-A small GPT in plain PyTorch, and a text to train it on: the characters of Python's own documentation.
+A small GPT in plain PyTorch, and a text to train it on: the names of characters in Unicode 3.2, a line each.
 
     python examples/char_gpt.py data       writes data/text.npy and data/held_out.npy
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from pydoc_data.topics import topics
+from unicodedata import ucd_3_2_0
 
 import numpy as np
 import torch
@@ -58,8 +58,8 @@ def model() -> tuple[nn.Module, dict[str, Tensor]]:
 
 def text() -> np.ndarray:
     """Return the text as ids of characters: 0 to 94 are those of ASCII from the space on, 95 is the end of a line."""
-    joined = "".join(topics[name] for name in sorted(topics))
-    return np.array([95 if c == "\n" else ord(c) - 32 if " " <= c <= "~" else 0 for c in joined])
+    names = (ucd_3_2_0.name(chr(i), "") for i in range(0x3400))
+    return np.array([95 if c == "\n" else ord(c) - 32 for name in names if name for c in name + "\n"])
 
 
 def write(path: Path, ids: np.ndarray) -> None:
