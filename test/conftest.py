@@ -22,10 +22,12 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal import reflection
 from xdsl.ir import Attribute
 
 # How long an example takes is the machine's affair: nothing here is timed. Properties are tried on the same examples
@@ -33,6 +35,9 @@ from xdsl.ir import Attribute
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None)
 settings.load_profile(os.environ.get("EXAMPLES", "same"))
+
+# Every case of a property reads the property's source for its seed: once is enough.
+reflection._clean_source = cache(reflection._clean_source)
 
 SUFFIXES = {".mlir", ".pcg"}
 BIN = Path(sys.executable).parent

@@ -56,7 +56,11 @@ def one(name: str, *operands: Value, **attributes: AttrValue) -> Value:
 def infos(variant: str | None = None) -> Mapping[str, OpInfo]:
     """PyTorch's descriptions by name; the first of each where no variant is asked for."""
     # Takes seconds, which only who runs these tests should wait for.
+    from torch.testing._internal import common_utils
     from torch.testing._internal.common_methods_invocations import op_db
+
+    # Samples look on the stack, with all sources, for a test of unittest that there is not here.
+    common_utils.extract_test_fn = lambda: None
 
     found: dict[str, OpInfo] = {}
     for info in op_db:

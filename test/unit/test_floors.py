@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,12 +38,18 @@ ALLOWED = {"frontends": ("torch",)}
 def imports(path: Path, names: bool = False) -> set[str]:
     """Every module a file imports, at the top or inside functions; with `names`, each name with its module instead."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             found.update([f"{node.module}.{alias.name}" for alias in node.names] if names else [node.module])
     return found
+
+
+@cache
+def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    tree = ast.parse(path.read_text())
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def floor(part: str) -> int:

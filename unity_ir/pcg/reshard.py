@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import combinations, count
 from math import prod
 
@@ -166,6 +166,12 @@ def moves(layout: Layout, shape: tuple[int, ...], mesh: Mesh, towards: Layout = 
                 yield move, move.after(layout, mesh)
 
 
+@lru_cache(maxsize=4096)
+def _moves(layout: Layout, shape: tuple[int, ...], mesh: Mesh, towards: Layout) -> tuple[tuple[Move, Layout], ...]:
+    """`moves`, remembered: the same layouts are left on the ways between many."""
+    return tuple(moves(layout, shape, mesh, towards))
+
+
 def plan(
     source: Layout,
     target: Layout,
@@ -186,13 +192,14 @@ def plan(
     best = {source: 0.0}
     via: dict[Layout, tuple[Layout, Move]] = {}
     queue: list[tuple[float, int, Layout]] = [(0.0, next(tie), source)]
+    towards = target if pins(target) else ()
     while queue:
         cost, _, layout = heapq.heappop(queue)
         if layout == target:
             return tuple(_path(source, target, via))
         if cost > best[layout]:
             continue
-        for move, after in moves(layout, shape, mesh, target):
+        for move, after in _moves(layout, shape, mesh, towards):
             # A free move still counts as one, so that of equal plans the shortest is taken.
             total = cost + price(move) + 1e-12
             if total < best.get(after, float("inf")):

@@ -6,6 +6,7 @@ reference every other execution is compared with.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -228,5 +229,6 @@ class _Evaluation:
         return array[tuple(joined_position(i, self.extents, lambda n: self.along(n, order)) for i in indices)]
 
 
-def _windows(expr: Expr) -> set[Window]:
-    return {i for a in accesses(expr) for i in a.indices if isinstance(i, Window)}
+@lru_cache(maxsize=4096)
+def _windows(expr: Expr) -> frozenset[Window]:
+    return frozenset({i for a in accesses(expr) for i in a.indices if isinstance(i, Window)})

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import axes, machines
 
-from unity_ir.machine import load
+from unity_ir.machine import Machine, load
 from unity_ir.machine.collectives import SCHEDULES
 from unity_ir.machine.graph import Topology
 from unity_ir.machine.link_traffic import line
@@ -22,14 +22,16 @@ from unity_ir.pcg.collectives import BETWEEN_DEVICES, HALO_EXCHANGES, ON_DEVICE
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", BETWEEN_DEVICES)
+@settings(max_examples=200)
 @given(st.data())
-def test_no_estimate_beats_the_cut(kind: str, data: st.DataObject):
+def test_no_estimate_beats_the_cut(data: st.DataObject):
     machine = data.draw(machines(most=512))
     sizes = machine.sizes_of(data.draw(axes(machine)))
-    for seconds_at_0, per_byte in machine.lines(kind, sizes):
-        assert seconds_at_0 > 0
-        assert per_byte >= machine.least_seconds(kind, sizes, 1.0) * (1 - 1e-9) > 0
+    # Of all kinds at each machine, since a machine takes longer to draw than to ask.
+    for kind in BETWEEN_DEVICES:
+        for seconds_at_0, per_byte in machine.lines(kind, sizes):
+            assert seconds_at_0 > 0, kind
+            assert per_byte >= machine.least_seconds(kind, sizes, 1.0) * (1 - 1e-9) > 0, kind
 
 
 @pytest.mark.parametrize("name", presets())
@@ -46,16 +48,20 @@ def test_no_estimate_on_a_preset_beats_the_cut(name: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", BETWEEN_DEVICES)
-@settings(max_examples=40)
+@settings(max_examples=80)
 @given(st.data())
-def test_levels_and_graph_agree(kind: str, data: st.DataObject):
+def test_levels_and_graph_agree(data: st.DataObject):
     """Where only the groups' own links are used, to the last byte; and never is the graph busier."""
     machine = data.draw(machines(most=24))
     chosen = data.draw(axes(machine))
+    topology = Topology.of("random", machine.levels, ())
+    for kind in BETWEEN_DEVICES:
+        check_levels_and_graph(kind, machine, chosen, topology)
+
+
+def check_levels_and_graph(kind: str, machine: Machine, chosen: tuple[int, ...], topology: Topology) -> None:
     sizes = machine.sizes_of(chosen)
     spans = tuple(sorted(sizes.items()))
-    topology = Topology.of("random", machine.levels, ())
     spoken = machine.protocols or machine._spoken
     found = topology.lines(kind, machine.mesh, chosen, machine.axis_levels, spoken)
     schedules = [s for s in SCHEDULES[kind](spans) for _ in spoken]
@@ -64,26 +70,28 @@ def test_levels_and_graph_agree(kind: str, data: st.DataObject):
     ):
         if schedule.tree and machine.levels[spans[0][0]].link == "ring":
             continue
+        what = kind, schedule.algorithm
         expected_start, expected = line(machine.levels, sizes, schedule, protocol)
-        assert per_byte <= expected * (1 + 1e-9), schedule.algorithm
-        assert start <= expected_start * (1 + 1e-9), schedule.algorithm
-        assert per_byte >= machine.least_seconds(kind, sizes, 1.0) * (1 - 1e-9)
+        assert per_byte <= expected * (1 + 1e-9), what
+        assert start <= expected_start * (1 + 1e-9), what
+        assert per_byte >= machine.least_seconds(kind, sizes, 1.0) * (1 - 1e-9), what
         exact = all(level.link == "switch" for level in machine.levels)
         if exact and kind not in HALO_EXCHANGES and schedule.algorithm in ("hierarchical", "direct", "ring"):
-            assert per_byte == pytest.approx(expected), schedule.algorithm
-            assert start == pytest.approx(expected_start)
+            assert per_byte == pytest.approx(expected), what
+            assert start == pytest.approx(expected_start), what
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", BETWEEN_DEVICES)
+@settings(max_examples=200)
 @given(st.data())
-def test_more_bytes_and_faster_links(kind: str, data: st.DataObject):
+def test_more_bytes_and_faster_links(data: st.DataObject):
     machine = data.draw(machines())
     sizes = machine.sizes_of(data.draw(axes(machine)))
-    times = [machine.collective_time(kind, sizes, b) for b in (0.0, 1e3, 1e6, 2e6)]
-    assert times == sorted(times)
-    faster = tuple(replace(level, bandwidth=2 * level.bandwidth) for level in machine.levels)
-    assert replace(machine, levels=faster).collective_time(kind, sizes, 1e6) <= times[2]
+    faster = replace(machine, levels=tuple(replace(level, bandwidth=2 * level.bandwidth) for level in machine.levels))
+    for kind in BETWEEN_DEVICES:
+        times = [machine.collective_time(kind, sizes, b) for b in (0.0, 1e3, 1e6, 2e6)]
+        assert times == sorted(times), kind
+        assert faster.collective_time(kind, sizes, 1e6) <= times[2], kind
 
 
 @given(st.data())
