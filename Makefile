@@ -28,7 +28,7 @@ demo: setup ## run the example from a model to a training run
 	examples/demo.sh
 
 # The workers take all cores: threads of each would only wait for each other.
-pytest fast random zoo: export OMP_NUM_THREADS := 1
+pytest fast random zoo: export OMP_NUM_THREADS ?= 1
 
 # Types are checked on one core, beside the tests. Four workers, since those that wait for ranks leave cores idle.
 test: setup ## everything that has to pass
