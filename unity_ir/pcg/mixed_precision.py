@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, rebuild, rewrite
 from unity_ir.pcg.types import divided_type, tensor_type
+from unity_ir.tdl.counts import contraction_flops
 
 SHORT = ("bf16", "f16")
 
@@ -19,9 +20,10 @@ def mixed_precision(graph: Graph, dtype: str, reduce: str = "f32") -> Graph:
     A weight becomes one of `dtype` with a master in f32, which is stored and updated: each piece is cast where it is
     stored, so that `dtype` is what moves. Its gradient is summed over operators and devices in `reduce`, f32 or
     `dtype`. Inputs stay f32 and are cast where they are read. Operators whose results are outputs (the loss) compute in
-    f32, as do operators that read only integers and constants; a weight that these read stays f32. Kernels add up in
-    f32. Raises `UnityError` for another `dtype` or `reduce`, for a whole training step, and where no input or weight is
-    f32.
+    f32, and so does a loss in several operators from its `log_softmax` on, as PyTorch's autocast has it; so do
+    operators that read only integers and constants; a weight that these read stays f32. Kernels add up in f32.
+
+    Raises `UnityError` for another `dtype` or `reduce`, for a whole training step, and where no input or weight is f32.
     """
     if dtype not in SHORT:
         raise UnityError(f"mixed precision: {dtype!a} is no type to compute in; use {' or '.join(SHORT)}")
@@ -29,7 +31,7 @@ def mixed_precision(graph: Graph, dtype: str, reduce: str = "f32") -> Graph:
         raise UnityError(f"mixed precision: gradients cannot be reduced in {reduce!a}; use f32 or {dtype}")
     if graph.updates:
         raise UnityError("mixed precision: the function is a whole training step; do it before pcg-differentiate")
-    last = {v.node for v in graph.outputs}
+    last = _losses(graph)
     if not any(_is_long(v) for n in graph.nodes() if n.is_leaf for v in n.results):
         raise UnityError("mixed precision: no input or weight is f32; there is nothing to cast")
     read_long = {v for n in last for v in (*n.operands, *n.results)}
@@ -70,6 +72,24 @@ def mixed_precision(graph: Graph, dtype: str, reduce: str = "f32") -> Graph:
         return short[value]
 
     return rewrite(graph, changed)
+
+
+def _losses(graph: Graph) -> set[Node]:
+    """
+    Return the operators that compute in f32: those whose results are outputs and, of a loss in several operators, all
+    from `log_softmax` on that lead nowhere else, but for matrix products and what is before these.
+    """
+    found = {v.node for v in graph.outputs}
+    after: set[Node] = set()
+    for node in graph.nodes():
+        if node.op == "log_softmax" or any(v.node in after for v in node.operands):
+            after.add(node)
+    users = graph.users()
+    for node in reversed(graph.nodes()):
+        is_part = node in after and node.is_compute and not contraction_flops(node.analysis.bound)
+        if is_part and all(user in found for v in node.results for user, _ in users.get(v, ())):
+            found.add(node)
+    return found
 
 
 def _is_long(value: Value) -> bool:
