@@ -1,4 +1,4 @@
-"""Hold the writing of checkpoints beside training on a rank, to see what happens meanwhile."""
+"""Make a rank's checkpoint wait before it is written, while training goes on."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def held(event: threading.Event, order: list[str]) -> Callable[[Any], Any]:
 
 def saved_while_training(program: Any, folder: str) -> tuple[bool, dict[str, Any], dict[str, Any], dict[str, Any]]:
     """
-    Save after two steps beside two more, which are done before anything is written: whether a checkpoint was complete
-    before, then the whole weights and moments when it was saved, later, and as they are loaded.
+    Start a save after two steps, and do two more before anything is written. Return whether the checkpoint was complete
+    by then, and the whole weights and moments at the save, after the two steps, and as loaded from the checkpoint.
     """
     ctx = program.build("gloo")
     weights = program.init_weights(ctx)
@@ -99,7 +99,7 @@ def run_held(program: Any, options: list[str]) -> tuple[list[str], list[str]]:
 
 
 def failed(program: Any, folder: str) -> tuple[str, list[str]]:
-    """What the next step says of a checkpoint that one rank could not write, and which files are left."""
+    """Return what the next step prints after one rank failed to write a checkpoint, and the files that are left."""
     import errno
     import os
 

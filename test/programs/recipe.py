@@ -36,14 +36,19 @@ def against_torch(
         falls = lr_scheduler.CosineAnnealingLR(optimizer, last - warmup)
     rates = lr_scheduler.SequentialLR(optimizer, [rises, falls], [warmup]) if warmup else falls
     wrong, norms, skipped = [], [], 0
+    found: list[float] = []
+
+    def keep(pieces: Any, loss: Any, norm: float) -> None:
+        """Keep a step's norm of the gradient."""
+        found.append(norm)
+
     for t in range(steps):
         batch = program.Data().batch(t)
         if t == spoiled:
             batch = {n: torch.full_like(b, torch.nan) if b.is_floating_point() else b for n, b in batch.items()}
-        found: list[float] = []
-        norm_of = lambda pieces, loss, norm: found.append(norm)  # noqa: E731
+        found.clear()
         rate = program.rate_at(t, schedule)
-        program.step(ctx, weights, moments, batch, t - skipped, rate, norm_of)
+        program.step(ctx, weights, moments, batch, t - skipped, rate, keep)
         optimizer.zero_grad()
         program.reference(plain, {n: b.double() if b.is_floating_point() else b for n, b in batch.items()}).backward()
         norm = float(torch.nn.utils.clip_grad_norm_(list(plain.values()), program.CLIP))

@@ -56,7 +56,7 @@ def dropped(p: float = 0.25) -> Graph:
 
 
 def rows_of(graph: Graph, path: Path, batches: int, left: int = 0) -> None:
-    """Write random rows of so many batches, and `left` more."""
+    """Write a file of random rows: `batches` whole batches, and `left` rows more."""
     random, arrays = np.random.default_rng(7), dict[str, Any]()
     for node in graph.inputs:
         type = node.result.type
@@ -123,7 +123,7 @@ def test_triton_s_forward_is_that_of_the_step(ranks: Ranks, tmp_path: Path):
 
 
 def test_what_the_step_makes_twice_is_not_kept_by_evaluation():
-    """Of ZeRO-3, that a weight is gathered in every micro-batch, for memory; else it is gathered in the first."""
+    """The forward gathers a weight once per micro-batch in ZeRO-3, which saves memory, and once per step otherwise."""
     for plan, when in (("zero3", "every"), ("fsdp", "first")):
         step = step_of(MODELS["mlp"][0](), "ideal:2", plan, 2)
         made = forward_of(step)

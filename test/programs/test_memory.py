@@ -109,7 +109,7 @@ def test_holds_what_is_said(tmp_path: Path, model: str):
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("model", ["gpt2", "llama3_8b"])
 def test_recompute_saves_what_is_said(tmp_path: Path, model: str, count: int):
-    """Of each kind, in a whole batch and in micro-batches: what the program holds less is what is said of it."""
+    """With each kind of recompute a program holds the bytes that are predicted, also in micro-batches."""
     sizes = {"batch": 8, "sequence": 16, "layers": 3, "hidden": 32, "heads": 4, "vocabulary": 24}
     graph = build(model, **sizes, **({} if model == "gpt2" else {"kv_heads": 2, "intermediate": 64}))
     machine, dims = load("box:1"), sample_dims(graph)

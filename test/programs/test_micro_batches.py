@@ -102,7 +102,7 @@ def test_what_is_made_once_lasts_to_its_last_reader_in_the_last_micro_batch(
 
 
 def masked() -> Graph:
-    """A mean over the labels that are not 0, of which there are as many as there happen to be."""
+    """Return a mean over the labels that are not 0; how many those are depends on the batch."""
     x, labels = data("x", 8, 3, 24), leaf("input", tensor_type((8, 3), "i64"), name="labels")
     h = apply("tanh", [apply("matmul", [x.result, weight("w", 24, 24)]).result]).result
     scores = apply("log_softmax", [apply("matmul", [h, weight("u", 24, 12)]).result]).result

@@ -88,7 +88,7 @@ def batch(t):
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "plan", "count"), [("ideal:2", "fsdp", 2), ("ideal:2x2", "random", 1)])
 def test_a_run_takes_the_samples_of_the_file(ranks: Ranks, tmp_path: Path, where: str, plan: str, count: int):
-    """Of both kinds of files, over an epoch's end; it goes on with the same losses, and evaluates in order."""
+    """A run reads the same samples from .npy and .bin files, over an epoch's end and after a checkpoint."""
     ids, other = ids_of(3 * SAMPLES * LENGTH + 1), ids_of(2 * SAMPLES * LENGTH + 2 * LENGTH + 3, 1)
     np.save(tmp_path / "held_out.npy", other)
     rows = 2 * SAMPLES * LENGTH
