@@ -4,14 +4,14 @@ replayed. A line such as `fuse-activation at relu#4` names the rule and the oper
 that is node 4 of the graph in topological order.
 
     @mlp
-    fuse-activation at relu#4
+    fuse-activation at relu#4, relu#9, relu#14
     merge-matmuls at matmul#3.2
     divide-matmul.sum at matmul#4 with d=2
 
-One application a line: the rule, the operator it is applied at, and values for symbols that no match determines.
-`matmul#3` is the operator that is node 3 of the graph at that step, and `.2` the second match there. A line `@name`
-says to which function the lines after it belong; lines before the first `@name` belong to every function. `//` begins a
-comment.
+A step a line: the rule, the operators it is applied at, and values for symbols that no match determines. `matmul#3` is
+the operator that is node 3 of the graph at that step, and `.2` the second match there. At several operators it is
+applied at once: all are of the graph before, and of each it is the first match. A line `@name` says to which function
+the lines after it belong; lines before the first `@name` belong to every function. `//` begins a comment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from unity_ir.rules.trust import check_trusted
 
 @dataclass(frozen=True, slots=True)
 class RuleApplication:
-    """One application of a rule: the name of the rule, and the operator it is applied at, as in the text."""
+    """
+    One application of a rule: the name of the rule, and the operators it is applied at, as in the text: `relu#4`, or
+    `relu#4, relu#9` for two at once.
+    """
 
     rule: str
     at: str
@@ -63,7 +66,9 @@ def parse_given(text: str) -> tuple[tuple[str, int], ...]:
 Derivations = Mapping[str, Sequence[RuleApplication]]
 """Rule applications by function name; those for every function are under the empty name."""
 
-_LINE = re.compile(r"(?P<rule>[A-Za-z_][\w.-]*) at (?P<at>\w+#\d+(\.\d+)?)( with (?P<given>.+))?", re.ASCII)
+_LINE = re.compile(
+    r"(?P<rule>[A-Za-z_][\w.-]*) at (?P<at>\w+#\d+(\.\d+)?|\w+#\d+(, *\w+#\d+)+)( with (?P<given>.+))?", re.ASCII
+)
 
 
 def parse_derivations(text: str, where: str) -> Derivations:
@@ -97,11 +102,15 @@ def parse_derivations(text: str, where: str) -> Derivations:
 def apply_at(graph: Graph, rule: Rule, at: str, given: Bindings | None = None) -> Graph:
     """
     Apply a rewrite rule once at the operator `at`, such as `matmul#3` (the matmul that is node 3 in topological order,
-    from 0) or `matmul#3.2` for the second match there; return the new graph.
+    from 0) or `matmul#3.2` for the second match there, or at several at once, `matmul#3, matmul#8`; return the new
+    graph.
 
     `given` has values by name for symbols that no match determines, such as `{"d": 2}`. Raises `UnityError` where the
     rule does not apply.
     """
+    several = [place.strip() for place in at.split(",")]
+    if len(several) > 1 and (after := rule.at_once(graph, several, given)) is not None:
+        return after
     places: list[str] = []
     for place, after in rule.applications(graph, given):
         if place == at:
@@ -109,7 +118,8 @@ def apply_at(graph: Graph, rule: Rule, at: str, given: Bindings | None = None) -
         places.append(place)
     shown = ", ".join(places[:6]) + ", .." * (len(places) > 6)
     hint = f"it applies at {shown}" if places else "it applies nowhere"
-    raise UnityError(f"{rule.name}: does not apply at {at} of @{graph.name}; {hint}")
+    said = at if len(several) == 1 else next((p for p in several if p not in places), f"{len(several)} places at once")
+    raise UnityError(f"{rule.name}: does not apply at {said} of @{graph.name}; {hint}")
 
 
 def replay(

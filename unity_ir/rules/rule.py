@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from unity_ir.pcg.differentiate import trained
-from unity_ir.pcg.graph import Graph, Node, Update, Value, rebuild, topological
+from unity_ir.pcg.graph import Graph, Node, Update, Value, rebuild
 from unity_ir.rules.match import Match, OpIndex, matches
 from unity_ir.rules.pattern import Bindings, Substitution
 
 MOST_AT_ONCE = 1000
-"""Applications of one rule in one go; a rule that undoes itself would never end."""
+"""Applications of one rule everywhere; a rule that undoes itself would never end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,48 +55,148 @@ class Rule:
                 continue
             weights = _trained_weights(graph) if weights is None else weights
             after = substitute(graph, match.replaced)
-            if weights <= _trained_weights(after):
+            if after is not None and weights <= _trained_weights(after):
                 ways = ways + 1 if match.at is last else 1
                 last = match.at
                 yield match.place if ways == 1 else f"{match.place}.{ways}", after
 
+    def together(
+        self, graph: Graph, given: Bindings | None = None, index: OpIndex | None = None, most: int = MOST_AT_ONCE
+    ) -> tuple[tuple[str, ...], Graph] | None:
+        """
+        Apply the rule at once in as many places as it can be, `most` at most: at each operator the first match that
+        computes nothing twice, if it has no operator in common with a place before. Return the places, all in `graph`,
+        and the new graph; None if there is no place.
+
+        `given` and `index` are as in `applications`. One place is taken if several at once would leave a weight without
+        gradient, or each need what another replaces.
+        """
+        index = index or OpIndex(graph)
+        chosen: dict[Node, Match] = {}
+        seen, taken = set[Node](), set[Node]()
+        for match in self.matches(graph, given, index):
+            if match.at in seen or match.repeats_work:
+                continue
+            seen.add(match.at)
+            if taken.isdisjoint(match.nodes):
+                chosen[match.at] = match
+                taken |= match.nodes
+            if len(chosen) == most:
+                break
+        if not chosen:
+            return None
+        after = _together(graph, list(chosen.values()))
+        if after is not None:
+            return tuple(match.place for match in chosen.values()), after
+        first = next(self.applications(graph, given, index), None)
+        return None if first is None else ((first[0],), first[1])
+
+    def at_once(
+        self, graph: Graph, places: Sequence[str], given: Bindings | None = None, index: OpIndex | None = None
+    ) -> Graph | None:
+        """
+        Apply the rule at several places of a graph at once, as `together` names them; return the new graph, or None if
+        it does not apply there.
+
+        `given` and `index` are as in `applications`.
+        """
+        index = index or OpIndex(graph)
+        found: dict[str, Match] = {}
+        for match in self.matches(graph, given, index):
+            if match.place in places and not match.repeats_work:
+                found.setdefault(match.place, match)
+        taken = [node for match in found.values() for node in match.nodes]
+        if found.keys() != set(places) or len(found) < len(places) or len(set(taken)) < len(taken):
+            return None
+        return _together(graph, list(found.values()))
+
     def everywhere(
         self, graph: Graph, given: Bindings | None = None, most: int = MOST_AT_ONCE
-    ) -> tuple[list[str], Graph]:
+    ) -> tuple[list[tuple[str, ...]], Graph]:
         """
-        Apply the rule at the first place where that makes the graph compute nothing twice, again and again until there
-        is none, `most` times at most; return the places (`matmul#3`: node 3 of the graph at that moment), in order of
-        application, and the last graph.
+        Apply the rule in as many places at once as it can be, again and again until there is none, in `most` places at
+        most; return the places of each time (`matmul#3`: node 3 of the graph at that moment), and the last graph.
 
         `given` has values by name for symbols that no match determines.
         """
-        at: list[str] = []
-        while len(at) < most and (found := next(self.applications(graph, given), None)) is not None:
+        at: list[tuple[str, ...]] = []
+        while (left := most - sum(map(len, at))) > 0 and (found := self.together(graph, given, most=left)) is not None:
             at.append(found[0])
             graph = found[1]
         return at, graph
+
+
+def _together(graph: Graph, found: Sequence[Match]) -> Graph | None:
+    """
+    Apply matches that have no operator in common; return None where this would need a value before it is made, or where
+    a weight would lose its gradient, even if that is zero.
+    """
+    after = substitute(graph, *(match.replaced for match in found))
+    return after if after is not None and _trained_weights(graph) <= _trained_weights(after) else None
 
 
 def _trained_weights(graph: Graph) -> set[Node]:
     return {n for n in trained(graph) if n.op == "weight"}
 
 
-def substitute(graph: Graph, replaced: Mapping[Value, Value]) -> Graph:
+def substitute(graph: Graph, *replacements: Mapping[Value, Value]) -> Graph | None:
     """
-    Replace every value that is a key of `replaced` by the value it maps to, and rebuild all that depends on it; return
-    the new graph.
+    Replace every value that is a key of one of `replacements` by the value it maps to, and rebuild all that depends on
+    it; return the new graph.
 
-    A replacement is a value of the graph, or new over values of the graph; it must not depend on a replaced value.
+    What a value is replaced by is a value of the graph, or new over values of the graph. What it reads may be replaced
+    by another of `replacements`, but not by what depends on it, which returns None; what it reads of its own is left.
     """
-    new = dict(replaced)
+    new: dict[Value, Value] = {}
+    of = {old: i for i, replaced in enumerate(replacements) for old in replaced}
+    before = set(graph.nodes())
+    made: dict[Node, int] = {}
+    for i, replaced in enumerate(replacements):
+        stack = [value.node for value in replaced.values()]
+        while stack:
+            node = stack.pop()
+            if node not in before and node not in made:
+                made[node] = i
+                stack += [v.node for v in node.operands]
 
-    def now(value: Value) -> Value:
+    def by(value: Value, last: int | None) -> Value:
+        """Return what a value is replaced by; nothing by replacement number `last`, which the reader belongs to."""
+        for _ in replacements:
+            at = of.get(value)
+            if at is None or at == last:
+                break
+            value, last = replacements[at][value], at
+        return value
+
+    order: dict[Node, None] = dict.fromkeys(graph.inputs)
+    begun: set[Node] = set()
+
+    for root in graph.roots:
+        stack = [by(root, None).node]
+        while stack:
+            node = stack[-1]
+            if node in order:
+                stack.pop()
+                continue
+            own = made.get(node)
+            needed = [n for v in node.operands if (n := by(v, own).node) not in order]
+            if not needed:
+                order[node] = None
+                stack.pop()
+            elif node in begun:
+                return None
+            else:
+                begun.add(node)
+                stack += reversed(needed)
+
+    def now(value: Value, last: int | None) -> Value:
+        value = by(value, last)
         return new.get(value, value)
 
-    for node in topological(graph.roots, first=graph.inputs):
-        operands = tuple([now(v) for v in node.operands])
+    for node in order:
+        own = made.get(node)
+        operands = tuple([now(v, own) for v in node.operands])
         if operands != node.operands:
-            for value, rebuilt in zip(node.results, rebuild(node, operands, node.view).results, strict=True):
-                new.setdefault(value, rebuilt)
-    updates = tuple(Update(now(u.weight), now(u.grad)) for u in graph.updates)
-    return replace(graph, outputs=tuple(map(now, graph.outputs)), updates=updates)
+            new.update(zip(node.results, rebuild(node, operands, node.view).results, strict=True))
+    updates = tuple(Update(now(u.weight, None), now(u.grad, None)) for u in graph.updates)
+    return replace(graph, outputs=tuple(now(v, None) for v in graph.outputs), updates=updates)

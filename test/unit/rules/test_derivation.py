@@ -13,6 +13,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.rules.algebraic import algebraic
 from unity_ir.rules.derivation import RuleApplication, parse_derivations, replay
+from unity_ir.rules.rule import substitute
 from unity_ir.search.joint.best_first import joint
 
 
@@ -29,15 +30,16 @@ def heads() -> Graph:
 
 
 def test_replay_of_a_search_is_what_it_rewrote_to():
-    lengths: set[int] = set()
+    lengths, together = set[int](), set[int]()
     for graph in (heads(), *(random_graph(Random(seed), 6, dims=(4, 8)) for seed in range(16))):
         plan = joint(graph, boxes(2, 2, overhead=1e-6), algebraic(), Optimizer())
         text = f"@{graph.name}\n" + "\n".join(map(str, plan.derivation))
         again = replay(graph, parse_derivations(text, "d.txt")[graph.name])
         assert again == plan.rewritten
         lengths.add(len(plan.derivation))
-    assert 5 in lengths
-    assert len(lengths) > 2
+        together.add(max((step.at.count("#") for step in plan.derivation), default=0))
+    assert lengths == {0, 1, 3}
+    assert together == {0, 2, 3}
 
 
 def test_every_application_has_a_place_of_its_own():
@@ -50,19 +52,59 @@ def test_every_application_has_a_place_of_its_own():
                 assert replay(graph, [RuleApplication(rule.name, place)]) == after
 
 
+def test_places_at_once_are_one_after_the_other():
+    several = 0
+    for seed in range(40):
+        graph = random_graph(Random(seed), 30, dims=(2, 4))
+        for rule in algebraic():
+            found = rule.together(graph)
+            if found is None or len(found[0]) < 2:
+                continue
+            places, after = found
+            assert replay(graph, [RuleApplication(rule.name, ", ".join(places))]) == after
+            nodes = graph.nodes()
+            rest = [nodes[int(place.partition("#")[2])] for place in places]
+            one = graph
+            for left in range(len(rest), 0, -1):
+                # What is applied later in the order of nodes leaves the places before it as they are.
+                place = f"{rest[left - 1].op}#{one.nodes().index(rest[left - 1])}"
+                one = replay(one, [RuleApplication(rule.name, place)])
+            assert one.outputs == after.outputs
+            several += 1
+    assert several > 8
+
+
+def test_replacements_that_need_each_other_are_not_made_at_once():
+    x, y = (leaf("input", tensor_type((4, 4), "f32"), name=n).result for n in "xy")
+    a, b = apply("relu", [x]).result, apply("tanh", [y]).result
+    first, second = apply("neg", [a]).result, apply("neg", [b]).result
+    graph = Graph("f", (x.node, y.node), (first, second))
+    assert substitute(graph, {a: apply("tanh", [second]).result}, {b: apply("relu", [y]).result}) is not None
+    assert substitute(graph, {a: apply("tanh", [second]).result}, {b: apply("relu", [first]).result}) is None
+
+
 def test_text():
     text = (
-        "// all\nfuse-activation at relu#4 // here\n\n@f\n  merge-matmuls at matmul#3.2\n@g\na.b at c#1 with d=2, e=3\n"
+        "// all\nfuse-activation at relu#4, relu#9 // here\n\n"
+        "@f\n  merge-matmuls at matmul#3.2\n@g\na.b at c#1 with d=2, e=3\n"
     )
     assert parse_derivations(text, "d.txt") == {
-        "": [RuleApplication("fuse-activation", "relu#4")],
+        "": [RuleApplication("fuse-activation", "relu#4, relu#9")],
         "f": [RuleApplication("merge-matmuls", "matmul#3.2")],
         "g": [RuleApplication("a.b", "c#1", (("d", 2), ("e", 3)))],
     }
 
 
 @pytest.mark.parametrize(
-    "line", ["fuse-activation", "fuse-activation at relu", "fuse activation at relu#4", "a at b#4."]
+    "line",
+    [
+        "fuse-activation",
+        "fuse-activation at relu",
+        "fuse activation at relu#4",
+        "a at b#4.",
+        "a at b#4,",
+        "a at b#4.2, b#5",
+    ],
 )
 def test_malformed(line: str):
     with pytest.raises(UnityError, match=r"^d\.txt:2: `.*` is no step of a derivation; write `rule at operator#3`$"):
@@ -95,6 +137,12 @@ def test_steps_that_cannot_be_done():
         UnityError, match=r"^step 1: fuse-activation: does not apply at relu#2 of @f; it applies at relu#"
     ):
         replay(graph, [RuleApplication("fuse-activation", "relu#2")])
+    with pytest.raises(
+        UnityError, match=r"^step 1: fuse-activation: does not apply at relu#2 of @f; it applies at relu#3$"
+    ):
+        replay(graph, [RuleApplication("fuse-activation", "relu#3, relu#2")])
+    with pytest.raises(UnityError, match=r"^step 1: fuse-activation: does not apply at 2 places at once of @f; it "):
+        replay(graph, [RuleApplication("fuse-activation", "relu#3, relu#3")])
     with pytest.raises(
         UnityError, match=r"^step 2: fuse-activation: does not apply at relu#3 of @f; it applies nowhere$"
     ):

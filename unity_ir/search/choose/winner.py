@@ -302,7 +302,7 @@ class Chooser:
         covered = [c for c in candidates if not c.beyond_bounds]
         least = map(self.emitted.plan, sorted(covered, key=lambda c: c.seconds)[:1])
         # Bounds do not cover plans on parts of the machine, nor ZeRO-3.
-        proved = min((*plans[:1], *least), key=lambda p: p[1].time)
+        proved = min((*plans[:1], *least), key=lambda p: p[1].time, default=best)
         found = self.bounding.ask(KnownPlan(self.serial, proved[1].time))()
         graph, priced, bound = bounded(proved, found, self.emitted.optimizer)
         of_bound = None if graph is best[0] else priced

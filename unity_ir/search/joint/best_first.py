@@ -257,9 +257,9 @@ def _rewrites(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[list[RuleAp
     index = OpIndex(graph)
     matching = [rule for rule in rules if any(True for _ in rule.matches(graph, index=index))]
     for rule in matching:
-        at, after = _everywhere(graph, rule, index)
-        if len(at) > 1:
-            yield at, after
+        steps, after = _everywhere(graph, rule, index)
+        if len(steps) > 1 or any("," in step.at for step in steps):
+            yield steps, after
     for rule in matching:
         for place, after in rule.applications(graph, index=index):
             spend(limits().work_rebuild * nodes)
@@ -269,6 +269,6 @@ def _rewrites(graph: Graph, rules: Sequence[Rule]) -> Iterator[tuple[list[RuleAp
 def _everywhere(graph: Graph, rule: Rule, index: OpIndex) -> tuple[list[RuleApplication], Graph]:
     """Apply a rule as often as it matches at first: some rules make new matches for themselves for ever."""
     most = sum(1 for _ in rule.matches(graph, index=index))
-    spend(limits().work_rebuild * len(graph.nodes()) * (1 + most))
     at, after = rule.everywhere(graph, most=most)
-    return [RuleApplication(rule.name, place) for place in at], after
+    spend(limits().work_rebuild * len(graph.nodes()) * (1 + len(at)))
+    return [RuleApplication(rule.name, ", ".join(places)) for places in at], after

@@ -188,13 +188,22 @@ def derivation(graph: Graph, chosen: Sequence[Chosen], rules: Sequence[Rule]) ->
     whole, out = graph, list[RuleApplication]()
     for i, c in enumerate(chosen):
         for step in c.candidate.steps:
-            now[i] = (c.piece, apply_at(now[i][1], known[step.rule], step.at, dict(step.given)))
+            rule, before = known[step.rule], now[i][1]
+            inside = _joined(graph, now)[1][i]
+            now[i] = (c.piece, apply_at(before, rule, step.at, dict(step.given)))
             target, _ = _joined(graph, now)
-            places = (p for p, after in known[step.rule].applications(whole) if after.outputs == target.outputs)
-            place = next(places, None)
-            if place is None:
+            if "," in step.at:
+                of_part, number = before.nodes(), {node: k for k, node in enumerate(whole.nodes())}
+                nodes = [inside[of_part[int(place.partition("#")[2])]] for place in step.at.split(",")]
+                places = [f"{node.op}#{number[node]}" for node in nodes]
+                after = rule.at_once(whole, places)
+                found = ", ".join(places) if after is not None and after.outputs == target.outputs else None
+            else:
+                ways = rule.applications(whole)
+                found = next((place for place, after in ways if after.outputs == target.outputs), None)
+            if found is None:
                 return None
-            out.append(RuleApplication(step.rule, place))
+            out.append(RuleApplication(step.rule, found))
             whole = target
     return tuple(out)
 

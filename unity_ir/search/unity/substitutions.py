@@ -111,8 +111,9 @@ class Substitutions:
         piece = candidate.piece
         for rule in self.rules:
             at, after = rule.everywhere(piece.graph)
-            if len(at) > 1:
-                yield self._rewritten(candidate, after, [RuleApplication(rule.name, place) for place in at])
+            if sum(map(len, at)) > 1:
+                steps = [RuleApplication(rule.name, ", ".join(places)) for places in at]
+                yield self._rewritten(candidate, after, steps)
         for rule in self.rules:
             for place, after in rule.applications(piece.graph):
                 yield self._rewritten(candidate, after, [RuleApplication(rule.name, place)])
