@@ -111,10 +111,10 @@ def run(
                 search, serial, dims, micro_batches, machine, optimizer, not is_made, is_each, rivals, again
             )
         result = replace(result, budget=budget)
+    need = needed(result.graph, result.cost, optimizer)
     if given is not None:
         result = replace(result, graph=replace(result.graph, optimizer=given))
     result = replace(result, seconds=perf_counter() - start)
-    need = needed(result.graph, result.cost, optimizer)
     if need > machine.device.memory:
         advice = "" if kind == "auto" or micro_batches > 1 else _with_recompute(result.graph, need, machine, optimizer)
         said = f"search: the plan found {lacking(need, machine.device)}; {advice}use {MORE}"

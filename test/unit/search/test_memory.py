@@ -16,14 +16,14 @@ from pinned import pinned
 from small import given as given_value
 from small import op, small, whole
 
-from unity_ir.cost.plan import cost
+from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph, apply, erase, leaf
+from unity_ir.pcg.graph import Graph, Node, apply, erase, leaf
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.recompute import not_kept
+from unity_ir.pcg.recompute import not_kept, with_recompute
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.plan import plan_graph
 from unity_ir.rules.derivation import replay
@@ -317,13 +317,39 @@ def test_weights_are_gathered_again_where_nothing_else_fits(monkeypatch: pytest.
     monkeypatch.setattr("unity_ir.search.strategies.joint.joint_within", refuses)
     monkeypatch.setattr("unity_ir.search.choose.candidates.USUAL", ("data-parallel", "fsdp"))
     monkeypatch.setattr("unity_ir.search.choose.candidates.recomputed", lambda plan, *_, **__: plan)
-    monkeypatch.setattr("unity_ir.search.choose.winner.Chooser._recomputed", lambda *_: None)
+    monkeypatch.setattr("unity_ir.search.choose.winner.Chooser._recomputed", lambda *_: (None, []))
     found = run(graph, with_memory(FOUR, needs["zero3"]))
     assert found.graph == plans["zero3"]
     assert found.bound is not None
     assert found.bound <= found.cost.time
     with pytest.raises(UnityError, match=r"^search: no plan fits"):
         run(graph, with_memory(FOUR, needs["zero3"] - 1))
+
+
+@pytest.mark.slow
+@given(st.integers(0, 10**6), st.floats(-11, -7), st.sampled_from([TWO, FOUR, boxes(4, 2, overhead=1e-6)]))
+@settings(max_examples=examples(40))
+def test_no_plan_with_recompute_is_below_the_bound(seed: int, power: float, machine: Machine):
+    """Whatever is computed and gathered again, in the layouts that are best if all may be."""
+    random = Random(seed)
+    graph = random_graph(random, random.randint(2, 6), dims=(2, 4, 8))
+    optimizer, price = OPTIMIZERS[seed % 2], Price(1.0, 10**power, again=True)
+    solver = Solver(Spaces(machine), optimizer)
+    least = bounded(solver.at(price), graph)
+    placed = realise(graph, solver.at(price).solve(graph), solver)
+    compute = [n for n in placed.nodes() if n.is_compute]
+    weights = {n for n in placed.nodes() if n.op == "weight"}
+    found: list[tuple[float, PlanCost]] = []
+    for part in (0.0, 1.0, *(random.random() for _ in range(8))):
+        again = {n for n in compute if random.random() < part}
+        for moved in (set[Node](), weights):
+            priced = cost(with_recompute(placed, again, moved), machine, optimizer)
+            found.append((priced.time + price.byte * priced.memory_bytes, priced))
+    best, priced = min(found, key=lambda each: each[0])
+    free = FREE_MOVE * 12 * len(graph.nodes())
+    assert least <= best * (1 + 1e-9) + free
+    known = KnownPlan(graph, priced.time, priced.memory_bytes, price.byte, again=True)
+    assert bound_within(known, Bounds(machine, optimizer), priced.memory_bytes) <= priced.time * (1 + 1e-9) + free
 
 
 def wide() -> Graph:

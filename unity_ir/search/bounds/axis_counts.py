@@ -44,13 +44,14 @@ from unity_ir.search.memory.lagrangian import needed
 class KnownPlan:
     """
     A known plan of a serial graph: its seconds and bytes per device, and the seconds charged per byte (`price`), which
-    is above 0 where memory is short.
+    is above 0 where memory is short; with `again`, where plans may recompute and gather again whatever they like.
     """
 
     graph: Graph
     seconds: float
     bytes: int = 0
     price: float = 0.0
+    again: bool = False
 
 
 @dataclass
@@ -203,15 +204,17 @@ def bound_within(known: KnownPlan, bounds: Bounds, limit: float) -> float:
     Return a lower bound in seconds on every plan of `known.graph` that holds at most `limit` bytes on a device.
 
     It is the Lagrangian bound: a lower bound on `seconds + price * bytes`, less `price * limit`, where `price` is
-    `known.price` (seconds per byte). Bytes of copies of activations that are resharded once for several readers are not
-    counted. `bounds` has the machine, the optimizer and the tables of the bound of seconds alone. Returns 0, which says
-    nothing, for machines whose pairs of devices have links of their own, and for graphs with an operator that can be
-    sharded in more than `limits().count_rows` ways.
+    `known.price` (seconds per byte); if `known.again`, on every plan, whatever it recomputes and gathers again. Bytes
+    of copies of activations that are resharded once for several readers are not counted. `bounds` has the machine, the
+    optimizer and the tables of the bound of seconds alone. Returns 0, which says nothing, for machines whose pairs of
+    devices have links of their own, and for graphs with an operator that can be sharded in more than
+    `limits().count_rows` ways.
     """
     if _kind(known.graph, bounds.machine) == "alone":
         return 0.0
     priced = known.seconds + known.price * known.bytes
-    least = _messages(known.graph, bounds, priced, limits().pass_sums, Price(1.0, known.price))
+    price = Price(1.0, known.price, again=known.again)
+    least = _messages(known.graph, bounds, priced, limits().pass_sums, price)
     return certain(least, known.graph, bounds.machine) - known.price * limit
 
 

@@ -31,6 +31,7 @@ from unity_ir.search.layouts.objective import Price
 from unity_ir.search.layouts.operator_table import kernels_found
 from unity_ir.search.memory.lagrangian import Refused
 from unity_ir.search.recompute.fit import recomputed
+from unity_ir.search.recompute.priced import LayoutsWithRecompute, layouts_with_recompute
 from unity_ir.search.result import SearchResult
 
 
@@ -110,17 +111,17 @@ class Chooser:
 
     def with_recompute(self, now: SearchResult, fastest: JointPlan) -> SearchResult:
         """
-        Return the result `now`, which fits the memory, or that of `fastest`, the plan found as if memory were not
-        short, with as little recompute as makes it fit, if that simulates faster.
+        Return the result `now`, which fits the memory, or that of a plan with recompute, found from `fastest`, the plan
+        found as if memory were not short, if that simulates faster.
         """
+        if fastest.interrupted:
+            return now
         try:
-            plan = self._recomputed(fastest)
-            best = None if plan is None else self.emitted.fastest([(now.graph, now.cost), plan])
+            found, plans = self._recomputed(fastest)
+            best = self.emitted.fastest([(now.graph, now.cost), *plans])
         except KeyboardInterrupt:
             return replace(now, interrupted=True)
-        if plan is None or best is not plan:
-            return now
-        return self._of_recompute(plan, fastest, now.explored)
+        return now if best[0] is now.graph else self._of_recompute(best, plans, found, now.explored)
 
     def at_hand(self, fastest: JointPlan) -> SearchResult | None:
         """
@@ -133,47 +134,68 @@ class Chooser:
             if known:
                 best = self.emitted.plan(min(known, key=lambda c: c.emitted))
                 return SearchResult(self.strategy, *best, explored=fastest.explored, interrupted=True)
-            plan = self._recomputed(replace(fastest, interrupted=False))
-        if plan is None:
+            plan = self._priced(recomputed(fastest.graph, "auto", self.machine, self.emitted.optimizer, weights=True))
+        if not fits(*plan, self.emitted.optimizer):
             return None
         return SearchResult(self.strategy, *plan, fastest.derivation, fastest.bound, fastest.explored, interrupted=True)
 
-    def _recomputed(self, fastest: JointPlan) -> PricedGraph | None:
-        """Return the plan found, with recompute, if it fits; recompute of a search that was ended is not tried."""
-        if fastest.interrupted:
-            return None
-        plan = self._priced(recomputed(fastest.graph, "auto", self.machine, self.emitted.optimizer, weights=True))
-        return plan if fits(*plan, self.emitted.optimizer) else None
+    def _recomputed(self, fastest: JointPlan) -> tuple[LayoutsWithRecompute, list[PricedGraph]]:
+        """
+        Return layouts found from `fastest`, the plan found as if memory were not short, and the plans with them that
+        fit, with recompute; of the graph without rewrites, if none of another fits.
+        """
+        every = layouts_with_recompute(fastest, self.serial, self.emitted.optimizer)
+        for found in every:
+            plans = map(self._priced, found.plans(self.emitted.optimizer))
+            if fit := [plan for plan in plans if fits(*plan, self.emitted.optimizer)]:
+                return found, fit
+        return every[-1], []
 
-    def _of_recompute(self, plan: PricedGraph, fastest: JointPlan, explored: int) -> SearchResult:
-        """Return the result for a plan with recompute: it takes no less than the bound of all plans without."""
-        bound = fastest.bound
-        if bound is None:
-            found = self.bounding.ask(KnownPlan(fastest.rewritten, plan[1].time))()
-            bound = bounded(plan, found, self.emitted.optimizer)[2]
-        return SearchResult(self.strategy, *plan, fastest.derivation, bound, explored)
+    def _of_recompute(
+        self, best: PricedGraph, plans: Sequence[PricedGraph], found: LayoutsWithRecompute, explored: int
+    ) -> SearchResult:
+        """
+        Return the result for `best`, a plan of the graph of `found`, with a lower bound on all plans of that graph that
+        fit, whatever they recompute and gather again; of it and `plans` the one that sums the fewest seconds is given
+        with that.
+        """
+        proved = min((best, *plans), key=lambda plan: plan[1].time)
+        if found.of.solver.spaces.axis_by_axis:
+            bound = min(proved[1].time, found.bound())
+        else:
+            bound = self._bound_with_recompute(found.of.rewritten, proved, found.price)
+        of_bound = None if proved[0] is best[0] else proved[1]
+        return SearchResult(self.strategy, *best, found.of.derivation, bound, explored, proved=of_bound)
+
+    def _bound_with_recompute(self, graph: Graph, plan: PricedGraph, price: float) -> float:
+        """
+        Return a lower bound on all plans of a serial graph that fit, found at the price of a byte `price`; it is at
+        most the seconds of `plan`, one of them.
+        """
+        known = KnownPlan(graph, plan[1].time, plan[1].memory_bytes, price, again=True)
+        return min(plan[1].time, self.bounding.ask(known)()[0])
 
     def best_baseline(self, refused: Refused, fastest: JointPlan) -> SearchResult:
         """
-        Return the result for the baseline that fits a device's memory and has the least simulated time as emitted, or
-        for `fastest`, the plan found as if memory were not short, with recompute; for use where the search found no
-        plan that fits. If none fits, raises `refused`, or that error naming the smallest baseline if it needs fewer
-        bytes.
+        Return the result for the plan that fits a device's memory and has the least simulated time as emitted, of the
+        baselines and of plans with recompute, found from `fastest`, the plan found as if memory were not short; for use
+        where the search found no plan that fits. If none fits, raises `refused`, or that error naming the smallest
+        baseline if it needs fewer bytes.
         """
-        known = self.by_hand.ask((self.serial, False))()
+        by_hand = self.by_hand.ask((self.serial, False))
+        found, plans = (None, []) if fastest.interrupted else self._recomputed(fastest)
+        known = by_hand()
         candidates = that_fit(known)
-        own = self._recomputed(fastest)
-        if own is not None:
-            best = self.emitted.fastest([own], candidates)
-            if best is own:
-                return self._of_recompute(own, fastest, fastest.explored)
-        if not candidates:
+        if not plans and not candidates:
             smallest = min(known, key=lambda c: c.needs, default=None)
             raise refused if smallest is None else refused.known(smallest.name, smallest.needs, smallest.seconds)
-        best = self.emitted.plan(min(candidates, key=lambda c: c.emitted))
-        found = self.bounding.ask(KnownPlan(self.serial, best[1].time))()
-        _, _, bound = bounded(best, found, self.emitted.optimizer)
-        return SearchResult(self.strategy, *best, (), bound)
+        best = self.emitted.fastest(plans or [self.emitted.plan(min(candidates, key=lambda c: c.emitted))], candidates)
+        if found is not None and (found.of.rewritten == self.serial or any(best[0] is plan[0] for plan in plans)):
+            # Baselines are of the graph without rewrites.
+            least = sorted(candidates, key=lambda c: c.seconds)[: not found.of.derivation]
+            return self._of_recompute(best, [*plans, *map(self.emitted.plan, least)], found, fastest.explored)
+        bound = self._bound_with_recompute(self.serial, best, 0.0 if found is None else found.price)
+        return SearchResult(self.strategy, *best, (), bound, fastest.explored)
 
     def _priced(self, graph: Graph) -> PricedGraph:
         return graph, cost(graph, self.machine, self.emitted.optimizer)

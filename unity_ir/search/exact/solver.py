@@ -74,7 +74,10 @@ class ExactPlan:
     rests: Mapping[Value, int] = field(default_factory=dict[Value, int])
     """Layout numbers in which leaves with several uses rest, before they are brought to their relay."""
     again: frozenset[Node] = frozenset()
-    """Operators whose results are recomputed for the backward rather than saved."""
+    """
+    Operators whose results are recomputed for the backward rather than saved; none at a price with `again`, as there is
+    more to them than the price of each.
+    """
     bound: float = 0.0
     """Lower bound in seconds; equal to `seconds` if this plan is optimal."""
     rows_before: int = 0
@@ -195,6 +198,7 @@ class Solver:
         keeps: SavedForBackward | None = None,
         whole: bool = False,
         shared: frozenset[Value] = frozenset(),
+        before: float = 0.0,
     ) -> Variable:
         """
         Return the factor graph's variable of an operator: a row per configuration (way to shard it), with its cost and
@@ -205,7 +209,7 @@ class Solver:
         reads, whose storage and reshards the rows' costs include; `results` says for each result whether a gradient
         comes back to it, or None if nobody reads it; `keeps` says which values the backward reads, whose bytes count
         (None: all). Operands in `shared` may be found where another operator needs them, so only a row that needs the
-        same layouts of them dominates.
+        same layouts of them dominates. `before` is the cost of having there what recomputing the operator reads.
         """
         table = self.table(node, with_gradient)
         user = node in with_gradient
@@ -213,9 +217,11 @@ class Solver:
         flags = (kept.results(node), kept.operands(node), node in kept.may_recompute)
         leaves = tuple(v in single and v.node.op == "weight" for v in node.operands)
         same = tuple(v in shared for v in node.operands)
-        key = (id(table), tuple(v in single for v in node.operands), leaves, tuple(results), flags, whole, same)
+        key = (id(table), tuple(v in single for v in node.operands), leaves, tuple(results), flags, whole, same, before)
         if key not in self.variables:
-            self.variables[key] = self._variable(table, node, with_gradient, user, single, results, flags, whole, same)
+            self.variables[key] = self._variable(
+                table, node, with_gradient, user, single, results, flags, whole, same, before
+            )
         return self.variables[key]
 
     def _variable(
@@ -229,9 +235,10 @@ class Solver:
         kept: tuple[tuple[bool, ...], tuple[bool, ...], bool],
         whole: bool,
         same: tuple[bool, ...],
+        before: float,
     ) -> Variable:
         made, read, may = kept
-        seconds = self.price.rows(table, made, may)
+        seconds = self.price.rows(table, made, may, before)
         needs: list[Ints] = []
         ends: list[tuple[Ints, LazyRows]] = []
         for i, value in enumerate(node.operands):
@@ -468,6 +475,7 @@ class FactorGraphBuilder:
         self.variables: list[Variable] = []
         self.edges: list[Edge] = []
         self.single_leaves: list[tuple[Value, Node, int]] = []
+        self._had: dict[Value, float] = {}
         for node in self.nodes:
             if not node.is_leaf:
                 self._operator(node)
@@ -515,7 +523,8 @@ class FactorGraphBuilder:
             read = self.keeps.operands(user)[slot]
             layouts[value] = self.solver.leaf(value, self.with_gradient, user in self.with_gradient, read)[1][need]
         among, left = sum(v.among for v in self.variables), sum(map(len, problem.rows))
-        again = frozenset(n for n in self.keeps.may_recompute if self._recomputes(n, rows[n]))
+        may = frozenset[Node]() if self.solver.price.again else self.keeps.may_recompute
+        again = frozenset(n for n in may if self._recomputes(n, rows[n]))
         return ExactPlan(seconds, rows, layouts, rests, again, bound, among, left)
 
     def found(self, value: Value, row: int) -> int:
@@ -532,6 +541,24 @@ class FactorGraphBuilder:
         Here that is none: each reader pays for its moves (see `SharedFactorGraphBuilder`).
         """
         return frozenset()
+
+    def _to_have(self, value: Value) -> float:
+        """
+        Return a reader's share of the least cost of a value that no backward reads, but recomputing its readers does:
+        it is kept or made again, too. 0 for others, which are paid for as it is, and for those made with such.
+        """
+        if value.node.is_leaf or any(map(self.keeps.value, value.node.results)):
+            return 0.0
+        if value not in self._had:
+            price, table = self.solver.price, self.solver.table(value.node, self.with_gradient)
+            again = price.second * float(table.again.min()) + self._to_have_all(value.node)
+            kept = price.byte * float(table.made[value.index].min())
+            readers = {user for user, _ in self.uses[value]}
+            self._had[value] = min(kept, again / len(value.node.results)) / len(readers)
+        return self._had[value]
+
+    def _to_have_all(self, node: Node) -> float:
+        return sum(map(self._to_have, dict.fromkeys(node.operands)), 0.0)
 
     def _recomputes(self, node: Node, row: int) -> bool:
         table = self.solver.table(node, self.with_gradient)
@@ -558,8 +585,9 @@ class FactorGraphBuilder:
         results = [
             self.training(v, [user for user, _ in self.uses[v]]) if v in self.uses else None for v in node.results
         ]
+        before = self._to_have_all(node) if self.solver.price.again else 0.0
         variable = self.solver.variable(
-            node, self.with_gradient, single, results, self.keeps, node is self.whole, self.shared()
+            node, self.with_gradient, single, results, self.keeps, node is self.whole, self.shared(), before
         )
         own = self._enter(node, variable)
         ports = iter(variable.needs)

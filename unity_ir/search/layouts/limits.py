@@ -112,6 +112,11 @@ class SearchLimits:
     # search/memory
     byte_prices: int = 24
     """Prices of a byte (Lagrange multipliers) tried for one limit, at most."""
+    hopeless: float = 1.5
+    """
+    Where the choice that holds the fewest bytes holds this many times the limit, rewrites are not searched for one that
+    fits: only recompute may make one fit.
+    """
     peak_rounds: int = 6
     """Times the limit is tightened because the simulated peak is above the bytes held at the end of the forward."""
     waited_gathers: float = 0.2

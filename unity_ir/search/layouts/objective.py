@@ -20,11 +20,16 @@ class Price:
 
     The share `hidden` of the moves of weights and their gradients, to and from where they rest, is free: it is taken as
     overlapped with kernels.
+
+    With `again`, a value that the backward reads costs the bytes of keeping it or the seconds of making it once more
+    there, by its operator or, of one that was moved, by its move, whichever is less. So no plan with recompute takes
+    less, whatever is recomputed and gathered again.
     """
 
     second: float = 1.0
     byte: float = 0.0
     hidden: float = 0.0
+    again: bool = False
 
     def of(self, seconds: Floats, bytes: Floats) -> Floats:
         """
@@ -47,17 +52,20 @@ class Price:
         none = np.zeros(len(table))
         return self.of(table.again, none) < self.of(none, table.bytes(kept))
 
-    def rows(self, table: OperatorTable, kept: Sequence[bool], may_recompute: bool) -> Floats:
+    def rows(self, table: OperatorTable, kept: Sequence[bool], may_recompute: bool, before: float = 0.0) -> Floats:
         """
         Return the cost of an operator for each way to shard it (a row of its table): [row]. `kept` says for each result
         whether the backward reads it, so that its bytes count.
 
-        With `may_recompute`, the cost of a row is that of saving the results or of recomputing them, whichever is less.
+        With `may_recompute`, or `again`, the cost of a row is that of saving the results or of recomputing them,
+        whichever is less; `before` is the cost of having there what recomputing them reads.
         """
         if self.byte == 0:
             return self.second * table.seconds
         whole = self.of(table.seconds, table.halos + table.bytes(kept))
-        return np.minimum(whole, self.of(table.seconds + table.again, table.halos)) if may_recompute else whole
+        if not may_recompute and not self.again:
+            return whole
+        return np.minimum(whole, self.of(table.seconds + table.again, table.halos) + before)
 
     def reshard(self, space: LayoutSpace, sources: Ints, targets: Ints, training: bool, kept: bool) -> Floats:
         """
@@ -69,7 +77,11 @@ class Price:
         seconds = space.reshard(sources, targets, training)
         if self.byte == 0:
             return seconds if self.second == 1 else self.second * seconds
-        return self.of(seconds, space.moved_bytes(sources, targets) * kept)
+        bytes = space.moved_bytes(sources, targets) * kept
+        if not self.again or not kept:
+            return self.of(seconds, bytes)
+        once_more = space.reshard(sources, targets, False) if training else seconds
+        return self.second * seconds + np.minimum(self.byte * bytes, self.second * once_more)
 
     def leaf(self, space: LayoutSpace, rests: Ints, training: bool, kept: bool, weight: bool) -> Floats:
         """

@@ -380,7 +380,9 @@ class _SearchWithinMemory:
         if not self.interrupted:
             try:
                 price = Price(1.0, self.curves[self.source].fitting(self.limit).price)
-            except NothingFits:
+            except NothingFits as error:
+                if error.bytes > self.limit * limits().hopeless:
+                    raise _refused(self.needed(error.plan, self.source), error.plan, self.source, self.solver) from None
                 price = SPACE
             rewritten = search(self.solvers.at(price))
             self.derivations.setdefault(rewritten.rewritten, rewritten.derivation)

@@ -188,25 +188,35 @@ class Recomputable:
         """Return the seconds that recomputing these operators takes."""
         return sum(layer.seconds[i] for layer, these in zip(self.layers, again, strict=True) for i in these)
 
+    def price(self, most: float) -> float | None:
+        """
+        Return the least price, in seconds per byte, at which at most `most` bytes are saved, to one part in a million;
+        0 if they are without recompute, None if no price saves so little.
+        """
+        if self.bytes(tuple(frozenset[int]() for _ in self.layers)) <= most:
+            return 0.0
+        if self.bytes(self.at(ANY_PRICE)) > most:
+            return None
+        cheap, dear = 1e-18, ANY_PRICE
+        while dear / cheap > 1 + 1e-6:
+            price = (cheap * dear) ** 0.5
+            if self.bytes(self.at(price)) <= most:
+                dear = price
+            else:
+                cheap = price
+        return dear
+
     def with_least_time(self, most: float) -> tuple[frozenset[int], ...] | None:
         """
         Return the operators of each layer to recompute so that at most `most` bytes are saved, in the least time found:
         between the optima at two prices, the first layers are as at the higher one. None if no price saves so little.
         """
-        low, high = (), self.at(ANY_PRICE)
-        if self.bytes(high) > most:
+        price = self.price(most)
+        if price is None:
             return None
-        low = tuple(frozenset[int]() for _ in self.layers)
-        if self.bytes(low) <= most:
-            return low
-        cheap, dear = 1e-18, ANY_PRICE
-        while dear / cheap > 1 + 1e-6:
-            price = (cheap * dear) ** 0.5
-            found = self.at(price)
-            if self.bytes(found) <= most:
-                dear, high = price, found
-            else:
-                cheap, low = price, found
+        if price == 0:
+            return tuple(frozenset[int]() for _ in self.layers)
+        low, high = self.at(price / (1 + 1e-6)), self.at(price)
         for count in range(len(self.layers)):
             mixed = (*high[:count], *low[count:])
             if self.bytes(mixed) <= most:

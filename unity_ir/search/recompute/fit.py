@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache, lru_cache
 
 from unity_ir.budget import spend
-from unity_ir.cost.plan import cost
+from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
@@ -65,35 +65,48 @@ def _fitting(
     limit = machine.device.memory
 
     @cache
-    def need(plan: Graph) -> int:
+    def priced(plan: Graph) -> PlanCost:
         step = whole(plan)
         spend(limits().work_candidate * len(step.nodes()))
-        return needed(step, cost(step, machine, optimizer), optimizer)
+        return cost(step, machine, optimizer)
+
+    @cache
+    def need(plan: Graph) -> int:
+        # What is held at the end of the forward may be too much already: then the peak is not simulated.
+        held = priced(plan).memory_bytes
+        return held if held > limit else needed(whole(plan), priced(plan), optimizer)
 
     if need(plan) <= limit:
         return plan
-    priced = cost(plan, machine, optimizer)
-    if priced.memory_bytes - priced.memory["activations"] > limit:
+    alone = cost(plan, machine, optimizer)
+    if alone.memory_bytes - alone.memory["activations"] > limit:
         return plan  # weights and what belongs to them are too large by themselves
-    by_layers, by_groups = (Recomputable.of(priced, plan, True, each, weights) for each in (False, True))
     tried = [plan]
-    for within in (by_layers, by_groups):
-        tried.append(most := within.marked(within.at(ANY_PRICE)))
-        if need(most) <= limit:
-            return _least(within, most, need, limit)
+    for by_groups in (False, True):
+        within = Recomputable.of(alone, plan, True, by_groups, weights)
+        found = _least(within, need(plan) - limit, need, limit)
+        if need(found) <= limit:
+            return found
+        tried.append(found)
     return min(tried, key=need)
 
 
-def _least(within: Recomputable, most: Graph, need: Callable[[Graph], int], limit: int) -> Graph:
-    """Return the plan with the fewest seconds of recompute found that fits; `most`, with all there can be, does."""
-    none = tuple(frozenset[int]() for _ in within.layers)
-    best, low, high = most, within.bytes(within.at(ANY_PRICE)), within.bytes(none)
+def _least(within: Recomputable, over: int, need: Callable[[Graph], int], limit: int) -> Graph:
+    """
+    Return the plan with the fewest seconds of recompute found that fits; if none does, the one with all there can be.
+
+    `over` is by how many bytes the plan without recompute exceeds the limit, at least.
+    """
+    none, most = tuple(frozenset[int]() for _ in within.layers), within.marked(within.at(ANY_PRICE))
+    best, low, high = None, within.bytes(within.at(ANY_PRICE)), within.bytes(none)
     spare = limits().spare_memory * limit
-    target = high - (need(within.plan) - limit) - spare / 2
+    target = high - over - spare / 2
     for _ in range(limits().peak_rounds):
         # Bytes that are saved between those of a plan that fits and one that does not.
         if not low < target < high:
-            target = (low + high) / 2
+            if best is None and need(most) > limit:
+                break
+            best, target = best or most, (low + high) / 2
         again = within.with_least_time(target)
         assert again is not None
         plan = within.marked(again)
@@ -106,4 +119,4 @@ def _least(within: Recomputable, most: Graph, need: Callable[[Graph], int], limi
             high = target
         # Bytes that are saved come in steps: aim at the middle of what may be left free.
         target -= over + spare / 2
-    return best
+    return best or most

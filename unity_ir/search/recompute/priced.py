@@ -1,0 +1,98 @@
+"""
+Find layouts for a step that recomputes, where memory is short.
+
+A plan that is the fastest without a limit is no good start: what it keeps in many layouts may be cheap to make again in
+others. So layouts are searched once more, at a price of a byte at which every value is kept or made again, whichever
+costs less (`layouts.objective.Price.again`). The price is that at which the fastest plan recomputes just enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from unity_ir.cost.plan import cost
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.search.exact.plan_graph import realise
+from unity_ir.search.exact.shared_moves import bounded, certain
+from unity_ir.search.joint.best_first import JointPlan
+from unity_ir.search.layouts.limits import limits
+from unity_ir.search.layouts.objective import Price
+from unity_ir.search.memory.lagrangian import needed
+from unity_ir.search.recompute.chosen import ANY_PRICE, Recomputable
+from unity_ir.search.recompute.fit import recomputed
+
+
+def price_of_memory(plan: Graph, machine: Machine, optimizer: Optimizer) -> float:
+    """
+    Return the price, in seconds per byte, at which a placed forward graph recomputes, and gathers weights again, as
+    much as makes it fit a device; the most that it can where that is not enough, and 0 if it fits as it is.
+    """
+    priced = cost(plan, machine, optimizer)
+    limit = machine.device.memory
+    held = priced.memory_bytes
+    over = (held if held > limit else needed(plan, priced, optimizer)) - limit
+    if over <= 0:
+        return 0.0
+    values = Recomputable.of(priced, plan, with_products=True, with_weights=True)
+    most = values.bytes(tuple(frozenset[int]() for _ in values.layers)) - over
+    least = values.bytes(values.at(ANY_PRICE))
+    return values.price(max(most, least)) or 0.0
+
+
+@dataclass(frozen=True)
+class LayoutsWithRecompute:
+    """
+    The best layouts of a graph, as a plan that keeps everything, at a price of a byte at which anything may be made
+    again; the fastest without a limit at 0.
+    """
+
+    of: JointPlan
+    """The plan of the graph as if memory were not short."""
+    price: float
+    """In seconds per byte."""
+    layouts: Graph
+
+    def plans(self, optimizer: Optimizer) -> list[Graph]:
+        """
+        Return plans with as little recompute as makes them fit a device; with the most, if none does. They have these
+        layouts or, if the graph has few operators, those of the fastest plan, too.
+        """
+        few = sum(n.is_compute for n in self.of.rewritten.nodes()) <= limits().rival_operators
+        kept = [self.layouts, self.of.graph] if few and self.layouts != self.of.graph else [self.layouts]
+        machine = self.of.solver.spaces.machine
+        return [recomputed(plan, "auto", machine, optimizer, weights=True) for plan in kept]
+
+    def bound(self) -> float:
+        """
+        Return a lower bound in seconds on every plan of the graph that fits a device, whatever it recomputes and
+        gathers again: the Lagrangian bound at the price, and that of the fastest plan. Every mesh axis must be a group
+        of its own.
+        """
+        graph, solver = self.of.rewritten, self.of.solver
+        machine = solver.spaces.machine
+        least = certain(bounded(solver, graph), graph, machine) if self.of.bound is None else self.of.bound
+        if not self.price:
+            return least
+        again = bounded(solver.at(Price(1.0, self.price, again=True)), graph) - self.price * machine.device.memory
+        return max(least, certain(again, graph, machine))
+
+
+def layouts_with_recompute(found: JointPlan, source: Graph, optimizer: Optimizer) -> list[LayoutsWithRecompute]:
+    """
+    Return the best layouts if every value may be made again, of the graph of `found`, the plan that is the fastest
+    without a limit, and of `source`, the graph before rewrites; first those that cost less at the price. Some rewrites
+    save time, but keep more, and what they make of weights alone is not made again.
+    """
+    solver, alike = found.solver, [found]
+    if found.derivation and found.source is not None:
+        before = realise(source, found.source, solver)
+        alike = [replace(found, graph=before, rewritten=source, plan=found.source, bound=None, derivation=()), found]
+    price = price_of_memory(alike[0].graph, solver.spaces.machine, optimizer)
+    if not price:
+        return [LayoutsWithRecompute(found, 0.0, found.graph)]
+    priced = solver.at(Price(1.0, price, again=True))
+    solved = [(of, priced.solve(of.rewritten)) for of in alike]
+    solved.sort(key=lambda each: each[1].seconds)
+    return [LayoutsWithRecompute(of, price, realise(of.rewritten, best, priced)) for of, best in solved]
