@@ -5,17 +5,19 @@ earlier ones, the graph can be cut, and a run of equal parts between such cuts i
     embedding | attention + x | mlp + x | attention + x | mlp + x | norm, head, loss
                 \\_____ layer _________/  \\_____ layer _________/
 
-Recompute keeps such values (checkpoints), as what is between two of them can then be computed again by itself.
+Recompute keeps such values (checkpoints), as what is between two of them can then be computed again by itself. Searches
+for rewrites look at a graph with few of its equal layers (`shortened`), since all of them want the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 
 from unity_ir.pcg.differentiate import trained
-from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.graph import Graph, Node, Value, rebuild, topological
 
 LONGEST = 64
 """Parts of a layer at most: a layer of a transformer has two, one per residual sum."""
@@ -120,6 +122,37 @@ def _run(kinds: Sequence[int], at: int) -> tuple[int, int]:
         if times > 1 and times * length > best[0] * best[1]:
             best = length, times
     return best
+
+
+def shortened(graph: Graph, keep: int) -> Graph | None:
+    """
+    Return a serial forward graph with only `keep` of its longest run of equal layers, the first ones: what follows the
+    run reads what the last of these ends with. None if no run has more than `keep` layers.
+
+    Layers are equal if they have the same operators, with the same attributes and types, on each other's results.
+    """
+    found = layers(graph).layers
+    kinds: dict[object, int] = {}
+    runs = (list(run) for _, run in groupby(found, lambda part: kinds.setdefault(_whole(part), len(kinds))))
+    longest = max(runs, key=len, default=list[Part]())
+    if len(longest) <= keep:
+        return None
+    last, kept = longest[-1].end, longest[keep - 1].end
+    assert last is not None
+    assert kept is not None
+    new: dict[Value, Value] = {last: kept}
+    after = topological(graph.roots, first=graph.inputs)
+    for node in after[after.index(last.node) + 1 :]:
+        operands = tuple(new.get(v, v) for v in node.operands)
+        if operands != node.operands:
+            new.update(zip(node.results, rebuild(node, operands, node.view).results, strict=True))
+    return replace(graph, outputs=tuple(new.get(v, v) for v in graph.outputs))
+
+
+def _whole(part: Part) -> object:
+    """Return what two parts have in common if they are equal but for their weights' names."""
+    own = tuple((n.attributes, n.types, tuple(v.type for v in n.operands)) for n in part.nodes)
+    return _structure(part), own, None if part.end is None else part.end.type
 
 
 def _structure(part: Part) -> object:

@@ -109,9 +109,11 @@ class Bounds:
         least, plan = 0.0, None
         try:
             with beside():
-                least, plan = bound(known.graph, self.machine, self.optimizer, known.seconds, bounds=self)
                 if known.price > 0:
-                    least = max(least, bound_within(known, self, self.machine.device.memory))
+                    least = bound_within(known, self, self.machine.device.memory)
+                if not known.again or least == 0:
+                    alone, plan = bound(known.graph, self.machine, self.optimizer, known.seconds, bounds=self)
+                    least = max(least, alone)
         except OutOfBudget:
             least = max(least, of_kernels(known.graph, self.machine, self.optimizer))
         return least, plan

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from unity_ir.budget import within
@@ -82,6 +82,18 @@ class Chooser:
     """Computes a lower bound, given a plan, and maybe a faster plan."""
     as_it_was: Callable[[], list[Candidate]] | None
     """Returns the baselines of the graph without rewrites."""
+    _asked: dict[Graph, Callable[[], list[Candidate]]] = field(
+        default_factory=dict[Graph, Callable[[], list[Candidate]]]
+    )
+
+    def ask_baselines(self, graph: Graph) -> Callable[[], list[Candidate]]:
+        """
+        Have all baselines of a serial graph made, beside what this process does if a processor is free; return a
+        function that waits for them. Each graph's are made once.
+        """
+        if graph not in self._asked:
+            self._asked[graph] = cache(self.by_hand.ask((graph, False)))
+        return self._asked[graph]
 
     def result(self, found: JointPlan) -> SearchResult:
         """
@@ -121,7 +133,9 @@ class Chooser:
             best = self.emitted.fastest([(now.graph, now.cost), *plans])
         except KeyboardInterrupt:
             return replace(now, interrupted=True)
-        return now if best[0] is now.graph else self._of_recompute(best, plans, found, now.explored)
+        if best[0] is now.graph:
+            return now
+        return self._of_recompute(best, plans, found, now.explored, self._bounded(found, plans))
 
     def at_hand(self, fastest: JointPlan) -> SearchResult | None:
         """
@@ -152,7 +166,12 @@ class Chooser:
         return every[-1], []
 
     def _of_recompute(
-        self, best: PricedGraph, plans: Sequence[PricedGraph], found: LayoutsWithRecompute, explored: int
+        self,
+        best: PricedGraph,
+        plans: Sequence[PricedGraph],
+        found: LayoutsWithRecompute,
+        explored: int,
+        bound: Callable[[], float],
     ) -> SearchResult:
         """
         Return the result for `best`, a plan of the graph of `found`, with a lower bound on all plans of that graph that
@@ -160,20 +179,25 @@ class Chooser:
         with that.
         """
         proved = min((best, *plans), key=lambda plan: plan[1].time)
-        if found.of.solver.spaces.axis_by_axis:
-            bound = min(proved[1].time, found.bound())
-        else:
-            bound = self._bound_with_recompute(found.of.rewritten, proved, found.price)
-        of_bound = None if proved[0] is best[0] else proved[1]
-        return SearchResult(self.strategy, *best, found.of.derivation, bound, explored, proved=of_bound)
+        of_bound, least = None if proved[0] is best[0] else proved[1], min(proved[1].time, bound())
+        return SearchResult(self.strategy, *best, found.of.derivation, least, explored, proved=of_bound)
 
-    def _bound_with_recompute(self, graph: Graph, plan: PricedGraph, price: float) -> float:
+    def _bounded(self, found: LayoutsWithRecompute, plans: Sequence[PricedGraph]) -> Callable[[], float]:
         """
-        Return a lower bound on all plans of a serial graph that fit, found at the price of a byte `price`; it is at
-        most the seconds of `plan`, one of them.
+        Have a lower bound computed on all plans of the graph of `found` that fit, of which `plans`, at least one, are
+        some; return a function that waits for it.
         """
-        known = KnownPlan(graph, plan[1].time, plan[1].memory_bytes, price, again=True)
-        return min(plan[1].time, self.bounding.ask(known)()[0])
+        if found.of.solver.spaces.axis_by_axis:
+            return found.bound
+        return self._bound_with_recompute(found.of.rewritten, min(plans, key=lambda p: p[1].time), found.price)
+
+    def _bound_with_recompute(self, graph: Graph, plan: PricedGraph, price: float) -> Callable[[], float]:
+        """
+        Have a lower bound computed on all plans of a serial graph that fit, at the price of a byte `price`; return a
+        function that waits for it. `plan` is one of them.
+        """
+        asked = self.bounding.ask(KnownPlan(graph, plan[1].time, plan[1].memory_bytes, price, again=True))
+        return lambda: asked()[0]
 
     def best_baseline(self, refused: Refused, fastest: JointPlan) -> SearchResult:
         """
@@ -182,20 +206,23 @@ class Chooser:
         where the search found no plan that fits. If none fits, raises `refused`, or that error naming the smallest
         baseline if it needs fewer bytes.
         """
-        by_hand = self.by_hand.ask((self.serial, False))
+        by_hand = self.ask_baselines(self.serial)
         found, plans = (None, []) if fastest.interrupted else self._recomputed(fastest)
+        bound = self._bounded(found, plans) if found is not None and plans else None
         known = by_hand()
         candidates = that_fit(known)
         if not plans and not candidates:
             smallest = min(known, key=lambda c: c.needs, default=None)
             raise refused if smallest is None else refused.known(smallest.name, smallest.needs, smallest.seconds)
         best = self.emitted.fastest(plans or [self.emitted.plan(min(candidates, key=lambda c: c.emitted))], candidates)
-        if found is not None and (found.of.rewritten == self.serial or any(best[0] is plan[0] for plan in plans)):
+        is_own = any(best[0] is plan[0] for plan in plans)
+        if found is not None and (found.of.rewritten == self.serial or is_own):
             # Baselines are of the graph without rewrites.
             least = sorted(candidates, key=lambda c: c.seconds)[: not found.of.derivation]
-            return self._of_recompute(best, [*plans, *map(self.emitted.plan, least)], found, fastest.explored)
+            plans = [*plans, *map(self.emitted.plan, least)]
+            return self._of_recompute(best, plans, found, fastest.explored, bound or self._bounded(found, plans))
         bound = self._bound_with_recompute(self.serial, best, 0.0 if found is None else found.price)
-        return SearchResult(self.strategy, *best, (), bound, fastest.explored)
+        return SearchResult(self.strategy, *best, (), min(best[1].time, bound()), fastest.explored)
 
     def _priced(self, graph: Graph) -> PricedGraph:
         return graph, cost(graph, self.machine, self.emitted.optimizer)
@@ -230,7 +257,7 @@ class Chooser:
         bounding = None
         if found.bound is None:
             bounding = self.bounding.ask(KnownPlan(found.rewritten, own[1].time, own[1].memory_bytes, found.price))
-        by_hand = self.by_hand.ask((found.rewritten, False))
+        by_hand = self.ask_baselines(found.rewritten)
         plans = [own, *plans_with_hidden_moves(found, self.machine, self.emitted.optimizer)]
         for plan in plans:
             self.emitted.seconds(plan)

@@ -15,6 +15,7 @@ from math import prod
 
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.layers import shortened
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.layouts.limits import limits
@@ -27,10 +28,15 @@ def solve(graph: Graph, machine: Machine, optimizer: Optimizer, like: Graph | No
     role each, and the solver of the grouping it was found with. Local search tries several groupings.
 
     With few axes each is a group of its own, which is exact. The number of groups depends on the size of the graph
-    `like` (by default `graph`), so that a rewritten graph is searched as its source is.
+    `like` (by default `graph`), so that a rewritten graph is searched as its source is. Of a large graph with layers
+    that repeat, the grouping is that of the graph with few of them.
     """
     axes = len(machine.mesh.sizes)
     start = first_cuts(machine, groups_for(like or graph, axes))
+    short = None if len(start) + 1 >= axes else shortened_if_large(graph)
+    if short is not None:
+        solver, _ = solve(short, machine, optimizer, like or graph)
+        return solver, solver.solve(graph)
     best = _solved(graph, machine, optimizer, start)
     if len(start) + 1 >= axes:
         return best
@@ -53,6 +59,15 @@ def solve(graph: Graph, machine: Machine, optimizer: Optimizer, like: Graph | No
 def _solved(graph: Graph, machine: Machine, optimizer: Optimizer, cuts: tuple[int, ...]) -> tuple[Solver, ExactPlan]:
     solver = Solver(Spaces(machine, cuts), optimizer)
     return solver, solver.solve(graph)
+
+
+def shortened_if_large(graph: Graph) -> Graph | None:
+    """
+    Return a graph of more than `limits().rewritten_operators` with few of its equal layers, for what is searched for
+    all of them alike; None for a smaller one, and one without layers that repeat.
+    """
+    operators = sum(n.is_compute for n in graph.nodes())
+    return shortened(graph, limits().rewritten_layers) if operators > limits().rewritten_operators else None
 
 
 def groups_for(graph: Graph, axes: int) -> int:

@@ -94,7 +94,8 @@ class Messages:
     def _spend(self, edges: Sequence[int]) -> None:
         """Charge the budget for messages along some edges."""
         ports = [(self.problem.edges[n].made.layouts, self.problem.edges[n].needs.layouts) for n in edges]
-        spend(limits().work_message * (1 + len(edges)) + sum(len(made) * len(needs) for made, needs in ports))
+        sums = sum(len(made) * len(needs) for made, needs in ports)
+        spend(limits().work_message * (1 + len(edges)) + sums // limits().sums_per_work)
 
     def _gather(self, variable: int, limit: float) -> tuple[Floats, Floats]:
         """Return each row's cost with all incoming messages, and its share per chain through the variable."""

@@ -19,7 +19,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.rules.derivation import RuleApplication
 from unity_ir.rules.match import OpIndex
 from unity_ir.rules.rule import Rule
-from unity_ir.search.exact.axis_groups import solve
+from unity_ir.search.exact.axis_groups import shortened_if_large, solve
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.shared_moves import certain, with_shared_moves
 from unity_ir.search.exact.solver import ExactPlan, Solver
@@ -112,6 +112,9 @@ def joint(
        `limits().rewritten_operators` are priced (a count, so that any computer finds the same plan).
     5. Charge shared moves once in the incumbent and in the graph of step 2; return the faster, with a lower bound.
 
+    Of a graph of more operators, of which many are layers that repeat, a graph with few of them goes through steps 2 to
+    4 instead, and what rewrites it is applied everywhere in the graph.
+
     `rules` are the algebraic rewrites to try. `progress` is called with the number of graphs explored and the best
     seconds so far. `solver` prices graphs, by default in seconds alone. `explored` is the memo of an earlier search.
     `like` is the graph whose number of axis groups is used (`axis_groups.solve`), by default `graph`. Ctrl-C ends the
@@ -120,11 +123,16 @@ def joint(
     solver, plan = solve(graph, machine, optimizer, like) if solver is None else (solver, solver.solve(graph))
     search = BestFirst(PricedGraph(plan.seconds, graph, plan, ()), solver, rules, progress, explored or RewriteCache())
     most = max(limits().least_graphs, limits().rewritten_operators // max(1, sum(n.is_compute for n in graph.nodes())))
+    short = shortened_if_large(graph) if rules else None
     interrupted = False
     try:
-        alone = search.enter_alone(machine, optimizer) if rules and machine.devices > 1 else None
-        search.enter_everywhere()
-        search.expand(len(search.seen) + most)
+        alone = None
+        if short is not None:
+            search.enter_alike(joint(short, machine, rules, optimizer, None, solver))
+        else:
+            alone = search.enter_alone(machine, optimizer) if rules and machine.devices > 1 else None
+            search.enter_everywhere()
+            search.expand(len(search.seen) + most)
         best, *others = search.with_shared_moves(alone)
     except KeyboardInterrupt:
         interrupted, best, others = True, search.best, []
@@ -132,7 +140,7 @@ def joint(
     def plan_of(found: PricedGraph) -> JointPlan:
         exact = solver.spaces.axis_by_axis and not interrupted
         bound = certain(found.plan.bound, found.graph, machine) if exact else None
-        graph, seen = realise(found.graph, found.plan, solver), len(search.seen)
+        graph, seen = realise(found.graph, found.plan, solver), len(search.seen) + search.explored
         return JointPlan(graph, bound, found.derivation, seen, found.graph, found.plan, solver, interrupted=interrupted)
 
     rival = plan_of(others[0]) if others else None
@@ -165,6 +173,8 @@ class BestFirst:
         self.best = source
         self.seen = {source.graph.outputs}
         self.solver, self.rules, self.progress, self.memo = solver, rules, progress, memo
+        self.explored = 0
+        """Graphs priced in another search."""
         self._queue = [(source.seconds, len(self.seen), source)]
         """Entered later is later in the queue, where seconds are equal."""
 
@@ -213,6 +223,23 @@ class BestFirst:
                 self.memo.everywhere[at] = _everywhere(best.graph, rule, OpIndex(best.graph))
             applied, after = self.memo.everywhere[at]
             self.enter(after, (*best.derivation, *applied))
+
+    def enter_alike(self, shorter: JointPlan) -> None:
+        """
+        Apply the rules that rewrote a graph with fewer layers (`shorter`) everywhere, in their order, and price the
+        result as `enter` does; graphs explored there count as explored here.
+
+        Raises `KeyboardInterrupt` if that search was interrupted.
+        """
+        if shorter.interrupted:
+            raise KeyboardInterrupt
+        self.explored += shorter.explored
+        graph, derivation = self.best.graph, list[RuleApplication]()
+        known = {rule.name: rule for rule in self.rules}
+        for name in dict.fromkeys(step.rule for step in shorter.derivation):
+            applied, graph = _everywhere(graph, known[name], OpIndex(graph))
+            derivation += applied
+        self.enter(graph, tuple(derivation))
 
     def expand(self, most: int) -> None:
         """

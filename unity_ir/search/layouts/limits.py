@@ -89,6 +89,8 @@ class SearchLimits:
     """Relative gap at which the search stops improving an incumbent; the gap is reported."""
     dense_space: int = 600
     """Layouts of a value up to which distances between all of them are tabulated at once."""
+    sums_per_work: int = 4
+    """Sums of a message per unit of work: equal ones are added up once."""
     work_message: int = 20_000
     """Work charged for a message, on top of its sums (Python and numpy calls)."""
     cached_messages: int = 2**16
@@ -103,6 +105,8 @@ class SearchLimits:
     """A graph is rewritten further if it costs less than alpha times the incumbent (Unity, section 5.1)."""
     rewritten_operators: int = 500
     """Operators of all graphs that are priced."""
+    rewritten_layers: int = 4
+    """Equal layers that are left in a graph of more operators, to find what rewrites it, and groups of axes."""
     least_graphs: int = 8
     """Graphs that are rewritten or priced, at least, however small the budget."""
     work_match: int = 3_000
@@ -114,8 +118,8 @@ class SearchLimits:
     """Prices of a byte (Lagrange multipliers) tried for one limit, at most."""
     hopeless: float = 1.5
     """
-    Where the choice that holds the fewest bytes holds this many times the limit, rewrites are not searched for one that
-    fits: only recompute may make one fit.
+    Times the limit that a graph may save for the backward, in equal parts, for choices that fit to be looked for: of
+    one that saves more, only more recompute makes a plan fit.
     """
     peak_rounds: int = 6
     """Times the limit is tightened because the simulated peak is above the bytes held at the end of the forward."""
@@ -143,8 +147,8 @@ class SearchLimits:
     Pairs of layouts, over all types of values, up to which the minimum over counts is computed exactly; above,
     TRW-S bounds it.
     """
-    pass_sums: int = 6_000_000_000
-    """Sums in one TRW-S pass up to which passes are made: some five seconds."""
+    pass_sums: int = 20_000_000_000
+    """Sums in one TRW-S pass up to which passes are made: some fifteen seconds, beside the search."""
     count_rows: int = 3_000_000
     """Configurations of one operator up to which more than the kernels is bounded."""
     count_passes: int = 4

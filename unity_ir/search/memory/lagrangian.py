@@ -29,6 +29,7 @@ from unity_ir.pcg.sharding import pins
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.rules.derivation import RuleApplication
 from unity_ir.search.exact.plan_graph import realise
+from unity_ir.search.exact.recompute import SavedForBackward
 from unity_ir.search.exact.shared_moves import bounded, certain, has_shared_moves, with_shared_moves
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.joint.best_first import JointPlan
@@ -341,10 +342,16 @@ def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], J
        the end of the forward. While its simulated peak is above the limit, allow fewer bytes there.
     3. If no peak fits, descend from the choices met by local search on the simulated peak.
 
-    Raises `Refused` where nothing fits, with the closest plan.
+    Raises `Refused` where nothing fits, with the closest plan; at once where what must be saved in the forward, in
+    equal parts, takes `limits().hopeless` times the limit.
     """
-    if _needed(fastest.plan, fastest.rewritten, fastest.solver) <= fastest.solver.spaces.machine.device.memory:
+    solver = fastest.solver
+    priced = cost(fastest.graph, solver.spaces.machine, solver.optimizer)
+    limit, held = priced.machine.device.memory, priced.memory_bytes
+    if held <= limit and needed(fastest.graph, priced, solver.optimizer) <= limit:
         return fastest
+    if _saved(source, solver) > limit * limits().hopeless:
+        raise _refused(held, fastest.plan, source, solver)
     within = _SearchWithinMemory(fastest, source)
     within.rewrite(search)
     found = within.tighten() or within.descend()
@@ -380,9 +387,7 @@ class _SearchWithinMemory:
         if not self.interrupted:
             try:
                 price = Price(1.0, self.curves[self.source].fitting(self.limit).price)
-            except NothingFits as error:
-                if error.bytes > self.limit * limits().hopeless:
-                    raise _refused(self.needed(error.plan, self.source), error.plan, self.source, self.solver) from None
+            except NothingFits:
                 price = SPACE
             rewritten = search(self.solvers.at(price))
             self.derivations.setdefault(rewritten.rewritten, rewritten.derivation)
@@ -400,6 +405,8 @@ class _SearchWithinMemory:
                 return found
             if needs < self.smallest[0]:
                 self.smallest = needs, found.plan
+            if found.bytes > target == self.limit:
+                return None
             if found.bytes > target:
                 # No choice holds so little; allow more: least at the end of the forward need not mean the least peak.
                 low, target = target, (target + self.limit) / 2
@@ -472,6 +479,22 @@ def _states(graph: Graph, solver: Solver) -> float:
         if n.op == "weight"
     )
     return held / solver.spaces.machine.devices
+
+
+def _saved(graph: Graph, solver: Solver) -> float:
+    """
+    Return the bytes per device of weights, gradients, optimizer state and what is saved for the backward, but for what
+    this search may recompute, if all were sharded evenly.
+    """
+    keeps = SavedForBackward(graph)
+    saved = (
+        type.bytes
+        for node in graph.nodes()
+        if node.is_compute and node not in keeps.may_recompute
+        for type, is_saved in zip(node.types, keeps.results(node), strict=True)
+        if is_saved
+    )
+    return _states(graph, solver) + sum(saved) / solver.spaces.machine.devices
 
 
 def _fastest(curves: Iterable[LagrangianCurve], limit: float) -> FittingPlan:

@@ -14,11 +14,14 @@ from unity_ir.cost.plan import cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.search.exact.axis_groups import first_cuts
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.shared_moves import bounded, certain
+from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.joint.best_first import JointPlan
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import Price
+from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.recompute.chosen import ANY_PRICE, Recomputable
 from unity_ir.search.recompute.fit import recomputed
@@ -44,7 +47,7 @@ def price_of_memory(plan: Graph, machine: Machine, optimizer: Optimizer) -> floa
 @dataclass(frozen=True)
 class LayoutsWithRecompute:
     """
-    The best layouts of a graph, as a plan that keeps everything, at a price of a byte at which anything may be made
+    The best layouts of a graph, as plans that keep everything, at a price of a byte at which anything may be made
     again; the fastest without a limit at 0.
     """
 
@@ -52,7 +55,11 @@ class LayoutsWithRecompute:
     """The plan of the graph as if memory were not short."""
     price: float
     """In seconds per byte."""
-    layouts: Graph
+    layouts: tuple[Graph, ...]
+    """
+    Those of the least sum, and those with moves of weights hidden (the greatest of `limits().hidden_shares`) and groups
+    of mesh axes as levels of the machine have them, as far as they differ.
+    """
 
     def plans(self, optimizer: Optimizer) -> list[Graph]:
         """
@@ -60,7 +67,7 @@ class LayoutsWithRecompute:
         layouts or, if the graph has few operators, those of the fastest plan, too.
         """
         few = sum(n.is_compute for n in self.of.rewritten.nodes()) <= limits().rival_operators
-        kept = [self.layouts, self.of.graph] if few and self.layouts != self.of.graph else [self.layouts]
+        kept = [*self.layouts, self.of.graph] if few and self.of.graph not in self.layouts else self.layouts
         machine = self.of.solver.spaces.machine
         return [recomputed(plan, "auto", machine, optimizer, weights=True) for plan in kept]
 
@@ -91,8 +98,17 @@ def layouts_with_recompute(found: JointPlan, source: Graph, optimizer: Optimizer
         alike = [replace(found, graph=before, rewritten=source, plan=found.source, bound=None, derivation=()), found]
     price = price_of_memory(alike[0].graph, solver.spaces.machine, optimizer)
     if not price:
-        return [LayoutsWithRecompute(found, 0.0, found.graph)]
-    priced = solver.at(Price(1.0, price, again=True))
-    solved = [(of, priced.solve(of.rewritten)) for of in alike]
+        return [LayoutsWithRecompute(found, 0.0, (found.graph,))]
+    waited = solver.at(Price(1.0, price, again=True))
+    levels = first_cuts(solver.spaces.machine, len(solver.spaces.groups))
+    by_level = solver if levels == solver.spaces.cuts else Solver(Spaces(solver.spaces.machine, levels), optimizer)
+    overlapped = by_level.at(Price(1.0, price, limits().hidden_shares[-1], again=True))
+    solved = [(of, waited.solve(of.rewritten)) for of in alike]
     solved.sort(key=lambda each: each[1].seconds)
-    return [LayoutsWithRecompute(of, price, realise(of.rewritten, best, priced)) for of, best in solved]
+
+    def of_graph(of: JointPlan, best: ExactPlan) -> LayoutsWithRecompute:
+        serial = of.rewritten
+        layouts = realise(serial, best, waited), realise(serial, overlapped.solve(serial), overlapped)
+        return LayoutsWithRecompute(of, price, layouts[: 1 + (layouts[0] != layouts[1])])
+
+    return [of_graph(*each) for each in solved]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
+from unity_ir.cost.plan import cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
 from unity_ir.rules.algebraic import selected
@@ -46,6 +47,8 @@ class Joint:
                 joint, graph, machine, rules, optimizer, progress=context.progress, explored=RewriteCache()
             )
             fastest = search()
+            if cost(fastest.graph, machine, optimizer).memory_bytes > machine.device.memory:
+                chooser.ask_baselines(graph)
             try:
                 found = joint_within(fastest, graph, lambda solver: search(solver=solver))
             except Refused as refused:
