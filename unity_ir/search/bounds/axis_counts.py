@@ -110,7 +110,7 @@ class Bounds:
             with beside():
                 least, plan = bound(known.graph, self.machine, self.optimizer, known.seconds, bounds=self)
                 if known.price > 0:
-                    least = max(least, bound_within(known, self, self.machine.device.memory))
+                    least = max(least, bound_within(known, self, self.machine.device.usable))
         except OutOfBudget:
             least = max(least, of_kernels(known.graph, self.machine, self.optimizer))
         return least, plan
@@ -149,7 +149,7 @@ def bounded(
     machine = priced.machine
     if other is not None:
         better = cost(other, machine, optimizer)
-        if better.time < priced.time * (1 - ROUNDED) and needed(other, better, optimizer) <= machine.device.memory:
+        if better.time < priced.time * (1 - ROUNDED) and needed(other, better, optimizer) <= machine.device.usable:
             graph, priced = other, better
     return graph, priced, min(least, priced.time)
 
@@ -284,7 +284,7 @@ def _ordered(
 def _seconds(plan: Graph, machine: Machine, optimizer: Optimizer) -> float:
     """Return the seconds of a plan; infinite if it does not fit."""
     found = cost(plan, machine, optimizer)
-    return found.time if found.memory_bytes <= machine.device.memory else np.inf
+    return found.time if found.memory_bytes <= machine.device.usable else np.inf
 
 
 def _below(messages: Messages, limit: float) -> bool:
