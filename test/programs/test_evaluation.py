@@ -41,7 +41,9 @@ def text_of(
 ) -> str:
     """The text of a program that can evaluate; `of` is its serial forward, if not that of training."""
     program = step_of(graph, where, plan, micro_batches)
-    return emit(plan_step(program, options), of or graph, forward=plan_step(forward_of(program), options)).text
+    return emit(
+        plan_step(program, options), of or graph, forward=plan_step(forward_of(program, machine(where)), options)
+    ).text
 
 
 def dropped(p: float = 0.25) -> Graph:
@@ -126,7 +128,7 @@ def test_what_the_step_makes_twice_is_not_kept_by_evaluation():
     """The forward gathers a weight once per micro-batch in ZeRO-3, which saves memory, and once per step otherwise."""
     for plan, when in (("zero3", "every"), ("fsdp", "first")):
         step = step_of(MODELS["mlp"][0](), "ideal:2", plan, 2)
-        made = forward_of(step)
+        made = forward_of(step, machine("ideal:2"))
         gathers = [i.result for i in made.body if isinstance(i, ReshardMove) and i.kind == "all_gather"]
         assert when in {step.when[r] for r in gathers}
         assert {r: made.when[r] for r in gathers} == {r: step.when[r] for r in gathers}
@@ -189,4 +191,4 @@ def test_numbers_drawn_in_another_way_than_dropout_s_are_refused(monkeypatch: py
 
     monkeypatch.setattr(forward, "_DRAWN", re.compile("no such"))
     with pytest.raises(UnityError, match="evaluation must not; leave evaluate out"):
-        forward_of(step_of(dropped(), "ideal:2", "data-parallel"))
+        forward_of(step_of(dropped(), "ideal:2", "data-parallel"), machine("ideal:2"))

@@ -123,7 +123,7 @@ class _Printer:
 
     def _reserved(self) -> set[str]:
         """Return the names that functions of the program read, which no local variable may hide."""
-        own = {*dir(builtins), *self.launchers, "ctx", "weights", "batch", "grads"}
+        own = {*dir(builtins), *self.launchers, "ctx", "weights", "batch", "grads", "kept"}
         return own | runtime.defined_names(self._header()) | runtime.runtime_names()
 
     # -- the whole
@@ -140,7 +140,9 @@ class _Printer:
         step = "\n\n".join(steps) if len(steps) > 1 else f"{steps[0]}\n\n{NO_FORWARD}"
         update = self._update()
         self.taken = self._reserved()
-        reference = reference_text(self.reference, self._identifier, self.taken)
+        outputs = zip(self.program.running, self.reference.outputs, strict=False)
+        running = {each.leaf.name: value for each, value in outputs if each is not None}
+        reference = reference_text(self.reference, self._identifier, self.taken, running)
         kernels: dict[str, str] = {}
         for name, text in (item for each in self.launchers.values() for item in each.kernels.items()):
             assert kernels.setdefault(name, text) == text, f"two kernels are called {name}"

@@ -20,12 +20,15 @@ from unity_ir.lowering.runtime.ranks import fail_alike
 class Evaluation:
     """
     The loss on data of its own (`options.eval_data`), in whole batches in their order, by the forward alone: its mean
-    over all batches, or over the first `options.eval_batches`. Rank 0 says how many rows fill no last batch.
+    over all batches, or over the first `options.eval_batches`. Tables and running statistics are those of the Data
+    `trained_on`. Rank 0 says how many rows fill no last batch.
     """
 
-    def __init__(self, ctx, options, tables):
+    def __init__(self, ctx, options, trained_on):
         self.every = options.eval_every
-        self.data = Data(options.eval_data, 0, tables, is_shuffled=False)
+        self.data = Data(options.eval_data, 0, trained_on.tables, is_shuffled=False)
+        # Those of training, as they are then.
+        self.data.running = trained_on.running
         there, left = self.data.whole_batches()
         if there is None and not options.eval_batches:
             fail_alike("--eval-data is a function, which has no end; say by --eval-batches how many it is called for")

@@ -30,6 +30,8 @@ WEIGHTS: dict[str, Spec] = {}
 LOSS = Spec((), torch.float32, ())
 IMPORTED = False
 TABLES: tuple[str, ...] = ()
+RUNNING: dict[str, float] = {}
+COUNTERS: dict[str, int] = {}
 NAMES: dict[str, str] = {}
 COARSEST = torch.float32
 OPTIMIZER: tuple[str, dict[str, float]] = ("sgd", {"lr": 0.1})
@@ -42,7 +44,8 @@ FLOPS, PEAK = 0, None
 
 def forward_backward(ctx: Any, weights: Any, batch: Any) -> Any:
     """
-    Stand in for a program's step on this rank's tensors by name, which returns (part of the loss, {weight: gradient}).
+    Stand in for a program's step on this rank's tensors by name, which returns (part of the loss, {weight: gradient}),
+    with the next values of running statistics among the gradients.
     """
     raise NotImplementedError
 
@@ -62,6 +65,9 @@ def update(weights: Any, grads: Any, moments: Any, t: int, rate: float = 1.0, sc
     raise NotImplementedError
 
 
-def reference(weights: Any, batch: Any) -> Any:
-    """Stand in for a program's serial forward in plain PyTorch on whole tensors by name, which returns the loss."""
+def reference(weights: Any, batch: Any, kept: Any = None) -> Any:
+    """
+    Stand in for a program's serial forward in plain PyTorch on whole tensors by name, which returns the loss; that of a
+    program with running statistics takes a dict, and puts their next values into it.
+    """
     raise NotImplementedError
