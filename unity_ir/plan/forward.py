@@ -13,7 +13,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.ops import operator
 from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.graph import leaf
-from unity_ir.pcg.sharding import Layout, assignment_for
+from unity_ir.pcg.sharding import REPEAT, Layout, assignment_for
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.moves import plan_moves
 from unity_ir.plan.program import (
@@ -24,6 +24,7 @@ from unity_ir.plan.program import (
     Register,
     ReshardMove,
     Tensor,
+    TimeStep,
     global_line,
     made_twice,
     makers_of,
@@ -40,21 +41,62 @@ def forward_of(program: Program, machine: Machine) -> Program:
     """
     Return the instructions of a step, before operators are fused, that its loss depends on, in order; dropout is off,
     and a batch norm whose running statistics the step replaces is by these (`running_batch_norm`), moved as `machine`
-    does it best.
+    does it best. A second output is the number of labels that the loss is the mean over, if some are ignored.
 
     What a step makes twice, since it does not keep it for the backward (ZeRO-3), is made anew in every micro-batch
     here, too. Raises `UnityError` for an operator that draws numbers in another way than dropout does, and for running
     statistics that no batch norm of the step reads.
     """
     program = _ByRunningStatistics(program, machine).program()
-    wanted = {*program.outputs[:1]}
+    count = _count(program)
+    outputs = program.outputs[:1] if count is None else (program.outputs[0], count)
+    wanted = {*outputs}
     kept: list[Instruction] = []
     for instruction in reversed(program.body):
         if not wanted.isdisjoint(makes(instruction)):
             wanted.update(reads(instruction))
             kept.append(_without_dropout(instruction) if isinstance(instruction, Compute) else instruction)
     anew = frozenset(made_twice(program.body) & wanted)
-    return replace(program, body=tuple(reversed(kept)), outputs=program.outputs[:1], optimizer=None, anew=anew)
+    return replace(program, body=tuple(reversed(kept)), outputs=outputs, optimizer=None, anew=anew)
+
+
+def _count(program: Program) -> Register | None:
+    """
+    Return the number of labels that the loss of a step is the mean over, in a register of the whole batch, where that
+    differs from batch to batch: the divisor of the loss, if it counts conditions, as `ignore_index` makes it; None of
+    another loss.
+    """
+    made = makers_of(program.body)
+
+    def source(register: Register) -> Instruction | None:
+        """Return what makes a register, but for moves, casts from numbers, and steps in time."""
+        while True:
+            match made.get(register):
+                case ReshardMove(operand) | TimeStep(operand) | Compute("cast", (operand,)):
+                    if program.tensors[operand].dtype == "bool":
+                        return made[register]
+                    register = operand
+                case other:
+                    return other
+
+    match source(program.outputs[0]):
+        case Compute("div", (_, divisor)) if not program.tensors[divisor].shape:
+            summed = source(divisor)
+        case _:
+            return None
+    while isinstance(summed, Compute) and summed.operator == "reduce_sum":
+        summed = source(summed.operands[0])
+    if not isinstance(summed, Compute) or program.tensors[summed.operands[0]].dtype != "bool":
+        return None
+    # Out of the loop over micro-batches, where it is that of all of them.
+    while isinstance(step := made[divisor], TimeStep | ReshardMove) and not _is_whole(program, divisor):
+        divisor = step.operand
+    return divisor
+
+
+def _is_whole(program: Program, register: Register) -> bool:
+    """Return whether a register is made once in a step, not in every micro-batch."""
+    return program.micro_batches == 1 or program.tensors[register].layout[-1] == REPEAT
 
 
 def _without_dropout(compute: Compute) -> Compute:

@@ -280,8 +280,10 @@ class Program:
     def returned(self) -> tuple[Register, ...]:
         """
         The registers that a step returns beside gradients: the loss and what replaces inputs, or all outputs of a part
-        of a model.
+        of a model, or of a forward alone.
         """
+        if self.optimizer is None:
+            return self.outputs
         is_whole = bool(self.outputs) and not self.tensors[self.outputs[0]].shape
         return (*self.outputs[:1], *self.replaced.values()) if is_whole else self.outputs
 

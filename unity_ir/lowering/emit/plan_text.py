@@ -59,12 +59,13 @@ def plan_text(
     coarsest = max((t.dtype for t in program.tensors.values()), key=_COARSE.index, default="f32")
     bounds = _integer_bounds(reference)
     inputs = [
-        f"    {leaf.name!r}: {_spec(program, leaf.result, bounds.get(leaf.name))}," for leaf in program.leaves("input")
+        f"    {leaf.name!r}: {spec_text(program, leaf.result, bounds.get(leaf.name))},"
+        for leaf in program.leaves("input")
     ]
     # In the model's order, in which layers repeat.
     order = {node.name: i for i, node in enumerate(reference.weights())}
     leaves = sorted(program.leaves("weight"), key=lambda leaf: order[leaf.name])
-    weights = [(leaf.name, _spec(program, leaf.result)) for leaf in leaves]
+    weights = [(leaf.name, spec_text(program, leaf.result)) for leaf in leaves]
     kept = {each.leaf.name: each.initial for each in program.running if each is not None}
     tables = tables_of(program, origin)
     head = [
@@ -94,7 +95,7 @@ def plan_text(
     counters = {} if origin is None else dict(origin.counters)
     head.append(f"COUNTERS = {counters!r}  # tables that are no inputs, with what a step adds to them")
     specs = ["INPUTS = {", *inputs, "}", "WEIGHTS = {", *_table(weights), "}"]
-    specs.append(f"LOSS = {_spec(program, program.outputs[0])}")
+    specs.append(f"LOSS = {spec_text(program, program.outputs[0])}")
     specs.append(f"COARSEST = {TORCH_DTYPES[coarsest]}  # floating point numbers that it computes with")
     return "\n".join(head) + _SPEC + "\n".join(specs) + "\n"
 
@@ -106,7 +107,8 @@ def tables_of(program: Program, origin: Origin | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*known, *program.replaced)))
 
 
-def _spec(program: Program, register: Register, below: int | None = None) -> str:
+def spec_text(program: Program, register: Register, below: int | None = None) -> str:
+    """Return the text of the `Spec` of a register, integers of which are less than `below`, if given."""
     tensor = program.tensors[register]
     roles = tuple(r if is_shard(r) else role_name(r) for r in tensor.layout[: program.axes])
     extra = "" if below is None else f", {below}"

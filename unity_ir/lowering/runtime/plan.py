@@ -53,8 +53,10 @@ def forward_backward(ctx: Any, weights: Any, batch: Any) -> Any:
 forward: Any = None
 """
 Stand-in for a program's forward alone, a function of `forward_backward`'s arguments that returns this rank's part of
-the loss; None in a program without one.
+the loss, with COUNT also of the number of labels that it is the mean over; None in a program without one.
 """
+
+COUNT: Spec | None = None
 
 
 def update(weights: Any, grads: Any, moments: Any, t: int, rate: float = 1.0, scale: float = 1.0) -> None:
