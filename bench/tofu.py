@@ -114,7 +114,7 @@ def main() -> int:
             }
             compared.append(row)
             part = f"{priced.communication_time / times.waiting:.0%}"
-            over = " (too much)" if times.peak > machine.device.memory else ""
+            over = " (too much)" if times.peak > machine.device.usable else ""
             table.add_row(
                 name,
                 variant,

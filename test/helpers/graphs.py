@@ -22,6 +22,14 @@ def boxes(*sizes: int, overhead: float = 0.0, bandwidth: float = 1e9) -> Machine
     return replace(box, name="boxes", device=device, levels=levels, overhead=overhead, protocols=())
 
 
+def with_memory(machine: Machine, bytes: float) -> Machine:
+    """
+    The machine, of whose devices a plan may take so many bytes; as many are in reserve, and count in nothing. Kernels
+    and links are as before.
+    """
+    return replace(machine, device=replace(machine.device, memory=2 * int(bytes), reserve=int(bytes)))
+
+
 class RandomGraph:
     """
     Grows a forward graph whose first output is a scalar loss.

@@ -289,6 +289,20 @@ def batch(draw: st.DrawFn, operands: str) -> Case:
 
 
 @st.composite
+def running(draw: st.DrawFn, operands: str) -> Case:
+    """Samples with channels (`x`), statistics of groups of them (`m`), and vectors over channels (`c`)."""
+    g, n, c, space = draw(SIZES), draw(SIZES), draw(SIZES), draw(st.lists(st.sampled_from([1, 2, 3, 4]), max_size=2))
+    shapes = {"x": (n, c, *space), "m": (g, c), "c": (c,)}
+    if "x" in operands:
+        # The variance is above 0.
+        return Case(
+            tuple(shapes[o] for o in operands), {"eps": 1e-5}, lift=(*(0.0,) * operands.rfind("x"), 0.0, 0.0, 60.0)
+        )
+    count, momentum = draw(st.integers(2, 50)), draw(st.sampled_from([0.0, 0.1, 0.75, 1.0]))
+    return Case(tuple(shapes[o] for o in operands), {"count": count, "momentum": momentum})
+
+
+@st.composite
 def gates(draw: st.DrawFn, operands: str) -> Case:
     lead = draw(st.lists(SIZES, max_size=2))
     k, q, n = draw(SIZES), draw(st.sampled_from([2, 3, 4])), draw(SIZES)
@@ -330,6 +344,9 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "batch_norm_grad": batch("xxmmmc"),
     "batch_stats": batch("xm"),
     "batch_stats_grad": batch("mmxm"),
+    "running_batch_norm": running("xcccc"),
+    "running_batch_norm_grad": running("xxccc"),
+    "running_stats": running("ccmmm"),
     "bce": bounded(same(2), 0.1, 0.9),
     "bce_grad": bounded(of_scalar(2), 0.1, 0.9),
     "bce_target_grad": bounded(of_scalar(1), 0.1, 0.9),

@@ -174,10 +174,27 @@ def torch_batch_norm(
     return out.movedim(-2, 0).movedim(-2, 1).movedim(-1, 2).flatten(0, 1)
 
 
+def torch_running_stats(
+    mean: Tensor, var: Tensor, shift: Tensor, square: Tensor, center: Tensor, count: int, momentum: float
+) -> tuple[Tensor, Tensor]:
+    unbiased = (square - shift.square()) * count / (count - 1)
+    return torch.lerp(mean, (center + shift).mean(0), momentum), torch.lerp(var, unbiased.mean(0), momentum)
+
+
+def torch_running_batch_norm(x: Tensor, mean: Tensor, var: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
+    # PyTorch's own is not differentiable by the statistics.
+    return torch.addcmul(b, x.movedim(1, -1) - mean, w * torch.rsqrt(var + eps)).movedim(-1, 1)
+
+
 def gradients(function: Callable[..., Any], g: Any, *operands: Tensor) -> tuple[Tensor, ...]:
     """The gradients of all operands, given those of the results."""
     at = [t.detach().clone().requires_grad_() for t in operands]
     return torch.autograd.grad(function(*at), at, g)
+
+
+def torch_running_batch_norm_grad(y: Tensor, *operands: Tensor, eps: float) -> Any:
+    shifted = (*operands, torch.zeros_like(operands[-1]))
+    return gradients(lambda *t: torch_running_batch_norm(*t, eps=eps), y.detach(), *shifted)
 
 
 def torch_batch_norm_grad(
@@ -264,6 +281,9 @@ TORCH: Mapping[str, Callable[..., Any]] = {
     "batch_norm": torch_batch_norm,
     "batch_norm_grad": torch_batch_norm_grad,
     "batch_stats": torch_batch_stats,
+    "running_batch_norm": torch_running_batch_norm,
+    "running_batch_norm_grad": torch_running_batch_norm_grad,
+    "running_stats": torch_running_stats,
     "batch_stats_grad": torch_batch_stats_grad,
     "bce": F.binary_cross_entropy,
     "bce_grad": lambda g, x, y: derivative(lambda z: F.binary_cross_entropy(z, y.detach()), g, x),

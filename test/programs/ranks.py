@@ -120,6 +120,13 @@ def check(program: Any, steps: int = 3, seed: int = 0) -> list[str]:
     return program.check(program.build("gloo"), steps, seed, program.Data(None, seed))
 
 
+def checked(program: Any, folder: str, weights: str, source: str) -> list[str]:
+    """What `--check` finds wrong in a step from the weights in a file of a folder, on data of this source there."""
+    os.chdir(folder)
+    data = program.Data(source, 0, program.read_tables(weights))
+    return program.check(program.build("gloo"), 1, 0, data, weights)
+
+
 def gradients(program: Any, seed: int = 0) -> tuple[Any, ...]:
     """Weights, batch, loss and gradients of one step, whole, as numpy arrays by name."""
     ctx = program.build("gloo")

@@ -5,21 +5,27 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from held_out import evaluated
 from models import MODELS, data, machine, weight
 from ranks import Ranks, refused, run_main
 from test_micro_batches import masked
+from torch import nn
 
 from unity_ir.errors import UnityError
+from unity_ir.frontends.torch import from_torch
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, apply
+from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.forward import forward_of
 from unity_ir.plan.lower import lower
@@ -41,7 +47,9 @@ def text_of(
 ) -> str:
     """The text of a program that can evaluate; `of` is its serial forward, if not that of training."""
     program = step_of(graph, where, plan, micro_batches)
-    return emit(plan_step(program, options), of or graph, forward=plan_step(forward_of(program), options)).text
+    return emit(
+        plan_step(program, options), of or graph, forward=plan_step(forward_of(program, machine(where)), options)
+    ).text
 
 
 def dropped(p: float = 0.25) -> Graph:
@@ -55,14 +63,20 @@ def dropped(p: float = 0.25) -> Graph:
     return Graph("dropped", (x, y), (apply("mse", [out, y.result]).result, apply("tanh", [out]).result))
 
 
-def rows_of(graph: Graph, path: Path, batches: int, left: int = 0) -> None:
-    """Write a file of random rows: `batches` whole batches, and `left` rows more."""
+def rows_of(graph: Graph, path: Path, batches: int, left: int = 0, ignored: int | None = None) -> None:
+    """
+    Write a file of random rows: `batches` whole batches, and `left` rows more. With labels that are `ignored`, those of
+    the second batch are, and of the first all but two.
+    """
     random, arrays = np.random.default_rng(7), dict[str, Any]()
     for node in graph.inputs:
         type = node.result.type
         shape = (batches * type.shape[0] + left, *type.shape[1:])
         numbers = random.standard_normal(shape, dtype="float32")
         arrays[node.name] = random.integers(0, 6, shape) if type.dtype == "i64" else numbers
+        if ignored is not None and type.dtype == "i64":
+            arrays[node.name][: 2 * type.shape[0]] = ignored
+            arrays[node.name][0, :2] = 5
     np.savez(path, **arrays)
 
 
@@ -71,6 +85,7 @@ CASES: list[tuple[Callable[[], Graph], str, str, int]] = [
     (MODELS["mlp"][0], "ideal:2", "zero3", 2),
     (MODELS["attention"][0], "ideal:2x2", "random", 1),
     (MODELS["cnn"][0], "ideal:2", "data-parallel", 1),
+    (masked, "ideal:2", "data-parallel", 1),
     (masked, "ideal:2", "zero3", 2),
     (masked, "ideal:2x2", "joint", 4),
     (dropped, "ideal:2", "fsdp", 2),
@@ -85,10 +100,11 @@ def test_the_loss_is_pytorch_s_and_training_is_not_disturbed(
 ):
     graph, world = made(), machine(where).devices
     text = text_of(graph, where, plan, count, of=dropped(0.0) if made is dropped else None)
-    rows_of(graph, tmp_path / "held_out.npz", 3, left=1)
+    ignored = 0 if made is masked else None
+    rows_of(graph, tmp_path / "held_out.npz", 3, left=1, ignored=ignored)
     given = ["--steps", "4", "--log", str(tmp_path / "log.jsonl")]
     evaluating = [*given, "--eval-data", "held_out.npz", "--eval-every", "2"]
-    lines, want = ranks.run(text, world, evaluated, evaluating, str(tmp_path), 3)[0]
+    lines, want = ranks.run(text, world, evaluated, evaluating, str(tmp_path), 3, ignored)[0]
     assert lines.pop(0) == "held_out.npz: 1 rows fill no last batch and are left out"
     found = [line for line in lines if "eval" in line]
     assert [line.rpartition(" ")[0] for line in found] == ["step 2 eval loss", "step 4 eval loss"]
@@ -126,10 +142,40 @@ def test_what_the_step_makes_twice_is_not_kept_by_evaluation():
     """The forward gathers a weight once per micro-batch in ZeRO-3, which saves memory, and once per step otherwise."""
     for plan, when in (("zero3", "every"), ("fsdp", "first")):
         step = step_of(MODELS["mlp"][0](), "ideal:2", plan, 2)
-        made = forward_of(step)
+        made = forward_of(step, machine("ideal:2"))
         gathers = [i.result for i in made.body if isinstance(i, ReshardMove) and i.kind == "all_gather"]
         assert when in {step.when[r] for r in gathers}
         assert {r: made.when[r] for r in gathers} == {r: step.when[r] for r in gathers}
+
+
+def ignoring(reduction: str) -> Graph:
+    """An imported loss over the labels that are not -100."""
+    example = torch.zeros(4, 6), torch.tensor([1, -100, 2, 3])
+    loss = partial(nn.functional.cross_entropy, reduction=reduction)
+    return from_torch(nn.Linear(6, 4), example, lambda output, target: loss(output, target)).graph
+
+
+def halved() -> Graph:
+    """Half of a mean over some labels, which is none."""
+    graph = masked()
+    return replace(graph, outputs=(apply("scale", graph.outputs, {"by": 0.5}).result,))
+
+
+@pytest.mark.parametrize(
+    ("made", "is_counted"),
+    [
+        (masked, True),
+        (lambda: mixed_precision(masked(), "bf16"), True),
+        (lambda: ignoring("mean"), True),
+        (lambda: ignoring("sum"), False),
+        (halved, False),
+        (MODELS["mlp"][0], False),
+    ],
+)
+def test_labels_are_counted_where_a_loss_is_the_mean_over_them(made: Callable[[], Graph], is_counted: bool):
+    for where, plan in (("ideal:1", "data-parallel"), ("ideal:2x2", "data-parallel"), ("ideal:2", "random")):
+        forward = forward_of(step_of(made(), where, plan), machine(where))
+        assert len(forward.outputs) == 1 + is_counted
 
 
 BATCHES = """
@@ -189,4 +235,4 @@ def test_numbers_drawn_in_another_way_than_dropout_s_are_refused(monkeypatch: py
 
     monkeypatch.setattr(forward, "_DRAWN", re.compile("no such"))
     with pytest.raises(UnityError, match="evaluation must not; leave evaluate out"):
-        forward_of(step_of(dropped(), "ideal:2", "data-parallel"))
+        forward_of(step_of(dropped(), "ideal:2", "data-parallel"), machine("ideal:2"))

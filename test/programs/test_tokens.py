@@ -44,7 +44,7 @@ def text_of(graph: Graph, where: str = "ideal:2", plan: str = "data-parallel", m
     on, adam, torch_only = machine(where), Optimizer("adam", 0.05), PlanOptions(kernels="torch")
     placed = run(graph, on, plan, adam, micro_batches=micro_batches).graph
     step = lower(fuse_collectives(differentiate(placed, adam, on.mesh)), on)
-    return emit(plan_step(step, torch_only), graph, forward=plan_step(forward_of(step), torch_only)).text
+    return emit(plan_step(step, torch_only), graph, forward=plan_step(forward_of(step, on), torch_only)).text
 
 
 def ids_of(count: int, seed: int = 0) -> Any:
@@ -201,7 +201,7 @@ def test_an_imported_model_s_tables_come_with_its_weights(ranks: Ranks, tmp_path
     imported.save(tmp_path / "w.safetensors")
     on, sgd, torch_only = machine("ideal:2"), Optimizer("sgd", 0.1), PlanOptions(kernels="torch")
     step = lower(fuse_collectives(differentiate(run(imported.graph, on, "data-parallel").graph, sgd, on.mesh)), on)
-    forward = plan_step(forward_of(step), torch_only)
+    forward = plan_step(forward_of(step, on), torch_only)
     text = emit(plan_step(step, torch_only), imported.graph, origin=imported.origin, forward=forward).text
     ids = np.random.default_rng(2).integers(0, 8, 25)
     np.save(tmp_path / "tokens.npy", ids)

@@ -104,9 +104,11 @@ def text(
             f"kernels and update read and write {bytes_text(simulated.bytes)} per device",
             soft_wrap=True,
         )
-    over = max(plan.memory_bytes, 0 if simulated is None else simulated.peak) - machine.device.memory
+    over = max(plan.memory_bytes, 0 if simulated is None else simulated.peak) - machine.device.usable
     if over > 0:
-        console.print(f"  does not fit   {bytes_text(over)} more per device than {machine.device.name} has")
+        console.print(
+            f"  does not fit   {bytes_text(over)} more per device than {machine.device.limit_text}", soft_wrap=True
+        )
     if machine.devices > 1 and all(set(roles) == {REPEAT} for roles in plan.placement.assignments.values()):
         console.print(f"  devices        all {machine.devices} do the same work: 1 device is as fast")
     if bound:

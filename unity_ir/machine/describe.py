@@ -195,10 +195,18 @@ class _Reader:
             flops={dtype: self.rate(flops, dtype) for dtype in flops},
             memory_bandwidth=self.rate(table, "memory_bandwidth"),
             memory=int(self.rate(table, "memory")),
+            reserve=self.reserve(table),
             launch=self.seconds(table, "launch"),
             efficiency=self.part_of_1(table, "efficiency"),
             curves=curves(self.name, table.get("curves", {})),
         )
+
+    def reserve(self, table: TomlTable) -> int:
+        """Return the bytes of a device's memory that no plan may take; 0 where a description says nothing of them."""
+        reserve, memory = int(self.number({"reserve": 0, **table}, "reserve", zero=True)), int(table["memory"])
+        if reserve >= memory:
+            raise self.refuse(f"reserve is {reserve}; it must be less than the memory, {memory}")
+        return reserve
 
     def level(self, table: TomlTable, count: object) -> Level:
         name = self.named("level", table)
@@ -355,6 +363,8 @@ def _device(kind: Device) -> dict[str, Any]:
     """
     out = {f.name: getattr(kind, f.name) for f in fields(Device) if f.name not in ("curves", "profile")}
     curves = {name: asdict(curve) for name, curve in kind.curves.items()}
+    if not kind.reserve:
+        del out["reserve"]
     return out | {"flops": dict(kind.flops)} | ({"curves": curves} if curves else {})
 
 

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
+from rich.filesize import decimal
 
 from unity_ir.errors import UnityError
 from unity_ir.machine.curve import Floats, Numbers, RooflineCurve, curves
@@ -31,7 +32,12 @@ class Device:
     memory_bandwidth: float
     """Peak bandwidth of the device's memory in bytes/s."""
     memory: int
-    """Size of the device's memory in bytes."""
+    """Size of the device's memory in bytes, as its driver reports it."""
+    reserve: int = field(default=0, kw_only=True)
+    """
+    Bytes of `memory` that no plan may take: what the driver, the CUDA context and the buffers of NCCL occupy, and what
+    the allocator loses to fragmentation.
+    """
     launch: float
     """Least seconds of a kernel."""
     efficiency: float = 0.7
@@ -39,6 +45,19 @@ class Device:
     """Efficiency curves by kind of kernel (see `forms.kinds`), fitted to a profile."""
     profile: Profile | None = None
     """Measured seconds, which take precedence over estimates."""
+
+    @property
+    def usable(self) -> int:
+        """The bytes that a plan may take: it fits if it needs no more."""
+        return self.memory - self.reserve
+
+    @property
+    def limit_text(self) -> str:
+        """The end of a message about a plan that needs more bytes `than` the device has, with what is in reserve."""
+        if not self.reserve:
+            return f"{self.name} has"
+        memory, reserve = (decimal(size) for size in (self.memory, self.reserve))
+        return f"{self.name} has ({memory} less {reserve} in reserve)"
 
     def peak(self, dtype: str) -> float:
         """

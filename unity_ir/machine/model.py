@@ -284,7 +284,8 @@ def slowest(kinds: Sequence[Device]) -> Device:
         name=" + ".join(kind.name for kind in kinds),
         flops={d: min(kind.flops[d] for kind in kinds) for d in dtypes},
         memory_bandwidth=min(kind.memory_bandwidth for kind in kinds),
-        memory=min(kind.memory for kind in kinds),
+        memory=(memory := min(kind.memory for kind in kinds)),
+        reserve=memory - min(kind.usable for kind in kinds),
         launch=max(kind.launch for kind in kinds),
         efficiency=min(kind.efficiency for kind in kinds),
     )

@@ -70,4 +70,44 @@ BATCH_NORM_GRAD = Operator(
 )
 """The gradients of all operands but the center from that of the result, `y`."""
 
-OPERATORS = (BATCH_MEAN, BATCH_STATS, BATCH_STATS_GRAD, BATCH_NORM, BATCH_NORM_GRAD)
+RUNNING_STATS = Operator(
+    "running_stats(mean, var, shift, square, center; count: int, momentum: float = 0.1)"
+    "  let of_batch[c] = sum[g]((center[g, c] + shift[g, c]) / size(g));"
+    "  let square_of_batch[c] = sum[g]((square[g, c] - shift[g, c] * shift[g, c]) / size(g));"
+    "  new_mean[c] = (1 - momentum) * mean[c] + momentum * of_batch[c];"
+    "  new_var[c] = (1 - momentum) * var[c] + momentum * square_of_batch[c] * count / (count - 1)"
+)
+"""
+The running `mean` and `var` of a batch norm after a step: exponential averages, with the weight `momentum`, of the
+statistics of its batches; of the variance without bias, given the `count` of values of a channel in a group (more than
+1), as PyTorch keeps it. Of several groups it is the mean of theirs.
+
+As an output of a graph a result replaces the input that its own operand is; see `plan.program.Program.replaced`.
+"""
+
+_RUNNING_UNIT = "let r[c] = rsqrt(var[c] + eps);  let unit[n, c, s..] = (x[n, c, s..] - mean[c]) * r[c];"
+
+RUNNING_BATCH_NORM = Operator(
+    f"running_batch_norm(x, mean, var, w, b; eps: float = 1e-05)  {_RUNNING_UNIT}"
+    "  out[n, c, s..] = unit[n, c, s..] * w[c] + b[c]",
+    gradient=lambda of: RUNNING_BATCH_NORM_GRAD(of.grad, *of.operands[:-1], eps=of.float("eps")),
+)
+"""
+`x` normalised by running statistics: a batch norm in evaluation (`plan.forward`), or one that is frozen in training.
+"""
+
+RUNNING_BATCH_NORM_GRAD = Operator(
+    f"running_batch_norm_grad(y, x, mean, var, w; eps: float = 1e-05)  {_RUNNING_UNIT}"
+    "  let both[c] = sum[n, s..](y[n, c, s..] * unit[n, c, s..]);"
+    "  dx[n, c, s..] = y[n, c, s..] * r[c] * w[c];"
+    "  dmean[c] = -1 * w[c] * r[c] * sum[n, s..](y[n, c, s..]);"
+    "  dvar[c] = -0.5 * w[c] * r[c] * r[c] * both[c];"
+    "  dw[c] = sum[n, s..](y[n, c, s..] * unit[n, c, s..]);"
+    "  db[c] = sum[n, s..](y[n, c, s..])"
+)
+"""The gradients of all operands from that of the result, `y`."""
+
+OPERATORS = (
+    *(BATCH_MEAN, BATCH_STATS, BATCH_STATS_GRAD, BATCH_NORM, BATCH_NORM_GRAD),
+    *(RUNNING_STATS, RUNNING_BATCH_NORM, RUNNING_BATCH_NORM_GRAD),
+)

@@ -93,7 +93,7 @@ class TritonTarget(OptimizerOptions, Target):
         links = [machine.levels[level].name for level in levels]
         peaks = {dtype: peak * program.devices for dtype, peak in machine.device.flops.items()} if levels else {}
         # A switch that is named without a value is None.
-        forward = None if self.evaluate is False else plan_step(forward_of(program), options)
+        forward = None if self.evaluate is False else plan_step(forward_of(program, machine), options)
         origin = origin_of(serial, reference)
         emitted = emit(plan_step(program, options), reference, "train.py", links, origin, peaks, forward)
         output.write(emitted.text)

@@ -11,9 +11,12 @@ class Origin:
     """
     What an imported model's checkpoint has and the model's graph does not.
 
-    `tables` are the inputs whose values came with the weights and are the same in every step. `names` maps further keys
-    of the checkpoint to the weight or table each one is, so that all names of tied weights are kept.
+    `tables` are the inputs whose values came with the weights, not with a batch. `names` maps further keys of the
+    checkpoint to the weight or table each one is, so that all names of tied weights are kept. `counters` are integers
+    of the checkpoint that are no inputs, each with what a step adds to it: the numbers of batches that batch norms have
+    seen.
     """
 
     tables: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict[str, str])
+    counters: Mapping[str, int] = field(default_factory=dict[str, int])

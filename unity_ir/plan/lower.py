@@ -7,6 +7,7 @@ Every rank runs the same instructions on its own pieces (SPMD). Moves of one kin
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from unity_ir.errors import UnityError
@@ -41,7 +42,9 @@ from unity_ir.plan.program import (
     TimeStep,
     UpdateWeight,
     global_line,
+    makers_of,
     reads,
+    running_statistic,
 )
 from unity_ir.tdl.divisibility import Halos
 
@@ -91,11 +94,21 @@ class _Lowering:
             master = self.masters.get(update.weight)
             weight = self._at(update.weight, layout) if master is None else master
             updates.append(UpdateWeight(weight, self._at(update.grad, layout)))
-        outputs = tuple(self._at(v, self.placement.layouts[v]) for v in self.graph.outputs)
+        made = makers_of(self.body)
+        outputs = tuple(self._output(v, made) for v in self.graph.outputs)
         sizes = self.placement.mesh.sizes
         mesh = Mesh((*sizes, self.micro_batches)) if self.micro_batches > 1 else self.placement.mesh
         body = (*self.body, *updates)
         return Program(self.graph.name, mesh, self.tensors, body, outputs, self.graph.optimizer, self.micro_batches)
+
+    def _output(self, value: Value, made: Mapping[Register, Instruction]) -> Register:
+        """
+        Return the register of an output: in its own layout, or in that of the input whose next value it is. `made` has
+        the instruction that makes each register.
+        """
+        register = self._at(value, self.placement.layouts[value])
+        running = running_statistic(made, register)
+        return register if running is None else self._at(value, self.tensors[running.leaf.result].layout)
 
     def _node(self, node: Node) -> None:
         if node.is_leaf:

@@ -278,9 +278,28 @@ class Program:
 
     @property
     def returned(self) -> tuple[Register, ...]:
-        """The registers that a step returns beside gradients: the loss alone, or all outputs of a part of a model."""
+        """
+        The registers that a step returns beside gradients: the loss and what replaces inputs, or all outputs of a part
+        of a model, or of a forward alone.
+        """
+        if self.optimizer is None:
+            return self.outputs
         is_whole = bool(self.outputs) and not self.tensors[self.outputs[0]].shape
-        return self.outputs[:1] if is_whole else self.outputs
+        return (*self.outputs[:1], *self.replaced.values()) if is_whole else self.outputs
+
+    @cached_property
+    def running(self) -> tuple[RunningStatistic | None, ...]:
+        """Of each output, the running statistic that it is the next value of; None of others, and of no step."""
+        if self.optimizer is None:
+            return (None,) * len(self.outputs)
+        made = makers_of(self.body)
+        return tuple(running_statistic(made, r) for r in self.outputs)
+
+    @property
+    def replaced(self) -> Mapping[str, Register]:
+        """The next values of running statistics, in the layouts of the inputs that they are, by the inputs' names."""
+        outputs = zip(self.running, self.outputs, strict=True)
+        return {each.leaf.name: register for each, register in outputs if each is not None}
 
     def leaves(self, op: str) -> list[Leaf]:
         """Return the leaves whose kind `op` is: `input`, `weight` or `constant`."""
@@ -304,6 +323,41 @@ class Program:
             assert instruction.line is not None
             return instruction.line
         return piece_of_line(self.analysis(instruction), instruction.assignment, self.mesh)
+
+
+def makers_of(body: Iterable[Instruction]) -> Mapping[Register, Instruction]:
+    """Return the instruction that makes each register."""
+    return {r: i for i in body for r in makes(i)}
+
+
+@dataclass(frozen=True, slots=True)
+class RunningStatistic:
+    """A running mean or variance of a batch norm: an input that a step replaces, and its value before any step."""
+
+    leaf: Leaf
+    initial: float
+
+
+def running_statistic(made: Mapping[Register, Instruction], register: Register) -> RunningStatistic | None:
+    """
+    Return the running statistic that a register is the next value of: that which `running_stats` makes of an input,
+    moved and cast or not, once or (of a batch norm that is used twice) several times; None for other registers. `made`
+    has the instruction that makes each register.
+    """
+    initial: float | None = None
+    while True:
+        match made.get(register):
+            case ReshardMove(operand):
+                register = operand
+            case Compute("cast", (operand,)):
+                register = operand
+            case Compute("running_stats", operands, results):
+                which = results.index(register)
+                register, initial = operands[which], float(which)
+            case Leaf("input") as leaf if initial is not None:
+                return RunningStatistic(leaf, initial)
+            case _:
+                return None
 
 
 def _early(body: Sequence[Instruction]) -> set[Register]:

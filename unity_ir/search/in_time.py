@@ -93,9 +93,9 @@ def in_time(
     reserve = _gradients(small) // machine.devices if is_searched else 0
     best, need = whole(search(_with_less(machine, reserve)))
     for _ in range(TRIES):
-        if need <= machine.device.memory or not is_searched:
+        if need <= machine.device.usable or not is_searched:
             break
-        reserve += int(TIGHTER * (need - machine.device.memory))
+        reserve += int(TIGHTER * (need - machine.device.usable))
         with suppress(UnityError):
             found = whole(search(_with_less(machine, reserve)))
             best, need = min((best, need), found, key=lambda each: each[1])
@@ -118,16 +118,17 @@ def _gradients(graph: Graph) -> int:
 
 
 def _with_less(machine: Machine, reserve: int) -> Machine:
-    """Return the machine with `reserve` bytes less memory per device (1 byte at least)."""
+    """Return the machine with `reserve` bytes more in reserve per device, so that a plan may take 1 byte at least."""
     if reserve == 0:
         return machine
-    return replace(machine, device=replace(machine.device, memory=max(machine.device.memory - reserve, 1)))
+    device = machine.device
+    return replace(machine, device=replace(device, reserve=min(device.reserve + reserve, device.memory - 1)))
 
 
 def _rank(plan: Graph, machine: Machine, optimizer: Optimizer) -> tuple[bool, float]:
     """Return a key by which plans that fit come first, the fastest of them first, and of others the smallest."""
     seconds, peak = as_emitted(plan, machine, optimizer)
-    fits = max(peak, needed(plan, cost(plan, machine, optimizer), optimizer)) <= machine.device.memory
+    fits = max(peak, needed(plan, cost(plan, machine, optimizer), optimizer)) <= machine.device.usable
     return not fits, seconds if fits else float(peak)
 
 

@@ -115,7 +115,7 @@ def run(
     if given is not None:
         result = replace(result, graph=replace(result.graph, optimizer=given))
     result = replace(result, seconds=perf_counter() - start)
-    if need > machine.device.memory:
+    if need > machine.device.usable:
         advice = "" if kind == "auto" or micro_batches > 1 else _with_recompute(result.graph, need, machine, optimizer)
         said = f"search: the plan found {lacking(need, machine.device)}; {advice}use {MORE}"
         raise DoesNotFit(said, result, machine)
@@ -128,7 +128,7 @@ def _with_recompute(plan: Graph, need: int, machine: Machine, optimizer: Optimiz
     least = needed(less, cost(less, machine, optimizer), optimizer)
     if least >= need:
         return ""
-    found = "fits into" if least <= machine.device.memory else "still needs"
+    found = "fits into" if least <= machine.device.usable else "still needs"
     return f"with recompute=auto it {found} {size_text(least)}; or "
 
 
@@ -210,7 +210,7 @@ def _at_hand(serial: Graph, machine: Machine, strategy: str, optimizer: Optimize
         if strategy in WITHIN_MEMORY:
             less = recomputed(plan, "auto", machine, optimizer, weights=True)
             plan, priced = less, priced if less == plan else cost(less, machine, optimizer)
-        fits = needed(plan, priced, optimizer) <= machine.device.memory
+        fits = needed(plan, priced, optimizer) <= machine.device.usable
         if fits and (best is None or priced.time < best.cost.time):
             best = SearchResult(strategy, plan, priced, interrupted=True)
     if best is None:

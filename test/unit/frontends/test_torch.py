@@ -95,9 +95,12 @@ def test_transformer(name: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", torch_convolutions.NETWORKS)
 def test_convolutional_network(name: str):
-    imported = check(*torch_convolutions.NETWORKS[name]())
-    assert {"conv2d", "batch_stats", "batch_norm"} <= operators(imported)
-    assert not any("running" in name for name in imported.tables)
+    module, *rest = torch_convolutions.NETWORKS[name]()
+    imported = check(module, *rest)
+    assert {"conv2d", "batch_stats", "batch_norm", "running_stats"} <= operators(imported)
+    kept = {name for name, _ in module.named_buffers()}
+    assert kept <= imported.tables.keys()
+    assert imported.counters == {name: 1 for name in kept if name.endswith("num_batches_tracked")}
 
 
 class Tied(nn.Module):

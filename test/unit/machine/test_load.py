@@ -78,6 +78,23 @@ def test_sizes_of_all_levels_make_a_part_of_a_cluster():
     assert load("summit:1x1x3").mesh.sizes == (3,)
 
 
+@pytest.mark.parametrize("name", sorted({*presets()} - {"cpu"}))
+def test_a_gpu_reserves_memory_for_what_is_no_plan(name: str):
+    """A context and NCCL take some hundred MB at least; what is left is within 4% of the datasheet's round figure."""
+    device = load(name).device
+    assert 400e6 < device.reserve < 0.08 * device.memory
+    said = int(device.name.rpartition("-")[2].removesuffix("GB")) * 1e9
+    assert device.usable == pytest.approx(said, rel=0.045)
+
+
+def test_reserve_is_read(tmp_path: Path):
+    text = GOOD.replace("memory = 1_000_000", "memory = 1_000_000\nreserve = 300_000")
+    device = load(written(tmp_path, text)).device
+    assert (device.memory, device.reserve, device.usable) == (1_000_000, 300_000, 700_000)
+    device = load(written(tmp_path, GOOD)).device
+    assert (device.reserve, device.usable) == (0, 1_000_000)
+
+
 def test_file_is_read(tmp_path: Path):
     machine = load(written(tmp_path, GOOD))
     assert machine.mesh.sizes == (2, 2, 3)
@@ -137,6 +154,12 @@ def test_unknown_machine_is_refused(name: str, message: str):
         ("launch = 0", "", "launch is missing"),
         ("memory = 1_000_000", "memory = inf", "memory is inf; it must be a number above 0"),
         ("memory = 1_000_000", "memory = 0", "memory is 0; it must be a number above 0"),
+        (
+            "memory = 1_000_000",
+            "memory = 1_000\nreserve = 1_000",
+            "reserve is 1000; it must be less than the memory, 1000",
+        ),
+        ("memory = 1_000_000", "memory = 1_000\nreserve = -1", "reserve is -1; it must be a number from 0"),
         ("efficiency = 0.5", "efficiency = 2", "efficiency is 2; it must be at most 1"),
         ("f32 = 1e12", "f32 = 0", "f32 is 0; it must be a number above 0"),
         ("f32 = 1e12", 'f32 = "fast"', "f32 is 'fast'; it must be a number above 0"),

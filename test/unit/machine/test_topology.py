@@ -103,7 +103,11 @@ def test_no_estimate_beats_the_cut(data: st.DataObject):
 
 def test_kinds_of_devices():
     levels = [{"name": "gpus", "size": 4, "kinds": ["chip", "chip", "old", "chip"], "bandwidth": 1e9, "latency": 0}]
-    machine = machine_from("mixed", {"devices": [FAST, SLOW], "levels": levels})
+    # The larger device has less left for a plan.
+    fast, slow = {**FAST, "memory": 2000, "reserve": 1900}, {**SLOW, "memory": 1000, "reserve": 500}
+    machine = machine_from("mixed", {"devices": [fast, slow], "levels": levels})
+    assert machine.device.usable == 100
+    assert machine_from("mixed", described(machine)) == machine
     assert [machine.device_of(i).name for i in range(4)] == ["chip", "chip", "old", "chip"]
     slowest = machine.device
     assert (slowest.name, dict(slowest.flops), slowest.launch, slowest.efficiency) == (

@@ -128,4 +128,4 @@ def test_the_program_of_a_24_layer_model_stays_readable(where: str, strategy: st
     own, fixed = text.split(runtime.text(("watchdog",)))
     assert own.count("\n") <= 3300
     # The same in every program, but for functions that no line calls: recipe, checks, checkpoints, data, command line.
-    assert fixed.count("\n") <= 2100
+    assert fixed.count("\n") <= 2150

@@ -1,10 +1,10 @@
 """Every search ends with its budget, with a plan that holds, the same whenever and wherever it is done."""
 
 import os
-from dataclasses import replace
 
 import pytest
 from extent import sample
+from graphs import with_memory
 
 from unity_ir.budget import Budget, OutOfBudget, beside, spend, within
 from unity_ir.cost.plan import cost
@@ -67,7 +67,7 @@ def test_each_strategy_ends_wherever_its_budget_does(strategy: str, model: str):
         assert found.budget is not None
         place(found.graph, machine.mesh)
         assert cost(found.graph, machine, Optimizer()).time == pytest.approx(found.cost.time)
-        assert needed(found.graph, found.cost, Optimizer()) <= machine.device.memory
+        assert needed(found.graph, found.cost, Optimizer()) <= machine.device.usable
         assert found.interrupted == found.budget.ended
         if found.budget.ended and found.bound is not None:
             proved = (found.proved or found.cost).time
@@ -119,7 +119,7 @@ def test_time_is_a_limit_beside_work():
 
 def test_memory_is_short_and_nothing_fits():
     machine = load("box:4")
-    tiny = replace(machine, device=replace(machine.device, memory=1000))
+    tiny = with_memory(machine, 1000)
     with pytest.raises(UnityError, match="its budget ended before joint found a plan, and no baseline fits"):
         run(small("mlp"), tiny, "joint", budget=Budget(0.0))
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from graphs import boxes
+from graphs import boxes, with_memory
 
 from unity_ir import models
 from unity_ir.errors import UnityError
@@ -57,7 +56,7 @@ def test_before_there_is_a_plan_a_baseline_stands_in(at: tuple[str, str], monkey
     best = min(run(mlp(), MACHINE, s, options=options).cost.time for s, options in baselines.items())
     assert found.cost.time == best
     with pytest.raises(UnityError, match=r"^search: interrupted before joint found a plan, and no baseline fits"):
-        run(mlp(), replace(MACHINE, device=replace(MACHINE.device, memory=1)))
+        run(mlp(), with_memory(MACHINE, 1))
 
 
 def test_mcmc_returns_the_best_so_far(monkeypatch: pytest.MonkeyPatch):

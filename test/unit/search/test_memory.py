@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 from extent import examples
-from graphs import boxes, random_graph
+from graphs import boxes, random_graph, with_memory
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from pinned import pinned
@@ -51,10 +51,6 @@ from unity_ir.simulate.report import as_emitted
 
 OPTIMIZERS = (Optimizer(), Optimizer("adam"))
 TWO, FOUR = boxes(2, overhead=1e-6), boxes(2, 2, overhead=1e-6)
-
-
-def with_memory(machine: Machine, bytes: float) -> Machine:
-    return replace(machine, device=replace(machine.device, memory=int(bytes)))
 
 
 def chosen_at_random(model: CostModel, random: Random) -> Choice:
@@ -188,10 +184,10 @@ def test_what_is_returned_fits(seed: int, part: float):
         found = run(graph, machine, optimizer=optimizer)
     except UnityError:
         # Even what needs least of what was tried is too much; so then is the fastest.
-        assert needed(free.graph, cost(free.graph, machine, optimizer), optimizer) > machine.device.memory
+        assert needed(free.graph, cost(free.graph, machine, optimizer), optimizer) > machine.device.usable
         return
-    assert found.cost.memory_bytes <= machine.device.memory
-    assert needed(found.graph, cost(found.graph, machine, optimizer), optimizer) <= machine.device.memory
+    assert found.cost.memory_bytes <= machine.device.usable
+    assert needed(found.graph, cost(found.graph, machine, optimizer), optimizer) <= machine.device.usable
     assert found.bound is not None
     # The sums of plans with everything on all devices.
     assert (free.proved or free.cost).time <= (found.proved or found.cost).time + 1e-9

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain, combinations
 from math import inf
 
 import pytest
+from graphs import with_memory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zoo import SMALL
@@ -47,10 +47,6 @@ def gpt2(batch: int = 8) -> Graph:
 
 def need(plan: Graph, machine: Machine) -> int:
     return needed(plan, cost(plan, machine, SGD), SGD)
-
-
-def with_memory(machine: Machine, memory: int) -> Machine:
-    return replace(machine, device=replace(machine.device, memory=memory))
 
 
 # --- the minimum cut
@@ -182,7 +178,7 @@ def test_auto_is_nothing_if_the_plan_fits_and_as_little_as_makes_it_fit(plan: st
     for share in (0.8, 0.5, 0.2):
         limit = with_memory(machine, int(least + share * (whole - least)))
         found = recomputed(placed, "auto", limit, SGD)
-        assert need(found, limit) <= limit.device.memory
+        assert need(found, limit) <= limit.device.usable
         times.append(cost(found, machine, SGD).compute_time)
     assert times[1:] == sorted(times[1:])
     assert times[-1] <= cost(recomputed(placed, "block", machine, SGD), machine, SGD).compute_time
@@ -196,7 +192,7 @@ def test_auto_makes_a_step_of_micro_batches_fit():
     with pytest.raises(DoesNotFit):
         run(gpt2(32), limit, "fsdp", micro_batches=2)
     found = run(gpt2(32), limit, "fsdp", micro_batches=2, recompute="auto")
-    assert need(found.graph, limit) <= limit.device.memory
+    assert need(found.graph, limit) <= limit.device.usable
 
 
 @pytest.mark.parametrize("share", [0.9, 0.6, 0.4])
@@ -205,10 +201,10 @@ def test_joint_fits_where_a_baseline_with_recompute_does(share: float):
     baselines = [recipe(graph, machine, Degrees(zero=zero)) for zero in (2, 3)]
     limit = with_memory(machine, int(share * need(baselines[0], machine)))
     fitting = [recomputed(plan, "auto", limit, SGD) for plan in baselines]
-    seconds = [as_emitted(plan, limit, SGD)[0] for plan in fitting if need(plan, limit) <= limit.device.memory]
+    seconds = [as_emitted(plan, limit, SGD)[0] for plan in fitting if need(plan, limit) <= limit.device.usable]
     assert seconds
     found = run(graph, limit)
-    assert need(found.graph, limit) <= limit.device.memory
+    assert need(found.graph, limit) <= limit.device.usable
     assert as_emitted(found.graph, limit, SGD)[0] <= min(seconds) * (1 + 1e-6)
 
 
@@ -219,5 +215,5 @@ def test_the_message_names_what_recompute_would_need():
         run(graph, with_memory(machine, int(0.8 * whole)), "fsdp")
     with pytest.raises(DoesNotFit, match=r"with recompute=auto it still needs [0-9.]+ [Mk]B; or use more micro"):
         run(graph, with_memory(machine, int(0.1 * whole)), "fsdp")
-    with pytest.raises(DoesNotFit, match=r"has; use more micro-batches, more devices or a smaller batch$"):
+    with pytest.raises(DoesNotFit, match=r"in reserve\); use more micro-batches, more devices or a smaller batch$"):
         run(graph, with_memory(machine, int(0.1 * whole)), "fsdp", recompute="auto")

@@ -20,18 +20,23 @@ from unity_ir.pcg.origin import Origin
 @dataclass(frozen=True)
 class Imported:
     """
-    A graph imported from a PyTorch module, whose only output is the loss, and the tensors of its weights and tables.
+    A graph imported from a PyTorch module, whose first output is the loss, and the tensors of its weights and tables.
 
-    Tables are inputs that stay the same: buffers, frozen parameters, and constants.
+    Tables are inputs whose values come with the model: buffers, frozen parameters, and constants. Further outputs are
+    what a step replaces tables by: the running statistics of batch norms.
     """
 
     graph: Graph
     weights: dict[str, torch.Tensor]
     """The trained parameters the loss depends on, by full name; they share memory with the module."""
     tables: dict[str, torch.Tensor]
-    """Inputs of the graph that were folded from buffers and constants, or are frozen parameters, by name."""
+    """
+    Inputs of the graph that were folded from buffers and constants, or are frozen parameters, by name; and `counters`.
+    """
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     """Keys of the module's state dict (of tied weights and tables), each with the name of its weight or table."""
+    counters: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Tables that are no inputs: numbers of batches (`num_batches_tracked`), with what a step adds to each."""
 
     @property
     def origin(self) -> Origin:
@@ -39,7 +44,7 @@ class Imported:
         The names that an emitted program needs to read the module's state dict: those of the tables (inputs whose
         values come with the module, such as buffers), and the further keys of tied weights.
         """
-        return Origin(tuple(self.tables), self.names)
+        return Origin(tuple(t for t in self.tables if t not in self.counters), self.names, self.counters)
 
     def save(self, path: str | Path) -> None:
         """
@@ -78,12 +83,29 @@ def convert(exported: Exported, name: str) -> Imported:
     trained parameter.
     """
     importer = Importer(exported, name)
-    value = importer.loss()
-    used = {n.name for n in topological((value,)) if n.op in ("input", "weight")}
+    outputs = (importer.loss(), *importer.tables.replaced.values())
+    used = {n.name for n in topological(outputs) if n.op in ("input", "weight")}
     inputs = [n for n in (*importer.inputs.values(), *importer.tables.leaves) if n.name in used]
+    counters = _counters(exported, importer.tables.calls)
+    numbers = {full: tensor.detach() for full, tensor in exported.buffers.values() if full in counters}
+    kept = used | counters.keys()
     return Imported(
-        Graph(name, tuple(inputs), (value,)),
+        Graph(name, tuple(inputs), outputs),
         {n: w for n, w in importer.weights.items() if n in used},
-        {n: t.detach() for n, t in importer.tables.values.items() if n in used},
-        {key: of for key, of in exported.state.items() if of in used and of not in importer.inputs},
+        {n: t.detach() for n, t in importer.tables.values.items() if n in used} | numbers,
+        {key: of for key, of in exported.state.items() if of in kept and of not in importer.inputs},
+        counters,
     )
+
+
+def _counters(exported: Exported, calls: Mapping[str, int]) -> dict[str, int]:
+    """
+    Return the names of the numbers of batches of batch norms, with what a step adds to each: how many times it replaces
+    the running mean of the same module, as `calls` has it by name.
+    """
+    there = {full for full, _ in exported.buffers.values()}
+    means = {
+        name.rpartition("running_mean")[0]: count for name, count in calls.items() if name.endswith("running_mean")
+    }
+    found = {f"{module}num_batches_tracked": count for module, count in means.items()}
+    return {name: count for name, count in found.items() if name in there}

@@ -27,7 +27,28 @@ class Tables:
         self.leaves: list[Node] = []
         self.names: dict[int, str] = {}
         """Full names of buffers and frozen parameters by `id` of the tensor."""
+        self.replaced: dict[str, Value] = {}
+        """The value that a step leaves in a table, by its name, of those that it replaces: running statistics."""
+        self.calls: dict[str, int] = {}
+        """How many times a step replaces each running statistic that it reads; 0 for those that stay the same."""
         self._known: dict[object, Value] = {}
+
+    def present(self, tensor: torch.Tensor) -> Value | None:
+        """
+        Return the present value of a running statistic: its table, or what a use of its batch norm before has replaced
+        that by; None for a tensor that is no buffer of the module.
+        """
+        name = self.names.get(id(tensor))
+        if name is None:
+            return None
+        self.calls.setdefault(name, 0)
+        return self.replaced.get(name) or self.add(tensor)
+
+    def replace(self, tensor: torch.Tensor, value: Value) -> None:
+        """Let a step replace the table that holds a buffer of the module by a value."""
+        name = self.names[id(tensor)]
+        self.replaced[name] = value
+        self.calls[name] += 1
 
     def add(self, tensor: torch.Tensor) -> Value:
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 
@@ -59,12 +59,15 @@ def plan_text(
     coarsest = max((t.dtype for t in program.tensors.values()), key=_COARSE.index, default="f32")
     bounds = _integer_bounds(reference)
     inputs = [
-        f"    {leaf.name!r}: {_spec(program, leaf.result, bounds.get(leaf.name))}," for leaf in program.leaves("input")
+        f"    {leaf.name!r}: {spec_text(program, leaf.result, bounds.get(leaf.name))},"
+        for leaf in program.leaves("input")
     ]
     # In the model's order, in which layers repeat.
     order = {node.name: i for i, node in enumerate(reference.weights())}
     leaves = sorted(program.leaves("weight"), key=lambda leaf: order[leaf.name])
-    weights = [(leaf.name, _spec(program, leaf.result)) for leaf in leaves]
+    weights = [(leaf.name, spec_text(program, leaf.result)) for leaf in leaves]
+    kept = {each.leaf.name: each.initial for each in program.running if each is not None}
+    tables = tables_of(program, origin)
     head = [
         "# --- the plan\n",
         f"NAME = {program.name!r}",
@@ -77,25 +80,35 @@ def plan_text(
         f"STATE = {OPTIMIZERS[optimizer.name].state!r}  # what it keeps of each weight from step to step",
         f"PARAMETER_GROUPS = {_parameter_groups(optimizer.groups, reference)!r}  # own settings, by patterns of names",
         f"CLIP = {optimizer.clip!r}  # most the norm of the whole gradient may be; 0.0 for no limit",
-        f"COUNTED = {_counted(reference)!r}  # how many, and of what, a step takes",
+        f"COUNTED = {_counted(reference, tables)!r}  # how many, and of what, a step takes",
         f"FLOPS, PEAK = {_model_flops(reference)!r}, {peaks.get(coarsest)!r}  # of a step; per second, of all devices",
     ]
     if origin is None:
-        head.append("IMPORTED, TABLES, NAMES = False, (), {}")
+        head.append(f"IMPORTED, TABLES, NAMES = False, {tables!r}, {{}}")
     else:
-        read = {leaf.name for leaf in program.leaves("input")}
         head += [
             "IMPORTED = True  # with weights, which initial ones are not",
-            f"TABLES = {tuple(t for t in origin.tables if t in read)!r}  # inputs that come with the weights",
+            f"TABLES = {tables!r}  # inputs that come with the weights",
             f"NAMES = {dict(origin.names)!r}  # further names in files, and of what",
         ]
-    tables = ["INPUTS = {", *inputs, "}", "WEIGHTS = {", *_table(weights), "}"]
-    tables.append(f"LOSS = {_spec(program, program.outputs[0])}")
-    tables.append(f"COARSEST = {TORCH_DTYPES[coarsest]}  # floating point numbers that it computes with")
-    return "\n".join(head) + _SPEC + "\n".join(tables) + "\n"
+    head.append(f"RUNNING = {kept!r}  # tables that a step replaces, with what they are initially")
+    counters = {} if origin is None else dict(origin.counters)
+    head.append(f"COUNTERS = {counters!r}  # tables that are no inputs, with what a step adds to them")
+    specs = ["INPUTS = {", *inputs, "}", "WEIGHTS = {", *_table(weights), "}"]
+    specs.append(f"LOSS = {spec_text(program, program.outputs[0])}")
+    specs.append(f"COARSEST = {TORCH_DTYPES[coarsest]}  # floating point numbers that it computes with")
+    return "\n".join(head) + _SPEC + "\n".join(specs) + "\n"
 
 
-def _spec(program: Program, register: Register, below: int | None = None) -> str:
+def tables_of(program: Program, origin: Origin | None) -> tuple[str, ...]:
+    """Return the names of the inputs that no batch has: tables of an imported model, and running statistics."""
+    read = {leaf.name for leaf in program.leaves("input")}
+    known = () if origin is None else (t for t in origin.tables if t in read)
+    return tuple(dict.fromkeys((*known, *program.replaced)))
+
+
+def spec_text(program: Program, register: Register, below: int | None = None) -> str:
+    """Return the text of the `Spec` of a register, integers of which are less than `below`, if given."""
     tensor = program.tensors[register]
     roles = tuple(r if is_shard(r) else role_name(r) for r in tensor.layout[: program.axes])
     extra = "" if below is None else f", {below}"
@@ -122,9 +135,12 @@ def _embeddings(reference: Graph) -> list[str]:
     return [re.sub(r"([*?[])", r"[\1]", node.name) for node in reference.weights() if node in tables]
 
 
-def _counted(reference: Graph) -> tuple[int, str]:
-    """Return how many tokens a step takes, those of an input of ids [samples, length], or else how many samples."""
-    shapes = [(n.result.type.shape, n.result.type.dtype) for n in reference.inputs]
+def _counted(reference: Graph, tables: Collection[str]) -> tuple[int, str]:
+    """
+    Return how many tokens a step takes, those of an input of ids [samples, length], or else how many samples; `tables`
+    are inputs that no batch has.
+    """
+    shapes = [(n.result.type.shape, n.result.type.dtype) for n in reference.inputs if n.name not in tables]
     ids = next((shape for shape, dtype in shapes if len(shape) > 1 and dtype in ("i32", "i64")), None)
     if ids is not None:
         return prod(ids), "tokens"

@@ -23,7 +23,7 @@ from unity_ir.kernels.triton.expression import tdl_text
 from unity_ir.kernels.triton.launch import Compiled, Launcher
 from unity_ir.kernels.triton.optimizer import optimizer_launcher
 from unity_ir.lowering import runtime
-from unity_ir.lowering.emit.plan_text import plan_text
+from unity_ir.lowering.emit.plan_text import plan_text, spec_text
 from unity_ir.lowering.emit.reference_text import reference_text
 from unity_ir.lowering.emit.step_text import StepWriter
 from unity_ir.ops.optimizers import OPTIMIZERS
@@ -31,7 +31,7 @@ from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.origin import Origin
 from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Compute, Fused, check_step
+from unity_ir.plan.program import Compute, Fused, Program, check_step
 
 _IMPORT_TRITON = """
 if not torch.cuda.is_available() or "gloo" in sys.argv or "--backend=gloo" in sys.argv:
@@ -41,7 +41,7 @@ import triton.language as tl
 """
 
 
-NO_FORWARD = "forward = None  # emit with evaluate for a forward alone, which --eval-data needs\n"
+NO_FORWARD = "forward = COUNT = None  # emit with evaluate for a forward alone, which --eval-data needs\n"
 """What a program has in place of `forward`."""
 
 
@@ -123,7 +123,7 @@ class _Printer:
 
     def _reserved(self) -> set[str]:
         """Return the names that functions of the program read, which no local variable may hide."""
-        own = {*dir(builtins), *self.launchers, "ctx", "weights", "batch", "grads"}
+        own = {*dir(builtins), *self.launchers, "ctx", "weights", "batch", "grads", "kept"}
         return own | runtime.defined_names(self._header()) | runtime.runtime_names()
 
     # -- the whole
@@ -137,10 +137,14 @@ class _Printer:
             steps.append(writer.text())
             groups |= writer.groups
             self.taken = self._reserved()
+        if len(self.calls) > 1:
+            steps.append(_count_text(self.calls[1][0].program))
         step = "\n\n".join(steps) if len(steps) > 1 else f"{steps[0]}\n\n{NO_FORWARD}"
         update = self._update()
         self.taken = self._reserved()
-        reference = reference_text(self.reference, self._identifier, self.taken)
+        outputs = zip(self.program.running, self.reference.outputs, strict=False)
+        running = {each.leaf.name: value for each, value in outputs if each is not None}
+        reference = reference_text(self.reference, self._identifier, self.taken, running)
         kernels: dict[str, str] = {}
         for name, text in (item for each in self.launchers.values() for item in each.kernels.items()):
             assert kernels.setdefault(name, text) == text, f"two kernels are called {name}"
@@ -246,6 +250,13 @@ class _Printer:
             given += ["**hyperparameters(name, rate)", *(["scale=scale"] if optimizer.clip else [])]
             out.append(f"{indent}{made.name}({', '.join(given)})  # {optimizer.name}")
         return "\n".join(out) + "\n"
+
+
+def _count_text(forward: Program) -> str:
+    """Return the line that says whether `forward` returns a number of labels beside the loss, and in which layout."""
+    if len(forward.outputs) == 1:
+        return "COUNT = None  # the loss is a mean over as many samples in every batch, or none\n"
+    return f"COUNT = {spec_text(forward, forward.outputs[1])}  # how many labels the loss is the mean over\n"
 
 
 def _once(texts: Iterable[str]) -> str:

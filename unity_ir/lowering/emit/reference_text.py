@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from unity_ir.kernels.pytorch.code import torch_reference
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
@@ -25,10 +26,16 @@ class _Loop:
     """Values from before the loop that the first part reads where others read a result of the part before."""
 
 
-def reference_text(graph: Graph, identifier: Callable[[str], str], taken: set[str]) -> str:
+def reference_text(
+    graph: Graph,
+    identifier: Callable[[str], str],
+    taken: set[str],
+    running: Mapping[str, Value] = MappingProxyType({}),
+) -> str:
     """
     Return the Python text of the function `reference(weights, batch)`, the serial forward `graph` in plain PyTorch,
-    which returns the loss.
+    which returns the loss. Given next values of `running` statistics by name, it is `reference(weights, batch, kept)`,
+    which puts these into the dict `kept`.
 
     `taken` has the identifiers in use; `identifier` returns a new one like the one wished for, and adds it to `taken`.
     Equal layers, three or more in a row, are one loop:
@@ -37,12 +44,13 @@ def reference_text(graph: Graph, identifier: Callable[[str], str], taken: set[st
             matmul = relu @ weights[f'layer.{layer}.w']
             relu = torch.relu(matmul)
     """
-    return _Writer(graph, identifier, taken).text()
+    return _Writer(graph, identifier, taken, running).text()
 
 
 class _Writer:
-    def __init__(self, graph: Graph, identifier: Callable[[str], str], taken: set[str]):
+    def __init__(self, graph: Graph, identifier: Callable[[str], str], taken: set[str], running: Mapping[str, Value]):
         self.graph = graph
+        self.running = running
         self.identifier = identifier
         self.taken = taken
         self.nodes = [n for n in graph.nodes() if n.op != "weight"]
@@ -56,7 +64,12 @@ class _Writer:
         self.out: list[str] = []
 
     def text(self) -> str:
-        self.out = ["def reference(weights, batch):", '    """The same forward on whole tensors in plain PyTorch."""']
+        kept = ", kept" if self.running else ""
+        what = "; puts new running statistics into `kept`" if self.running else ""
+        self.out = [
+            f"def reference(weights, batch{kept}):",
+            f'    """The same forward on whole tensors in plain PyTorch{what}."""',
+        ]
         done = 0
         loops: dict[Repeat, _Loop] = {}
 
@@ -73,6 +86,9 @@ class _Writer:
             self._print(loops[run])
             done = run.end
         self._straight(self.nodes[done:])
+        if self.running:
+            made = ", ".join(f"{name!r}: {self._name(value)}" for name, value in self.running.items())
+            self.out.append(f"    kept.update({{{made}}})")
         return "\n".join([*self.out, f"    return {self._name(self.graph.outputs[0])}"]) + "\n"
 
     def _key(self, node: Node) -> Hashable:

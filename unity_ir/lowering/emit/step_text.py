@@ -72,8 +72,9 @@ class StepWriter:
     def text(self) -> str:
         """
         Return the Python text of the emitted function `forward_backward(ctx, weights, batch)`, which returns this
-        rank's part of the loss and a dict of its parts of the gradients by weight name; or `forward`, with the same
-        arguments, which returns the loss alone.
+        rank's part of the loss and a dict of its parts of the gradients by weight name, and of the new values of
+        running statistics by the names of their inputs; or `forward`, with the same arguments, which returns the loss
+        alone, or with the number of labels that it is the mean over.
         """
         program = self.program
         if program.micro_batches > 1:
@@ -82,18 +83,24 @@ class StepWriter:
         lines = [(f"{name} = ctx.at({pinned!r})", "whether this rank is there") for pinned, name in self.here.items()]
         lines += self._looped(rows) if self.flags else [row.text() for row in rows]
         if program.optimizer is None:
-            out = ["def forward(ctx, weights, batch):", '    """This rank\'s part of the loss, without dropout."""']
+            count = ", and the number of labels that it is the mean over" if program.outputs[1:] else ""
+            out = [
+                "def forward(ctx, weights, batch):",
+                f'    """This rank\'s part of the loss, without dropout{count}."""',
+            ]
         else:
             out = ["def forward_backward(ctx, weights, batch):"]
-            out.append('    """This rank\'s part of the loss, and of the gradient of every weight by name."""')
+            kept = ", and of new running statistics," if program.replaced else ""
+            out.append(f'    """This rank\'s part of the loss, and of the gradient of every weight{kept} by name."""')
         width = min(max((len(code) for code, _ in lines), default=0), WIDTH)
         for code, comment in lines:
             out.append(f"    {code:<{width}}  # {comment}" if comment else f"    {code}")
         if program.optimizer is None:
-            return "\n".join([*out, f"    return {self._use(program.outputs[0])}"]) + "\n"
+            found = ", ".join(map(self._use, program.outputs))
+            return "\n".join([*out, f"    return {found}"]) + "\n"
         weights = {leaf.result: leaf.name for leaf in program.leaves("weight")}
-        updates = [i for i in program.body if isinstance(i, UpdateWeight)]
-        found = ", ".join(f"{weights[i.weight]!r}: {self._use(i.grad)}" for i in updates)
+        made = {weights[i.weight]: i.grad for i in program.body if isinstance(i, UpdateWeight)}
+        found = ", ".join(f"{name!r}: {self._use(r)}" for name, r in {**made, **program.replaced}.items())
         out.append(f"    return {self._use(program.outputs[0])}, {{{found}}}")
         return "\n".join(out) + "\n"
 

@@ -19,6 +19,7 @@ from unity_ir.lowering.runtime.plan import (
     INPUTS,
     LOSS,
     OPTIMIZER,
+    RUNNING,
     STATE,
     WEIGHTS,
     forward_backward,
@@ -66,13 +67,17 @@ def rounding(plain, batch, wanted):
 
 
 def gradients(weights, batch):
-    """Return (loss, {name: gradient}) of `reference` on whole tensors by name, by autograd; zeros where unused."""
+    """
+    Return (loss, {name: gradient}) of `reference` on whole tensors by name, by autograd; zeros where unused. The next
+    values of running statistics are among the gradients.
+    """
     leaves = {n: w.detach().clone().requires_grad_() for n, w in weights.items()}
-    loss = reference(leaves, batch)
+    kept: dict = {}
+    loss = reference(leaves, batch, kept) if RUNNING else reference(leaves, batch)
     if not loss.requires_grad:
-        return loss.detach(), {n: torch.zeros_like(w) for n, w in weights.items()}
+        return loss.detach(), {n: torch.zeros_like(w) for n, w in weights.items()} | kept
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    return loss.detach(), dict(zip(leaves, found))
+    return loss.detach(), dict(zip(leaves, found)) | {n: value.detach() for n, value in kept.items()}
 
 
 def _double(tensor):
@@ -147,6 +152,11 @@ def check(ctx, steps, seed, data, start=None, notes=None):
         want_loss, want = gradients(plain, {n: _double(b) for n, b in batch.items()})
         line = compare(f"step {t}: loss", same(f"step {t}: loss", *whole(ctx, loss, LOSS)), want_loss)
         wrong += [line] if line else []
+        specs = {n: INPUTS[n] for n in RUNNING}
+        for n, g in wholes(ctx, {n: grads[n] for n in specs}, specs).items():
+            what = f"step {t}: running statistic {n}"
+            line = compare(what, same(what, *g), want.pop(n))
+            wrong += [line] if line else []
         parts = {n: grads[n] for n in WEIGHTS}
         got = {n: same(f"step {t}: gradient of {n}", *g) for n, g in wholes(ctx, parts, WEIGHTS).items()}
         off = {n: line for n in WEIGHTS if (line := compare(f"step {t}: gradient of {n}", got[n], want[n]))}

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from unity_ir.lowering.runtime.pieces import pins
-from unity_ir.lowering.runtime.plan import INPUTS, MESH, NAME, OPTIMIZER, TABLES, WEIGHTS, WORLD
+from unity_ir.lowering.runtime.plan import COUNTERS, INPUTS, MESH, NAME, OPTIMIZER, RUNNING, TABLES, WEIGHTS, WORLD
 from unity_ir.lowering.runtime.ranks import FOREVER, Context, everywhere, fail_alike, finish_files, from_all, from_first
 from unity_ir.lowering.runtime.recipe import RECIPE
 
@@ -282,8 +282,9 @@ def _opened(path):
 
 def load(ctx, weights, moments, folder, changed=(), tables=None):
     """
-    Load the newest complete checkpoint in `folder` in place into weights, moments, random state and (if missing there)
-    the dict `tables`; return its number of steps. Ends the run if hyperparameters not in `changed` differ.
+    Load the newest complete checkpoint in `folder` in place into weights, moments, random state and (what a step
+    changes, and what is missing there) the dict `tables`; return its number of steps. Ends the run if hyperparameters
+    not in `changed` differ.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -295,13 +296,17 @@ def load(ctx, weights, moments, folder, changed=(), tables=None):
     if wrong:
         fail_alike(f"cannot load {path}: {wrong}")
     state = {**state_dict(ctx, weights, moments), "step": torch.tensor(0), "random": torch.get_rng_state()}
-    kept = {n: torch.empty(INPUTS[n].shape, dtype=INPUTS[n].dtype) for n in TABLES if n in record.get("tables", ())}
+    there = record.get("tables", ())
+    kept = {n: torch.empty(INPUTS[n].shape, dtype=INPUTS[n].dtype) for n in TABLES if n in there}
+    kept.update({n: torch.zeros((), dtype=torch.int64) for n in COUNTERS if n in there})
     state.update({f"tables.{n}": table for n, table in kept.items()})
     wrong = _wrong_anywhere(lambda: dcp.load(state, checkpoint_id=str(path)))
     if wrong or int(state["step"]) != record["step"]:
         fail_alike(f"cannot load {path}: {wrong or 'its step is not that of its complete.json'}")
     torch.set_rng_state(state["random"])
     for name, table in kept.items() if tables is not None else ():
+        if name in RUNNING or name in COUNTERS:
+            tables[name] = table
         tables.setdefault(name, table)
     return int(state["step"])
 

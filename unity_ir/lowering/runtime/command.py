@@ -27,6 +27,7 @@ from unity_ir.lowering.runtime.plan import (
     LOSS,
     NAME,
     OPTIMIZER,
+    RUNNING,
     TABLES,
     WORLD,
     forward,
@@ -55,12 +56,16 @@ from unity_ir.lowering.runtime.weights import read_tables, read_weights, write_w
 
 def step(ctx, weights, moments, batch, t, rate=1.0, before_update=None, profile=None):
     """
-    Do step `t` (from 0) in place on a whole batch at `rate` times the learning rate; return this rank's loss. Call
+    Do step `t` (from 0) in place on a whole batch at `rate` times the learning rate; return this rank's loss. Running
+    statistics, which are in the batch, are replaced in place. Call
     `before_update(pieces, loss, norm)` with the gradient's norm (None without CLIP); if that is not finite, do not
     update.
     """
     local = {name: piece(ctx, batch[name], spec) for name, spec in INPUTS.items()}
-    return step_on(ctx, weights, moments, local, t, rate, before_update, profile)
+    loss = step_on(ctx, weights, moments, local, t, rate, before_update, profile)
+    for name in RUNNING:
+        batch[name].copy_(whole(ctx, local[name], INPUTS[name])[0])
+    return loss
 
 
 def step_on(ctx, weights, moments, local, t, rate=1.0, before_update=None, profile=None):
@@ -72,6 +77,9 @@ def step_on(ctx, weights, moments, local, t, rate=1.0, before_update=None, profi
         before_update(local, loss, norm)
     if norm is None or math.isfinite(norm):
         run(update)(weights, grads, moments, t + 1, rate, 1.0 if norm is None else clip_scale(norm))
+        for name in RUNNING:
+            if local[name] is not None:
+                local[name].copy_(grads[name])
     return loss
 
 
@@ -90,7 +98,7 @@ def train(ctx, options, data, seed, folder, skipped=0):
         if options.weights:
             read_weights(ctx, weights, options.weights)
         first = load(ctx, weights, moments, folder, options.changed, data.tables) if folder else 0
-    evaluation = Evaluation(ctx, options, data.tables) if options.eval_data else None
+    evaluation = Evaluation(ctx, options, data) if options.eval_data else None
     beside = Beside(ctx) if options.save_async else None
     log, in_a_row = Log(ctx, options.log, skipped), 0
     for t in range(first, options.steps):
@@ -115,14 +123,18 @@ def train(ctx, options, data, seed, folder, skipped=0):
         local = data.pieces(ctx, t)
         ctx.moved()
         profile = Profile(ctx) if options.profile and is_last else None
+        skipped = log.skipped
         # Of a step that is skipped the optimizer knows nothing.
         step_on(ctx, weights, moments, local, t - log.skipped, rate, report, profile)
+        if log.skipped == skipped:
+            data.trained()
         if profile:
             with ctx.unlimited():
                 profile.write(options.profile)
         if options.save and (is_last or (options.save_every and (t + 1) % options.save_every == 0)):
             with ctx.unlimited():
-                save(ctx, weights, moments, t + 1, options.save, seed, options.keep, data.tables, log.skipped, beside)
+                tables = data.whole_tables(ctx)
+                save(ctx, weights, moments, t + 1, options.save, seed, options.keep, tables, log.skipped, beside)
         if evaluation and evaluation.is_due(t + 1, options.steps):
             log.evaluated(t, evaluation.loss(ctx, weights))
     if evaluation and first == options.steps:
@@ -131,7 +143,7 @@ def train(ctx, options, data, seed, folder, skipped=0):
         beside.wait()
     if options.weights_out:
         with ctx.unlimited():
-            write_weights(ctx, weights, options.weights_out, data.tables)
+            write_weights(ctx, weights, options.weights_out, data.whole_tables(ctx))
 
 
 # --- the command line
@@ -300,8 +312,12 @@ def run(ctx, options):
         made = "as unity-opt --from-torch=.. --weights-out=FILE writes it, or from others by --random-weights"
         fail_alike(f"this model was imported with weights: start from them by --weights FILE, {made}")
     with ctx.unlimited():
-        file = options.tables or options.weights
-        tables = read_tables(file) if file and TABLES else {}
+        tables: dict = {}
+        for file in filter(None, (options.tables, options.weights)):
+            tables.update(dict(read_tables(file) or {}) if TABLES else {})
+        lost = [name for name in RUNNING if options.weights and name not in tables]
+        if lost:
+            fail_alike(f"{options.weights}: it has no running statistic {lost[0]!r}; a state dict of PyTorch has it")
         data = Data(options.data, seed, None if options.check and not tables else tables)
     if not options.check:
         return train(ctx, options, data, seed, folder, found[1].get("skipped", 0) if found else 0)

@@ -10,8 +10,8 @@ import sys
 
 import torch
 
-from unity_ir.lowering.runtime.pieces import piece
-from unity_ir.lowering.runtime.plan import INPUTS, TABLES
+from unity_ir.lowering.runtime.pieces import piece, wholes
+from unity_ir.lowering.runtime.plan import COUNTERS, INPUTS, RUNNING, TABLES
 from unity_ir.lowering.runtime.ranks import fail
 from unity_ir.lowering.runtime.tokens import Tokens
 from unity_ir.lowering.runtime.weights import names_in, read_safetensors
@@ -31,12 +31,18 @@ class Data:
     Source of batches: rows of an .npz or .safetensors file, shuffled every epoch or, without `is_shuffled`, in order;
     those of a token file, .npy or .bin (`Tokens`); the arrays by input name that the function of "module:function"
     returns for a step; or random numbers. Batches depend on step and seed alone, so that a run can be resumed. `tables`
-    are inputs that stay the same; without them they are random or the source's.
+    are inputs that no batch has, and counters; without them they are random or the source's.
+
+    Those that a step replaces (RUNNING) are `running`: this rank's pieces by name, which `trained` and checkpoints keep
+    up to date; `tables` has what they were before the first step.
     """
 
     def __init__(self, source=None, seed=0, tables=None, is_shuffled=True):
         # Random tables are enough for a check.
         self.tables = None if tables is None else {n: _table("the file of weights", n, t) for n, t in tables.items()}
+        if self.tables is not None:
+            self.tables = {**_initial_tables(), **self.tables}
+        self.running: dict = {}
         self.source, self.seed, self.is_shuffled, self.function = source, seed, is_shuffled, None
         self.arrays: dict = {}
         self.tokens: Tokens | None = None
@@ -101,7 +107,21 @@ class Data:
         """Return this rank's pieces of step `t`'s (from 0) batch, by input name."""
         own = self.tokens.pieces(ctx, t) if self.tokens else {}
         found = self._with_tables(own or self._rows(t))
+        for name in RUNNING:
+            self.running.setdefault(name, piece(ctx, found[name], INPUTS[name]))
+        own = {**own, **self.running}
         return {name: own[name] if name in own else piece(ctx, found[name], spec) for name, spec in INPUTS.items()}
+
+    def trained(self):
+        """Count a step that has replaced running statistics."""
+        for name, count in COUNTERS.items():
+            self.tables[name] = self.tables[name] + count
+
+    def whole_tables(self, ctx):
+        """Return the tables as they are now, whole, by name. All ranks call it."""
+        specs = {name: INPUTS[name] for name in self.running}
+        now = {name: value.cpu() for name, (value, _) in wholes(ctx, self.running, specs).items()}
+        return {**(self.tables or {}), **now}
 
     def whole_batches(self):
         """Return (how many whole batches the file has, rows that are left over); (None, 0) of a function."""
@@ -145,7 +165,15 @@ class Data:
         return torch.randn(spec.shape, generator=generator, dtype=torch.float32).to(spec.dtype)
 
 
+def _initial_tables():
+    """Return what tables are that a step replaces, or adds to, before any, by name."""
+    found = {n: torch.full(INPUTS[n].shape, value, dtype=INPUTS[n].dtype) for n, value in RUNNING.items()}
+    return {**found, **{n: torch.zeros((), dtype=torch.int64) for n in COUNTERS}}
+
+
 def _table(source, name, array):
+    if name in COUNTERS:
+        return array.detach().to(torch.int64).reshape(()).clone()
     return _converted(source, name, array, INPUTS[name].shape, INPUTS[name])
 
 

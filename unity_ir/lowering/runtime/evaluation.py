@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from unity_ir.lowering.runtime.data import Data
 from unity_ir.lowering.runtime.pieces import whole
-from unity_ir.lowering.runtime.plan import LOSS, forward
+from unity_ir.lowering.runtime.plan import COUNT, LOSS, forward
 from unity_ir.lowering.runtime.ranks import fail_alike
 
 # --- copied into the program from here on ---
@@ -20,12 +22,15 @@ from unity_ir.lowering.runtime.ranks import fail_alike
 class Evaluation:
     """
     The loss on data of its own (`options.eval_data`), in whole batches in their order, by the forward alone: its mean
-    over all batches, or over the first `options.eval_batches`. Rank 0 says how many rows fill no last batch.
+    over all batches, or over the first `options.eval_batches`; of a mean over some labels, that over those of all.
+    Tables and running statistics are those of the Data `trained_on`. Rank 0 says how many rows fill no last batch.
     """
 
-    def __init__(self, ctx, options, tables):
+    def __init__(self, ctx, options, trained_on):
         self.every = options.eval_every
-        self.data = Data(options.eval_data, 0, tables, is_shuffled=False)
+        self.data = Data(options.eval_data, 0, trained_on.tables, is_shuffled=False)
+        # Those of training, as they are then.
+        self.data.running = trained_on.running
         there, left = self.data.whole_batches()
         if there is None and not options.eval_batches:
             fail_alike("--eval-data is a function, which has no end; say by --eval-batches how many it is called for")
@@ -40,10 +45,18 @@ class Evaluation:
         return step == last or bool(self.every and step % self.every == 0)
 
     def loss(self, ctx, weights):
-        """Return the mean loss of the batches, a float; the state of random numbers stays as it was."""
-        total = 0.0
+        """
+        Return the mean loss of the batches, a float, or of all labels of all batches that are not ignored; the state of
+        random numbers stays as it was.
+        """
+        total = number = 0.0
         with torch.random.fork_rng([ctx.device] if ctx.device.type == "cuda" else []):
             for t in range(self.batches):
                 ctx.moved()
-                total += float(whole(ctx, forward(ctx, weights, self.data.pieces(ctx, t)), LOSS)[0])
-        return total / self.batches
+                found = forward(ctx, weights, self.data.pieces(ctx, t))
+                loss, count = found if COUNT else (found, None)
+                many = float(whole(ctx, count, COUNT)[0]) if COUNT else 1.0
+                # A batch without labels has no mean, and no part in that of all.
+                total += many * float(whole(ctx, loss, LOSS)[0]) if many else 0.0
+                number += many
+        return total / number if number else math.nan

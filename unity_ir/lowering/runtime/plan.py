@@ -30,6 +30,8 @@ WEIGHTS: dict[str, Spec] = {}
 LOSS = Spec((), torch.float32, ())
 IMPORTED = False
 TABLES: tuple[str, ...] = ()
+RUNNING: dict[str, float] = {}
+COUNTERS: dict[str, int] = {}
 NAMES: dict[str, str] = {}
 COARSEST = torch.float32
 OPTIMIZER: tuple[str, dict[str, float]] = ("sgd", {"lr": 0.1})
@@ -42,7 +44,8 @@ FLOPS, PEAK = 0, None
 
 def forward_backward(ctx: Any, weights: Any, batch: Any) -> Any:
     """
-    Stand in for a program's step on this rank's tensors by name, which returns (part of the loss, {weight: gradient}).
+    Stand in for a program's step on this rank's tensors by name, which returns (part of the loss, {weight: gradient}),
+    with the next values of running statistics among the gradients.
     """
     raise NotImplementedError
 
@@ -50,8 +53,10 @@ def forward_backward(ctx: Any, weights: Any, batch: Any) -> Any:
 forward: Any = None
 """
 Stand-in for a program's forward alone, a function of `forward_backward`'s arguments that returns this rank's part of
-the loss; None in a program without one.
+the loss, with COUNT also of the number of labels that it is the mean over; None in a program without one.
 """
+
+COUNT: Spec | None = None
 
 
 def update(weights: Any, grads: Any, moments: Any, t: int, rate: float = 1.0, scale: float = 1.0) -> None:
@@ -62,6 +67,9 @@ def update(weights: Any, grads: Any, moments: Any, t: int, rate: float = 1.0, sc
     raise NotImplementedError
 
 
-def reference(weights: Any, batch: Any) -> Any:
-    """Stand in for a program's serial forward in plain PyTorch on whole tensors by name, which returns the loss."""
+def reference(weights: Any, batch: Any, kept: Any = None) -> Any:
+    """
+    Stand in for a program's serial forward in plain PyTorch on whole tensors by name, which returns the loss; that of a
+    program with running statistics takes a dict, and puts their next values into it.
+    """
     raise NotImplementedError

@@ -75,7 +75,7 @@ def gradient_norm(ctx, grads):
     """Return the norm of all weights' gradient, given each rank's pieces: what several ranks hold alike counts once."""
     alike = {}
     for name, grad in grads.items():
-        if grad is not None:
+        if grad is not None and name in WEIGHTS:
             copies = math.prod(size for size, role in zip(MESH, WEIGHTS[name].roles) if role in ("copy", "repeat"))
             alike.setdefault((copies, grad.dtype), []).append(grad)
     square = torch.zeros((), dtype=torch.float64, device=ctx.device)

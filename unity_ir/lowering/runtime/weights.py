@@ -8,7 +8,7 @@ import torch
 
 from unity_ir.lowering.runtime.files import write_file
 from unity_ir.lowering.runtime.pieces import piece, whole
-from unity_ir.lowering.runtime.plan import NAMES, TABLES, WEIGHTS
+from unity_ir.lowering.runtime.plan import COUNTERS, NAMES, RUNNING, TABLES, WEIGHTS
 from unity_ir.lowering.runtime.ranks import fail
 
 # --- copied into the program from here on ---
@@ -55,9 +55,9 @@ def _other_names(name):
 
 
 def read_tables(path):
-    """Return the model's tables (constant inputs) that a safetensors file has, by name."""
+    """Return the model's tables (inputs that no batch has, and counters) that a safetensors file has, by name."""
     there = names_in(path)
-    return read_safetensors(path, [n for n in TABLES if {n, *_other_names(n)} & there], "table")
+    return read_safetensors(path, [n for n in (*TABLES, *COUNTERS) if {n, *_other_names(n)} & there], "table")
 
 
 def read_weights(ctx, weights, path):
@@ -72,7 +72,8 @@ def read_weights(ctx, weights, path):
 
 def write_weights(ctx, weights, path, tables=()):
     """Gather the weights; on rank 0, write them whole, with `tables`, to `path`, by all names of the state dict."""
-    found = {name: tables[name].cpu().contiguous().clone() for name in tables if NAMES.get(name) == name}
+    own = [name for name in tables if name in RUNNING or NAMES.get(name) == name]
+    found = {name: tables[name].cpu().contiguous().clone() for name in own}
     for name, spec in WEIGHTS.items():
         value, _ = whole(ctx, weights.get(name), spec)
         if ctx.rank == 0:

@@ -54,7 +54,7 @@ def expert(
     """
     plans = list(dict.fromkeys(_plans(graph, machine, rewrite)))
     costs = [cost(plan, machine, optimizer) if price is None else price(plan) for plan in plans]
-    over = [max(0, c.memory_bytes - machine.device.memory) for c in costs]
+    over = [max(0, c.memory_bytes - machine.device.usable) for c in costs]
     best = min(range(len(plans)), key=lambda i: (over[i], costs[i].time))
     return plans[best]
 

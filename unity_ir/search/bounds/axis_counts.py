@@ -110,7 +110,7 @@ class Bounds:
         try:
             with beside():
                 if known.price > 0:
-                    least = bound_within(known, self, self.machine.device.memory)
+                    least = bound_within(known, self, self.machine.device.usable)
                 if not known.again or least == 0:
                     alone, plan = bound(known.graph, self.machine, self.optimizer, known.seconds, bounds=self)
                     least = max(least, alone)
@@ -152,7 +152,7 @@ def bounded(
     machine = priced.machine
     if other is not None:
         better = cost(other, machine, optimizer)
-        if better.time < priced.time * (1 - ROUNDED) and needed(other, better, optimizer) <= machine.device.memory:
+        if better.time < priced.time * (1 - ROUNDED) and needed(other, better, optimizer) <= machine.device.usable:
             graph, priced = other, better
     return graph, priced, min(least, priced.time)
 
@@ -289,7 +289,7 @@ def _ordered(
 def _seconds(plan: Graph, machine: Machine, optimizer: Optimizer) -> float:
     """Return the seconds of a plan; infinite if it does not fit."""
     found = cost(plan, machine, optimizer)
-    return found.time if found.memory_bytes <= machine.device.memory else np.inf
+    return found.time if found.memory_bytes <= machine.device.usable else np.inf
 
 
 def _below(messages: Messages, limit: float) -> bool:

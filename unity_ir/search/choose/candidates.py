@@ -93,7 +93,7 @@ def estimated(plan: PricedGraph, optimizer: Optimizer) -> float:
 
 def fits(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> bool:
     """Return whether the peak memory of a plan is at most a device's memory."""
-    return needed(graph, priced, optimizer) <= priced.machine.device.memory
+    return needed(graph, priced, optimizer) <= priced.machine.device.usable
 
 
 def beyond_bounds(priced: PlanCost) -> bool:
@@ -157,7 +157,7 @@ class Baselines:
         with beside(), suppress(OutOfBudget):
             for name, plan in _by_hand(graph, self.machine, self.optimizer, strategies):
                 needs = needed(*plan, self.optimizer)
-                fit = needs <= self.machine.device.memory
+                fit = needs <= self.machine.device.usable
                 emitted = as_emitted(plan[0], self.machine, self.optimizer)[0] if fit else inf
                 candidates.append(Candidate(plan[0], name, plan[1].time, emitted, beyond_bounds(plan[1]), needs))
                 if recompute and not fit:
@@ -171,7 +171,7 @@ class Baselines:
             return []
         priced = cost(graph, self.machine, self.optimizer)
         needs = needed(graph, priced, self.optimizer)
-        fit = needs <= self.machine.device.memory
+        fit = needs <= self.machine.device.usable
         emitted = as_emitted(graph, self.machine, self.optimizer)[0] if fit else inf
         return [Candidate(graph, f"{name} with recompute", priced.time, emitted, True, needs)]
 

@@ -307,7 +307,7 @@ def needed(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
     `graph` is the plan's parallel forward graph, and `priced` its cost. The peak is simulated only where the sum of all
     buffers exceeds the device's memory.
     """
-    if not not_kept(graph) and all_at_once(graph, priced, optimizer) <= priced.machine.device.memory:
+    if not not_kept(graph) and all_at_once(graph, priced, optimizer) <= priced.machine.device.usable:
         return priced.memory_bytes
     return max(priced.memory_bytes, as_emitted(graph, priced.machine, optimizer)[1])
 
@@ -347,7 +347,7 @@ def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], J
     """
     solver = fastest.solver
     priced = cost(fastest.graph, solver.spaces.machine, solver.optimizer)
-    limit, held = priced.machine.device.memory, priced.memory_bytes
+    limit, held = priced.machine.device.usable, priced.memory_bytes
     if held <= limit and needed(fastest.graph, priced, solver.optimizer) <= limit:
         return fastest
     if _saved(source, solver) > limit * limits().hopeless:
@@ -366,7 +366,7 @@ class _SearchWithinMemory:
     def __init__(self, fastest: JointPlan, source: Graph):
         """Raises `Refused` if weights, gradients and optimizer state alone exceed the limit."""
         self.fastest, self.source, self.solver = fastest, source, fastest.solver
-        self.limit = self.solver.spaces.machine.device.memory
+        self.limit = self.solver.spaces.machine.device.usable
         self.solvers = Solvers(self.solver)
         first = LagrangianCurve(self.solvers, source)
         if _states(source, self.solver) > self.limit:
@@ -445,7 +445,7 @@ def _refused(needs: float, plan: ExactPlan, source: Graph, solver: Solver) -> Re
     Return the error for the smallest plan found, with a lower bound on all plans if that is over the limit already.
     """
     machine = solver.spaces.machine
-    limit, least = machine.device.memory, _states(source, solver)
+    limit, least = machine.device.usable, _states(source, solver)
     over = least > limit
     alone = f"weights, gradients and the optimizer's state alone, in equal parts, take {size_text(least)}; "
     advice = f"{alone}use more devices or a smaller model" if over else f"use {MORE}"
@@ -455,10 +455,10 @@ def _refused(needs: float, plan: ExactPlan, source: Graph, solver: Solver) -> Re
 
 def lacking(needs: float, device: Device) -> str:
     """
-    Return text for an error message: the bytes that a plan `needs` per device, and by how much they exceed the device's
-    memory.
+    Return text for an error message: the bytes that a plan `needs` per device, and by how much they exceed those that a
+    plan may take of the device.
     """
-    return f"needs {size_text(needs)} per device, {size_text(needs - device.memory)} more than {device.name} has"
+    return f"needs {size_text(needs)} per device, {size_text(needs - device.usable)} more than {device.limit_text}"
 
 
 def size_text(bytes: float) -> str:

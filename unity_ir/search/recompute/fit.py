@@ -62,7 +62,7 @@ def _fitting(
     plan: Graph, machine: Machine, optimizer: Optimizer, whole: Callable[[Graph], Graph], weights: bool
 ) -> Graph:
     """Return the plan with the least recompute that fits a device; with that of the least peak, if none does."""
-    limit = machine.device.memory
+    limit = machine.device.usable
 
     @cache
     def priced(plan: Graph) -> PlanCost:

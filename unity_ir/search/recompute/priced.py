@@ -33,7 +33,7 @@ def price_of_memory(plan: Graph, machine: Machine, optimizer: Optimizer) -> floa
     much as makes it fit a device; the most that it can where that is not enough, and 0 if it fits as it is.
     """
     priced = cost(plan, machine, optimizer)
-    limit = machine.device.memory
+    limit = machine.device.usable
     held = priced.memory_bytes
     over = (held if held > limit else needed(plan, priced, optimizer)) - limit
     if over <= 0:
@@ -82,7 +82,7 @@ class LayoutsWithRecompute:
         least = certain(bounded(solver, graph), graph, machine) if self.of.bound is None else self.of.bound
         if not self.price:
             return least
-        again = bounded(solver.at(Price(1.0, self.price, again=True)), graph) - self.price * machine.device.memory
+        again = bounded(solver.at(Price(1.0, self.price, again=True)), graph) - self.price * machine.device.usable
         return max(least, certain(again, graph, machine))
 
 

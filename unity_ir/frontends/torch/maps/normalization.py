@@ -13,7 +13,7 @@ import torch
 
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import add, mul
-from unity_ir.frontends.torch.site import CallSite, maps
+from unity_ir.frontends.torch.site import CallSite, cast, maps
 from unity_ir.frontends.torch.values import Operand, constant, op, reshape
 from unity_ir.pcg.graph import Value, apply
 
@@ -160,20 +160,37 @@ def batch_norm(
     Map PyTorch's batch normalisation of `x` [batch, channels, ..]: if `training`, or without running statistics, by the
     statistics of the whole batch, else by the running statistics `mean` and `var` [channels].
 
-    Updates of running statistics have no influence on the loss and are left out, so `momentum` has no effect, and
-    neither has `cudnn`.
+    If `training`, running statistics that are buffers of the module are replaced as PyTorch replaces them, with the
+    weight `momentum` for those of the batch. `cudnn` has no effect.
     """
-    del momentum, cudnn
+    del cudnn
     w, b = affine(site, weight, bias, x.shape[1])
-    stats: tuple[Value, ...] = ()
-    if training or mean is None:
-        center = op("batch_mean", x)
-        stats = (*apply("batch_stats", (x, center), {}).results, center)
-    elif isinstance(mean, torch.Tensor) and isinstance(var, torch.Tensor):
-        # Both are folded buffers; about the mean itself, nothing is shifted and the mean square is the variance.
-        center, square = (site.value(v.reshape(1, -1), site.dtype) for v in (mean, var))
-        stats = (constant(0, center.shape, site.dtype), square, center)
+    if not training and mean is not None and var is not None:
+        running = (site.tables.present(v) or v if isinstance(v, torch.Tensor) else v for v in (mean, var))
+        return op("running_batch_norm", x, *(site.value(v, site.dtype) for v in running), w, b, eps=float(eps))
+    center = op("batch_mean", x)
+    stats = (*apply("batch_stats", (x, center), {}).results, center)
+    if isinstance(mean, torch.Tensor) and isinstance(var, torch.Tensor):
+        _replace_running(site, (mean, var), stats, x.shape[0] * prod(x.shape[2:]), momentum)
     return op("batch_norm", x, *stats, w, b, eps=float(eps))
+
+
+def _replace_running(
+    site: CallSite, buffers: Sequence[torch.Tensor], stats: Sequence[Value], count: int, momentum: float
+) -> None:
+    """
+    Replace the running mean and variance [channels] in `buffers` by those after a batch whose statistics [1, channels]
+    are `stats` (shift, square, center), of `count` values of each channel; leave tensors alone that are no buffers of
+    the module, and are lost with the step.
+    """
+    before = [site.tables.present(buffer) for buffer in buffers]
+    if None in before or count < 2:
+        return
+    mean, var = (v for v in before if v is not None)
+    of_batch = (cast(v, mean.dtype) for v in stats)
+    made = apply("running_stats", (mean, var, *of_batch), {"count": count, "momentum": float(momentum)}).results
+    for buffer, value in zip(buffers, made, strict=True):
+        site.tables.replace(buffer, value)
 
 
 @maps("_native_batch_norm_legit", "native_batch_norm")
