@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pipelines import order_sizes, random_schedule
+from random_pipelines import order_sizes, random_schedule
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from unity_ir.errors import UnityError

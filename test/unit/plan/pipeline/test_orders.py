@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from pipelines import order_sizes
+from random_pipelines import order_sizes
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from unity_ir.errors import UnityError

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from random import Random
 
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from unity_ir.plan.pipeline.actions import StageAction
 from unity_ir.plan.pipeline.catalogue import ORDERS
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
+from unity_ir.simulate.pipeline import StageSeconds, split_seconds
 
 
 @st.composite
@@ -55,3 +58,18 @@ def sorted_names(ranks: list[int]) -> list[int]:
     """Ranks, numbered anew from 0 in the order in which they appear."""
     names: dict[int, int] = {}
     return [names.setdefault(rank, len(names)) for rank in ranks]
+
+
+def random_seconds(random: Random, stages: int) -> StageSeconds:
+    """Exact seconds of stages, sends and updates; whole backwards may be quicker than their halves."""
+
+    def some(count: int, low: int, high: int) -> list[Fraction]:
+        return [Fraction(random.randint(low, high), 8) for _ in range(count)]
+
+    spread = random.choice([2, 20])
+    forward, half, other = (some(stages, 8, 8 + spread) for _ in range(3))
+    send = some(stages - 1, 0, random.choice([0, 4, 30]))
+    update = some(stages, 0, random.choice([0, 40]))
+    seconds = split_seconds(forward, half, other, send, update)
+    saved = some(stages, 0, random.choice([0, 8]))
+    return replace(seconds, backward=tuple(b - s for b, s in zip(seconds.backward, saved, strict=True)))
