@@ -61,7 +61,7 @@ def sorted_names(ranks: list[int]) -> list[int]:
 
 
 def random_seconds(random: Random, stages: int) -> StageSeconds:
-    """Exact seconds of stages, sends and updates; whole backwards may be quicker than their halves."""
+    """Exact seconds of stages, sends and updates; whole backwards may be quicker or slower than their halves."""
 
     def some(count: int, low: int, high: int) -> list[Fraction]:
         return [Fraction(random.randint(low, high), 8) for _ in range(count)]
@@ -71,5 +71,5 @@ def random_seconds(random: Random, stages: int) -> StageSeconds:
     send = some(stages - 1, 0, random.choice([0, 4, 30]))
     update = some(stages, 0, random.choice([0, 40]))
     seconds = split_seconds(forward, half, other, send, update)
-    saved = some(stages, 0, random.choice([0, 8]))
+    saved = some(stages, random.choice([-8, 0]), random.choice([0, 8]))
     return replace(seconds, backward=tuple(b - s for b, s in zip(seconds.backward, saved, strict=True)))
