@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from random import Random
@@ -28,13 +29,18 @@ def order_sizes(draw: st.DrawFn, names: tuple[str, ...] = tuple(ORDERS)) -> tupl
 
 
 def random_schedule(random: Random, is_split: bool, is_contiguous: bool) -> PipelineSchedule:
-    """
-    Any order in which no rank waits for ever: what can be done next is drawn, one after the other.
+    """A random order of a random number of stages and micro-batches; each rank has one stage if `is_contiguous`."""
+    stages = random.randint(1, 5)
+    rank_of = range(stages) if is_contiguous else sorted_names([random.randrange(stages) for _ in range(stages)])
+    return random_order(random, rank_of, random.randint(1, 7), is_split)
 
-    Each rank has one stage if `is_contiguous`, else any. Backwards are whole, or if `is_split` some are in halves.
+
+def random_order(random: Random, rank_of: Sequence[int], m: int, is_split: bool) -> PipelineSchedule:
     """
-    stages, m = random.randint(1, 5), random.randint(1, 7)
-    rank_of = tuple(range(stages) if is_contiguous else sorted_names([random.randrange(stages) for _ in range(stages)]))
+    Any order in which no rank waits for ever: what can be done next is drawn, one after the other. Backwards are whole,
+    or if `is_split` some are in halves.
+    """
+    stages = len(rank_of)
     lists: list[list[StageAction]] = [[] for _ in range(max(rank_of) + 1)]
     ready = [StageAction(0, "F", k) for k in range(m)]
     # Some ranks and kinds are preferred, or all orders would be alike.
@@ -51,7 +57,7 @@ def random_schedule(random: Random, is_split: bool, is_contiguous: bool) -> Pipe
             ready.append(StageAction(back, "I" if is_split and random.random() < 0.7 else "B", k))
         if kind == "I":
             ready.append(StageAction(stage, "W", k))
-    return PipelineSchedule("random", m, tuple(map(tuple, lists)), rank_of)
+    return PipelineSchedule("random", m, tuple(map(tuple, lists)), tuple(rank_of))
 
 
 def sorted_names(ranks: list[int]) -> list[int]:
