@@ -29,7 +29,8 @@ from unity_ir.plan.pipeline.catalogue import ORDERS, pipeline_schedule
 from unity_ir.plan.pipeline.live import peak_live
 from unity_ir.plan.pipeline.orders import double_buffered
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
-from unity_ir.search.pipeline.stages import StageProblem, choose_stages, least_bound
+from unity_ir.search.pipeline.problem import StageProblem
+from unity_ir.search.pipeline.stages import choose_stages, least_bound
 from unity_ir.search.pipeline.table import StageOption, tabulate
 from unity_ir.simulate.pipeline import PipelineTimes, simulate_pipeline, split_seconds
 

@@ -21,7 +21,8 @@ def to_csv(schedule: PipelineSchedule) -> str:
 
 def from_csv(text: str, name: str) -> PipelineSchedule:
     """
-    Read a schedule and check it; `name` is for messages. Blank cells are skipped.
+    Read a schedule and check it; `name` is for messages. Blank cells are skipped. It is taken as synchronous: the text
+    does not say that 2BW is not.
 
     A stage is on the first rank whose row names it, and there are as many micro-batches as are named. Raises
     `UnityError` for a word that is no action, a missing or doubled one, a stage on two ranks, and ranks that wait for

@@ -29,7 +29,7 @@ def makespan_bound(
     is_clipped: bool = False,
 ) -> float:
     """
-    Return a lower bound, in seconds, of the makespan of any synchronous order of these stages.
+    Return a lower bound, in seconds, of the makespan of any synchronous order of these stages, but for rounding.
 
     Stage s is on rank `rank_of[s]`, by default on rank s. The family is of whole backwards, or if `is_split` of those
     whole or in halves, each as it likes. With `is_clipped`, updates wait for all ranks (`simulate_pipeline`).

@@ -9,7 +9,7 @@ from unity_ir.errors import UnityError
 from unity_ir.plan.pipeline.catalogue import ORDERS, pipeline_schedule
 from unity_ir.plan.pipeline.live import peak_live
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
-from unity_ir.search.pipeline.stages import StageChoice
+from unity_ir.search.pipeline.problem import StageChoice
 from unity_ir.simulate.pipeline import PipelineTimes, StageSeconds, simulate_pipeline
 
 

@@ -14,7 +14,8 @@ from unity_ir.plan.pipeline.catalogue import ORDERS, pipeline_schedule
 from unity_ir.plan.pipeline.live import peak_live
 from unity_ir.search.pipeline.bound import makespan_bound
 from unity_ir.search.pipeline.fastest import StageLoads, fastest_schedule, loads, simulated_schedules
-from unity_ir.search.pipeline.stages import StageProblem, choose_stages
+from unity_ir.search.pipeline.problem import StageProblem
+from unity_ir.search.pipeline.stages import choose_stages
 from unity_ir.search.pipeline.table import StageOption, tabulate
 from unity_ir.simulate.pipeline import StageSeconds, simulate_pipeline, split_seconds
 

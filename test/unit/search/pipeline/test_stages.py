@@ -16,7 +16,8 @@ from unity_ir.errors import UnityError
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
 from unity_ir.plan.pipeline.live import peak_live
 from unity_ir.search.pipeline.bound import makespan_bound
-from unity_ir.search.pipeline.stages import Stage, StageChoice, StageProblem, choose_stages, least_bound
+from unity_ir.search.pipeline.problem import Stage, StageChoice, StageProblem
+from unity_ir.search.pipeline.stages import choose_stages, least_bound
 from unity_ir.search.pipeline.table import StageOption, tabulate
 from unity_ir.simulate.pipeline import simulate_pipeline
 
