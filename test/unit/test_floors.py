@@ -76,7 +76,7 @@ ROOMS = {
         {"exact"},
         {"joint", "baselines", "tofu", "flexflow", "unity"},
         {"memory"},
-        {"bounds", "recompute", "result"},
+        {"bounds", "recompute", "result", "pipeline"},
         {"choose", "strategy"},
         {"strategies", "in_time"},
         {"run", "explain"},

@@ -28,7 +28,7 @@ Place = tuple[int, ...]
 class CollectiveCall:
     """
     A collective as one rank calls it: the ranks of its group (by place), the mesh axes, the kind, and this rank's
-    bytes.
+    bytes. A send between stages of a pipeline is one, without axes, that its two ranks call.
     """
 
     group: tuple[Place, ...]
@@ -92,12 +92,12 @@ def _elsewhere(place: Place, apart: Sequence[int], axes: Sequence[int]) -> Place
     return tuple(x for x, axis in zip(place, apart, strict=True) if axis not in axes)
 
 
-def check_order(name: str, found: dict[Place, list[CollectiveCall]]) -> None:
+def check_order(subject: str, found: dict[Place, list[CollectiveCall]]) -> None:
     """
     Simulate the collective calls of all ranks: a call ends once all ranks of its group make the same one.
 
-    `found` are the calls as `calls` returns them, `name` is the program's. Raises `UnityError`, naming the operator, if
-    some call never ends (a deadlock).
+    `found` are the calls as `calls` returns them; messages begin with `subject`. Raises `UnityError`, naming the
+    operator, if some call never ends (a deadlock).
     """
     at = dict.fromkeys(found, 0)
     current = {place: mine[0] for place, mine in found.items() if mine}
@@ -112,7 +112,7 @@ def check_order(name: str, found: dict[Place, list[CollectiveCall]]) -> None:
             theirs = current.get(other)
             does = f"does {_words(theirs)}" if theirs else "has done all of its own"
             raise UnityError(
-                f"spmd.program @{name}: {_words(call)}: ranks at {list(place)} wait for those at {list(other)}, which "
+                f"{subject}: {_words(call)}: ranks at {list(place)} wait for those at {list(other)}, which "
                 f"{does}; all ranks of a group must make the same calls in the same order"
             )
         for place in ended:
@@ -124,6 +124,8 @@ def check_order(name: str, found: dict[Place, list[CollectiveCall]]) -> None:
 
 
 def _words(call: CollectiveCall) -> str:
+    if not call.axes:
+        return f"{call.kind} of {call.of}"
     return f"{call.kind} of {call.of} along {list(call.axes)}, {call.bytes:,} bytes"
 
 

@@ -244,7 +244,7 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
         if options.fuse:
             program = with_fusions(program, options.implementation, options.memo)
     lines = schedule(program, options.bucket)
-    check_order(program.name, calls(program, lines))
+    check_order(f"spmd.program @{program.name}", calls(program, lines))
     return Plan(program, lines, options)
 
 

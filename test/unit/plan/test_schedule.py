@@ -300,7 +300,7 @@ def test_a_rank_that_differs_is_found(change: str, seed: int):
                 continue
             mine[i] = replace(mine[i], **other.get(change, {"axes": (9,)}))
         with pytest.raises(UnityError, match=r"^spmd.program @f: \w+ of .*same calls in the same order$"):
-            check_order("f", {**found, place: mine})
+            check_order("spmd.program @f", {**found, place: mine})
 
 
 def test_groups_that_cross_are_found():

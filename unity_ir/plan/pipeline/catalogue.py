@@ -1,0 +1,61 @@
+"""Name the pipeline schedules there are, and make one by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from unity_ir.errors import UnityError
+from unity_ir.plan.pipeline.orders import (
+    double_buffered,
+    eager_one_f_one_b,
+    gpipe,
+    interleaved,
+    looped_breadth_first,
+    one_f_one_b,
+    zb_h1,
+    zb_h2,
+)
+from unity_ir.plan.pipeline.schedule import PipelineSchedule
+from unity_ir.plan.pipeline.vee_orders import dual_pipe_v, zb_v
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """
+    A way to order a pipeline: given ranks, micro-batches and chunks, makes the schedule.
+
+    `chunks` are the stages per rank that it is for; None for any number.
+    """
+
+    make: Callable[[int, int, int], PipelineSchedule]
+    chunks: int | None = 1
+
+
+ORDERS: Mapping[str, Order] = {
+    "gpipe": Order(lambda p, m, v: gpipe(p, m)),
+    "1f1b": Order(lambda p, m, v: one_f_one_b(p, m)),
+    "eager-1f1b": Order(lambda p, m, v: eager_one_f_one_b(p, m)),
+    "interleaved": Order(interleaved, None),
+    "looped-bfs": Order(looped_breadth_first, None),
+    "zb-h1": Order(lambda p, m, v: zb_h1(p, m)),
+    "zb-h2": Order(lambda p, m, v: zb_h2(p, m)),
+    "zb-v": Order(lambda p, m, v: zb_v(p, m), 2),
+    "dualpipe-v": Order(lambda p, m, v: dual_pipe_v(p, m), 2),
+    "2bw": Order(lambda p, m, v: double_buffered(p, m)),
+}
+"""All orders by name; every one but `2bw` is synchronous."""
+
+
+def pipeline_schedule(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> PipelineSchedule:
+    """
+    Return the schedule of an order for so many ranks, micro-batches, and stages per rank (`chunks`).
+
+    Raises `UnityError` for a name that is none, and for sizes that the order is not for.
+    """
+    order = ORDERS.get(name)
+    if order is None:
+        raise UnityError(f"pipeline schedule {name}: not one of {', '.join(ORDERS)}")
+    if order.chunks not in (None, chunks):
+        raise UnityError(f"pipeline schedule {name}: {chunks} stages per rank; it is for {order.chunks}")
+    return order.make(ranks, micro_batches, chunks)

@@ -1,0 +1,59 @@
+"""
+Read and write pipeline schedules as CSV, a row per rank, a word per action: what torch's `_load_csv` reads and
+`_dump_csv` writes (torch.distributed.pipelining), and torchtitan's `pipeline_parallel_schedule_csv`.
+
+Torch calls a file without sends `compute_only`, one with them `compute_comms`.
+"""
+
+from __future__ import annotations
+
+from unity_ir.errors import UnityError
+from unity_ir.plan.pipeline.actions import TRANSFERS, StageAction, read_actions
+from unity_ir.plan.pipeline.check import check
+from unity_ir.plan.pipeline.schedule import PipelineSchedule
+from unity_ir.plan.pipeline.sends import check_sends
+
+
+def to_csv(schedule: PipelineSchedule) -> str:
+    """Return a schedule as CSV, without its name: given 1F1B of 2 ranks, returns `0F0,0F1,0B0,..` and `1F0,1B0,..`."""
+    return "".join(",".join(map(str, actions)) + "\n" for actions in schedule.ranks)
+
+
+def from_csv(text: str, name: str) -> PipelineSchedule:
+    """
+    Read a schedule and check it; `name` is for messages. Blank cells are skipped. It is taken as synchronous: the text
+    does not say that 2BW is not.
+
+    A stage is on the first rank whose row names it, and there are as many micro-batches as are named. Raises
+    `UnityError` for a word that is no action, a missing or doubled one, a stage on two ranks, and ranks that wait for
+    ever; if there are sends or receives, for those that lack the other end.
+    """
+    lines = text.rstrip().splitlines()
+    if not lines:
+        raise UnityError(f"pipeline schedule {name}: the file is empty; write a row per rank, such as 0F0,0B0")
+    rows = tuple(_row(line, f"pipeline schedule {name}, rank {rank}") for rank, line in enumerate(lines))
+    rank_of: dict[int, int] = {}
+    for rank, actions in enumerate(rows):
+        for action in actions:
+            rank_of.setdefault(action.stage, rank)
+    gap = next((stage for stage in range(len(rank_of)) if stage not in rank_of), None)
+    if gap is not None:
+        raise UnityError(f"pipeline schedule {name}: stage {gap} has no actions; number stages from 0 without gaps")
+    micro_batches = 1 + max((a.micro_batch for row in rows for a in row if a.micro_batch is not None), default=-1)
+    if micro_batches == 0:
+        raise UnityError(f"pipeline schedule {name}: nothing is computed; add actions such as 0F0,0B0")
+    schedule = PipelineSchedule(name, micro_batches, rows, tuple(rank_of[stage] for stage in range(len(rank_of))))
+    check(schedule)
+    if any(action.kind in TRANSFERS for row in rows for action in row):
+        check_sends(schedule)
+    return schedule
+
+
+def _row(line: str, where: str) -> tuple[StageAction, ...]:
+    try:
+        actions = tuple(action for cell in line.split(",") for action in read_actions(cell))
+    except UnityError as error:
+        raise UnityError(f"{where}: {error}") from None
+    if not actions:
+        raise UnityError(f"{where}: the row is empty; leave it out, or give the rank a stage")
+    return actions

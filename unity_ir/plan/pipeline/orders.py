@@ -1,0 +1,158 @@
+"""
+Order pipelines whose stages are dealt to ranks round-robin: GPipe, the 1F1B family, looped breadth-first, ZB-H1, ZB-H2.
+
+All of the 1F1B family are one order with other numbers (`_one_forward_one_backward`): how many forwards a rank does
+first, and how many weight gradients it leaves for later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from unity_ir.errors import UnityError
+from unity_ir.plan.pipeline.actions import StageAction
+from unity_ir.plan.pipeline.schedule import PipelineSchedule, by_rank, looped
+
+
+def gpipe(ranks: int, micro_batches: int) -> PipelineSchedule:
+    """Return GPipe: all forwards, then all backwards (Huang et al., NeurIPS 2019, section 2.3)."""
+
+    def order(rank: int) -> list[StageAction]:
+        forwards = [StageAction(rank, "F", k) for k in range(micro_batches)]
+        return [*forwards, *(StageAction(rank, "B", k) for k in range(micro_batches))]
+
+    return by_rank("gpipe", micro_batches, looped(ranks), order)
+
+
+def one_f_one_b(ranks: int, micro_batches: int) -> PipelineSchedule:
+    """
+    Return 1F1B with a flush (PipeDream-Flush: Narayanan et al., ICML 2021, section 3.2).
+
+    Rank r does p - 1 - r forwards, then pairs of a forward and a backward, then the remaining backwards.
+    """
+
+    def order(rank: int) -> list[StageAction]:
+        return _one_forward_one_backward(rank, ranks, micro_batches, first=ranks - 1 - rank)
+
+    return by_rank("1f1b", micro_batches, looped(ranks), order)
+
+
+def eager_one_f_one_b(ranks: int, micro_batches: int) -> PipelineSchedule:
+    """
+    Return 1F1B with twice the forwards ahead, so that sends overlap with computation (Zhuang et al., MLSys 2023,
+    section 4.2).
+
+    With c seconds per send it takes 2(p-1)c longer than without; 1F1B loses up to 2c per micro-batch.
+    """
+
+    def order(rank: int) -> list[StageAction]:
+        return _one_forward_one_backward(rank, ranks, micro_batches, first=2 * (ranks - 1 - rank))
+
+    return by_rank("eager-1f1b", micro_batches, looped(ranks), order)
+
+
+def interleaved(ranks: int, micro_batches: int, chunks: int) -> PipelineSchedule:
+    """
+    Return interleaved 1F1B, with `chunks` stages per rank (Narayanan et al., SC 2021, section 2.2).
+
+    Raises `UnityError` unless micro-batches divide into max(1, m div p) rounds, as in torch.
+    """
+    rounds = max(1, micro_batches // ranks) if ranks > 0 else 1
+    if micro_batches % rounds:
+        raise UnityError(
+            f"pipeline schedule interleaved: {micro_batches} micro-batches do not divide into {rounds} rounds on "
+            f"{ranks} ranks; use {micro_batches - micro_batches % rounds} micro-batches"
+        )
+    group = micro_batches // rounds
+
+    def order(rank: int) -> list[StageAction]:
+        first = (chunks - 1) * group + 2 * (ranks - 1 - rank)
+        return _one_forward_one_backward(rank, ranks, micro_batches, first, chunks, group)
+
+    return by_rank("interleaved", micro_batches, looped(ranks, chunks), order)
+
+
+def looped_breadth_first(ranks: int, micro_batches: int, chunks: int) -> PipelineSchedule:
+    """
+    Return breadth-first order: all forwards of a rank's first chunk, then of its next; backwards in reverse
+    (Lamy-Poirier, arXiv 2211.05953, section 4). Weights of a chunk are gathered once per pass.
+    """
+
+    def order(rank: int) -> list[StageAction]:
+        stages = range(rank, ranks * chunks, ranks)
+        forwards = [StageAction(stage, "F", k) for stage in stages for k in range(micro_batches)]
+        return [*forwards, *(StageAction(a.stage, "B", a.micro_batch) for a in reversed(forwards))]
+
+    return by_rank("looped-bfs", micro_batches, looped(ranks, chunks), order)
+
+
+def zb_h1(ranks: int, micro_batches: int) -> PipelineSchedule:
+    """
+    Return ZB-H1, which holds what 1F1B's first rank holds (Qi et al., arXiv 2401.10241, section 2.1.1).
+
+    Rank r is in 1F1B's order and leaves r weight gradients for the end, when it would wait.
+    """
+
+    def order(rank: int) -> list[StageAction]:
+        return _one_forward_one_backward(rank, ranks, micro_batches, first=ranks - 1 - rank, late=rank)
+
+    return by_rank("zb-h1", micro_batches, looped(ranks), order)
+
+
+def zb_h2(ranks: int, micro_batches: int) -> PipelineSchedule:
+    """Return ZB-H2: twice ZB-H1's forwards ahead and weight gradients late (arXiv 2401.10241, section 2.1.2)."""
+
+    def order(rank: int) -> list[StageAction]:
+        return _one_forward_one_backward(rank, ranks, micro_batches, first=2 * (ranks - 1 - rank), late=2 * rank)
+
+    return by_rank("zb-h2", micro_batches, looped(ranks), order)
+
+
+def double_buffered(ranks: int, micro_batches: int, steps: int = 2) -> PipelineSchedule:
+    """
+    Return PipeDream-2BW over some training steps of `micro_batches` each: 1F1B that never drains (Narayanan et al.,
+    ICML 2021, section 3.1; Unity, section 5).
+
+    It is asynchronous: while the gradient of a batch is summed, the next batch is computed with the weights before, so
+    w(t+1) = update(w(t), g(w(t-1))), and two versions of the weights are held. Raises `UnityError` for fewer
+    micro-batches than ranks: two versions would not do.
+    """
+    if micro_batches < ranks:
+        raise UnityError(
+            f"pipeline schedule 2bw: {micro_batches} micro-batches on {ranks} ranks would need more than two versions "
+            f"of the weights; use at least {ranks}"
+        )
+    running = one_f_one_b(ranks, micro_batches * steps)
+    return replace(running, name="2bw", steps=steps, gradient_delay=1)
+
+
+def _one_forward_one_backward(
+    rank: int,
+    ranks: int,
+    micro_batches: int,
+    first: int,
+    chunks: int = 1,
+    group: int = 1,
+    late: int | None = None,
+) -> list[StageAction]:
+    """
+    Order a rank's actions: `first` forwards, then forward and backward in turn, then the remaining backwards.
+
+    Forwards take `group` micro-batches through each of the rank's chunks in turn, backwards through the chunks in
+    reverse. If `late` is given, backwards are in halves, and so many weight gradients are left for the end.
+    """
+    total = micro_batches * chunks
+
+    def place(k: int) -> tuple[int, int]:
+        """Return (chunk, micro-batch) of the k-th forward."""
+        return (k // group) % chunks, k // (group * chunks) * group + k % group
+
+    forwards = [StageAction(chunk * ranks + rank, "F", j) for chunk, j in map(place, range(total))]
+    backwards = [((chunks - 1 - chunk) * ranks + rank, j) for chunk, j in map(place, range(total))]
+    out = forwards[:first]
+    for k, (stage, j) in enumerate(backwards):
+        out += forwards[first + k : first + k + 1]
+        out.append(StageAction(stage, "B" if late is None else "I", j))
+        if late is not None and k >= late:
+            out.append(StageAction(backwards[k - late][0], "W", backwards[k - late][1]))
+    return out + [StageAction(stage, "W", j) for stage, j in backwards[total - min(late or 0, total) :]]

@@ -1,0 +1,80 @@
+"""Define a pipeline schedule: for each rank, the list of its actions, and which rank has which stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from unity_ir.errors import UnityError
+from unity_ir.plan.pipeline.actions import COMPUTE, StageAction
+
+Actions = tuple[StageAction, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSchedule:
+    """
+    A pipeline schedule: `ranks[r]` are the actions of rank r, in order; stage s is on rank `rank_of[s]`; micro-batches
+    are numbered from 0.
+
+    A synchronous schedule is one training step. An asynchronous one (`gradient_delay` > 0) never drains between `steps`
+    training steps, each of `micro_batches / steps` micro-batches.
+    """
+
+    name: str
+    micro_batches: int
+    ranks: tuple[Actions, ...]
+    rank_of: tuple[int, ...]
+    steps: int = 1
+    gradient_delay: int = 0
+    """Training steps by which a gradient is applied late; 0 is the serial step."""
+
+    @property
+    def stages(self) -> int:
+        return len(self.rank_of)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Return whether some backward is done in halves, I and W."""
+        return any(action.kind == "I" for rank in self.ranks for action in rank)
+
+    @property
+    def computes(self) -> str:
+        """Return what one step does to weights w, where g(w) is the gradient at w of the whole batch."""
+        late = f" - {self.gradient_delay}" if self.gradient_delay else ""
+        return f"w(t+1) = update(w(t), g(w(t{late})))"
+
+    def stages_of(self, rank: int) -> list[int]:
+        """Return the stages of a rank, ascending."""
+        return [stage for stage, r in enumerate(self.rank_of) if r == rank]
+
+    def crosses(self, boundary: int) -> bool:
+        """Return whether stages `boundary` and `boundary + 1` are on different ranks: then one sends to the other."""
+        return self.rank_of[boundary] != self.rank_of[boundary + 1]
+
+    def computation(self) -> PipelineSchedule:
+        """Return the schedule with its computations only: no sends, receives, gathers of weights, reductions."""
+        kept = tuple(tuple(a for a in actions if a.kind in COMPUTE) for actions in self.ranks)
+        return replace(self, ranks=kept)
+
+
+def looped(ranks: int, chunks: int = 1) -> tuple[int, ...]:
+    """Return the rank of each stage, dealt round-robin: given 3 ranks and 2 chunks, returns (0, 1, 2, 0, 1, 2)."""
+    return tuple(stage % ranks for stage in range(ranks * chunks))
+
+
+def vee(ranks: int) -> tuple[int, ...]:
+    """Return the rank of each of 2 stages per rank, there and back: given 3 ranks, returns (0, 1, 2, 2, 1, 0)."""
+    return (*range(ranks), *reversed(range(ranks)))
+
+
+def by_rank(
+    name: str, micro_batches: int, rank_of: Sequence[int], order: Callable[[int], Sequence[StageAction]]
+) -> PipelineSchedule:
+    """Return the schedule in which rank r does `order(r)`; raises `UnityError` for sizes below 1."""
+    if not rank_of or micro_batches < 1:
+        raise UnityError(
+            f"pipeline schedule {name}: {len(rank_of)} stages, {micro_batches} micro-batches; use at least 1 of each"
+        )
+    ranks = range(max(rank_of) + 1)
+    return PipelineSchedule(name, micro_batches, tuple(tuple(order(r)) for r in ranks), tuple(rank_of))

@@ -1,0 +1,95 @@
+"""State what stages of a pipeline are chosen for, and the choice that is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from unity_ir.errors import UnityError
+from unity_ir.search.pipeline.table import Floats, StageOption, StageTable
+from unity_ir.simulate.pipeline import StageSeconds
+
+
+@dataclass(frozen=True)
+class StageProblem:
+    """
+    What stages are chosen for: `devices` of `memory` bytes each, `micro_batches` per step, at most `most_stages` (by
+    default as many as there are layers and devices).
+
+    `sends[i, a]` are the seconds of a value, or its gradient, in layout a between the stages before and from layer i.
+    """
+
+    table: StageTable
+    devices: int
+    micro_batches: int
+    memory: float = float("inf")
+    sends: Floats | None = None
+    most_stages: int | None = None
+
+    def __post_init__(self) -> None:
+        layers, most = self.table.layers, self.most_stages
+        if self.devices < 1 or self.micro_batches < 1 or (most is not None and most < 1):
+            raise UnityError("pipeline: devices, micro-batches and stages must be at least 1")
+        for what, there in (("layers", layers), ("devices", self.devices)):
+            if most is not None and most > there:
+                raise UnityError(f"pipeline: {most} stages for {there} {what}; use at most {there}")
+        shape = (layers + 1, self.table.layouts)
+        if self.sends is not None and (self.sends.shape != shape or not (self.sends >= 0).all()):
+            raise UnityError(f"pipeline: sends must be {shape[0]} by {shape[1]} numbers of at least 0")
+
+    @property
+    def stages(self) -> int:
+        """Return the most stages that are tried."""
+        return self.most_stages or min(self.table.layers, self.devices)
+
+    @cached_property
+    def send_seconds(self) -> Floats:
+        if self.sends is None:
+            return np.zeros((self.table.layers + 1, self.table.layouts))
+        return self.sends
+
+    def fitting(self, live: int, cap: float, first: int | slice = slice(None)) -> Floats:
+        """
+        Return the seconds of the options that begin at layer `first`, as in the table, inf for those of more seconds
+        than `cap`, or that do not fit with so many micro-batches live.
+        """
+        table = self.table
+        seconds, held, each = (array[:, first] for array in (table.seconds, table.held, table.live))
+        return np.where((held + live * each <= self.memory) & (seconds <= cap), seconds, np.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Layers `first` .. `last` - 1 on a part of so many devices, run as `option` says."""
+
+    first: int
+    last: int
+    devices: int
+    option: StageOption
+
+
+@dataclass(frozen=True)
+class StageChoice:
+    """The stages of least `formula`, seconds; `send` are those between them. `passes` is how many caps were tried."""
+
+    stages: tuple[Stage, ...]
+    formula: float
+    send: tuple[float, ...]
+    passes: int = 1
+
+    @property
+    def seconds(self) -> StageSeconds:
+        """Return the seconds of the stages, for simulation; with halves of backwards if all options say them."""
+        options = [stage.option for stage in self.stages]
+        halves = [o.input_gradient for o in options if o.input_gradient is not None]
+        is_split = len(halves) == len(options)
+        return StageSeconds(
+            tuple(o.forward for o in options),
+            tuple(o.backward for o in options),
+            tuple(halves) if is_split else (),
+            tuple(o.backward - half for o, half in zip(options, halves, strict=True)) if is_split else (),
+            self.send,
+            tuple(o.once for o in options),
+        )

@@ -1,0 +1,194 @@
+"""
+Simulate a pipeline schedule: when each rank computes what, given the seconds of each stage.
+
+A rank does its actions in order, each once its rank is free and what it reads has arrived. A send begins when what it
+sends is made; computation goes on meanwhile. Between two ranks, in each direction, one send is under way at a time.
+Updates come at the end. This is the longest path through the order of ranks and the needs of actions, found by running
+each rank until it waits. Given seconds as fractions, times are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from unity_ir.errors import UnityError
+from unity_ir.plan.pipeline.actions import Kind
+from unity_ir.plan.pipeline.schedule import PipelineSchedule
+
+Seconds = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageSeconds:
+    """
+    Seconds of one micro-batch at each stage: forward, whole backward, and its halves, which only a schedule that splits
+    it needs. `send[s]` are those of a value, and of a gradient, between stages s and s + 1 if they are on different
+    ranks; `update[s]` those after the last backward, once per step. Empty for 0 everywhere.
+    """
+
+    forward: Seconds
+    backward: Seconds
+    input_gradient: Seconds = ()
+    weight_gradient: Seconds = ()
+    send: Seconds = ()
+    update: Seconds = ()
+
+
+def split_seconds(
+    forward: Sequence[float],
+    input_gradient: Sequence[float],
+    weight_gradient: Sequence[float],
+    send: Sequence[float] = (),
+    update: Sequence[float] = (),
+) -> StageSeconds:
+    """Return the seconds of stages whose whole backward takes as long as its halves one after the other."""
+    backward = tuple(i + w for i, w in zip(input_gradient, weight_gradient, strict=True))
+    return StageSeconds(
+        tuple(forward), backward, tuple(input_gradient), tuple(weight_gradient), tuple(send), tuple(update)
+    )
+
+
+@dataclass(frozen=True)
+class PipelineTimes:
+    """
+    When each rank does what, in seconds: action i of rank r of the schedule, of its computations only, is from
+    `starts[r][i]` to `ends[r][i]`. `work` are the seconds for which each rank computes and updates.
+    """
+
+    schedule: PipelineSchedule
+    starts: tuple[list[float], ...]
+    ends: tuple[list[float], ...]
+    work: Seconds
+    makespan: float
+    """Seconds from the start to the end of the last update."""
+
+    @property
+    def bubble(self) -> float:
+        """Return the seconds by which the step is longer than the work of the rank with most."""
+        return self.makespan - max(self.work)
+
+    @property
+    def idle_inside(self) -> float:
+        """Return the most seconds that a rank waits between its own first and last action."""
+        pairs = zip(self.starts, self.ends, strict=True)
+        return max(
+            e[-1] - s[0] - sum(end - start for start, end in zip(s, e, strict=True)) for s, e in pairs if s and e
+        )
+
+
+def simulate_pipeline(schedule: PipelineSchedule, seconds: StageSeconds, is_clipped: bool = False) -> PipelineTimes:
+    """
+    Simulate a schedule that passes `plan.pipeline.check`; its own sends and receives are not looked at.
+
+    With `is_clipped`, updates need a sum over all ranks (the norm of the gradient), so all begin when the last rank has
+    ended. Raises `UnityError` for seconds of other stages, and where ranks wait for ever.
+    """
+    check_seconds(schedule, seconds)
+    computed = schedule.computation()
+    stages, m = schedule.stages, schedule.micro_batches
+    rank_of = schedule.rank_of
+    send = seconds.send or (0,) * (stages - 1)
+    takes: dict[Kind, Seconds] = {
+        "F": seconds.forward,
+        "B": seconds.backward,
+        "I": seconds.input_gradient,
+        "W": seconds.weight_gradient,
+    }
+    # When the input of a forward and of a backward has arrived, at stage * m + micro-batch; -1 while it has not.
+    forward_at: list[float] = [*(0,) * m, *(-1,) * ((stages - 1) * m)]
+    backward_at: list[float] = [*(-1,) * ((stages - 1) * m), *(0,) * m]
+    link_free: dict[tuple[int, int], float] = {}
+    starts: tuple[list[float], ...] = tuple([] for _ in computed.ranks)
+    ends: tuple[list[float], ...] = tuple([] for _ in computed.ranks)
+    waits = [True] * len(computed.ranks)
+    runnable = list(range(len(computed.ranks)))
+    while runnable:
+        rank = runnable.pop()
+        waits[rank] = False
+        actions, mine, until = computed.ranks[rank], starts[rank], ends[rank]
+        now = until[-1] if until else 0
+        for i in range(len(mine), len(actions)):
+            stage, kind, k = actions[i]
+            at = stage * m + (k or 0)
+            arrived = forward_at[at] if kind == "F" else backward_at[at] if kind != "W" else now
+            if arrived < 0:
+                waits[rank] = True
+                break
+            start = arrived if arrived > now else now
+            now = start + takes[kind][stage]
+            mine.append(start)
+            until.append(now)
+            if kind == "F" and stage < stages - 1:
+                to, boundary, arrivals, at = stage + 1, stage, forward_at, at + m
+            elif kind in ("B", "I") and stage > 0:
+                to, boundary, arrivals, at = stage - 1, stage - 1, backward_at, at - m
+            else:
+                continue
+            reader = rank_of[to]
+            if reader == rank:
+                arrivals[at] = now
+            else:
+                begin = max(now, link_free.get((rank, reader), 0))
+                arrivals[at] = link_free[rank, reader] = begin + send[boundary]
+                if waits[reader]:
+                    waits[reader] = False
+                    runnable.append(reader)
+    for rank, actions in enumerate(computed.ranks):
+        if len(ends[rank]) < len(actions):
+            stuck = actions[len(ends[rank])]
+            raise UnityError(f"pipeline schedule {schedule.name}, rank {rank}: {stuck} waits for ever; check its order")
+    return _times(schedule, seconds, starts, ends, is_clipped)
+
+
+def _times(
+    schedule: PipelineSchedule,
+    seconds: StageSeconds,
+    starts: tuple[list[float], ...],
+    ends: tuple[list[float], ...],
+    is_clipped: bool,
+) -> PipelineTimes:
+    """Return the times of a schedule whose actions are from `starts` to `ends`, with the updates at its end."""
+    update = seconds.update or (0,) * schedule.stages
+    updates = [sum(update[s] for s in schedule.stages_of(rank)) for rank in range(len(ends))]
+    ended = [until[-1] if until else 0 for until in ends]
+    if is_clipped:
+        ended = [max(ended)] * len(ended)
+    work = tuple(sum(until) - sum(mine) + extra for mine, until, extra in zip(starts, ends, updates, strict=True))
+    makespan = max(end + extra for end, extra in zip(ended, updates, strict=True))
+    return PipelineTimes(schedule, starts, ends, work, makespan)
+
+
+def check_seconds(schedule: PipelineSchedule, seconds: StageSeconds) -> None:
+    """Raise `UnityError` unless the seconds are those of the schedule's stages, and of all that it does."""
+    where = f"pipeline schedule {schedule.name}"
+    stages = schedule.stages
+    for what, given, count in (
+        ("forwards", seconds.forward, stages),
+        ("backwards", seconds.backward, stages),
+        ("input gradients", seconds.input_gradient, stages),
+        ("weight gradients", seconds.weight_gradient, stages),
+        ("sends", seconds.send, stages - 1),
+        ("updates", seconds.update, stages),
+    ):
+        is_needed = what in ("forwards", "backwards") or ("gradients" in what and schedule.splits_backward)
+        if len(given) != count and (given or is_needed):
+            raise UnityError(
+                f"{where}: it has {stages} stages, seconds of {what} are given for {len(given)}; give {count}"
+            )
+    if any(not 0 <= each < float("inf") for each in chain(*_all(seconds))):
+        raise UnityError(f"{where}: seconds must be numbers of at least 0")
+    if schedule.steps > 1 and any(seconds.update):
+        raise UnityError(f"{where}: updates between its {schedule.steps} steps are not simulated; leave them out")
+
+
+def _all(seconds: StageSeconds) -> tuple[Seconds, ...]:
+    return (
+        seconds.forward,
+        seconds.backward,
+        seconds.input_gradient,
+        seconds.weight_gradient,
+        seconds.send,
+        seconds.update,
+    )
