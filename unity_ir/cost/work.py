@@ -13,9 +13,9 @@ from unity_ir.machine.device import Device
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes, Shapes
 from unity_ir.pcg.differentiate import operand_gradients
-from unity_ir.pcg.graph import Node, apply, leaf, topological
+from unity_ir.pcg.graph import Graph, Node, apply, leaf, topological
 from unity_ir.pcg.types import ELEMENT_BYTES, TensorType, divided_type
-from unity_ir.tdl.counts import flops
+from unity_ir.tdl.counts import contraction_flops, flops
 from unity_ir.tdl.parallel import Configuration, operand_degrees, piece
 from unity_ir.tdl.syntax import NOT_FLOATING, AttrValue, Entry
 
@@ -34,6 +34,14 @@ class Work:
     def backward_time(self, device: Device) -> float:
         """Return the seconds of the backward kernels on a device."""
         return sum(seconds(k, device) for k in self.backward)
+
+
+def model_flops(graph: Graph) -> int:
+    """
+    Return the FLOPs of a training step of a serial forward graph, as those of models are quoted: those of the forward's
+    contractions three times, with attention whole (masked scores count).
+    """
+    return 3 * sum(contraction_flops(n.analysis.bound) for n in graph.nodes() if n.is_compute)
 
 
 def kernel_of(node: Node) -> Kernel:

@@ -17,8 +17,9 @@ class SearchResult:
     The plan that a search found (`graph`, placed), its cost, the rewrites that led to it (`derivation`), and a lower
     bound.
 
-    `bound` is a lower bound in seconds on every plan of the final, rewritten graph with all operators on all devices
-    and no weight gathered again, under the cost model in which every move is waited for. The returned plan is chosen by
+    `bound` is a lower bound in seconds on every plan of the final, rewritten graph with all operators on all devices,
+    under the cost model in which every move is waited for: of those that keep what the backward reads or, where the
+    plan does not, of all that fit a device. The returned plan is chosen by
     simulated time, with communication overlapped, maybe branches on parts of the machine, or as ZeRO-3: it may be
     faster than `bound`, and need not be the one nearest to it.
     """

@@ -49,7 +49,7 @@ def test_where_memory_is_short_bytes_count():
     free = run(graph, MACHINE)
     for part in (0.9, 0.8, 0.7, 0.6):
         memory = int(part * free.cost.memory_bytes)
-        short = run(graph, replace(MACHINE, device=replace(MACHINE.device, memory=memory)))
+        short = run(graph, replace(MACHINE, device=replace(MACHINE.device, memory=memory, reserve=0)))
         if short.joint is not None and short.joint.price:
             text = explain(short.joint, short.cost, "1")
             assert "memory is short" in text

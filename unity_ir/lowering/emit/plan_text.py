@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 
+from unity_ir.cost.work import model_flops
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.emit.repeats import LEAST, Repeat, numbered, pattern, repeats
 from unity_ir.ops.optimizers import OPTIMIZERS
@@ -15,7 +16,6 @@ from unity_ir.pcg.optimizer import ParameterGroup
 from unity_ir.pcg.origin import Origin
 from unity_ir.pcg.sharding import is_shard, role_name
 from unity_ir.plan.program import Program, Register
-from unity_ir.tdl.counts import contraction_flops
 from unity_ir.tdl.syntax import Access, Bound, Call, Expr, Name, children
 
 _COARSE = ("bool", "i32", "i64", "f64", "f32", "f16", "bf16")
@@ -81,7 +81,7 @@ def plan_text(
         f"PARAMETER_GROUPS = {_parameter_groups(optimizer.groups, reference)!r}  # own settings, by patterns of names",
         f"CLIP = {optimizer.clip!r}  # most the norm of the whole gradient may be; 0.0 for no limit",
         f"COUNTED = {_counted(reference, tables)!r}  # how many, and of what, a step takes",
-        f"FLOPS, PEAK = {_model_flops(reference)!r}, {peaks.get(coarsest)!r}  # of a step; per second, of all devices",
+        f"FLOPS, PEAK = {model_flops(reference)!r}, {peaks.get(coarsest)!r}  # of a step; per second, of all devices",
     ]
     if origin is None:
         head.append(f"IMPORTED, TABLES, NAMES = False, {tables!r}, {{}}")
@@ -145,11 +145,6 @@ def _counted(reference: Graph, tables: Collection[str]) -> tuple[int, str]:
     if ids is not None:
         return prod(ids), "tokens"
     return max((shape[0] for shape, _ in shapes if shape), default=1), "samples"
-
-
-def _model_flops(reference: Graph) -> int:
-    """Return the FLOPs of a step's contractions, as those of models are quoted: those of the forward three times."""
-    return 3 * sum(contraction_flops(n.analysis.bound) for n in reference.nodes() if n.is_compute)
 
 
 def _table(entries: Sequence[tuple[str, str]]) -> list[str]:

@@ -116,11 +116,6 @@ class SearchLimits:
     # search/memory
     byte_prices: int = 24
     """Prices of a byte (Lagrange multipliers) tried for one limit, at most."""
-    hopeless: float = 1.5
-    """
-    Times the limit that a graph may save for the backward, in equal parts, for choices that fit to be looked for: of
-    one that saves more, only more recompute makes a plan fit.
-    """
     peak_rounds: int = 6
     """Times the limit is tightened because the simulated peak is above the bytes held at the end of the forward."""
     waited_gathers: float = 0.2

@@ -29,7 +29,6 @@ from unity_ir.pcg.sharding import pins
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.rules.derivation import RuleApplication
 from unity_ir.search.exact.plan_graph import realise
-from unity_ir.search.exact.recompute import SavedForBackward
 from unity_ir.search.exact.shared_moves import bounded, certain, has_shared_moves, with_shared_moves
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.joint.best_first import JointPlan
@@ -342,16 +341,13 @@ def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], J
        the end of the forward. While its simulated peak is above the limit, allow fewer bytes there.
     3. If no peak fits, descend from the choices met by local search on the simulated peak.
 
-    Raises `Refused` where nothing fits, with the closest plan; at once where what must be saved in the forward, in
-    equal parts, takes `limits().hopeless` times the limit.
+    Raises `Refused` where nothing fits, with the closest plan.
     """
     solver = fastest.solver
     priced = cost(fastest.graph, solver.spaces.machine, solver.optimizer)
     limit, held = priced.machine.device.usable, priced.memory_bytes
     if held <= limit and needed(fastest.graph, priced, solver.optimizer) <= limit:
         return fastest
-    if _saved(source, solver) > limit * limits().hopeless:
-        raise _refused(held, fastest.plan, source, solver)
     within = _SearchWithinMemory(fastest, source)
     within.rewrite(search)
     found = within.tighten() or within.descend()
@@ -479,22 +475,6 @@ def _states(graph: Graph, solver: Solver) -> float:
         if n.op == "weight"
     )
     return held / solver.spaces.machine.devices
-
-
-def _saved(graph: Graph, solver: Solver) -> float:
-    """
-    Return the bytes per device of weights, gradients, optimizer state and what is saved for the backward, but for what
-    this search may recompute, if all were sharded evenly.
-    """
-    keeps = SavedForBackward(graph)
-    saved = (
-        type.bytes
-        for node in graph.nodes()
-        if node.is_compute and node not in keeps.may_recompute
-        for type, is_saved in zip(node.types, keeps.results(node), strict=True)
-        if is_saved
-    )
-    return _states(graph, solver) + sum(saved) / solver.spaces.machine.devices
 
 
 def _fastest(curves: Iterable[LagrangianCurve], limit: float) -> FittingPlan:

@@ -1,0 +1,139 @@
+"""
+Plan the steps of large models, and set them beside published ones.
+
+    python bench/large.py [--rows NUMBER ..] [--json FILE]
+
+bf16 mixed precision, AdamW in f32, 8,192 tokens a sample. Prints, for each plan, the simulated seconds of a step,
+tokens per second and GPU, MFU (three times the FLOPs of the forward's products, attention whole, of the GPUs' peak in
+bf16), GB on a GPU, the gap of the sum, and what the search took: wall and processor seconds, and GB of the process.
+Each search is a process of its own. Published rows are torchtitan's (commit b5bcd76, benchmarks/) and NVIDIA's
+(Megatron-Bridge, docs/performance-summary), with what they measured; theirs are other machines or precisions, as said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from models import processor
+from rich.console import Console
+from rich.table import Table
+
+from unity_ir.cost.work import model_flops
+from unity_ir.machine import load
+from unity_ir.models import from_text
+from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.search.memory.lagrangian import needed
+from unity_ir.search.run import run
+from unity_ir.simulate.report import as_emitted
+
+TOKENS = 8192
+"""Of a sample."""
+
+ROWS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("llama3_8b,batch=16", "dgx-h100:1", "fsdp", {"recompute": "auto"}),
+    ("llama3_8b,batch=16", "dgx-h100:1", "joint", {}),
+    ("llama3_8b,batch=128", "dgx-h100:1", "fsdp", {"micro_batches": 16}),
+    ("llama3_70b,batch=256", "dgx-h100:32", "zero3", {"recompute": "auto"}),
+    ("llama3_70b,batch=256", "dgx-h100:32", "joint", {}),
+    ("llama3_405b,batch=256", "dgx-h100:64", "joint", {}),
+)
+"""Model, machine, strategy, and options of the search."""
+
+PUBLISHED = (
+    ("torchtitan: 8B, batch 16, 8 H100 of 96 GB, FSDP, selective recompute, eager", 5762),
+    ("torchtitan: the same, compiled", 6667),
+    ("NVIDIA: 8B, batch 128, 8 H100, FSDP, fp8", 14451),
+    ("NVIDIA: 70B, batch 256, 64 H100, TP 4, PP 8, fp8", 1664),
+    ("torchtitan: 405B, batch 256, 512 H100 of 96 GB, TP 8, PP 8, fp8, interleaved 1F1B", 128),
+)
+"""What was measured, and its tokens per second and GPU."""
+
+
+@dataclass(frozen=True)
+class Large:
+    """A row of the table; seconds, GB, and fractions."""
+
+    model: str
+    machine: str
+    search: str
+    step: float
+    tokens: float
+    """Per second and GPU."""
+    mfu: float
+    memory: float
+    gap: float | None
+    wall: float
+    processor: float
+    resident: float
+
+
+def measure(number: int) -> Large:
+    """Search the plan of a row in this process."""
+    model, place, strategy, options = ROWS[number]
+    start = time.perf_counter()
+    serial = from_text(model)
+    graph, machine, optimizer = mixed_precision(serial, "bf16"), load(place), Optimizer("adamw")
+    found = run(graph, machine, strategy, optimizer, **options)
+    wall = time.perf_counter() - start
+    used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    seconds, _ = as_emitted(found.graph, machine, optimizer)
+    batch = int(model.partition("batch=")[2].partition(",")[0])
+    return Large(
+        model,
+        place,
+        ",".join([strategy, *(f"{key}={value}" for key, value in options.items())]),
+        seconds,
+        batch * TOKENS / seconds / machine.devices,
+        model_flops(serial) / seconds / machine.devices / machine.device.peak("bf16"),
+        needed(found.graph, found.cost, optimizer) / 1e9,
+        found.gap,
+        wall,
+        sum(each.ru_utime + each.ru_stime for each in used),
+        used[0].ru_maxrss / 1e6,
+    )
+
+
+def main() -> None:
+    """Measure every row asked for, each in a process of its own, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="*", choices=range(len(ROWS)), default=range(len(ROWS)))
+    parser.add_argument("--one", type=int, choices=range(len(ROWS)), help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if args.one is not None:
+        print(json.dumps(asdict(measure(args.one))))
+        return
+    found: list[Large] = []
+    table = Table(
+        "model", "machine", "search", "step, s", "tokens/s/GPU", "MFU", "GB", "gap", "wall, s", "CPU, s", "GB"
+    )
+    for number in args.rows:
+        text = subprocess.run(
+            [sys.executable, __file__, "--one", str(number)], check=True, capture_output=True, text=True
+        )
+        row = Large(**json.loads(text.stdout))
+        found.append(row)
+        gap = "" if row.gap is None else f"{row.gap:.1%}"
+        figures = f"{row.step:.3f}", f"{row.tokens:,.0f}", f"{row.mfu:.1%}", f"{row.memory:.1f}", gap
+        search = f"{row.wall:.0f}", f"{row.processor:.0f}", f"{row.resident:.2f}"
+        table.add_row(row.model, row.machine, row.search, *figures, *search)
+    for what, tokens in PUBLISHED:
+        table.add_row(what, "", "", "", f"{tokens:,}")
+    Console(width=180).print(table)
+    if args.json is not None:
+        on = {"processor": processor(), "python": platform.python_version()}
+        args.json.write_text(json.dumps({"machine": on, "rows": [asdict(row) for row in found]}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
