@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from unity_ir.errors import UnityError
+from unity_ir.pcg.loss_part import dims_along, is_product, piece_variable
 from unity_ir.pcg.sharding import REPEAT, SUM, Assignment, GridRole, Mesh, is_shard, operand_role, result_role
 from unity_ir.pcg.types import HALVES
 from unity_ir.plan.program import (
@@ -38,8 +39,6 @@ from unity_ir.plan.program import (
     makes,
     reads,
 )
-from unity_ir.tdl.counts import contraction_flops
-from unity_ir.tdl.divisibility import Analysis
 
 T = TypeVar("T")
 
@@ -98,7 +97,7 @@ def _without_repeats(program: Program, head: Register) -> Program:
     for instruction in program.body:
         again = _reading(instruction, first)
         if not inside.isdisjoint((*reads(again), *makes(again))):
-            is_end = isinstance(again, Compute) and head not in again.results and _is_product(program.analysis(again))
+            is_end = isinstance(again, Compute) and head not in again.results and is_product(program.analysis(again))
             inside.update(() if is_end else makes(again))
             instruction = again
         body.append(instruction)
@@ -154,10 +153,6 @@ def _in_order(program: Program) -> Program:
     )
 
 
-def _is_product(analysis: Analysis) -> bool:
-    return contraction_flops(analysis.bound) > 0
-
-
 @dataclass
 class _Loop:
     """The loop over pieces along an index variable of the instruction number `start`, the head's product."""
@@ -205,20 +200,14 @@ class _Loop:
 
     def _operator(self, place: int, compute: Compute) -> None:
         analysis = self.program.analysis(compute)
-        names = [p.name for p in analysis.bound.operands]
-        found = {
-            analysis.operand_dims[n][self.dims[r]]
-            for n, r in zip(names, compute.operands, strict=True)
-            if r in self.dims and n in analysis.operand_dims
-        }
-        variable = self.variable if place == self.start else next(iter(found), None)
-        borders = any(analysis.operand_halos.values()) or any(analysis.result_halos)
-        if len(found) > 1 or variable is None or variable not in analysis.splittable or borders:
+        is_start, dims = place == self.start, [self.dims.get(r) for r in compute.operands]
+        variable = piece_variable(analysis, dims_along(analysis, self.variable) if is_start else dims)
+        if variable is None:
             raise UnityError(f"{self.where}: its {compute.operator} does not keep tokens apart; leave loss_pieces out")
         if self._axes(compute.assignment, variable) != self._tokens:
             raise self._moved(compute.operator)
         self.inside[place] = variable
-        is_last = place != self.start and _is_product(analysis)
+        is_last = not is_start and is_product(analysis)
         for i, register in enumerate(compute.results):
             role = result_role(analysis, i, variable)
             if is_last or role == SUM:

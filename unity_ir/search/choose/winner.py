@@ -30,7 +30,7 @@ from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import Price
 from unity_ir.search.layouts.operator_table import kernels_found
 from unity_ir.search.memory.lagrangian import Refused
-from unity_ir.search.recompute.fit import recomputed
+from unity_ir.search.recompute.fit import fitted
 from unity_ir.search.result import SearchResult
 
 
@@ -142,7 +142,9 @@ class Chooser:
         """Return the plan found, with recompute, if it fits; recompute of a search that was ended is not tried."""
         if fastest.interrupted:
             return None
-        plan = self._priced(recomputed(fastest.graph, "auto", self.machine, self.emitted.optimizer, weights=True))
+        plan = self._priced(
+            fitted(fastest.graph, "auto", None, self.machine, self.emitted.optimizer, weights=True, compared=False)
+        )
         return plan if fits(*plan, self.emitted.optimizer) else None
 
     def _of_recompute(self, plan: PricedGraph, fastest: JointPlan, explored: int) -> SearchResult:
