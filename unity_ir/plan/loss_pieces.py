@@ -169,6 +169,10 @@ class _Loop:
     """What the loop makes for others: the dim of which a piece has a shard, or SUM."""
     late: set[Register] = field(default_factory=set[Register])
     """What is known only after all pieces."""
+    steps: dict[tuple[Register, int], TimeStep] = field(default_factory=dict[tuple[Register, int], TimeStep])
+    """The steps into the loop, by what they take and a piece's role in it."""
+    tensors: dict[Register, Tensor] = field(default_factory=dict[Register, Tensor])
+    """The types of registers in the mesh that has the axis of the pieces."""
 
     def program_of(self, count: int) -> Program:
         """Return the program with the loop. Raises `UnityError` where an operator needs several pieces at once."""
@@ -247,8 +251,6 @@ class _Loop:
         self.tensors = {r: _with_role(t, axes, REPEAT) for r, t in self.program.tensors.items()}
         for register, role in self.dims.items():
             self.tensors[register] = _with_role(self.program.tensors[register], axes, role)
-        self.axis = axes
-        self.steps: dict[tuple[Register, int], TimeStep] = {}
         casts = self._casts()
         needed = {r for place in self.inside for r in reads(body[place])}
         before: list[Instruction] = []
@@ -314,7 +316,7 @@ class _Loop:
             results.append(piece)
             whole = casts[register].results[0] if register in casts else register
             left.append(TimeStep(piece, whole, "accumulate" if role == SUM else "batch", True))
-        assignment = _inserted(instruction.assignment, self.axis, variable)
+        assignment = _inserted(instruction.assignment, self.program.axes, variable)
         made = replace(instruction, operands=tuple(operands), results=tuple(results), assignment=assignment)
         return [*entered, made, *left]
 
@@ -325,7 +327,7 @@ class _Loop:
     def _new(self, register: Register, role: int) -> Register:
         """Return a new register: what a piece has of another one."""
         new = max(self.tensors) + 1
-        self.tensors[new] = _with_role(self.program.tensors[register], self.axis, role)
+        self.tensors[new] = _with_role(self.program.tensors[register], self.program.axes, role)
         return new
 
 
