@@ -175,6 +175,20 @@ def attention_torch(w: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Ten
     return F.mse_loss(h.transpose(1, 2).flatten(2) @ w["out"], batch["y"])
 
 
+def masked() -> Graph:
+    """Return a mean over the labels that are not 0; how many those are depends on the batch."""
+    x, labels = data("x", 8, 3, 24), leaf("input", tensor_type((8, 3), "i64"), name="labels")
+    h = apply("tanh", [apply("matmul", [x.result, weight("w", 24, 24)]).result]).result
+    scores = apply("log_softmax", [apply("matmul", [h, weight("u", 24, 12)]).result]).result
+    zero = leaf("constant", tensor_type((), "i64"), value=0.0).result
+    counts = apply("ne", [labels.result, zero]).result
+    found = apply("class_score", [scores, labels.result]).result
+    kept = apply("select", [counts, found, leaf("constant", tensor_type((), "f32"), value=0.0).result]).result
+    total = apply("reduce_sum", [kept], {"dim": 0, "count": 2}).result
+    number = apply("reduce_sum", [apply("cast", [counts], {"to": "f32"}).result], {"dim": 0, "count": 2}).result
+    return Graph("masked", (x, labels), (apply("div", [apply("neg", [total]).result, number]).result,))
+
+
 def machine(name: str) -> Machine:
     """
     A preset, or `ideal:2x2`: levels of those sizes on which starting a kernel or a message costs nothing, so that even

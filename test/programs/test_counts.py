@@ -12,7 +12,7 @@ from ranks import Ranks, copies, kernel_bytes
 from test_halos import spatial
 from zoo_plans import MACHINES, SIZES, of_type, planned
 
-from unity_ir.cost.lines import addition_bytes, kernel_of_line, step_bytes, update_bytes
+from unity_ir.cost.lines import kernel_of_line, step_bytes, update_bytes
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.models import build
 from unity_ir.pcg.collectives import COLLECTIVES
@@ -72,7 +72,7 @@ def test_a_loop_over_micro_batches_moves_the_bytes_of_the_plan(ranks: Ranks, mod
     found = ranks.run(emit(plan, graph).text, 2, kernel_bytes, names)[0]
     assert found == [kernel_of_line(program, c).bytes for c in computes]
     sums = [i for i in program.body if isinstance(i, TimeStep) and i.kind == "accumulate"]
-    added = sum(size for step in sums for size in addition_bytes(plan, step))
+    added = sum(size for step in sums for size in plan.time_step_bytes(step))
     updated = [piece_bytes(program, i.weight) for i in program.body if isinstance(i, UpdateWeight)]
     assert sum(found) + added + sum(update_bytes(size, ADAMW) for size in updated) == step_bytes(plan)
 

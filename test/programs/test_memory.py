@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -90,6 +91,22 @@ def test_a_loop_over_micro_batches_holds_what_is_said(tmp_path: Path, model: str
     real, said = held(plan, graph, tmp_path / "loop.py")
     assert said == pytest.approx(real, rel=0.1)
     assert (real < held(graph, graph, tmp_path / "whole.py")[0]) == (model == "gpt2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("pieces", [2, 8])
+def test_a_loss_in_pieces_holds_what_is_said(tmp_path: Path, pieces: int, count: int):
+    """Of the logits and their gradient one piece, beside the sum of the table's gradient."""
+    graph = build("gpt2", batch=16, sequence=16, layers=1, hidden=16, heads=2, vocabulary=2048)
+    dims = sample_dims(graph)
+    plan = in_micro_batches(micro_batch(graph, dims, count), dims, count)
+    whole, said_whole = held(plan, graph, tmp_path / "whole.py")
+    real, said = held(replace(plan, loss_pieces=pieces), graph, tmp_path / "pieces.py")
+    assert said == pytest.approx(real, rel=0.1)
+    assert whole - real == pytest.approx(said_whole - said, rel=0.1)
+    logits, table = 4 * 16 * 16 * 2048 // count, 4 * 16 * 2048
+    assert whole - real >= logits * (pieces - 1) / pieces - 2 * table
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from models import MODELS, data, machine, weight
+from models import MODELS, data, machine, masked, weight
 from ranks import Ranks, check, gradients
 
 from unity_ir.dialects.convert_program import from_op, to_op
@@ -101,20 +101,6 @@ def test_what_is_made_once_lasts_to_its_last_reader_in_the_last_micro_batch(
     assert ranks.run(text, 2, check, 2) == [[]] * 2
 
 
-def masked() -> Graph:
-    """Return a mean over the labels that are not 0; how many those are depends on the batch."""
-    x, labels = data("x", 8, 3, 24), leaf("input", tensor_type((8, 3), "i64"), name="labels")
-    h = apply("tanh", [apply("matmul", [x.result, weight("w", 24, 24)]).result]).result
-    scores = apply("log_softmax", [apply("matmul", [h, weight("u", 24, 12)]).result]).result
-    zero = leaf("constant", tensor_type((), "i64"), value=0.0).result
-    counts = apply("ne", [labels.result, zero]).result
-    found = apply("class_score", [scores, labels.result]).result
-    kept = apply("select", [counts, found, leaf("constant", tensor_type((), "f32"), value=0.0).result]).result
-    total = apply("reduce_sum", [kept], {"dim": 0, "count": 2}).result
-    number = apply("reduce_sum", [apply("cast", [counts], {"to": "f32"}).result], {"dim": 0, "count": 2}).result
-    return Graph("masked", (x, labels), (apply("div", [apply("neg", [total]).result, number]).result,))
-
-
 MASKED = [("data-parallel", 2, "ideal:2"), ("fsdp", 4, "ideal:2"), ("zero3", 2, "ideal:2"), ("joint", 4, "ideal:2x2")]
 
 
@@ -158,10 +144,13 @@ MUTANTS = {
     "a piece dropped": (r"total\.add_\(x\)", "total"),
     "a piece added twice": (r"total\.add_\(x\)", "total.add_(x).add_(x)"),
     "summed over devices in every micro-batch": (
-        r"(def accumulated\(total, x, last\):)",
+        r"(def accumulated\(total, x, last, dtype=None\):)",
         r"\1\n    dist.all_reduce(x)",
     ),
-    "a gradient of the mean of each micro-batch": (r"(def accumulated\(total, x, last\):)", r"\1\n    x = x * 2"),
+    "a gradient of the mean of each micro-batch": (
+        r"(def accumulated\(total, x, last, dtype=None\):)",
+        r"\1\n    x = x * 2",
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from models import machine
@@ -100,8 +101,10 @@ def planned(graph: Graph, plan: str, world: int, optimizer: Optimizer) -> Progra
     The program of a serial graph's plan: a strategy's; a random one, `random-3`; one with half of it recomputed,
     `recompute-3`; one with operators on a half of the ranks, `pinned-3`; one with images in parts, `spatial`; one in
     which the experts of a sparse mixture are divided, `experts`; or one of degrees, `degrees,tp=2,zero=1,sp=true`.
-    With `/4` after it, of 4 micro-batches; with `/4i`, of which each moves weights and sums their gradients.
+    With `/4` after it, of 4 micro-batches; with `/4i`, of which each moves weights and sums their gradients. With `*2`
+    at the end, its loss is made in 2 pieces.
     """
+    plan, _, pieces = plan.partition("*")
     plan, _, loop = plan.partition("/")
     count = int(loop.rstrip("i") or 1)
     dims = sample_dims(graph)
@@ -109,6 +112,7 @@ def planned(graph: Graph, plan: str, world: int, optimizer: Optimizer) -> Progra
     placed, on = _placed(part, plan, world, optimizer)
     if count > 1:
         placed = in_micro_batches(placed, dims, count, lambda weight: loop.endswith("i"))
+    placed = replace(placed, loss_pieces=int(pieces or 1))
     return lower(fuse_collectives(differentiate(placed, optimizer, on.mesh)), on)
 
 

@@ -143,22 +143,13 @@ def step_bytes(plan: Plan) -> int:
             if isinstance(i, Compute):
                 read_and_written = kernel_of_line(program, i).bytes * program.times(i)
                 yield pins(program.tensors[i.results[0]].layout), read_and_written
-            if isinstance(i, TimeStep) and i.kind == "accumulate":
-                yield pins(program.tensors[i.result].layout), sum(addition_bytes(plan, i))
+            if isinstance(i, TimeStep):
+                times = program.micro_batches if i.is_of_pieces else 1
+                yield pins(program.tensors[i.result].layout), times * sum(plan.time_step_bytes(i))
             if isinstance(i, UpdateWeight):
                 yield pins(program.tensors[i.weight].layout), update_bytes(piece_bytes(program, i.weight), optimizer)
 
     return most_of_a_device(program.mesh, counts())
-
-
-def addition_bytes(plan: Plan, step: TimeStep) -> tuple[int, ...]:
-    """
-    Return the bytes that are read and written, in each micro-batch, to add an addend to those before (`accumulate`): in
-    the first none if that takes the addend's memory, else those of a copy.
-    """
-    size = piece_bytes(plan.program, step.operand)
-    first = 0 if step.result in plan.in_place else 2 * size
-    return (first, *((3 * size,) * (plan.program.micro_batches - 1)))
 
 
 def update_seconds(program: Program, weight: Register, optimizer: Optimizer, device: Device) -> float:

@@ -8,7 +8,7 @@ graph with updates is a whole step, in which everything is explicit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -23,6 +23,7 @@ from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.collectives import HALO_EXCHANGES
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.loss_part import loss_part
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.reshard import Move
@@ -96,6 +97,8 @@ class PlanCost:
     """Reshards of weights' gradients to the weights' resting layouts."""
     update: float
     """Seconds of all updates."""
+    additions: float = 0.0
+    """Seconds in which gradients of the pieces of the loss are added up."""
     memory: Mapping[str, int] = field(default_factory=dict[str, int])
     """Bytes on the device that holds most, by kind (see `cost.memory.HOLDS`)."""
 
@@ -110,7 +113,8 @@ class PlanCost:
     @cached_property
     def compute_time(self) -> float:
         """Seconds of all kernels of an iteration on each device, those of the optimizer's update included."""
-        return sum((o.forward + o.backward) * o.node.micro_batches for o in self.operators) + self.update
+        kernels = sum((o.forward + o.backward) * o.node.micro_batches for o in self.operators)
+        return kernels + self.additions + self.update
 
     @cached_property
     def communication_time(self) -> float:
@@ -222,10 +226,12 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
     again = set[Node]() if explicit else not_kept(graph)
     read = Keeps(graph).values if again else set[Value]()
     operators: list[OperatorCost] = []
+    part = loss_part(graph)
     for node in nodes:
         if node.is_compute:
             needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
-            done = work_of(node, needs, backward=not explicit)
+            pieces = (part[node], graph.loss_pieces) if node in part else None
+            done = work_of(node, needs, not explicit, pieces)
             if node in again and not read.isdisjoint(node.results):
                 done = Work(done.forward, (*done.forward, *done.backward))
             operators.append(
@@ -234,7 +240,9 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
     weights = [u.weight.node for u in graph.updates] or [n for n in nodes if n.op == "weight" and n in with_gradient]
     between = reshards(graph, placement, machine)
     update = sum(update_time(n, optimizer, machine) for n in weights) + norm_seconds(optimizer, machine)
-    memory = _held(graph, placement, again, weights, between, optimizer)
+    # Of what the pieces of the loss make, nothing is left when their loop has ended.
+    left = [r for r in between if _root(r.value).node not in part]
+    memory = _held(graph, placement, again | part.keys(), weights, left, optimizer)
     return PlanCost(
         machine,
         placement,
@@ -242,8 +250,22 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
         tuple(between),
         tuple(_weight_gradients(graph, weights, placement, machine)),
         update,
-        memory,
+        memory=memory,
+        additions=_additions(graph, part, with_gradient, machine),
     )
+
+
+def _additions(graph: Graph, part: Mapping[Node, str], with_gradient: Collection[Node], machine: Machine) -> float:
+    """Return the seconds in which gradients of what all pieces of the loss read alike are added up."""
+    again, seconds = graph.loss_pieces - 1, 0.0
+    for node, variable in part.items():
+        dims = node.analysis.operand_dims
+        for parameter, value in zip(node.analysis.bound.operands, node.operands, strict=True):
+            is_alike = variable not in dims.get(parameter.name, ())
+            if is_alike and {node, value.node}.issubset(with_gradient):
+                size = prod(value.type.piece_shape) * ELEMENT_BYTES[value.type.grad_dtype]
+                seconds += node.micro_batches * machine.copy_time(again, 3 * again * size)
+    return seconds
 
 
 def _held(

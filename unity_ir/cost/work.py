@@ -171,18 +171,24 @@ def applied(
     return node, tuple(n for n in topological(wanted) if n.is_compute and n is not node)
 
 
-def work_of(node: Node, needs: tuple[bool, ...], backward: bool = True) -> Work:
+def work_of(node: Node, needs: tuple[bool, ...], backward: bool = True, pieces: tuple[str, int] | None = None) -> Work:
     """
     Return the forward and backward kernels of one task (one device's share) of a compute node, sharded as its types
     say.
 
     `needs` says, per operand, whether its gradient is wanted; `backward` False leaves out the kernels of the backward.
+    Given `pieces`, an index variable and a number of pieces along it, returns the kernels of all of these pieces.
     """
-    degrees = tuple((v, d) for v, d in node.configuration.degrees.items())
-    if not backward:
+    degrees = dict(node.configuration.degrees)
+    if not backward and pieces is None:
         return Work((kernel_of(node),), ())
+    variable, count = pieces or ("", 1)
+    if pieces is not None:
+        degrees[variable] = degrees.get(variable, 1) * count
     operands = tuple((v.type.shape, v.type.dtype) for v in node.operands)
-    return work(node.op, operands, node.attributes, degrees, needs, repeats(node))
+    needs = needs if backward else (False,) * len(needs)
+    found = work(node.op, operands, node.attributes, tuple(degrees.items()), needs, repeats(node))
+    return Work(found.forward * count, found.backward * count)
 
 
 def repeats(node: Node) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, ModuleOp, StringAttr, f64
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, IntegerAttr, ModuleOp, StringAttr, f64, i64
 from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
@@ -44,6 +44,9 @@ NAME = "pcg.name"
 
 OPTIMIZER = "pcg.optimizer"
 """The function attribute that holds the optimizer of a graph whose updates are still to come."""
+
+LOSS_PIECES = "pcg.loss_pieces"
+"""The function attribute that holds the number of pieces of the tokens in which a step makes its loss, if not 1."""
 
 
 def pcg_functions(module: ModuleOp) -> list[FuncOp]:
@@ -109,7 +112,7 @@ def to_graph(func: FuncOp) -> Graph:
             case _:
                 raise UnityError(f"{where}: {op.name} is not an operator of pcg; a graph has no other operations")
         values.update(zip(op.results, node.results, strict=True))
-    return Graph(name, inputs, outputs, tuple(updates), _optimizer(func, optimizers))
+    return Graph(name, inputs, outputs, tuple(updates), _optimizer(func, optimizers), _loss_pieces(func))
 
 
 def _inputs(func: FuncOp, block: Block, where: str) -> tuple[Node, ...]:
@@ -173,6 +176,15 @@ def _optimizer(func: FuncOp, optimizers: Sequence[Optimizer | None]) -> Optimize
     return to_optimizer(OPTIMIZER, attribute.data)
 
 
+def _loss_pieces(func: FuncOp) -> int:
+    attribute = func.attributes.get(LOSS_PIECES)
+    if attribute is None:
+        return 1
+    if not isinstance(attribute, IntegerAttr) or attribute.value.data < 2:
+        raise UnityError(f"@{func.sym_name.data}: {LOSS_PIECES} is {attribute}; it must be an integer of 2 or more")
+    return attribute.value.data
+
+
 # To text
 
 
@@ -213,6 +225,8 @@ def from_graph(graph: Graph) -> FuncOp:
     func = FuncOp(graph.name, types, Region(block), arg_attrs=_arg_attrs(graph.inputs, block))
     if graph.optimizer is not None and not graph.updates:
         func.attributes[OPTIMIZER] = DictionaryAttr(optimizer_attributes(graph.optimizer))
+    if graph.loss_pieces > 1:
+        func.attributes[LOSS_PIECES] = IntegerAttr(graph.loss_pieces, i64)
     return func
 
 
@@ -254,11 +268,11 @@ def replace_function(func: FuncOp, graph: Graph) -> FuncOp:
     """
     Replace `func` in its module by the function of `graph`; return the new function.
 
-    It keeps the visibility and the attributes of `func`, except the optimizer, which is the
+    It keeps the visibility and the attributes of `func`, except the optimizer and the pieces of the loss, which are the
     graph's. Raises as `from_graph`.
     """
     new = from_graph(graph)
-    kept = {name: attribute for name, attribute in func.attributes.items() if name != OPTIMIZER}
+    kept = {name: attribute for name, attribute in func.attributes.items() if name not in (OPTIMIZER, LOSS_PIECES)}
     new.attributes.update(kept)
     if func.sym_visibility is not None:
         new.sym_visibility = func.sym_visibility

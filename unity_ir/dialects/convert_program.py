@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, DictionaryAttr, FloatAttr, StringAttr, f64, i64
+from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, DictionaryAttr, FloatAttr, StringAttr, UnitAttr, f64, i64
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from unity_ir.dialects.pcg.attributes import to_attribute, to_value
@@ -47,6 +47,9 @@ from unity_ir.plan.program import (
     UpdateWeight,
 )
 from unity_ir.tdl.parallel import Configuration, operand_degrees, result_degrees
+
+ANEW = "anew"
+"""The attribute of an operation that every micro-batch does, though all of them read the same (`Program.anew`)."""
 
 
 def to_op(program: Program) -> ProgramOp:
@@ -100,12 +103,14 @@ def to_op(program: Program) -> ProgramOp:
                 optimizer = DictionaryAttr(optimizer_attributes(program.optimizer))
                 made = UpdateOp.create(operands=[values[weight], values[grad]], properties={"optimizer": optimizer})
                 hint = ""
+        if not program.anew.isdisjoint(results):
+            made.attributes[ANEW] = UnitAttr()
         for register, value in zip(results, made.results, strict=True):
             value.name_hint = f"{hint}{register}"
             values[register] = value
         block.add_op(made)
     block.add_op(ReturnOp.create(operands=[values[r] for r in program.outputs]))
-    return ProgramOp(program.name, program.mesh.sizes, Region(block), program.micro_batches)
+    return ProgramOp(program.name, program.mesh.sizes, Region(block), program.micro_batches, program.loss_pieces)
 
 
 def from_op(op: ProgramOp) -> Program:
@@ -120,6 +125,7 @@ def from_op(op: ProgramOp) -> Program:
     registers: dict[SSAValue, Register] = {}
     body: list[Instruction] = []
     outputs: tuple[Register, ...] = ()
+    anew: list[Register] = []
     optimizer: Optimizer | None = None
     mesh = Mesh(tuple(int(s) for s in op.mesh.get_values()))
     for each in op.body.block.ops:
@@ -131,6 +137,7 @@ def from_op(op: ProgramOp) -> Program:
             tensors[registers[value]] = Tensor(piece.shape, piece.dtype, piece.layout, piece.halo, piece.halo_sum)
         operands = tuple(registers[v] for v in each.operands)
         results = tuple(registers[v] for v in each.results)
+        anew += results if ANEW in each.attributes else ()
         match each:
             case InputOp():
                 body.append(Leaf("input", results[0], each.input_name.data))
@@ -146,7 +153,7 @@ def from_op(op: ProgramOp) -> Program:
             case ExchangeOp():
                 body.append(HaloExchange(operands[0], results[0], each.kind, each.along, *each.border))
             case TimeOp():
-                body.append(TimeStep(operands[0], results[0], each.kind))
+                body.append(TimeStep(operands[0], results[0], each.kind, each.is_of_pieces))
             case UpdateOp():
                 body.append(UpdateWeight(*operands))
                 optimizer = to_optimizer("spmd.update", each.optimizer.data)
@@ -154,7 +161,9 @@ def from_op(op: ProgramOp) -> Program:
                 outputs = operands
             case _:
                 raise UnityError(f"@{op.sym_name.data}: {each.name} is not an operation of spmd")
-    return Program(op.sym_name.data, mesh, tensors, tuple(body), outputs, optimizer, op.loop)
+    return Program(
+        op.sym_name.data, mesh, tensors, tuple(body), outputs, optimizer, op.loop, op.pieces, frozenset(anew)
+    )
 
 
 def _compute(

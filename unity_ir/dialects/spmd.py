@@ -51,7 +51,7 @@ from unity_ir.pcg.collectives import HALO_EXCHANGES, PLANNED
 from unity_ir.pcg.parallel import IN_TIME
 from unity_ir.pcg.reshard import move_kind
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, pinned_at, pins, role_class, role_name
-from unity_ir.pcg.types import tensor_type
+from unity_ir.pcg.types import HALVES, tensor_type
 from unity_ir.tdl.divisibility import Halos
 
 MAX_DEVICES = 2**20
@@ -168,7 +168,8 @@ PIECE = BaseAttr(PieceType)
 class ProgramOp(IRDLOperation):
     """
     `spmd.program @name mesh [2, 2] {...}`: the program that every rank of the mesh runs. In `mesh [2, 2, 4]
-    micro_batches 4` the last axis is not of devices, but the micro-batches of a step.
+    micro_batches 4` the last axis is not of devices, but the micro-batches of a step. In `mesh [2, 2, 8] loss_pieces 8`
+    it is the pieces of the tokens in which the loss is made; with both, it is that before the micro-batches.
     """
 
     name = "spmd.program"
@@ -176,21 +177,39 @@ class ProgramOp(IRDLOperation):
     sym_name = prop_def(SymbolNameConstraint())
     mesh = prop_def(DenseArrayBase.constr(i64))
     micro_batches = opt_prop_def(IntegerAttr.constr(i64))
+    loss_pieces = opt_prop_def(IntegerAttr.constr(i64))
     body = region_def("single_block")
 
     traits = traits_def(SymbolOpInterface(), NoTerminator(), IsolatedFromAbove())
-    assembly_format = "$sym_name `mesh` $mesh (`micro_batches` $micro_batches^)? attr-dict-with-keyword $body"
+    assembly_format = (
+        "$sym_name `mesh` $mesh (`micro_batches` $micro_batches^)? (`loss_pieces` $loss_pieces^)? "
+        "attr-dict-with-keyword $body"
+    )
 
-    def __init__(self, name: str, mesh: tuple[int, ...], body: Region, micro_batches: int = 1):
+    def __init__(self, name: str, mesh: tuple[int, ...], body: Region, micro_batches: int = 1, loss_pieces: int = 1):
         own: dict[str, Attribute] = {"sym_name": StringAttr(name), "mesh": DenseArrayBase.from_list(i64, mesh)}
         if micro_batches > 1:
             own["micro_batches"] = IntegerAttr(micro_batches, i64)
+        if loss_pieces > 1:
+            own["loss_pieces"] = IntegerAttr(loss_pieces, i64)
         super().__init__(properties=own, regions=[body])
 
     @property
     def loop(self) -> int:
         """The number of micro-batches of a step; 1 if it does not run its batch in parts."""
         return 1 if self.micro_batches is None else self.micro_batches.value.data
+
+    @property
+    def pieces(self) -> int:
+        """The number of pieces of the tokens in which a step makes its loss; 1 if it makes it at once."""
+        return 1 if self.loss_pieces is None else self.loss_pieces.value.data
+
+    @property
+    def time_axes(self) -> tuple[int | None, int | None]:
+        """The mesh axes of the micro-batches and of the pieces of the loss; None where there is one of them only."""
+        last = len(self.mesh.get_values()) - 1
+        is_in_loop = self.micro_batches is not None
+        return last if is_in_loop else None, None if self.loss_pieces is None else last - is_in_loop
 
     def verify_(self) -> None:
         """
@@ -203,6 +222,12 @@ class ProgramOp(IRDLOperation):
         if self.micro_batches is not None and (self.loop < 2 or not sizes or sizes[-1] != self.loop):
             raise VerifyException(
                 f"spmd.program: {self.loop} micro-batches must be 2 or more, the last axis of the mesh {list(sizes)}"
+            )
+        axis = self.time_axes[1]
+        if axis is not None and (self.pieces < 2 or axis < 0 or sizes[axis] != self.pieces):
+            raise VerifyException(
+                f"spmd.program: {self.pieces} pieces of the loss must be 2 or more, the axis of the mesh {list(sizes)} "
+                "after those of devices"
             )
         block = self.body.block
         if block.args:
@@ -423,7 +448,8 @@ EXCHANGES: dict[str, type[ExchangeOp]] = {kind: _of_kind(kind, ExchangeOp) for k
 class TimeOp(IRDLOperation):
     """
     Base of the steps into the loop over micro-batches and out of it: `spmd.accumulate %x : from -> to`. The last mesh
-    axis, that of time, changes its role; every piece stays on its device.
+    axis, that of time, changes its role; every piece stays on its device. So it is with the loop over the pieces of the
+    loss, and the axis of these. A sum may be of a longer element type than its addends.
     """
 
     operand = operand_def(PIECE)
@@ -437,22 +463,40 @@ class TimeOp(IRDLOperation):
 
     def verify_(self) -> None:
         """
-        Raise `VerifyException` unless it is in a loop and the last axis, of time, goes from the role that this step
-        begins with to that it ends with, and all others stay.
+        Raise `VerifyException` unless it is in a loop and the axis of that goes from the role that this step begins
+        with to that it ends with, and all others stay.
         """
         program = self.parent_op()
         assert isinstance(self.operand.type, PieceType)
         assert isinstance(self.result.type, PieceType)
         before, after = self.operand.type.data, self.result.type.data
-        if not isinstance(program, ProgramOp) or program.loop == 1 or not before.layout or not after.layout:
-            raise VerifyException(f"{self.name}: is of a loop over micro-batches; give spmd.program micro_batches")
-        ends = tuple("dim" if role >= 0 else role_name(role) for role in (before.layout[-1], after.layout[-1]))
+        axes = program.time_axes if isinstance(program, ProgramOp) else (None, None)
+        if axes == (None, None) or len(before.layout) != len(after.layout):
+            raise VerifyException(
+                f"{self.name}: is of a loop over micro-batches, or over pieces of the loss; give spmd.program "
+                "micro_batches, or loss_pieces"
+            )
+        pairs = zip(before.layout, after.layout, strict=True)
+        changed = [(axis, pair) for axis, pair in enumerate(pairs) if pair[0] != pair[1]]
         wanted = ENDS_IN_TIME[self.kind]
-        alike = (before.shape, before.dtype, before.layout[:-1]) == (after.shape, after.dtype, after.layout[:-1])
-        if ends != wanted or not alike:
+        is_changed = len(changed) == 1 and changed[0][0] in axes
+        ends = tuple("dim" if role >= 0 else role_name(role) for _, pair in changed for role in pair)
+        is_longer = self.kind == "accumulate" and before.dtype in HALVES and after.dtype == "f32"
+        is_alike = before.shape == after.shape and (before.dtype == after.dtype or is_longer)
+        if not is_changed or ends != wanted or not is_alike:
             raise VerifyException(
                 f"{self.name}: from {before} to {after}; only time changes, from {' to '.join(wanted)}"
             )
+
+    @property
+    def is_of_pieces(self) -> bool:
+        """Whether the loop is that over the pieces of the loss."""
+        program = self.parent_op()
+        assert isinstance(program, ProgramOp)
+        assert isinstance(self.operand.type, PieceType)
+        assert isinstance(self.result.type, PieceType)
+        axis = program.time_axes[1]
+        return axis is not None and self.operand.type.data.layout[axis] != self.result.type.data.layout[axis]
 
 
 ENDS_IN_TIME = {

@@ -76,6 +76,9 @@ class _Search(ModulePass):
     recompute: str | None = None
     """What the backward computes again: none, attention, block, all, auto; by default none, of joint searches auto."""
 
+    loss_pieces: str | int | None = None
+    """In how many pieces of the tokens a step makes its loss, or auto; by default 1, of joint searches auto."""
+
     explain: str | None = None
     """An operator whose choice in the joint search, with the costs of alternatives, is printed to stderr."""
 
@@ -110,8 +113,9 @@ class _Search(ModulePass):
         progress: Progress | None,
     ) -> SearchResult:
         given = self.strategy, optimizer, options, progress, self._budget()
+        pieces = None if self.loss_pieces is None else str(self.loss_pieces)
         if self.micro_batches == "auto":
-            return run_in_time(graph, machine, *given, recompute=self.recompute)
+            return run_in_time(graph, machine, *given, recompute=self.recompute, loss_pieces=pieces)
         try:
             count = int(self.micro_batches)
         except ValueError:
@@ -120,7 +124,7 @@ class _Search(ModulePass):
             raise UnityError(
                 f"pcg-search: micro_batches is {self.micro_batches!a}; it is a number of them, 1 or more, or auto"
             )
-        return run(graph, machine, *given, count, self.recompute)
+        return run(graph, machine, *given, count, self.recompute, pieces)
 
     def _optimizer(self) -> Optimizer | None:
         if self.explain is not None and self.strategy != "joint":

@@ -494,7 +494,8 @@ class Graph:
     A computation graph (forward, or a whole training step): inputs in order, outputs in order, and the updates of
     weights.
 
-    Its weights are the weight leaves that its outputs and updates reach; a forward graph has no updates.
+    Its weights are the weight leaves that its outputs and updates reach; a forward graph has no updates. A step makes
+    its loss in `loss_pieces` pieces of the tokens, one after the other (`pcg.loss_part`).
     """
 
     name: str
@@ -502,13 +503,14 @@ class Graph:
     outputs: tuple[Value, ...]
     updates: tuple[Update, ...] = ()
     optimizer: Optimizer | None = None
+    loss_pieces: int = 1
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.name, self.inputs, self.outputs, self.updates, self.optimizer))
+        return hash((self.name, self.inputs, self.outputs, self.updates, self.optimizer, self.loss_pieces))
 
     @property
     def roots(self) -> tuple[Value, ...]:
@@ -539,7 +541,7 @@ class Graph:
         nodes = [(n.op, [place(v) for v in n.operands], n.attributes, n.types, n.view) for n in number]
         updates = [(place(u.weight), place(u.grad)) for u in self.updates]
         ends = [number[n] for n in self.inputs], [place(v) for v in self.outputs], updates
-        return _unpickled, (self.name, nodes, *ends, self.optimizer)
+        return _unpickled, (self.name, nodes, *ends, self.optimizer, self.loss_pieces)
 
     def users(self) -> Mapping[Value, Sequence[tuple[Node, int]]]:
         """
@@ -568,6 +570,7 @@ def _unpickled(
     outputs: Iterable[_Place],
     updates: Iterable[tuple[_Place, _Place]],
     optimizer: Optimizer | None,
+    loss_pieces: int,
 ) -> Graph:
     made: list[Node] = []
     for op, operands, attributes, types, view in nodes:
@@ -577,7 +580,7 @@ def _unpickled(
         return made[place[0]].value(place[1])
 
     steps = tuple(Update(at(weight), at(grad)) for weight, grad in updates)
-    return Graph(name, tuple(made[n] for n in inputs), tuple(map(at, outputs)), steps, optimizer)
+    return Graph(name, tuple(made[n] for n in inputs), tuple(map(at, outputs)), steps, optimizer, loss_pieces)
 
 
 def topological(roots: Iterable[Value], first: Iterable[Node] = ()) -> list[Node]:
@@ -620,7 +623,8 @@ def rewrite(graph: Graph, replace_node: Callable[[Node, tuple[Value, ...]], Sequ
 
 def erase(graph: Graph) -> Graph:
     """
-    Return the serial graph of a parallel one: parallel operators deleted, every value in one piece, no machine views.
+    Return the serial graph of a parallel one: parallel operators deleted, every value in one piece, no machine views,
+    the loss in one piece, too.
 
     Two well-typed graphs of the same inputs and outputs compute the same values if their erasures are equal.
     """
@@ -643,4 +647,4 @@ def erase_with(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
             found[node] = divide(node, operands, Configuration())
         return found[node].results
 
-    return rewrite(graph, serial), found
+    return replace(rewrite(graph, serial), loss_pieces=1), found

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, rebuild, rewrite
-from unity_ir.pcg.types import divided_type, tensor_type
+from unity_ir.pcg.types import HALVES, divided_type, tensor_type
 from unity_ir.tdl.counts import contraction_flops
-
-SHORT = ("bf16", "f16")
 
 
 def mixed_precision(graph: Graph, dtype: str, reduce: str = "f32") -> Graph:
@@ -25,8 +23,8 @@ def mixed_precision(graph: Graph, dtype: str, reduce: str = "f32") -> Graph:
 
     Raises `UnityError` for another `dtype` or `reduce`, for a whole training step, and where no input or weight is f32.
     """
-    if dtype not in SHORT:
-        raise UnityError(f"mixed precision: {dtype!a} is no type to compute in; use {' or '.join(SHORT)}")
+    if dtype not in HALVES:
+        raise UnityError(f"mixed precision: {dtype!a} is no type to compute in; use {' or '.join(HALVES)}")
     if reduce not in (dtype, "f32"):
         raise UnityError(f"mixed precision: gradients cannot be reduced in {reduce!a}; use f32 or {dtype}")
     if graph.updates:

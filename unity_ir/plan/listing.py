@@ -20,7 +20,8 @@ def listing(plan: Plan) -> str:
 
     `kernel` is an operator or a group of them, `local` a move on the device itself, `start` a collective, of which
     several may share a call. Leaves are listed where they are first read. With micro-batches, `first:` and `last:` are
-    lines of the first and of the last of them alone, `early:` those of a loop before.
+    lines of the first and of the last of them alone, `early:` those of a loop before. `piece:` are those of the loop
+    over the pieces of the loss.
     """
     program = plan.program
     kernels = sum(isinstance(line.action, Compute) for line in plan.schedule.lines)
@@ -28,6 +29,7 @@ def listing(plan: Plan) -> str:
     updates = [i for i in program.body if isinstance(i, UpdateWeight)]
     counts = [_count(kernels, "kernel"), _count(calls, "collective"), _count(len(updates), "update")]
     loop = f", in a loop over {program.micro_batches} micro-batches" if program.micro_batches > 1 else ""
+    loop += f", the loss in {program.loss_pieces} pieces" if program.loss_pieces > 1 else ""
     out = [f"@{_printable(program.name)} on {_count(program.devices, 'device')}: {', '.join(counts)}{loop}"]
     names = makers(program)
     for line in plan.schedule.lines:
@@ -37,7 +39,7 @@ def listing(plan: Plan) -> str:
         text += f": {'; '.join(types)}" if makes else ""
         frees = f"; frees {_registers(line.dies)}" if line.dies else ""
         frees += f"; frees {_registers(line.dies_last)} in the last" if line.dies_last else ""
-        only = "" if line.when == "every" else f"{line.when}: "
+        only = "piece: " if line.in_pieces else "" if line.when == "every" else f"{line.when}: "
         out.append(f"  {_what(line.action):7} {only + _of(plan, line.action, names):40} {text}{frees}".rstrip())
     optimizer = program.optimizer.name if program.optimizer is not None else ""
     if updates and program.optimizer is not None and program.optimizer.clip:

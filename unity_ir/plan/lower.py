@@ -14,6 +14,7 @@ from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.graph import Graph, Node, Value, topological
+from unity_ir.pcg.loss_part import head
 from unity_ir.pcg.parallel import IN_TIME
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import (
@@ -29,6 +30,7 @@ from unity_ir.pcg.sharding import (
     same_pieces,
 )
 from unity_ir.plan.collective_calls import move_of
+from unity_ir.plan.loss_pieces import in_loss_pieces
 from unity_ir.plan.moves import plan_moves
 from unity_ir.plan.program import (
     Compute,
@@ -62,9 +64,14 @@ def lower(graph: Graph, machine: Machine) -> Program:
     """
     Lower a placed training step, or a forward, to one rank's program on a machine.
 
-    Raises `UnityError` if the graph's views do not fit the machine, or its numbers of micro-batches differ.
+    Raises `UnityError` if the graph's views do not fit the machine, its numbers of micro-batches differ, or its loss
+    cannot be made in as many pieces as it says.
     """
-    return with_single_calls(_Lowering(graph, machine).program(), machine)
+    lowering = _Lowering(graph, machine)
+    program = with_single_calls(lowering.program(), machine)
+    if graph.loss_pieces == 1:
+        return program
+    return in_loss_pieces(program, graph.loss_pieces, lowering.made_by(head(graph)))
 
 
 class _Lowering:
@@ -109,6 +116,11 @@ class _Lowering:
         register = self._at(value, self.placement.layouts[value])
         running = running_statistic(made, register)
         return register if running is None else self._at(value, self.tensors[running.leaf.result].layout)
+
+    def made_by(self, node: Node) -> Register:
+        """Return the register of the first result of a compute node."""
+        value = node.results[0]
+        return self.registers[value, self.placement.layouts[value], value.type.halo, value.type.halo_sum]
 
     def _node(self, node: Node) -> None:
         if node.is_leaf:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 
 from unity_ir.errors import UnityError
 from unity_ir.forms.classify import is_convolution
@@ -180,7 +181,7 @@ class Plan:
         return most_of_a_device(
             self.program.mesh,
             (
-                (pins(tensors[i.result].layout), self._additions(i))
+                (pins(tensors[i.result].layout), self._copies(i))
                 if isinstance(i, TimeStep)
                 else (pins(tensors[i.results[0]].layout), self._launches(i) * self.program.times(i))
                 for i in self.program.body
@@ -188,11 +189,33 @@ class Plan:
             ),
         )
 
-    def _additions(self, step: TimeStep) -> int:
-        """Return the kernels of a step into the loop, or out of it: the additions to what has been accumulated."""
-        if step.kind != "accumulate":
-            return 0
-        return self.program.micro_batches - (step.result in self.in_place)
+    def time_step_bytes(self, step: TimeStep) -> tuple[int, ...]:
+        """
+        Return the bytes that a step into a loop, or out of it, reads and writes in each pass of that loop: to add an
+        addend to those before, in the first pass none if it takes the addend's memory; to copy a piece into its place
+        among zeros, or out of it where that is not consecutive. 0 where no kernel runs.
+        """
+        program, size = self.program, self.program.bytes[step.operand]
+        passes = program.loss_pieces if step.is_of_pieces else program.micro_batches
+        if step.kind == "accumulate":
+            total, result = program.held_bytes(step.result), program.bytes[step.result]
+            first = 0 if step.result in self.in_place and total == size else size + total
+            added = [first, *((size + 2 * total,) * (passes - 1))]
+            added[-1] += total + result if total != result else 0
+            return tuple(added)
+        copied = 0
+        if step.is_of_pieces and step.kind == "batch":
+            return (program.bytes[step.result] + 2 * size, *((2 * size,) * (passes - 1)))
+        if step.is_of_pieces and step.kind == "pipeline":
+            piece = program.tensors[step.result]
+            is_view = prod(piece.local(program.mesh)[: piece.layout[program.axes]]) == 1
+            copied = 0 if is_view else 2 * program.bytes[step.result]
+        return (copied,) * passes
+
+    def _copies(self, step: TimeStep) -> int:
+        """Return the kernels of a step into a loop, or out of it."""
+        times = self.program.micro_batches if step.is_of_pieces else 1
+        return times * sum(size > 0 for size in self.time_step_bytes(step))
 
     def _launches(self, compute: Compute) -> int:
         operator = local_operator(self.program, compute)

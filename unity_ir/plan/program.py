@@ -6,7 +6,8 @@ Every rank runs the same instructions on its own pieces (SPMD). `plan.lower` mak
 is its text, and `lowering.emit.printer` prints it as Python.
 
 A step may run its batch in micro-batches: those are one more mesh axis, the last in number, which divides first. A
-tensor that repeats along it is made once, before the loop or after it; others are made anew in each micro-batch.
+tensor that repeats along it is made once, before the loop or after it; others are made anew in each micro-batch. So it
+is with the pieces in which a step makes its loss (`plan.loss_pieces`): their axis is that before, and divides last.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, Pins, role_name
-from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.pcg.types import ELEMENT_BYTES, HALVES
 from unity_ir.tdl.divisibility import Analysis, Halos
 from unity_ir.tdl.parallel import Configuration, piece
 from unity_ir.tdl.syntax import Bound
@@ -147,12 +148,13 @@ class TimeStep:
     """
     A step into the loop over micro-batches, or out of it, on each device by itself; `kind` is one of
     `pcg.parallel.IN_TIME`: `pipeline` takes a micro-batch's part of a tensor, `reuse` all of it; `accumulate` adds up
-    what micro-batches make, `batch` joins it.
+    what micro-batches make, `batch` joins it. With `is_of_pieces` the loop is that over the pieces of the loss.
     """
 
     operand: Register
     result: Register
     kind: str
+    is_of_pieces: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,18 +214,33 @@ class Program:
     optimizer: Optimizer | None
     micro_batches: int = 1
     """How many micro-batches a step has; with more than 1 they are the last axis of `mesh`."""
+    loss_pieces: int = 1
+    """In how many pieces a step makes its loss; with more than 1 they are the axis of `mesh` after those of devices."""
     anew: frozenset[Register] = frozenset()
     """Registers that every micro-batch makes anew, though all of them read the same, as memory has no room for them."""
 
     @property
     def devices(self) -> int:
         """The number of devices, each of which is a rank."""
-        return self.mesh.devices // self.micro_batches
+        return self.mesh.devices // self.micro_batches // self.loss_pieces
 
     @property
     def axes(self) -> int:
         """The number of mesh axes over devices."""
-        return len(self.mesh.sizes) - (self.micro_batches > 1)
+        return len(self.mesh.sizes) - (self.micro_batches > 1) - (self.loss_pieces > 1)
+
+    @cached_property
+    def in_pieces(self) -> frozenset[Register]:
+        """The registers that each piece of the loss makes anew."""
+        if self.loss_pieces == 1:
+            return frozenset()
+        return frozenset(r for r, tensor in self.tensors.items() if tensor.layout[self.axes] != REPEAT)
+
+    def is_in_pieces(self, instruction: Instruction) -> bool:
+        """Return whether an instruction is in the loop over the pieces of the loss."""
+        if isinstance(instruction, TimeStep):
+            return instruction.is_of_pieces or instruction.result in self.in_pieces
+        return not self.in_pieces.isdisjoint(makes(instruction))
 
     @cached_property
     def when(self) -> Mapping[Register, When]:
@@ -245,36 +262,53 @@ class Program:
             made = makes(instruction)
             if not early.isdisjoint(made):
                 continue
-            if isinstance(instruction, TimeStep) and instruction.kind in ("accumulate", "batch"):
+            step = _step_kind(instruction)
+            if step in ("accumulate", "batch"):
                 late.update(made)
             elif not late.isdisjoint(reads(instruction)):
                 late.update(made)
                 found.update(dict.fromkeys(made, "last"))
                 continue
-            is_in = isinstance(instruction, TimeStep) or any(self.tensors[r].layout[-1] != REPEAT for r in made)
+            is_in = bool(step) or any(self.tensors[r].layout[-1] != REPEAT for r in made)
             read = reads(instruction)
             is_alike = bool(read) and alike.issuperset(read) and twice.isdisjoint(made)
-            if is_alike or (isinstance(instruction, TimeStep) and instruction.kind == "reuse"):
+            if is_alike or step == "reuse":
                 alike.update(made)
             found.update(dict.fromkeys(made, "every" if is_in and not is_alike else "first"))
         return found
 
     def times(self, instruction: Instruction) -> int:
-        """Return how many times a step runs an instruction: once, or once for each micro-batch."""
-        return self.micro_batches if all(self.when[r] in ("early", "every") for r in makes(instruction)) else 1
+        """Return how many times a step runs an instruction: once, or once for each micro-batch, and for each piece."""
+        is_in_loop = all(self.when[r] in ("early", "every") for r in makes(instruction))
+        pieces = self.loss_pieces if self.is_in_pieces(instruction) else 1
+        return pieces * (self.micro_batches if is_in_loop else 1)
 
     @property
     def loss(self) -> Register | None:
-        """The register in which an operator makes the loss, in every micro-batch; None for a forward alone."""
+        """The register in which an operator makes the loss, in every micro-batch or piece; None for a forward alone."""
         if self.optimizer is None or not self.outputs:
             return None
         steps = {i.result: i.operand for i in self.body if isinstance(i, TimeStep)}
-        return steps.get(self.outputs[0], self.outputs[0])
+        found = self.outputs[0]
+        while found in steps:
+            found = steps[found]
+        return found
 
     @cached_property
     def bytes(self) -> Mapping[Register, int]:
         """The bytes of one rank's piece of each register, with its halo."""
         return {register: tensor.bytes(self.mesh) for register, tensor in self.tensors.items()}
+
+    @cached_property
+    def sums(self) -> frozenset[Register]:
+        """The registers in which micro-batches, or pieces of the loss, add up what they make."""
+        return frozenset(i.result for i in self.body if isinstance(i, TimeStep) and i.kind == "accumulate")
+
+    def held_bytes(self, register: Register) -> int:
+        """Return the bytes in which a rank holds a register: what is added up is in f32 until the last addend."""
+        dtype = self.tensors[register].dtype
+        longer = ELEMENT_BYTES["f32"] // ELEMENT_BYTES[dtype] if register in self.sums and dtype in HALVES else 1
+        return self.bytes[register] * longer
 
     @property
     def returned(self) -> tuple[Register, ...]:
@@ -360,6 +394,11 @@ def running_statistic(made: Mapping[Register, Instruction], register: Register) 
                 return None
 
 
+def _step_kind(instruction: Instruction) -> str:
+    """Return the kind of a step into the loop over micro-batches, or out of it; nothing for other instructions."""
+    return instruction.kind if isinstance(instruction, TimeStep) and not instruction.is_of_pieces else ""
+
+
 def _early(body: Sequence[Instruction]) -> set[Register]:
     """
     Return the registers of a loop before the one over micro-batches: sums over all of them that its lines read, and
@@ -369,9 +408,10 @@ def _early(body: Sequence[Instruction]) -> set[Register]:
     wanted: set[Register] = set()
     for instruction in body:
         read = frozenset[Register]().union(*(sums.get(r, ()) for r in reads(instruction)))
-        if isinstance(instruction, TimeStep) and instruction.kind in ("accumulate", "batch"):
-            read = frozenset((instruction.result,))
-        elif isinstance(instruction, TimeStep):
+        step = _step_kind(instruction)
+        if step in ("accumulate", "batch"):
+            read = frozenset(makes(instruction))
+        elif step:
             wanted |= read
             continue
         if read:
@@ -400,8 +440,8 @@ def made_twice(body: Iterable[Instruction]) -> set[Register]:
                 work: object = (operator, tuple(map(of.get, operands)), attributes, assignment)
             case ReshardMove(operand, _, kind, axes, source, target):
                 work = (kind, of[operand], axes, source, target)
-            case TimeStep(operand, _, kind):
-                work = (kind, of[operand])
+            case TimeStep(operand, _, kind, is_of_pieces):
+                work = (kind, is_of_pieces, of[operand])
             case _:
                 work = instruction
         number = numbers.setdefault(work, len(numbers))

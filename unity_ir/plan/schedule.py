@@ -14,17 +14,19 @@ checks that for every group.
 With micro-batches, all lines are in one loop, and those that only the first or the last of them runs are marked so:
 weights are gathered, in the first, where they are first read; gradients are summed over devices in the last, where the
 last addend was made. What lines of the loop need of all micro-batches at once is made in a loop before (`early`).
+
+The loop over the pieces of the loss is scheduled by itself, and is one operator to the lines around it.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from unity_ir.pcg.collectives import AMONG_ALL, BETWEEN_DEVICES, COLLECTIVES
-from unity_ir.pcg.sharding import is_pinned, pins
+from unity_ir.pcg.sharding import REPEAT, is_pinned, pins
 from unity_ir.plan.program import (
     Compute,
     HaloExchange,
@@ -37,6 +39,7 @@ from unity_ir.plan.program import (
     UpdateWeight,
     When,
     makes,
+    reads,
 )
 
 BUCKET_BYTES = 2**20
@@ -101,13 +104,15 @@ class ScheduledLine:
     """
     One line of a schedule: an instruction, bucket or wait, and the registers that it is the last to read (`dies`).
     `when` says in which micro-batches it runs; `dies_last` are registers, made once, of which it is the last to read in
-    the last one.
+    the last one. With `in_pieces` it is in the loop over the pieces of the loss, whose lines are consecutive; what the
+    loop is the last to read, `dies` and `dies_last` of its last line have, but for what each piece makes.
     """
 
     action: Action
     dies: tuple[Register, ...] = ()
     when: When = "every"
     dies_last: tuple[Register, ...] = ()
+    in_pieces: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,7 +175,22 @@ def schedule(program: Program, bucket: int = BUCKET_BYTES, under_way: int = UNDE
     Gathers of weights and reductions of gradients of fewer than `bucket` bytes each share calls, of about as many bytes
     (0: none do). When gradients' collectives hold more than `under_way` bytes of operands, the oldest are waited for.
     """
-    return _Scheduler(program, bucket, under_way).schedule()
+    return _scheduler(program, bucket, under_way).schedule()
+
+
+def _scheduler(program: Program, bucket: int, under_way: int) -> _Scheduler:
+    """Return the scheduler of a program; the loop over the pieces of the loss, if it has one, is an operator to it."""
+    loop = [i for i in program.body if program.is_in_pieces(i)]
+    if not loop:
+        return _Scheduler(program, bucket, under_way, program.body, program.returned)
+    made = {r for i in loop for r in makes(i)}
+    given = tuple(dict.fromkeys(r for i in loop for r in reads(i) if r not in made))
+    left = tuple(i.result for i in loop if isinstance(i, TimeStep) and i.result not in program.in_pieces)
+    whole = Compute("loss in pieces", given, left, (), (REPEAT,) * len(program.mesh.sizes))
+    start = program.body.index(loop[0])
+    body = (*program.body[:start], whole, *program.body[start + len(loop) :])
+    inner = _Scheduler(program, bucket, under_way, (*(Leaf("input", r) for r in given), *loop), left)
+    return _Scheduler(program, bucket, under_way, body, program.returned, (whole, inner))
 
 
 Move = ReshardMove | HaloExchange | TimeStep
@@ -211,8 +231,21 @@ class _Prefetch:
 
 
 class _Scheduler:
-    def __init__(self, program: Program, bucket: int, under_way: int):
+    def __init__(
+        self,
+        program: Program,
+        bucket: int,
+        under_way: int,
+        body: Sequence[Instruction],
+        returned: Sequence[Register],
+        loop: tuple[Compute, _Scheduler] | None = None,
+    ):
+        """
+        Schedule the instructions `body`, of a program, which make the registers `returned`. In `loop` there are the
+        operator among them that stands for the loop over pieces of the loss, and what schedules the lines of that.
+        """
         self.program = program
+        self.loop = loop
         self.bucket = bucket
         self.under_way = under_way
         self.same: dict[Register, Register] = {}
@@ -224,7 +257,7 @@ class _Scheduler:
         self.move_of: dict[Register, Move | _Cast] = {}
         self.place: dict[Register, int] = {}
         """Index in the program of the move that makes a register."""
-        for place, instruction in enumerate(program.body):
+        for place, instruction in enumerate(body):
             match instruction:
                 case Leaf():
                     self.leaves[instruction.result] = instruction
@@ -247,9 +280,9 @@ class _Scheduler:
                 case UpdateWeight():
                     pass
         self.end = len(self.computes)
+        self.wanted = [self._held(i.grad) for i in body if isinstance(i, UpdateWeight)]
+        self.returned = tuple(map(self._held, returned))
         self._delay()
-        self.wanted = [self._held(i.grad) for i in program.body if isinstance(i, UpdateWeight)]
-        self.returned = tuple(map(self._held, program.returned))
         self.first = self._first_readers()
         self.moved = {self._held(m.operand) for m in self.moves if m.result in self.first}
         self.lines: list[Action] = []
@@ -296,7 +329,7 @@ class _Scheduler:
         are left for the waits that follow.
         """
         read = {self._source(r)[0] for compute in self.computes for r in compute.operands}
-        read.update(self._source(r)[0] for r in self.program.returned)
+        read.update(self._source(r)[0] for r in self.returned)
         order: list[Compute] = []
         moved: set[tuple[Register, ...]] = set()
         """The results of operators that were delayed."""
@@ -343,8 +376,8 @@ class _Scheduler:
                 # An early slice lets its operand be freed; other local steps only take memory.
                 if isinstance(move, ReshardMove) and move.kind == "slice" and not late and self._made_at(operand) > 0:
                     slots[move.result] = self._made_at(operand)
-                # So does adding a gradient to those of the micro-batches before.
-                if move.kind == "accumulate":
+                # So does adding a gradient to those of the micro-batches before, or joining it with them.
+                if move.kind in ("accumulate", "batch"):
                     last = max((slots.get(r, 0) for r in self._moves_before(move)), default=0)
                     slots[move.result] = min(last + LAG, self.end) if late else self._made_at(operand)
             elif late:
@@ -430,6 +463,10 @@ class _Scheduler:
     # -- lines
 
     def schedule(self) -> Schedule:
+        self._order_lines()
+        return Schedule(tuple(self._with_deaths()), self.same)
+
+    def _order_lines(self) -> None:
         slots = self._slots()
         full: dict[object, list[ReshardMove]] = {}
         starting = (m for moves in slots.values() for m in moves)
@@ -463,7 +500,10 @@ class _Scheduler:
                 self._cast_meanwhile(casts, [o for o in map(self._held, compute.operands) if self._is_awaited(o)])
                 for operand in compute.operands:
                     self._need(operand)
-                self.lines.append(compute)
+                if self.loop is not None and compute is self.loop[0]:
+                    self._append_loop(self.loop[1])
+                else:
+                    self.lines.append(compute)
                 self.done += 1
                 self.made.update(compute.results)
         for register in (*self.returned, *self.wanted):
@@ -473,7 +513,12 @@ class _Scheduler:
         if "early" in self.program.when.values():
             # The loop before comes first, and inputs before that.
             self.lines.sort(key=lambda a: 0 if isinstance(a, Leaf) else 1 if self._when(a) == "early" else 2)
-        return Schedule(tuple(self._with_deaths()), self.same)
+
+    def _append_loop(self, inner: _Scheduler) -> None:
+        """Append the lines of the loop over the pieces of the loss."""
+        inner._order_lines()
+        self.same |= {made: self._held(held) for made, held in inner.same.items()}
+        self.lines += (a for a in inner.lines if not isinstance(a, Leaf))
 
     def _make(self, register: Register) -> None:
         """Append the line that makes a register, unless it is made already."""
@@ -565,10 +610,13 @@ class _Scheduler:
         out: list[ScheduledLine] = []
         unfreed = Schedule((), self.same)
         # What is made once, or adds up, stays from one micro-batch to the next.
-        sums = {m.result for m in self.moves if isinstance(m, TimeStep) and m.kind in ("accumulate", "batch")}
+        steps = (m for m in self.moves if isinstance(m, TimeStep) and not m.is_of_pieces)
+        sums = {m.result for m in steps if m.kind in ("accumulate", "batch")}
         once = sums | {r for r, when in self.program.when.items() if when == "first"}
         each = (unfreed.reads_and_makes(a)[0] for a in self.lines if self._when(a) in ("every", "last"))
         read_again = once.intersection(r for reads in each for r in reads)
+        end: int | None = None
+        """Index in `out` of the last line of the loop over pieces."""
         for action in reversed(self.lines):
             reads, makes = unfreed.reads_and_makes(action)
             when = self._when(action)
@@ -578,8 +626,25 @@ class _Scheduler:
             dies = tuple(r for r in dict.fromkeys((*reads, *makes)) if r not in alive and r not in kept)
             alive.update(reads)
             late = tuple(r for r in dies if r in once) if when == "every" else ()
-            out.append(ScheduledLine(action, tuple(r for r in dies if r not in late), when, late))
+            dies = tuple(r for r in dies if r not in late)
+            if not self._is_in_pieces(action):
+                out.append(ScheduledLine(action, dies, when, late))
+                continue
+            # Pieces that follow read what was made before the loop.
+            own = tuple(r for r in dies if r in self.program.in_pieces)
+            end = len(out) if end is None else end
+            out.append(ScheduledLine(action, own, when, (), True))
+            last = out[end]
+            others = tuple(r for r in dies if r not in own)
+            out[end] = replace(last, dies=(*last.dies, *others), dies_last=(*last.dies_last, *late))
         return out[::-1]
+
+    def _is_in_pieces(self, action: Action) -> bool:
+        """Return whether a line is in the loop over the pieces of the loss."""
+        if isinstance(action, TimeStep):
+            return self.program.is_in_pieces(action)
+        made = action.registers if isinstance(action, Wait) else _made_by(action)
+        return not self.program.in_pieces.isdisjoint(made)
 
     def _when(self, action: Action) -> When:
         """Return in which micro-batches a line runs: as what it makes, or waits for."""

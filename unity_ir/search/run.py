@@ -15,6 +15,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.micro_batches import micro_batch
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.pcg.recompute import not_kept
 from unity_ir.search.bounds.axis_counts import of_kernels
 from unity_ir.search.choose.candidates import SimulatedPlans
 from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, certain
@@ -27,7 +28,7 @@ from unity_ir.search.layouts.objective import TIME
 from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.memory.lagrangian import MORE, lacking, needed, size_text
 from unity_ir.search.recompute.chosen import check_kind
-from unity_ir.search.recompute.fit import recomputed
+from unity_ir.search.recompute.fit import fitted, without_recompute
 from unity_ir.search.result import SearchResult
 from unity_ir.search.strategies.by_hand import OnePlan
 from unity_ir.search.strategy import OptionValue, SearchContext, make_options, strategy_named
@@ -55,6 +56,7 @@ def run(
     budget: Budget | None = None,
     micro_batches: int = 1,
     recompute: str | None = None,
+    loss_pieces: str | None = None,
 ) -> SearchResult:
     """
     Search for a plan: a parallel graph that computes what `graph` does, placed on the devices of `machine`.
@@ -66,12 +68,15 @@ def run(
     seconds of work) return the best plan so far. With `micro_batches`, the plan is that of one, and the step runs it
     for each in turn (`search.in_time`). `recompute` is one of `search.recompute.chosen.KINDS`, by default `auto` of the
     strategies that search within the memory (joint, sequential), which know no other, and `none` of others.
+    `loss_pieces` is the number of pieces in which a step makes its loss, or `auto`: as few as make the plan fit. By
+    default it is `auto` of these strategies, and 1 of others.
 
     Raises `UnityError` for an unknown strategy or option, for a graph that already has its backward and for one that
-    cannot be divided into so many micro-batches, and `DoesNotFit` for a plan that does not fit the machine's memory.
+    cannot be divided into so many micro-batches, or whose loss cannot be made in so many pieces, and `DoesNotFit` for a
+    plan that does not fit the machine's memory.
     """
     chosen = strategy_named(strategy)
-    kind = _recompute(strategy, recompute)
+    kind, pieces = _recompute(strategy, recompute), _pieces(strategy, loss_pieces)
     if graph.updates:
         raise UnityError(f"func.func @{graph.name}: search before pcg-differentiate, not after it")
     given = optimizer or graph.optimizer
@@ -96,7 +101,7 @@ def run(
         return [plan for plan, _ in _baselines(serial, machine, optimizer)] if strategy == "joint" else []
 
     def again(plan: Graph, whole: Callable[[Graph], Graph] | None = None) -> Graph:
-        return recomputed(plan, kind, machine, optimizer, whole)
+        return fitted(plan, kind, pieces, machine, optimizer, whole)
 
     with _seldom_collected():
         if micro_batches == 1:
@@ -104,6 +109,8 @@ def run(
             plan = again(result.graph)
             if plan != result.graph:
                 result = replace(result, graph=plan, cost=cost(plan, machine, optimizer), bound=None, proved=None)
+            elif strategy in WITHIN_MEMORY and pieces is None and not result.interrupted:
+                result = _with_loss_pieces(result, machine, optimizer)
         else:
             is_made = isinstance(chosen, OnePlan)
             is_each = is_made and chosen.sums_each(own)
@@ -116,20 +123,49 @@ def run(
         result = replace(result, graph=replace(result.graph, optimizer=given))
     result = replace(result, seconds=perf_counter() - start)
     if need > machine.device.usable:
-        advice = "" if kind == "auto" or micro_batches > 1 else _with_recompute(result.graph, need, machine, optimizer)
+        is_whole = kind == "auto" or micro_batches > 1
+        advice = "" if is_whole else _with_recompute(result.graph, need, pieces, machine, optimizer)
         said = f"search: the plan found {lacking(need, machine.device)}; {advice}use {MORE}"
         raise DoesNotFit(said, result, machine)
     return result
 
 
-def _with_recompute(plan: Graph, need: int, machine: Machine, optimizer: Optimizer) -> str:
-    """Return the beginning of advice: the bytes that a plan which needs `need` would need with recompute, if fewer."""
-    less = recomputed(plan, "auto", machine, optimizer)
-    least = needed(less, cost(less, machine, optimizer), optimizer)
-    if least >= need:
-        return ""
-    found = "fits into" if least <= machine.device.usable else "still needs"
-    return f"with recompute=auto it {found} {size_text(least)}; or "
+def _with_loss_pieces(result: SearchResult, machine: Machine, optimizer: Optimizer) -> SearchResult:
+    """
+    Return the result of a search within the memory or, where it recomputes, its plan with the loss in pieces and as
+    much less recompute, if that simulates faster: that has no bound, since bounds are of plans that make it whole.
+    Plans of many operators are left as they are.
+    """
+    if result.graph.loss_pieces > 1 or not not_kept(result.graph):
+        return result
+    if len(result.cost.operators) > limits().rewritten_operators:
+        return result
+    plan = fitted(without_recompute(result.graph), "auto", None, machine, optimizer, weights=True)
+    priced = cost(plan, machine, optimizer)
+    fits = plan.loss_pieces > 1 and needed(plan, priced, optimizer) <= machine.device.usable
+    now, other = (as_emitted(each, machine, optimizer)[0] for each in (result.graph, plan))
+    if not fits or other >= now * limits().faster:
+        return result
+    return replace(result, graph=plan, cost=priced, joint=None, bound=None, proved=None)
+
+
+def _with_recompute(plan: Graph, need: int, pieces: int | None, machine: Machine, optimizer: Optimizer) -> str:
+    """
+    Return the beginning of advice: the bytes that a plan which needs `need` would need with recompute, and with its
+    loss in pieces if that does not fit either, if fewer.
+    """
+    said = ""
+    for options, count in (("recompute=auto", plan.loss_pieces), ("recompute=auto,loss_pieces=auto", None)):
+        if count is None and pieces != 1:
+            break
+        less = fitted(plan, "auto", count, machine, optimizer)
+        least = needed(less, cost(less, machine, optimizer), optimizer)
+        if least < need:
+            found = "fits into" if least <= machine.device.usable else "still needs"
+            said, need = f"with {options} it {found} {size_text(least)}; or ", least
+        if least <= machine.device.usable:
+            break
+    return said
 
 
 WITHIN_MEMORY = ("joint", "sequential")
@@ -148,6 +184,19 @@ def _recompute(strategy: str, given: str | None) -> str:
     return given
 
 
+def _pieces(strategy: str, given: str | None) -> int | None:
+    """
+    Return the number of pieces of the loss, None for as few as make a plan fit. Raises `UnityError` for another text.
+    """
+    if given is None:
+        return None if strategy in WITHIN_MEMORY else 1
+    if given == "auto":
+        return None
+    if not given.isdecimal() or int(given) < 1:
+        raise UnityError(f"search: loss_pieces is {given!a}; it is a number of pieces, 1 or more, or auto")
+    return int(given)
+
+
 def run_in_time(
     graph: Graph,
     machine: Machine,
@@ -157,6 +206,7 @@ def run_in_time(
     progress: Progress | None = None,
     budget: Budget | None = None,
     recompute: str | None = None,
+    loss_pieces: str | None = None,
 ) -> SearchResult:
     """
     Search as `run` does, for the number of micro-batches with which the step is fastest as emitted, among those that
@@ -170,7 +220,7 @@ def run_in_time(
     dims = sample_dims(serial)
     while count == 1 or _is_divisible(serial, dims, count):
         try:
-            found = run(graph, machine, strategy, optimizer, options, progress, budget, count, recompute)
+            found = run(graph, machine, strategy, optimizer, options, progress, budget, count, recompute, loss_pieces)
             seconds = as_emitted(found.graph, machine, optimizer or graph.optimizer or Optimizer())[0]
         except UnityError as error:
             failed = failed or error
@@ -208,7 +258,7 @@ def _at_hand(serial: Graph, machine: Machine, strategy: str, optimizer: Optimize
     best: SearchResult | None = None
     for plan, priced in _baselines(serial, machine, optimizer):
         if strategy in WITHIN_MEMORY:
-            less = recomputed(plan, "auto", machine, optimizer, weights=True)
+            less = fitted(plan, "auto", None, machine, optimizer, weights=True)
             plan, priced = less, priced if less == plan else cost(less, machine, optimizer)
         fits = needed(plan, priced, optimizer) <= machine.device.usable
         if fits and (best is None or priced.time < best.cost.time):

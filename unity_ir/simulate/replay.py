@@ -8,17 +8,19 @@ waits for the current one; it holds its ports. A wait makes the compute stream w
 last. A tensor is held from the line that makes it to the end of the last line that reads it, the operand of a
 collective until that is waited for.
 
-The lines of a step in micro-batches are played once for each of them, with those of the first and of the last.
+The lines of a step in micro-batches are played once for each of them, with those of the first and of the last; those
+of the loop over the pieces of the loss once for each piece.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 
-from unity_ir.cost.lines import addition_bytes, kernel_seconds, update_seconds
+from unity_ir.cost.lines import kernel_seconds, update_seconds
 from unity_ir.cost.plan import norm_seconds
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.optimizer import Optimizer
@@ -74,13 +76,17 @@ class _Replay:
         """The collectives that have started and are not waited for yet, by their first result."""
         self.copied: list[tuple[int, list[int]]] = []
         """For each buffer that holds copies: its bytes, and the tasks that use it."""
-        self.uses: dict[tuple[Register, int], list[int]] = {}
-        """The tasks that use a register, by the micro-batch in which it is made; 0 for what is made once."""
-        self.micro_batch = 0
+        self.uses: dict[tuple[Register, int, int], list[int]] = {}
+        """
+        The tasks that use a register, by the micro-batch and the piece of the loss in which it is made; 0 for what is
+        made once.
+        """
+        self.micro_batch = self.piece = 0
         self.is_backward = False
         self.syncs = _syncs(plan)
         self.loss = plan.program.loss
-        self.kept = {i.result for i in plan.program.body if isinstance(i, TimeStep) and i.kind != "pipeline"}
+        steps = (i for i in plan.program.body if isinstance(i, TimeStep) and not i.is_of_pieces)
+        self.kept = {step.result for step in steps if step.kind != "pipeline"}
         """Results that accumulate over micro-batches."""
 
     def tasks(self, micro_batches: int) -> TaskGraph:
@@ -94,9 +100,13 @@ class _Replay:
             self.is_backward = False
             skipped = {"early", *(["first"] if self.micro_batch else ())}
             skipped |= {"last"} if self.micro_batch < micro_batches - 1 else set[str]()
-            for line in self.plan.schedule.lines:
-                if line.when not in skipped:
-                    self._line(line)
+            lines = (line for line in self.plan.schedule.lines if line.when not in skipped)
+            for in_pieces, found in groupby(lines, lambda line: line.in_pieces):
+                body = [*found]
+                for self.piece in range(program.loss_pieces if in_pieces else 1):
+                    self.is_backward &= not in_pieces
+                    for line in body:
+                        self._line(line)
         updates = [i for i in program.body if isinstance(i, UpdateWeight)]
         if updates and program.optimizer is not None and program.optimizer.clip and program.devices > 1:
             self._norm(program.optimizer, updates[0])
@@ -119,13 +129,14 @@ class _Replay:
                 self._start(start)
 
     def _time_step(self, step: TimeStep) -> None:
-        """Add a micro-batch's addition to what those before have accumulated; other steps do nothing on a device."""
-        if step.kind != "accumulate":
+        """Add a micro-batch's, or piece's, addition to what those before have accumulated, or the copy of a piece."""
+        every = self.plan.time_step_bytes(step)
+        if not any(every):
             self._use((step.operand, step.result), [])
             return
-        moved = addition_bytes(self.plan, step)[self.micro_batch]
+        moved = every[self.piece if step.is_of_pieces else self.micro_batch]
         length = ticks(self.streams.machine.copy_time(1, moved)) if moved else 0
-        kind = SYNC if step.result in self.syncs else BACKWARD
+        kind = SYNC if step.result in self.syncs else BACKWARD if self.is_backward else FORWARD
         label = Label(kind, step.kind, self.names[step.operand], self.program.tensors[step.result])
         done = [self._on_compute(k, length, label) for k in self.streams.where(self._layout(step.operand))]
         self._use((step.operand, step.result), done)
@@ -244,7 +255,8 @@ class _Replay:
         for register in map(self.plan.schedule.held, registers):
             is_made_once = register in self.kept or self.program.when.get(register) not in ("early", "every")
             at = 0 if is_made_once else self.micro_batch
-            self.uses.setdefault((register, at), []).extend(tasks)
+            piece = self.piece if register in self.program.in_pieces else 0
+            self.uses.setdefault((register, at, piece), []).extend(tasks)
 
     def _kind(self, moved: Register) -> int:
         """Return the kind of a move's task, given its result."""
@@ -266,7 +278,7 @@ class _Replay:
             tensors *= program.micro_batches if program.when[register] == "every" else 1
             for k in self.streams.where(self._layout(register)):
                 always[k] += tensors * piece_bytes(program, register)
-        used = [(piece_bytes(program, r), tasks) for (r, _), tasks in self.uses.items() if r not in leaves and tasks]
+        used = [(program.held_bytes(r), tasks) for (r, *_), tasks in self.uses.items() if r not in leaves and tasks]
         used += self.copied
         return TaskGraph(
             self.streams,

@@ -70,6 +70,13 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             "makes the plan fit. Joint searches find it by themselves (auto)",
         ),
         parser.add_argument(
+            "--loss-pieces",
+            metavar="P",
+            help="with --search: make the loss in P pieces of the tokens, one after the other; also with --degrees. "
+            "The last product, the loss and their gradients are in one loop, so that the logits of one piece alone are "
+            "held; auto: as few as make the plan fit, as joint searches do",
+        ),
+        parser.add_argument(
             "--explain",
             metavar="OPERATOR",
             help="with --search: print an operator's choice and what others would cost; by its name in the printed "
@@ -177,7 +184,14 @@ _KINDS = (
 """Names of argument types in error messages."""
 
 
-_COMMON = {"optimizer": str, "work": float, "seconds": float, "micro_batches": str, "recompute": str}
+_COMMON = {
+    "optimizer": str,
+    "work": float,
+    "seconds": float,
+    "micro_batches": str,
+    "recompute": str,
+    "loss_pieces": str,
+}
 """Options of every search, with their types."""
 
 

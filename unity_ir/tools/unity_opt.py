@@ -196,6 +196,8 @@ class UnityOpt(xDSLOptMain):
             raise UnityError("unity-opt: --micro-batches divides the batch of the plan that is made; add --search")
         if args.recompute is not None and args.search is None:
             raise UnityError("unity-opt: --recompute is of the plan that is made; add --search")
+        if args.loss_pieces is not None and args.search is None:
+            raise UnityError("unity-opt: --loss-pieces is of the plan that is made; add --search")
         if args.budget is not None and args.search is None:
             raise UnityError("unity-opt: --budget is what a search may take; add --search")
         if self.args.profile is not None:
@@ -227,6 +229,10 @@ class UnityOpt(xDSLOptMain):
                 if "recompute" in options:
                     raise UnityError(f"unity-opt: {asked_by} and --recompute both say what; leave one out")
                 options["recompute"] = self.args.recompute
+            if self.args.loss_pieces is not None:
+                if "loss_pieces" in options:
+                    raise UnityError(f"unity-opt: {asked_by} and --loss-pieces both say how many; leave one out")
+                options["loss_pieces"] = self.args.loss_pieces
             if self.trains_with is not None:
                 if options.setdefault("optimizer", self.trains_with) != self.trains_with:
                     raise UnityError(

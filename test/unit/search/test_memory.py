@@ -312,7 +312,7 @@ def test_weights_are_gathered_again_where_nothing_else_fits(monkeypatch: pytest.
     assert needs["zero3"] < needs["fsdp"]
     monkeypatch.setattr("unity_ir.search.strategies.joint.joint_within", refuses)
     monkeypatch.setattr("unity_ir.search.choose.candidates.USUAL", ("data-parallel", "fsdp"))
-    monkeypatch.setattr("unity_ir.search.choose.candidates.recomputed", lambda plan, *_, **__: plan)
+    monkeypatch.setattr("unity_ir.search.choose.candidates.fitted", lambda plan, *_, **__: plan)
     monkeypatch.setattr("unity_ir.search.choose.winner.Chooser._recomputed", lambda *_: (None, []))
     found = run(graph, with_memory(FOUR, needs["zero3"]))
     assert found.graph == plans["zero3"]

@@ -205,9 +205,16 @@ class _Printer:
         return made, [f"{self._index(a)} * {operator.line.extents[v]}" for v, a in starts]
 
     def _index(self, axes: tuple[int, ...]) -> str:
-        """Return the expression of this rank's position along mesh axes, of which that of time is the outermost."""
-        over = tuple(axis for axis in axes if axis < self.program.axes)
-        return f"ctx.index({over!r})" if over == axes else f"ctx.index({over!r}, ctx.micro_batch)"
+        """
+        Return the expression of this rank's position along mesh axes, of which that of micro-batches is the outermost,
+        and that of the pieces of the loss the innermost.
+        """
+        program = self.program
+        over = tuple(axis for axis in axes if axis < program.axes)
+        is_in_time = program.micro_batches > 1 and len(program.mesh.sizes) - 1 in axes
+        found = f"ctx.index({over!r}, ctx.micro_batch)" if is_in_time else f"ctx.index({over!r})"
+        is_in_pieces = program.loss_pieces > 1 and program.axes in axes
+        return f"({found} * {program.loss_pieces} + ctx.piece)" if is_in_pieces else found
 
     def _sharing(self, made: Launcher) -> Launcher:
         """Return the launcher with earlier kernels in place of its own wherever only their names differ."""

@@ -46,6 +46,10 @@ class Row:
     """Whether the loop before that over micro-batches has it, too: an input's part."""
     dies_last: list[str] = field(default_factory=list[str])
     """Variables made once that are read here for the last time in the last micro-batch."""
+    in_pieces: bool = False
+    """Whether it is in the loop over the pieces of the loss. Its lines are not merged with others."""
+    dies_after: list[str] = field(default_factory=list[str])
+    """Variables made before the loop over pieces that are read there for the last time, in its last line."""
 
     def text(self) -> tuple[str, str]:
         """
@@ -80,13 +84,14 @@ def merged(rows: Iterable[Row]) -> list[Row]:
     """
     out: list[Row] = []
     for row in rows:
-        if out and (out[-1].when != row.when or out[-1].dies_last):
+        if out and ((out[-1].when, out[-1].in_pieces) != (row.when, row.in_pieces) or out[-1].dies_last):
             out.append(row)
             continue
         _nest(out, row)
         _inline(out, row)
         if out and (_joins(out[-1], row) or _awaits(out[-1], row)):
             out[-1].dies_last += row.dies_last
+            out[-1].dies_after += row.dies_after
         else:
             out.append(row)
     return out

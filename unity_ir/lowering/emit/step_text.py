@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.emit.rows import Row, merged
 from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.reshard import role_kind
 from unity_ir.pcg.sharding import REPEAT, SUM, coordinate_of, is_pinned, is_shard, pins, role_name
+from unity_ir.pcg.types import HALVES
 from unity_ir.plan.deadlock import makers, there
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import (
@@ -68,6 +70,10 @@ class StepWriter:
         """Registers that the loop before that over micro-batches reads."""
         self.flags: dict[str, str] = {}
         """Variables that tell whether a micro-batch is the first, or the last."""
+        self.last_piece = ""
+        """Variable that tells whether a piece of the loss is the last."""
+        self.sums_of_pieces: list[str] = []
+        """Variables in which pieces of the loss add up, or join, what they make."""
 
     def text(self) -> str:
         """
@@ -79,9 +85,11 @@ class StepWriter:
         program = self.program
         if program.micro_batches > 1:
             self.flags = {flag: self.identifier(flag) for flag in ("first", "last")}
+        if program.loss_pieces > 1:
+            self.last_piece = self.identifier("last_piece")
         rows = merged(row for line in self.schedule.lines for row in self._rows(line))
         lines = [(f"{name} = ctx.at({pinned!r})", "whether this rank is there") for pinned, name in self.here.items()]
-        lines += self._looped(rows) if self.flags else [row.text() for row in rows]
+        lines += self._looped(rows) if self.flags else self._in_order(rows)
         if program.optimizer is None:
             count = ", and the number of labels that it is the mean over" if program.outputs[1:] else ""
             out = [
@@ -117,18 +125,42 @@ class StepWriter:
             lines += [(f"    {code}", comment) for code, comment in (row.text() for row in early)]
         lines.append((self._loop(), "whether it is the first of them, or the last"))
         when = "every"
-        for row in rows:
-            if row.when == "early":
-                continue
-            if row.when not in ("every", when):
-                lines.append((f"    if {self.flags[row.when]}:", ""))
-            when = row.when
-            code, comment = row.text()
-            lines.append((f"{'    ' * (1 if when == 'every' else 2)}{code}", comment))
-            if row.dies_last:
-                lines += [(f"    if {self.flags['last']}:", ""), (f"        del {', '.join(row.dies_last)}", "")]
-                when = "every"
+        for in_pieces, found in groupby((row for row in rows if row.when != "early"), lambda row: row.in_pieces):
+            some = [*found]
+            if in_pieces:
+                lines += ((f"    {code}", comment) for code, comment in self._loop_over_pieces(some))
+            for row in () if in_pieces else some:
+                if row.when not in ("every", when):
+                    lines.append((f"    if {self.flags[row.when]}:", ""))
+                when = row.when
+                code, comment = row.text()
+                lines.append((f"{'    ' * (1 if when == 'every' else 2)}{code}", comment))
+                if row.dies_last:
+                    lines += self._freed_in_the_last(row.dies_last)
+                    when = "every"
+            if in_pieces and (late := some[-1].dies_last):
+                lines += self._freed_in_the_last(late)
+            when = "every" if in_pieces else when
         return lines
+
+    def _freed_in_the_last(self, names: Sequence[str]) -> list[tuple[str, str]]:
+        return [(f"    if {self.flags['last']}:", ""), (f"        del {', '.join(names)}", "")]
+
+    def _in_order(self, rows: Sequence[Row]) -> list[tuple[str, str]]:
+        """Return the lines (code, comment) of these rows, those of the loop over pieces of the loss in one."""
+        lines: list[tuple[str, str]] = []
+        for in_pieces, found in groupby(rows, lambda row: row.in_pieces):
+            lines += self._loop_over_pieces([*found]) if in_pieces else (row.text() for row in found)
+        return lines
+
+    def _loop_over_pieces(self, rows: Sequence[Row]) -> list[tuple[str, str]]:
+        """Return the lines (code, comment) of a loop over the pieces of the loss with these rows in it."""
+        count = self.program.loss_pieces
+        lines = [(f"{' = '.join(self.sums_of_pieces)} = None", "what pieces of the tokens add up, or join")]
+        lines.append((f"for {self.last_piece} in loss_pieces(ctx, {count}):", "whether it is the last of them"))
+        lines += ((f"    {code}", comment) for code, comment in (row.text() for row in rows))
+        freed = [name for row in rows for name in row.dies_after]
+        return [*lines, *([(f"del {', '.join(freed)}", "")] if freed else [])]
 
     def _loop(self) -> str:
         flags = ", ".join(self.flags.values())
@@ -156,11 +188,14 @@ class StepWriter:
                 row = self._bucket(action)
             case Wait():
                 row = self._wait(action)
-        row.dies, row.dies_last = list(map(self._use, line.dies)), list(map(self._use, line.dies_last))
-        row.when = line.when
+        pieces = self.program.in_pieces
+        here = [r for r in line.dies if not line.in_pieces or r in pieces]
+        row.dies, row.dies_last = list(map(self._use, here)), list(map(self._use, line.dies_last))
+        row.dies_after = [self._use(r) for r in line.dies if r not in here]
+        row.when, row.in_pieces = line.when, line.in_pieces
         row.is_early = isinstance(action, Leaf) and action.result in self.early
         is_loss = isinstance(action, Compute) and self.program.loss in action.results
-        return [row, Row([], BACKWARD)] if is_loss else [row]
+        return [row, Row([], BACKWARD, in_pieces=line.in_pieces)] if is_loss else [row]
 
     def _leaf(self, leaf: Leaf) -> Row:
         target = self._name(leaf.result, leaf.name or "constant")
@@ -205,9 +240,11 @@ class StepWriter:
         return Row([target], text, f"{what}, {move.low} before and {move.high} after", () if pinned else (move.result,))
 
     def _time_step(self, step: TimeStep) -> Row:
-        """Return the row of a step into the loop over micro-batches, or out of it; `reuse` does nothing."""
+        """Return the row of a step into a loop over micro-batches or pieces, or out of it; `reuse` does nothing."""
         operand, target = self._use(step.operand), self._name(step.result, step.kind)
         comment = self._comment(f"{step.kind} of {_printable(self.makers[step.operand])}", step.result)
+        if step.is_of_pieces:
+            return Row([target], self._step_of_pieces(step, operand, target), comment)
         if step.kind == "pipeline":
             return Row([target], self._part(operand, self._role_in_time(step.result)), comment)
         self.sums.append(target)
@@ -216,6 +253,22 @@ class StepWriter:
         function = {"accumulate": "accumulated", "batch": "join_micro_batches"}[step.kind]
         text = f"{function}({target}, {operand}{copied}{dim}, {self.flags['last']})"
         return Row([target], self._only(text, pins(self.program.tensors[step.operand].layout)), comment)
+
+    def _step_of_pieces(self, step: TimeStep, operand: str, target: str) -> str:
+        """Return the expression of a step into the loop over the pieces of the loss, or out of it."""
+        axis, tensors, count = self.program.axes, self.program.tensors, self.program.loss_pieces
+        pinned = pins(tensors[step.operand].layout)
+        if step.kind == "pipeline":
+            return self._only(f"take_piece(ctx, {operand}, {tensors[step.result].layout[axis]}, {count})", pinned)
+        self.sums_of_pieces.append(target)
+        if step.kind == "batch":
+            dim = tensors[step.operand].layout[axis]
+            return self._only(f"put_piece(ctx, {target}, {operand}, {dim}, {count})", pinned)
+        before, after = tensors[step.operand].dtype, tensors[step.result].dtype
+        is_own = step.result in self.in_place or before != after or before in HALVES
+        dtype = f", {TORCH_DTYPES[after]}" if before != after else ""
+        copied = "" if is_own else ".clone()"
+        return self._only(f"accumulated({target}, {operand}{copied}, {self.last_piece}{dtype})", pinned)
 
     def _part(self, text: str, dim: int) -> str:
         """Return the expression of a micro-batch's part of a tensor along a dim."""
@@ -270,7 +323,10 @@ class StepWriter:
         tensor = self.program.tensors[registers[0]]
         roles = ", ".join(map(role_name, tensor.layout[: self.program.axes])) or "one device"
         time = self._role_in_time(registers[0])
-        return f"{what} {list(tensor.shape)}, {roles}" + (f", {role_name(time)} in time" if time != REPEAT else "")
+        is_piece = registers[0] in self.program.in_pieces
+        pieces = f", {role_name(tensor.layout[self.program.axes])} in pieces" if is_piece else ""
+        in_time = f", {role_name(time)} in time" if time != REPEAT else ""
+        return f"{what} {list(tensor.shape)}, {roles}{in_time}{pieces}"
 
     def _constant(self, register: Register, value: float) -> str:
         tensor = self.program.tensors[register]

@@ -234,14 +234,38 @@ def take_micro_batch(ctx, x, dim, count):
     return x.chunk(count, dim)[ctx.micro_batch].contiguous()
 
 
-def accumulated(total, x, last):
-    """Add `x` to the `total` of the micro-batches before, in place; the sum is float32 or longer until the `last`."""
+def accumulated(total, x, last, dtype=None):
+    """
+    Add `x` to the `total` of the micro-batches or pieces before, in place; the sum is float32 or longer until the
+    `last`, and then of `dtype` (None: that of `x`).
+    """
     half = x.dtype in (torch.float16, torch.bfloat16)
     total = (x.float() if half else x) if total is None else total.add_(x)
-    return total.to(x.dtype) if last else total
+    return total.to(dtype or x.dtype) if last else total
 
 
 def join_micro_batches(total, x, dim, last):
     """Append `x` to the list of what the micro-batches before made; in the `last` join all of it along `dim`."""
     parts = [*(total or []), x]
     return torch.cat(parts, dim) if last else parts
+
+
+def loss_pieces(ctx, count):
+    """Yield, for each of the pieces of the tokens in which the loss is made, whether it is the last."""
+    for ctx.piece in range(count):
+        yield ctx.piece == count - 1
+
+
+def take_piece(ctx, x, dim, count):
+    """Return the part of `x` along `dim` that the piece at hand has, of `count`."""
+    return x.chunk(count, dim)[ctx.piece].contiguous()
+
+
+def put_piece(ctx, whole, x, dim, count):
+    """Copy `x` to the place along `dim` of the piece at hand, of `count`, in `whole` (None before the first)."""
+    if whole is None:
+        shape = list(x.shape)
+        shape[dim] *= count
+        whole = x.new_zeros(shape)  # what others look at must be finite
+    whole.chunk(count, dim)[ctx.piece].copy_(x)
+    return whole

@@ -63,6 +63,7 @@ class Context:
     watchdog = None  # of this process, if it has joined other ranks itself
     writing = None  # the thread that writes files beside training, if there is one
     micro_batch = 0  # the number of the micro-batch that is run
+    piece = 0  # the number of the piece of which the loss is made
 
     def __init__(self, backend: str):
         self.rank = dist.get_rank()

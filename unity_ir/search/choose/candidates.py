@@ -24,7 +24,7 @@ from unity_ir.search.baselines.expert import expert
 from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
-from unity_ir.search.recompute.fit import recomputed
+from unity_ir.search.recompute.fit import fitted
 from unity_ir.search.tofu.search import tofu
 from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.full import simulate
@@ -166,7 +166,7 @@ class Baselines:
 
     def _recomputed(self, name: str, plan: PricedGraph) -> list[Candidate]:
         """Return a baseline that does not fit with as little recompute as makes it fit, or with the least peak."""
-        graph = recomputed(plan[0], "auto", self.machine, self.optimizer, weights=True)
+        graph = fitted(plan[0], "auto", None, self.machine, self.optimizer, weights=True, compared=False)
         if graph == plan[0]:
             return []
         priced = cost(graph, self.machine, self.optimizer)

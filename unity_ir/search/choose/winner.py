@@ -30,7 +30,7 @@ from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import Price
 from unity_ir.search.layouts.operator_table import kernels_found
 from unity_ir.search.memory.lagrangian import Refused
-from unity_ir.search.recompute.fit import recomputed
+from unity_ir.search.recompute.fit import fitted
 from unity_ir.search.recompute.priced import LayoutsWithRecompute, layouts_with_recompute
 from unity_ir.search.result import SearchResult
 
@@ -148,7 +148,10 @@ class Chooser:
             if known:
                 best = self.emitted.plan(min(known, key=lambda c: c.emitted))
                 return SearchResult(self.strategy, *best, explored=fastest.explored, interrupted=True)
-            plan = self._priced(recomputed(fastest.graph, "auto", self.machine, self.emitted.optimizer, weights=True))
+            optimizer = self.emitted.optimizer
+            plan = self._priced(
+                fitted(fastest.graph, "auto", None, self.machine, optimizer, weights=True, compared=False)
+            )
         if not fits(*plan, self.emitted.optimizer):
             return None
         return SearchResult(self.strategy, *plan, fastest.derivation, fastest.bound, fastest.explored, interrupted=True)

@@ -1,24 +1,124 @@
 """
-Recompute in a plan, as asked for; by itself (`auto`), as little as makes the plan fit a device.
+Recompute in a plan, and make its loss in pieces, as asked for; by itself (`auto`), as little as makes it fit a device.
 
-`auto` lowers the bytes that are saved until the simulated peak is within the limit: the values that are cheapest to
-recompute for the bytes they take come first, at one price per byte in all layers (`chosen.Recomputable`).
+`auto` of recompute lowers the bytes that are saved until the simulated peak is within the limit: the values that are
+cheapest to recompute for the bytes they take come first, at one price per byte in all layers (`chosen.Recomputable`).
+`auto` of the pieces of the loss takes the fewest with which the plan fits; where it needs recompute, too, as many as
+lower the peak, if that is faster than recompute alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import cache, lru_cache
 
 from unity_ir.budget import spend
-from unity_ir.cost.plan import PlanCost, cost
+from unity_ir.cost.plan import cost
+from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.graph import Graph, Node, Value, rebuild, rewrite
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.moves import ByIdentity
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.recompute.chosen import ANY_PRICE, Recomputable, check_kind, in_blocks, in_groups
+from unity_ir.simulate.report import as_emitted
+
+PIECES = (2, 4, 8, 16)
+"""
+Numbers of pieces of the loss that are tried, where memory is short: the logits of 16 pieces are less than the sum of
+the head's gradient, which all have.
+"""
+
+LESS = 0.99
+"""Part of the peak with fewer pieces, at most, that more of them must need: each takes launches and additions."""
+
+
+def fitted(
+    plan: Graph,
+    kind: str,
+    pieces: int | None,
+    machine: Machine,
+    optimizer: Optimizer,
+    whole: Callable[[Graph], Graph] | None = None,
+    *,
+    weights: bool = False,
+    compared: bool = True,
+) -> Graph:
+    """
+    Return a placed forward graph with recompute of a kind (`recomputed`), whose loss is made in `pieces`. None is as
+    few as make the plan fit a device of `machine`, those with which it is fastest, or else needs the least memory; if
+    not `compared`, one piece where recompute alone makes it fit.
+
+    Raises `UnityError` as `recomputed` does, and where the loss cannot be made in so many pieces.
+    """
+    step = whole or _same
+
+    def with_pieces(count: int) -> Graph:
+        found = recomputed(replace(plan, loss_pieces=count), kind, machine, optimizer, whole, weights=weights)
+        if count > 1:
+            as_emitted(step(found), machine, optimizer)  # it may turn out that it has no program
+        return found
+
+    if pieces is not None:
+        return with_pieces(pieces)
+    need, limit = _need(step, machine, optimizer), machine.device.usable
+    if kind in ("none", "auto") and need(plan) <= limit:
+        return plan
+    alone, best = with_pieces(1), 1
+    if need(alone) <= limit and (kind != "auto" or not compared):
+        return alone
+    with suppress(UnityError):
+        for count in PIECES:
+            # Without recompute of `auto`, which takes long to find.
+            less = with_pieces(count) if kind != "auto" else replace(plan, loss_pieces=count)
+            if need(less) > LESS * need(replace(less, loss_pieces=best)):
+                break
+            best = count
+            if need(less) <= limit:
+                break
+    if best == 1:
+        return alone
+    tried = alone, with_pieces(best)
+    if any(need(each) > limit for each in tried):
+        return min(tried, key=need)
+    return min(tried, key=lambda each: as_emitted(step(each), machine, optimizer)[0])
+
+
+def without_recompute(plan: Graph) -> Graph:
+    """Return a placed forward graph that keeps all that its backward reads."""
+
+    def kept(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
+        return operands if node.op == "recompute" else rebuild(node, operands, node.view).results
+
+    return rewrite(plan, kept)
+
+
+def _same(plan: Graph) -> Graph:
+    """Return the plan of a step that is not in micro-batches."""
+    return plan
+
+
+def _need(
+    whole: Callable[[Graph], Graph], machine: Machine, optimizer: Optimizer, quick: bool = False
+) -> Callable[[Graph], int]:
+    """
+    Return a function that tells the bytes that a device must have for the step of a plan; if `quick`, those held at the
+    end of the forward where they are too many already. Memoised.
+    """
+
+    @cache
+    def need(plan: Graph) -> int:
+        step = whole(plan)
+        spend(limits().work_candidate * len(step.nodes()))
+        priced = cost(step, machine, optimizer)
+        # What is held at the end of the forward may be too much already: then the peak need not be simulated.
+        enough = quick and priced.memory_bytes > machine.device.usable
+        return priced.memory_bytes if enough else needed(step, priced, optimizer)
+
+    return need
 
 
 def recomputed(
@@ -55,7 +155,7 @@ def recomputed(
 
 @lru_cache(maxsize=64)
 def _fitted(plan: Graph, machine: ByIdentity, optimizer: Optimizer, weights: bool) -> Graph:
-    return _fitting(plan, machine.machine, optimizer, lambda plan: plan, weights)
+    return _fitting(plan, machine.machine, optimizer, _same, weights)
 
 
 def _fitting(
@@ -63,19 +163,7 @@ def _fitting(
 ) -> Graph:
     """Return the plan with the least recompute that fits a device; with that of the least peak, if none does."""
     limit = machine.device.usable
-
-    @cache
-    def priced(plan: Graph) -> PlanCost:
-        step = whole(plan)
-        spend(limits().work_candidate * len(step.nodes()))
-        return cost(step, machine, optimizer)
-
-    @cache
-    def need(plan: Graph) -> int:
-        # What is held at the end of the forward may be too much already: then the peak is not simulated.
-        held = priced(plan).memory_bytes
-        return held if held > limit else needed(whole(plan), priced(plan), optimizer)
-
+    need = _need(whole, machine, optimizer, quick=True)
     if need(plan) <= limit:
         return plan
     alone = cost(plan, machine, optimizer)

@@ -24,7 +24,7 @@ from unity_ir.search.layouts.objective import Price
 from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.recompute.chosen import ANY_PRICE, Recomputable
-from unity_ir.search.recompute.fit import recomputed
+from unity_ir.search.recompute.fit import fitted
 
 
 def price_of_memory(plan: Graph, machine: Machine, optimizer: Optimizer) -> float:
@@ -63,13 +63,14 @@ class LayoutsWithRecompute:
 
     def plans(self, optimizer: Optimizer) -> list[Graph]:
         """
-        Return plans with as little recompute as makes them fit a device; with the most, if none does. They have these
-        layouts or, if the graph has few operators, those of the fastest plan, too.
+        Return plans with as little recompute as makes them fit a device, and the loss in pieces if that alone does not;
+        with the most, if none does. They have these layouts or, if the graph has few operators, those of the fastest
+        plan, too.
         """
         few = sum(n.is_compute for n in self.of.rewritten.nodes()) <= limits().rival_operators
         kept = [*self.layouts, self.of.graph] if few and self.of.graph not in self.layouts else self.layouts
         machine = self.of.solver.spaces.machine
-        return [recomputed(plan, "auto", machine, optimizer, weights=True) for plan in kept]
+        return [fitted(plan, "auto", None, machine, optimizer, weights=True, compared=False) for plan in kept]
 
     def bound(self) -> float:
         """
