@@ -30,6 +30,8 @@ from unity_ir.rules.derivation import replay
 from unity_ir.search import run
 from unity_ir.search.baselines.random_plan import sample
 from unity_ir.search.bounds.axis_counts import Bounds, KnownPlan, bound_within
+from unity_ir.search.choose.candidates import Candidate
+from unity_ir.search.choose.winner import choosing
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.recompute import may_recompute
 from unity_ir.search.exact.shared_moves import bounded, has_shared_moves
@@ -346,6 +348,20 @@ def test_no_plan_with_recompute_is_below_the_bound(seed: int, power: float, mach
     assert least <= best * (1 + 1e-9) + free
     known = KnownPlan(graph, priced.time, priced.memory_bytes, price.byte, again=True)
     assert bound_within(known, Bounds(machine, optimizer), priced.memory_bytes) <= priced.time * (1 + 1e-9) + free
+
+
+def test_a_baseline_of_the_graph_before_rewrites_may_be_outside_of_bounds():
+    """ZeRO-3 may be the only one that fits: then there is no plan of a lesser sum to set beside the bound."""
+    graph, optimizer = build("mlp", batch=8, hidden=256, layers=3, classes=16), Optimizer()
+    free = run(graph, FOUR)
+    plan = run(graph, FOUR, "zero3")
+    emitted = as_emitted(free.graph, FOUR, optimizer)[0]
+    candidate = Candidate(plan.graph, "zero3", plan.cost.time, emitted / 2, True, plan.cost.memory_bytes)
+    with choosing("joint", graph, FOUR, optimizer) as chooser:
+        found = chooser.with_unrewritten(free, [], [candidate])
+    assert found.graph == plan.graph
+    assert found.bound is not None
+    assert found.bound <= plan.cost.time
 
 
 def wide() -> Graph:

@@ -68,7 +68,7 @@ class Chooser:
 
     The alternatives, each compared by a method: plans of the same graph with weight moves overlapped, by hand, or on
     parts of the machine (`_chosen`); plans of the graph that is fastest on one device (`_with_rival`) and of the graph
-    without rewrites (`_with_unrewritten`). `by_hand` and `bounding` may run in worker processes.
+    without rewrites (`with_unrewritten`). `by_hand` and `bounding` may run in worker processes.
     """
 
     strategy: str
@@ -107,7 +107,7 @@ class Chooser:
             if not result.interrupted:
                 result = self._with_rival(result, found)
             if self.as_it_was is not None and result.derivation and not result.interrupted:
-                result = self._with_unrewritten(result, unrewritten(), that_fit(self.as_it_was()))
+                result = self.with_unrewritten(result, unrewritten(), that_fit(self.as_it_was()))
         except KeyboardInterrupt:
             result = replace(result, interrupted=True)
         return result
@@ -343,7 +343,7 @@ class Chooser:
         on_parts = place_branches(*on, (rests, relays))
         return [priced] if on_parts is None else [priced, on_parts]
 
-    def _with_unrewritten(
+    def with_unrewritten(
         self, result: SearchResult, plans: Sequence[PricedGraph], candidates: Sequence[Candidate]
     ) -> SearchResult:
         """Return the result, or a plan of the graph without rewrites, found or by hand, if it simulates faster."""
