@@ -46,7 +46,12 @@ def _worker(jobs: Any, answers: Any) -> None:
         path, rank, world, store, function, arguments = job
         try:
             program = loading.module(path, path.with_suffix(".code").read_bytes())
-            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+            try:
+                dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+            except RuntimeError:
+                # The next group would have another name here than where this one was made.
+                answers.put((rank, "lost", traceback.format_exc()))
+                return
             try:
                 answers.put((rank, "ok", function(program, *arguments)))
             finally:
@@ -65,19 +70,36 @@ class Ranks:
     def __init__(self, size: int):
         # Read when a worker imports triton; CPU ranks interpret.
         os.environ["TRITON_INTERPRET"] = "1"
+        self._size = size
+        self._begin()
+
+    def _begin(self) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         self._folder = tempfile.TemporaryDirectory()
         self._count = 0
         self._answers = context.Queue()
-        self._jobs = [context.Queue() for _ in range(size)]
+        self._jobs = [context.Queue() for _ in range(self._size)]
         self._processes = [
             context.Process(target=_worker, args=(jobs, self._answers), daemon=True) for jobs in self._jobs
         ]
         self._started = 0
 
     def run(self, text: str, world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What the function returned on each rank. Raises `AssertionError` with the traceback if one failed."""
+        """
+        What the function returned on each rank. Raises `AssertionError` with the traceback if one failed. Where ranks
+        do not find each other, as happens on a busy machine, new ones try once more.
+        """
+        try:
+            return self._run(text, world, function, *arguments)
+        except ConnectionError:
+            for process in self._processes[: self._started]:
+                process.kill()
+            self.close()
+            self._begin()
+            return self._run(text, world, function, *arguments)
+
+    def _run(self, text: str, world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         self._count += 1
         path = Path(self._folder.name, f"p{self._count}.py")
         path.write_text(text)
@@ -93,6 +115,8 @@ class Ranks:
         for _ in range(world):
             rank, state, answer = self._answer()
             found[rank] = answer
+            if state == "lost":
+                raise ConnectionError(answer)
             if state != "ok":
                 failures.append(f"rank {rank}: {answer}")
         assert not failures, "\n".join(failures)

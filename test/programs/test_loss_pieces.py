@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 import torch
 from by_hand import differences
-from models import masked
+from models import machine, masked
 from ranks import Ranks, check, trained
 from zoo import by_hand as zoo_by_hand
 from zoo_plans import SIZES, of_type, planned, program
@@ -159,7 +159,7 @@ def test_text_says_what_is_in_the_loop(plan: str):
 
 def test_evaluation_makes_the_loss_in_pieces():
     made, _ = loop("gpt2", "fsdp*4")
-    forward = forward_of(made)
+    forward = forward_of(made, machine("ideal:2"))
     assert operators(i for i in forward.body if forward.is_in_pieces(i)) == ["matmul_nt", "cross_entropy"]
 
 
