@@ -57,8 +57,8 @@ class LayoutsWithRecompute:
     """In seconds per byte."""
     layouts: tuple[Graph, ...]
     """
-    Those of the least sum, and those with moves of weights hidden (the greatest of `limits().hidden_shares`) and groups
-    of mesh axes as levels of the machine have them, as far as they differ.
+    Those of the least sum and, if its groups of mesh axes are not those of the machine's levels, those with such groups
+    and moves of weights hidden (the greatest of `limits().hidden_shares`).
     """
 
     def plans(self, optimizer: Optimizer) -> list[Graph]:
@@ -100,16 +100,20 @@ def layouts_with_recompute(found: JointPlan, source: Graph, optimizer: Optimizer
     price = price_of_memory(alike[0].graph, solver.spaces.machine, optimizer)
     if not price:
         return [LayoutsWithRecompute(found, 0.0, (found.graph,))]
-    waited = solver.at(Price(1.0, price, again=True))
-    levels = first_cuts(solver.spaces.machine, len(solver.spaces.groups))
-    by_level = solver if levels == solver.spaces.cuts else Solver(Spaces(solver.spaces.machine, levels), optimizer)
-    overlapped = by_level.at(Price(1.0, price, limits().hidden_shares[-1], again=True))
-    solved = [(of, waited.solve(of.rewritten)) for of in alike]
+    priced = solver.at(Price(1.0, price, again=True))
+    solved = [(of, priced.solve(of.rewritten)) for of in alike]
     solved.sort(key=lambda each: each[1].seconds)
 
     def of_graph(of: JointPlan, best: ExactPlan) -> LayoutsWithRecompute:
-        serial = of.rewritten
-        layouts = realise(serial, best, waited), realise(serial, overlapped.solve(serial), overlapped)
-        return LayoutsWithRecompute(of, price, layouts[: 1 + (layouts[0] != layouts[1])])
+        layouts = realise(of.rewritten, best, priced), *by_level(of.rewritten)
+        return LayoutsWithRecompute(of, price, tuple(dict.fromkeys(layouts)))
+
+    def by_level(graph: Graph) -> list[Graph]:
+        levels = first_cuts(solver.spaces.machine, len(solver.spaces.groups))
+        if solver.spaces.axis_by_axis or levels == solver.spaces.cuts:
+            return []
+        spaces = Spaces(solver.spaces.machine, levels)
+        overlapped = Solver(spaces, optimizer).at(Price(1.0, price, limits().hidden_shares[-1], again=True))
+        return [realise(graph, overlapped.solve(graph), overlapped)]
 
     return [of_graph(*each) for each in solved]
