@@ -1,5 +1,5 @@
 """
-Plan the steps of large models, and set them beside published ones.
+Search plans for training steps of large models, and print them beside published runs.
 
     python bench/large.py [--rows NUMBER ..] [--json FILE]
 
@@ -37,7 +37,7 @@ from unity_ir.search.run import run
 from unity_ir.simulate.report import as_emitted
 
 TOKENS = 8192
-"""Of a sample."""
+"""Tokens of a sample."""
 
 ROWS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("llama3_8b,batch=16", "dgx-h100:1", "fsdp", {"recompute": "auto"}),
@@ -56,7 +56,7 @@ PUBLISHED = (
     ("NVIDIA: 70B, batch 256, 64 H100, TP 4, PP 8, fp8", 1664),
     ("torchtitan: 405B, batch 256, 512 H100 of 96 GB, TP 8, PP 8, fp8, interleaved 1F1B", 128),
 )
-"""What was measured, and its tokens per second and GPU."""
+"""Each published run, and the tokens per second and GPU that were measured."""
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def check(program: Any, steps: int = 3, seed: int = 0) -> list[str]:
 
 
 def checked(program: Any, folder: str, weights: str, source: str) -> list[str]:
-    """What `--check` finds wrong in a step from the weights in a file of a folder, on data of this source there."""
+    """Return what `--check` reports of one step, with weights and data read from files in `folder`."""
     os.chdir(folder)
     data = program.Data(source, 0, program.read_tables(weights))
     return program.check(program.build("gloo"), 1, 0, data, weights)

@@ -97,7 +97,7 @@ def test_a_loop_over_micro_batches_holds_what_is_said(tmp_path: Path, model: str
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("pieces", [2, 8])
 def test_a_loss_in_pieces_holds_what_is_said(tmp_path: Path, pieces: int, count: int):
-    """Of the logits and their gradient one piece, beside the sum of the table's gradient."""
+    """A rank holds one piece of the logits and of their gradient, and the sum of the table's gradient."""
     graph = build("gpt2", batch=16, sequence=16, layers=1, hidden=16, heads=2, vocabulary=2048)
     dims = sample_dims(graph)
     plan = in_micro_batches(micro_batch(graph, dims, count), dims, count)

@@ -107,7 +107,7 @@ def text_of(imported: Imported, where: str, plan: str, optimizer: Optimizer = Op
 
 
 def trained(steps: int = STEPS) -> Network:
-    """What PyTorch makes of the network in so many steps."""
+    """Train the network in PyTorch for this many steps; return what it holds then."""
     made, rows = network(), {n: torch.from_numpy(a) for n, a in batches(5, 1).items()}
     sgd = torch.optim.SGD(made.parameters(), 0.1)
     for t in range(steps):
@@ -166,7 +166,7 @@ def test_statistics_are_pytorch_s_by_name(imported: Imported, ranks: Ranks, fold
 
 
 def test_some_plan_divides_channels(imported: Imported):
-    """Of which statistics are kept in pieces, gathered to be written."""
+    """Its statistics are sharded over devices, and gathered to be written."""
     assert any(sharded(step_of(imported, *each)) for each in PLANS)
 
 

@@ -158,15 +158,16 @@ class Chooser:
 
     def _recomputed(self, fastest: JointPlan) -> tuple[LayoutsWithRecompute, list[PricedGraph]]:
         """
-        Return layouts found from `fastest`, the plan found as if memory were not short, and the plans with them that
-        fit, with recompute; of the graph without rewrites, if none of another fits.
+        Return the first layouts found from `fastest`, the plan found as if memory were not short, with which plans fit,
+        and these plans, with recompute; the last layouts, and no plan, if none fits.
         """
-        every = layouts_with_recompute(fastest, self.serial, self.emitted.optimizer)
-        for found in every:
+        tried: list[tuple[LayoutsWithRecompute, list[PricedGraph]]] = []
+        for found in layouts_with_recompute(fastest, self.serial, self.emitted.optimizer):
             plans = map(self._priced, found.plans(self.emitted.optimizer))
-            if fit := [plan for plan in plans if fits(*plan, self.emitted.optimizer)]:
-                return found, fit
-        return every[-1], []
+            tried.append((found, [plan for plan in plans if fits(*plan, self.emitted.optimizer)]))
+            if tried[-1][1]:
+                break
+        return tried[-1]
 
     def _of_recompute(
         self,
@@ -220,9 +221,9 @@ class Chooser:
         best = self.emitted.fastest(plans or [self.emitted.plan(min(candidates, key=lambda c: c.emitted))], candidates)
         is_own = any(best[0] is plan[0] for plan in plans)
         if found is not None and (found.of.rewritten == self.serial or is_own):
-            # Baselines are of the graph without rewrites.
-            least = sorted(candidates, key=lambda c: c.seconds)[: not found.of.derivation]
-            plans = [*plans, *map(self.emitted.plan, least)]
+            if candidates and found.of.rewritten == self.serial:
+                # Baselines are of the graph without rewrites.
+                plans = [*plans, self.emitted.plan(min(candidates, key=lambda c: c.seconds))]
             return self._of_recompute(best, plans, found, fastest.explored, bound or self._bounded(found, plans))
         bound = self._bound_with_recompute(self.serial, best, 0.0 if found is None else found.price)
         return SearchResult(self.strategy, *best, (), min(best[1].time, bound()), fastest.explored)

@@ -8,6 +8,7 @@ costs less (`layouts.objective.Price.again`). The price is that at which the fas
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from unity_ir.cost.plan import cost
@@ -17,7 +18,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.exact.axis_groups import first_cuts
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.shared_moves import bounded, certain
-from unity_ir.search.exact.solver import ExactPlan, Solver
+from unity_ir.search.exact.solver import Solver
 from unity_ir.search.joint.best_first import JointPlan
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import Price
@@ -87,9 +88,9 @@ class LayoutsWithRecompute:
         return max(least, certain(again, graph, machine))
 
 
-def layouts_with_recompute(found: JointPlan, source: Graph, optimizer: Optimizer) -> list[LayoutsWithRecompute]:
+def layouts_with_recompute(found: JointPlan, source: Graph, optimizer: Optimizer) -> Iterator[LayoutsWithRecompute]:
     """
-    Return the best layouts if every value may be made again, of the graph of `found`, the plan that is the fastest
+    Yield the best layouts if every value may be made again, of the graph of `found`, the plan that is the fastest
     without a limit, and of `source`, the graph before rewrites; first those that cost less at the price. Some rewrites
     save time, but keep more, and what they make of weights alone is not made again.
     """
@@ -99,14 +100,11 @@ def layouts_with_recompute(found: JointPlan, source: Graph, optimizer: Optimizer
         alike = [replace(found, graph=before, rewritten=source, plan=found.source, bound=None, derivation=()), found]
     price = price_of_memory(alike[0].graph, solver.spaces.machine, optimizer)
     if not price:
-        return [LayoutsWithRecompute(found, 0.0, (found.graph,))]
+        yield LayoutsWithRecompute(found, 0.0, (found.graph,))
+        return
     priced = solver.at(Price(1.0, price, again=True))
     solved = [(of, priced.solve(of.rewritten)) for of in alike]
     solved.sort(key=lambda each: each[1].seconds)
-
-    def of_graph(of: JointPlan, best: ExactPlan) -> LayoutsWithRecompute:
-        layouts = realise(of.rewritten, best, priced), *by_level(of.rewritten)
-        return LayoutsWithRecompute(of, price, tuple(dict.fromkeys(layouts)))
 
     def by_level(graph: Graph) -> list[Graph]:
         levels = first_cuts(solver.spaces.machine, len(solver.spaces.groups))
@@ -116,4 +114,6 @@ def layouts_with_recompute(found: JointPlan, source: Graph, optimizer: Optimizer
         overlapped = Solver(spaces, optimizer).at(Price(1.0, price, limits().hidden_shares[-1], again=True))
         return [realise(graph, overlapped.solve(graph), overlapped)]
 
-    return [of_graph(*each) for each in solved]
+    for of, best in solved:
+        layouts = realise(of.rewritten, best, priced), *by_level(of.rewritten)
+        yield LayoutsWithRecompute(of, price, tuple(dict.fromkeys(layouts)))

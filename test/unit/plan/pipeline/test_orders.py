@@ -100,7 +100,7 @@ def test_ranks_hold_what_the_table_says(name: str):
 
 
 def test_what_only_weight_gradients_read_may_be_less():
-    """Of ZB-H1 on rank r, p - r micro-batches are held whole and r from their I to their W."""
+    """ZB-H1 holds p - r micro-batches whole on rank r, and r more from their I to their W."""
     schedule = pipeline_schedule("zb-h1", 4, 16)
     assert peak_live(schedule, [1] * 4, [0] * 4) == [4, 3, 2, 1]
     assert peak_live(schedule, [1] * 4, [0.5] * 4) == [4, 3.5, 3, 2.5]
@@ -149,7 +149,7 @@ def test_only_one_order_computes_something_else_than_the_serial_step():
 
 
 def torch_sends(schedule: PipelineSchedule) -> list[list[str]]:
-    """What torch's runtime makes of the computations of a schedule."""
+    """Return the schedule with the sends and receives that torch's runtime adds."""
     actions = {
         rank: [torch_schedules._Action.from_str(str(a)) for a in actions] for rank, actions in enumerate(schedule.ranks)
     }
