@@ -33,7 +33,7 @@ from unity_ir.dialects.pcg.ops import (
 )
 from unity_ir.dialects.pcg.types import PcgTensorType, pcg_tensor
 from unity_ir.errors import UnityError
-from unity_ir.pcg.graph import Graph, Node, Update, Value, apply, parallel
+from unity_ir.pcg.graph import Graph, Node, Pipeline, Update, Value, apply, parallel
 from unity_ir.pcg.optimizer import Optimizer
 
 VIEW = "pcg.view"
@@ -47,6 +47,9 @@ OPTIMIZER = "pcg.optimizer"
 
 LOSS_PIECES = "pcg.loss_pieces"
 """The function attribute that holds the number of pieces of the tokens in which a step makes its loss, if not 1."""
+
+PIPELINE = "pcg.pipeline"
+"""The function attribute that says how a step is run whose operators are in stages."""
 
 
 def pcg_functions(module: ModuleOp) -> list[FuncOp]:
@@ -112,7 +115,8 @@ def to_graph(func: FuncOp) -> Graph:
             case _:
                 raise UnityError(f"{where}: {op.name} is not an operator of pcg; a graph has no other operations")
         values.update(zip(op.results, node.results, strict=True))
-    return Graph(name, inputs, outputs, tuple(updates), _optimizer(func, optimizers), _loss_pieces(func))
+    pipeline = to_pipeline(f"@{name}: {PIPELINE}", func.attributes.get(PIPELINE))
+    return Graph(name, inputs, outputs, tuple(updates), _optimizer(func, optimizers), _loss_pieces(func), pipeline)
 
 
 def _inputs(func: FuncOp, block: Block, where: str) -> tuple[Node, ...]:
@@ -185,6 +189,31 @@ def _loss_pieces(func: FuncOp) -> int:
     return attribute.value.data
 
 
+def to_pipeline(where: str, attribute: Attribute | None) -> Pipeline | None:
+    """Return how a step in stages is run, from `{order = "1f1b", ranks = 4}`. Raises `UnityError` for another text."""
+    if attribute is None:
+        return None
+    found = dict(attribute.data) if isinstance(attribute, DictionaryAttr) else {}
+    order, chunks = found.pop("order", None), found.pop("chunks", IntegerAttr(1, i64))
+    ranks = found.pop("ranks", None)
+    if (
+        not isinstance(order, StringAttr)
+        or not isinstance(ranks, IntegerAttr)
+        or not isinstance(chunks, IntegerAttr)
+        or ranks.value.data < 1
+        or chunks.value.data < 1
+        or found
+    ):
+        raise UnityError(f'{where} is {attribute}; it must be a dictionary such as {{order = "1f1b", ranks = 4}}')
+    return Pipeline(order.data, ranks.value.data, chunks.value.data)
+
+
+def from_pipeline(pipeline: Pipeline) -> DictionaryAttr:
+    """Return the dictionary that says how a step in stages is run."""
+    chunks = {} if pipeline.chunks == 1 else {"chunks": IntegerAttr(pipeline.chunks, i64)}
+    return DictionaryAttr({"order": StringAttr(pipeline.order), "ranks": IntegerAttr(pipeline.ranks, i64), **chunks})
+
+
 # To text
 
 
@@ -227,6 +256,8 @@ def from_graph(graph: Graph) -> FuncOp:
         func.attributes[OPTIMIZER] = DictionaryAttr(optimizer_attributes(graph.optimizer))
     if graph.loss_pieces > 1:
         func.attributes[LOSS_PIECES] = IntegerAttr(graph.loss_pieces, i64)
+    if graph.pipeline is not None:
+        func.attributes[PIPELINE] = from_pipeline(graph.pipeline)
     return func
 
 
@@ -268,11 +299,11 @@ def replace_function(func: FuncOp, graph: Graph) -> FuncOp:
     """
     Replace `func` in its module by the function of `graph`; return the new function.
 
-    It keeps the visibility and the attributes of `func`, except the optimizer and the pieces of the loss, which are the
-    graph's. Raises as `from_graph`.
+    It keeps the visibility and the attributes of `func`, except the optimizer, the pieces of the loss and the pipeline,
+    which are the graph's. Raises as `from_graph`.
     """
     new = from_graph(graph)
-    kept = {name: attribute for name, attribute in func.attributes.items() if name not in (OPTIMIZER, LOSS_PIECES)}
+    kept = {name: attribute for name, attribute in func.attributes.items() if name not in (OPTIMIZER, LOSS_PIECES, PIPELINE)}
     new.attributes.update(kept)
     if func.sym_visibility is not None:
         new.sym_visibility = func.sym_visibility

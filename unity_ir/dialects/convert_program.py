@@ -110,7 +110,10 @@ def to_op(program: Program) -> ProgramOp:
             values[register] = value
         block.add_op(made)
     block.add_op(ReturnOp.create(operands=[values[r] for r in program.outputs]))
-    return ProgramOp(program.name, program.mesh.sizes, Region(block), program.micro_batches, program.loss_pieces)
+    made = ProgramOp(program.name, program.mesh.sizes, Region(block), program.micro_batches, program.loss_pieces)
+    if program.pipeline is not None:
+        made.attributes["pipeline"] = from_pipeline(program.pipeline)
+    return made
 
 
 def from_op(op: ProgramOp) -> Program:

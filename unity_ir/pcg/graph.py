@@ -488,6 +488,18 @@ class Update:
     grad: Value
 
 
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """
+    How a step whose operators are in stages is run: in the order of a pipeline schedule (`plan.pipeline.catalogue`), on
+    so many `ranks`, parts of the machine, each of which has `chunks` stages.
+    """
+
+    order: str
+    ranks: int
+    chunks: int = 1
+
+
 @dataclass(frozen=True)
 class Graph:
     """
@@ -495,7 +507,8 @@ class Graph:
     weights.
 
     Its weights are the weight leaves that its outputs and updates reach; a forward graph has no updates. A step makes
-    its loss in `loss_pieces` pieces of the tokens, one after the other (`pcg.loss_part`).
+    its loss in `loss_pieces` pieces of the tokens, one after the other (`pcg.loss_part`). With a `pipeline` its operators
+    are in stages (`pcg.stages`).
     """
 
     name: str
@@ -504,13 +517,15 @@ class Graph:
     updates: tuple[Update, ...] = ()
     optimizer: Optimizer | None = None
     loss_pieces: int = 1
+    pipeline: Pipeline | None = None
 
     def __hash__(self) -> int:
         return self._hash
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.name, self.inputs, self.outputs, self.updates, self.optimizer, self.loss_pieces))
+        own = self.name, self.inputs, self.outputs, self.updates, self.optimizer, self.loss_pieces, self.pipeline
+        return hash(own)
 
     @property
     def roots(self) -> tuple[Value, ...]:
@@ -541,7 +556,7 @@ class Graph:
         nodes = [(n.op, [place(v) for v in n.operands], n.attributes, n.types, n.view) for n in number]
         updates = [(place(u.weight), place(u.grad)) for u in self.updates]
         ends = [number[n] for n in self.inputs], [place(v) for v in self.outputs], updates
-        return _unpickled, (self.name, nodes, *ends, self.optimizer, self.loss_pieces)
+        return _unpickled, (self.name, nodes, *ends, self.optimizer, self.loss_pieces, self.pipeline)
 
     def users(self) -> Mapping[Value, Sequence[tuple[Node, int]]]:
         """
@@ -571,6 +586,7 @@ def _unpickled(
     updates: Iterable[tuple[_Place, _Place]],
     optimizer: Optimizer | None,
     loss_pieces: int,
+    pipeline: Pipeline | None,
 ) -> Graph:
     made: list[Node] = []
     for op, operands, attributes, types, view in nodes:
@@ -580,7 +596,8 @@ def _unpickled(
         return made[place[0]].value(place[1])
 
     steps = tuple(Update(at(weight), at(grad)) for weight, grad in updates)
-    return Graph(name, tuple(made[n] for n in inputs), tuple(map(at, outputs)), steps, optimizer, loss_pieces)
+    leaves = tuple(made[n] for n in inputs)
+    return Graph(name, leaves, tuple(map(at, outputs)), steps, optimizer, loss_pieces, pipeline)
 
 
 def topological(roots: Iterable[Value], first: Iterable[Node] = ()) -> list[Node]:
@@ -647,4 +664,4 @@ def erase_with(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
             found[node] = divide(node, operands, Configuration())
         return found[node].results
 
-    return replace(rewrite(graph, serial), loss_pieces=1), found
+    return replace(rewrite(graph, serial), loss_pieces=1, pipeline=None), found

@@ -203,6 +203,7 @@ PARALLEL_OPERATORS: dict[str, ParallelOperator] = {
         _simple("pick", _pick, "zero_pad"),
         _simple("zero_pad", _zero_pad, "pick"),
         ParallelOperator("recompute", (), lambda x, a: x, lambda a: ()),
+        ParallelOperator("send", (), lambda x, a: x, lambda a: (_step("send"),)),
         _simple("pipeline", _pipeline, "batch", ("dim", "by")),
         _simple("batch", _batch, "pipeline", ("dim", "by")),
         _simple("reuse", _reuse, "accumulate"),
@@ -215,7 +216,8 @@ PARALLEL_OPERATORS: dict[str, ParallelOperator] = {
 """
 Every parallel operator by name. `zero_pad` is the dual of `pick`: the value is one addend, the others are zero. `halo`
 copies to each piece what its neighbours along a dim hold next to it; its dual adds that to them. `recompute` says that
-its operand is not kept for the backward, but computed again: see `pcg.recompute`. `pipeline` gives each micro-batch its
+its operand is not kept for the backward, but computed again: see `pcg.recompute`. `send` leads every piece to the
+device that its view says, in another stage: see `pcg.stages`. `pipeline` gives each micro-batch its
 part of a dim, `batch` puts the parts together again (Unity, section 3.3); `reuse` gives every micro-batch the whole,
 its dual `accumulate` adds up what each has made.
 """

@@ -106,7 +106,16 @@ class _Lowering:
         sizes = self.placement.mesh.sizes
         mesh = Mesh((*sizes, self.micro_batches)) if self.micro_batches > 1 else self.placement.mesh
         body = (*self.body, *updates)
-        return Program(self.graph.name, mesh, self.tensors, body, outputs, self.graph.optimizer, self.micro_batches)
+        return Program(
+            self.graph.name,
+            mesh,
+            self.tensors,
+            body,
+            outputs,
+            self.graph.optimizer,
+            self.micro_batches,
+            pipeline=self.graph.pipeline,
+        )
 
     def _output(self, value: Value, made: Mapping[Register, Instruction]) -> Register:
         """

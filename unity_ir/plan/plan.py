@@ -22,7 +22,7 @@ from unity_ir.kernels.launchers import launcher
 from unity_ir.machine.model import Machine
 from unity_ir.machine.tuned import IMPLEMENTATIONS, Table
 from unity_ir.pcg.differentiate import training_step
-from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.graph import Graph, Pipeline
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Pins, is_shard, pins
 from unity_ir.plan.copies import Copies, copies
@@ -30,6 +30,9 @@ from unity_ir.plan.deadlock import calls, check_order, there
 from unity_ir.plan.groups import GroupMemo, with_fusions
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
+from unity_ir.plan.pipeline.catalogue import pipeline_schedule
+from unity_ir.plan.pipeline.parts import StepPart, StepParts, step_parts
+from unity_ir.plan.pipeline.sends import check_sends, with_sends
 from unity_ir.plan.program import (
     Compute,
     Fused,
@@ -105,8 +108,20 @@ class Plan:
     program: Program
     """The instructions, with groups of operators as one (`Fused`), and backwards that read what forwards saved."""
     schedule: Schedule
-    """The lines of the step in the order of issue, with waits, shared calls, and the tensors that die in each."""
+    """
+    The lines of the step in the order of issue, with waits, shared calls, and the tensors that die in each. Of a step in
+    stages they are those of its parts, one after the other.
+    """
     options: PlanOptions
+    pipeline: StepParts | None = None
+    """The parts of a step whose operators are in stages, and the schedule that orders them."""
+
+    @cached_property
+    def parts(self) -> tuple[tuple[StepPart, Plan], ...]:
+        """The parts of a step in stages, each with its own plan; () for other steps."""
+        if self.pipeline is None:
+            return ()
+        return tuple((part, _plan_part(part, self.options)) for part in self.pipeline.parts)
 
     @cached_property
     def implementations(self) -> Mapping[Compute, str]:
@@ -138,6 +153,7 @@ class Plan:
         own = ("all_reduce", "reduce_scatter", "all_gather")
         stored = {i.result for i in self.program.body if isinstance(i, ReshardMove) and i.kind in own}
         stored |= {i.result for i in self.program.body if isinstance(i, TimeStep) and i.kind == "accumulate"}
+        stored |= {i.result for i in self.program.leaves("sum")}
         makers = {register: i for i in self.program.body if isinstance(i, Compute) for register in i.results}
         lines = [line for line in schedule.lines if not isinstance(line.action, Wait)]
         readers = Counter(r for line in lines for r in schedule.reads_and_makes(line.action)[0])
@@ -254,6 +270,16 @@ class Plan:
                 yield line.action
 
 
+def _plan_part(part: StepPart, options: PlanOptions) -> Plan:
+    """Return the plan of a part of a step."""
+    program = part.program
+    if options.kernels == "triton" and options.fuse:
+        program = with_fusions(program, options.implementation, options.memo)
+    lines = schedule(program, options.bucket)
+    check_order(f"spmd.program @{program.name}, part {part.name}", calls(program, lines))
+    return Plan(program, lines, options)
+
+
 def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
     """
     Return the plan of one rank's step: the program with operators fused, an implementation of each, and the order of
@@ -264,11 +290,22 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
     options = options or DEFAULT
     if options.kernels == "triton":
         program = with_savings(program)
+    if program.pipeline is not None and program.optimizer is not None:
+        return _plan_stages(program, options, program.pipeline)
+    if options.kernels == "triton":
         if options.fuse:
             program = with_fusions(program, options.implementation, options.memo)
     lines = schedule(program, options.bucket)
     check_order(f"spmd.program @{program.name}", calls(program, lines))
     return Plan(program, lines, options)
+
+
+def _plan_stages(program: Program, options: PlanOptions, pipeline: Pipeline) -> Plan:
+    """Return the plan of a step in stages."""
+    order = pipeline_schedule(pipeline.order, pipeline.ranks, program.micro_batches, pipeline.chunks)
+    order = with_sends(order)
+    check_sends(order)
+    return Plan(program, schedule(program, options.bucket), options, step_parts(program, order))
 
 
 def plan_graph(

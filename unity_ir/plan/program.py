@@ -23,7 +23,7 @@ from typing import Literal
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes
-from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.graph import Graph, Pipeline
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, Pins, role_name
 from unity_ir.pcg.types import ELEMENT_BYTES, HALVES
@@ -82,7 +82,11 @@ def _local(tensor: Tensor, mesh: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """An `input` or `weight` (with a name) or a `constant` (with a value), as `op` says, in its resting layout."""
+    """
+    An `input` or `weight` (with a name) or a `constant` (with a value), as `op` says, in its resting layout; in a part
+    of a step, what another part has made, with a name: `once` per step, a sum over micro-batches (`sum`), or of the
+    micro-batch at hand, `kept` for others to read, too, or read by this part for the `last` time.
+    """
 
     op: str
     result: Register
@@ -218,6 +222,10 @@ class Program:
     """In how many pieces a step makes its loss; with more than 1 they are the axis of `mesh` after those of devices."""
     anew: frozenset[Register] = frozenset()
     """Registers that every micro-batch makes anew, though all of them read the same, as memory has no room for them."""
+    pipeline: Pipeline | None = None
+    """How a step is run whose operators are in stages; None for others."""
+    part_of: Program | None = field(default=None, compare=False, repr=False)
+    """The step that this program is a part of, if it is (`plan.pipeline.parts`)."""
 
     @property
     def devices(self) -> int:
@@ -251,6 +259,8 @@ class Program:
         and kept; but for what the step makes twice, since it is not kept for the backward, either (ZeRO-3). `early` are
         those of a loop before, which adds up over all micro-batches what each of them needs: how many labels count.
         """
+        if self.part_of is not None:
+            return self.part_of.when
         if self.micro_batches == 1:
             return dict.fromkeys(self.tensors, "every")
         early = _early(self.body)

@@ -606,7 +606,7 @@ class _Scheduler:
         """Return the lines, each with the registers that it reads for the last time."""
         alive = {*self.returned, *self.wanted}
         # The caller holds these.
-        kept = {r for r, leaf in self.leaves.items() if leaf.op != "constant"}
+        kept = {r for r, leaf in self.leaves.items() if leaf.op not in ("constant", "last", "sum")}
         out: list[ScheduledLine] = []
         unfreed = Schedule((), self.same)
         # What is made once, or adds up, stays from one micro-batch to the next.

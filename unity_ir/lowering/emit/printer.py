@@ -25,6 +25,7 @@ from unity_ir.kernels.triton.optimizer import optimizer_launcher
 from unity_ir.lowering import runtime
 from unity_ir.lowering.emit.plan_text import plan_text, spec_text
 from unity_ir.lowering.emit.reference_text import reference_text
+from unity_ir.lowering.emit.stages_text import PartWriter, schedule_text
 from unity_ir.lowering.emit.step_text import StepWriter
 from unity_ir.ops.optimizers import OPTIMIZERS
 from unity_ir.pcg.graph import Graph
@@ -101,7 +102,8 @@ class _Printer:
         self.alike: dict[object, tuple[Launcher, list[str]]] = {}
         self.texts: dict[str, str] = {}
         """Kernel name by text (without the name in it), for kernels that differ in their names only."""
-        plans = [plan] if forward is None else [plan, forward]
+        steps = [own for _, own in plan.parts] or [plan]
+        plans = steps if forward is None else [*steps, forward]
         self.calls = [
             (each, {i: self._launcher(each, i) for i in each.program.body if isinstance(i, Compute)}) for each in plans
         ]
@@ -123,7 +125,7 @@ class _Printer:
 
     def _reserved(self) -> set[str]:
         """Return the names that functions of the program read, which no local variable may hide."""
-        own = {*dir(builtins), *self.launchers, "ctx", "weights", "batch", "grads", "kept"}
+        own = {*dir(builtins), *self.launchers, "ctx", "weights", "batch", "grads", "kept", "once", "sums"}
         return own | runtime.defined_names(self._header()) | runtime.runtime_names()
 
     # -- the whole
@@ -131,15 +133,22 @@ class _Printer:
     def emit(self) -> Emitted:
         steps: list[str] = []
         groups: dict[tuple[int, ...], None] = {}
-        for plan, launchers in self.calls:
+        functions: dict[str, str] = {}
+        parts = [part for part, _ in self.plan.parts]
+        for i, (plan, launchers) in enumerate(self.calls):
             calls = {i: (made.name, starts) for i, (made, starts) in launchers.items()}
             writer = StepWriter(plan, calls, self._identifier)
+            if i < len(parts) and self.plan.pipeline is not None:
+                writer = PartWriter(parts[i], plan, self.plan.pipeline.keys, calls, self._identifier)
+                functions[parts[i].name] = writer.function
             steps.append(writer.text())
             groups |= writer.groups
             self.taken = self._reserved()
-        if len(self.calls) > 1:
-            steps.append(_count_text(self.calls[1][0].program))
-        step = "\n\n".join(steps) if len(steps) > 1 else f"{steps[0]}\n\n{NO_FORWARD}"
+        has_forward = len(self.calls) > max(len(parts), 1)
+        if self.plan.pipeline is not None:
+            steps.insert(len(parts), schedule_text(self.plan.pipeline, functions, self.program))
+        steps.append(_count_text(self.calls[-1][0].program) if has_forward else NO_FORWARD)
+        step = "\n\n".join(steps)
         update = self._update()
         self.taken = self._reserved()
         outputs = zip(self.program.running, self.reference.outputs, strict=False)

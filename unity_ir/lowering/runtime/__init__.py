@@ -24,6 +24,7 @@ PARTS = (
     "collectives",
     "halos",
     "pieces",
+    "pipeline",
     "files",
     "tokens",
     "data",

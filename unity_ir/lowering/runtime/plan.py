@@ -38,6 +38,11 @@ OPTIMIZER: tuple[str, dict[str, float]] = ("sgd", {"lr": 0.1})
 STATE: tuple[str, ...] = ()
 PARAMETER_GROUPS: tuple[tuple[str, dict[str, float]], ...] = ()
 CLIP = 0.0
+PIPELINE: tuple[int, ...] = ()
+SCHEDULE: tuple[str, ...] = ()
+RANK_OF: tuple[int, ...] = ()
+PARTS: dict[str, Any] = {}
+RECEIVES: dict[str, tuple[tuple[str, tuple[int, ...], torch.dtype], ...]] = {}
 COUNTED = (1, "samples")
 FLOPS, PEAK = 0, None
 

@@ -63,6 +63,8 @@ class Context:
     watchdog = None  # of this process, if it has joined other ranks itself
     writing = None  # the thread that writes files beside training, if there is one
     micro_batch = 0  # the number of the micro-batch that is run
+    is_last = False  # whether no other follows it
+    ways = None  # the process groups of a pipeline's sends, forward and backward
     piece = 0  # the number of the piece of which the loss is made
 
     def __init__(self, backend: str):

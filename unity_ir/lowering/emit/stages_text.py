@@ -1,0 +1,212 @@
+"""
+Print a step whose operators are in stages: a function for each part of it (what is done once, a stage's forward, its
+backward or the halves of that), and the order in which each rank of the pipeline runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
+from unity_ir.lowering.emit.rows import Row, merged
+from unity_ir.lowering.emit.step_text import WIDTH, StepWriter
+from unity_ir.pcg.sharding import Pins, pins
+from unity_ir.plan.pipeline.parts import StepPart, StepParts
+from unity_ir.plan.plan import Plan
+from unity_ir.plan.program import Compute, Leaf, Program, Register, TimeStep, UpdateWeight, makers_of
+from unity_ir.plan.schedule import ScheduledLine
+
+_NAMES = {"F": "forward", "B": "backward", "I": "input_gradient", "W": "weight_gradient"}
+
+_WHAT = {
+    "F": "forward of a micro-batch",
+    "B": "backward of a micro-batch",
+    "I": "gradient of its input, of a micro-batch",
+    "W": "gradients of its weights, of a micro-batch",
+}
+
+
+class PartWriter(StepWriter):
+    """
+    Writer of the function of one part of a step in stages; `keys` names what one part makes and others read.
+
+    What is kept of a micro-batch from part to part is in the dict `kept`, what is made once per step in `once`, and
+    what micro-batches add up in `sums`.
+    """
+
+    def __init__(
+        self,
+        part: StepPart,
+        plan: Plan,
+        keys: Mapping[Register, str],
+        calls: Mapping[Compute, tuple[str, Sequence[str]]],
+        identifier: Callable[[str], str],
+    ):
+        super().__init__(plan, calls, identifier)
+        self.part = part
+        self.keys = keys
+        self.known = dict(part.place)
+        self.flags = {"first": "ctx.micro_batch == 0", "last": "ctx.is_last"}
+
+    @property
+    def function(self) -> str:
+        """The name of the part's function."""
+        return self.part.kind if self.part.stage is None else f"{_NAMES[self.part.kind]}_{self.part.stage}"
+
+    def text(self) -> str:
+        """Return the Python text of the part's function."""
+        program, kind = self.program, self.part.kind
+        rows = merged(row for line in self.schedule.lines for row in self._rows(line))
+        early = [row for row in rows if row.when == "early" or row.is_early]
+        lines: list[tuple[str, str]] = []
+        if early:
+            lines += [(f"{' = '.join(self.sums)} = None", "what micro-batches add up"), (self._loop(), "")]
+            lines += [(f"    {code}", comment) for code, comment in (row.text() for row in early)]
+        lines += [row.text() for row in rows if row.when != "early"]
+        lines[:0] = [(f"{name} = ctx.at({pinned!r})", "whether this rank is there") for pinned, name in self.here.items()]
+        width = min(max((len(code) for code, _ in lines), default=0), WIDTH)
+        body = [f"    {code:<{width}}  # {comment}" if comment else f"    {code}" for code, comment in lines]
+        given = ", ".join(f"{self.keys[r]!r}: {self._use(r)}" for r in self._kept())
+        if kind == "before":
+            head = "def before(ctx, weights, batch):"
+            what = "What a step makes once, before all micro-batches, by name."
+            body.append(f"    return {{{given}}}")
+        elif kind == "after":
+            head = "def after(ctx, weights, batch, once, sums):"
+            what = "This rank's part of the loss, and of the gradient of every weight by name."
+            body.append(self._returned())
+        else:
+            head = f"def {self.function}(ctx, weights, batch, once, sums, kept):"
+            what = f"Stage {self.part.stage}: {_WHAT[kind]}."
+            body += [f"    kept.update({{{given}}})"] if given else []
+            sent = ", ".join(self._use(each.held) for each in self.part.sends)
+            body += [f"    return ({sent},)"] if sent else []
+        return "\n".join([head, f'    """{what}"""', *(body or ["    pass"])]) + "\n"
+
+    def _loop(self) -> str:
+        first, last = self.identifier("first"), self.identifier("last")
+        self.flags = {"first": first, "last": last}
+        return f"for {first}, {last} in micro_batches(ctx, {self.program.micro_batches}):"
+
+    def _kept(self) -> list[Register]:
+        """Return the registers that the part hands to others of the rank, but for sums."""
+        makers = makers_of(self.program.body)
+        handed = [r for r in self.program.outputs if r in self.keys]
+        return [r for r in handed if self.part.kind == "before" or not isinstance(makers[r], TimeStep)]
+
+    def _returned(self) -> str:
+        step = self.program.part_of
+        assert step is not None
+        weights = {leaf.result: leaf.name for leaf in step.leaves("weight")}
+        made = {weights[i.weight]: i.grad for i in step.body if isinstance(i, UpdateWeight)}
+        found = ", ".join(f"{name!r}: {self._use(r)}" for name, r in {**made, **step.replaced}.items())
+        return f"    return {self._use(step.outputs[0])}, {{{found}}}"
+
+    # -- rows
+
+    def _rows(self, line: ScheduledLine) -> list[Row]:
+        action = line.action
+        if isinstance(action, Leaf) and action.op in ("once", "sum", "kept", "last"):
+            return self._handed(action, line)
+        if isinstance(action, Leaf) and action.op == "weight":
+            self.own[action.result] = f"weights[{action.name!r}]"
+            return []
+        (row, *_) = super()._rows(line)
+        return [row] if row.targets else []
+
+    def _handed(self, leaf: Leaf, line: ScheduledLine) -> list[Row]:
+        """Return the row that takes what another part has made."""
+        texts = {
+            "once": f"once[{leaf.name!r}]",
+            "sum": f"sums.pop({leaf.name!r}, None)",
+            "kept": f"kept[{leaf.name!r}]",
+            "last": f"kept.pop({leaf.name!r})",
+        }
+        if leaf.op == "once":
+            self.own[leaf.result] = texts["once"]
+            return []
+        target = self._name(leaf.result, leaf.name)
+        return [Row([target], texts[leaf.op], dies=[self._use(r) for r in line.dies])]
+
+    def _time_step(self, step: TimeStep) -> Row:
+        if step.kind == "pipeline" or self.part.kind == "before":
+            return super()._time_step(step)
+        operand, key = self._use(step.operand), self.keys[step.result]
+        target = f"sums[{key!r}]"
+        self.own[step.result] = target
+        copied = ".clone()" if step.kind == "accumulate" and step.result not in self.in_place else ""
+        dim = f", {self._role_in_time(step.operand)}" if step.kind == "batch" else ""
+        function = {"accumulate": "accumulated", "batch": "join_micro_batches"}[step.kind]
+        text = f"{function}(sums.get({key!r}), {operand}{copied}{dim}, {self.flags['last']})"
+        return Row([target], self._only(text, pins(self.program.tensors[step.operand].layout)), self._of(step))
+
+    def _of(self, step: TimeStep) -> str:
+        return self._comment(f"{step.kind} of {self.makers[step.operand]}", step.result)
+
+    def _only(self, text: str, pinned: Pins, results: int = 1) -> str:
+        return super()._only(text, tuple(pin for pin in pinned if self.known.get(pin[0]) != pin[1]), results)
+
+
+def schedule_text(parts: StepParts, functions: Mapping[str, str], program: Program) -> str:
+    """
+    Return the text of what orders the parts of a step in stages: SCHEDULE, PARTS and RECEIVES, and of the step.
+
+    `functions` has the name of each part's function, by its word.
+    """
+    words = [" ".join(map(str, actions)) for actions in parts.schedule.ranks]
+    axes = tuple(range(_leading(program, len(words))))
+    out = [
+        f"PIPELINE = {axes!r}  # mesh axes along which its ranks are",
+        f"SCHEDULE = (  # {parts.schedule.name}: what each of them does, in order; 2F0 is stage 2's forward of the first",
+        *(f"    {_wrapped(row)}," for row in words),
+        ")",
+        f"RANK_OF = {parts.schedule.rank_of!r}  # the rank of each stage",
+        "PARTS = {",
+        *(f"    {word!r}: {name}," for word, name in functions.items() if word not in ("before", "after")),
+        "}",
+        "RECEIVES = {  # what a stage receives: name, shape, element type",
+    ]
+    for stage in range(parts.schedule.stages):
+        for direction in ("F", "B"):
+            received = parts.received(stage, direction)
+            if received:
+                rows = ", ".join(_received(parts, program, r) for r in received)
+                out.append(f"    {f'{stage}{direction}'!r}: ({rows},),")
+    return "\n".join([*out, "}"]) + "\n" + _STEP
+
+
+_STEP = '''
+
+def forward_backward(ctx, weights, batch):
+    """This rank's part of the loss, and of the gradient of every weight by name."""
+    once, sums = before(ctx, weights, batch), {}
+    run_schedule(ctx, weights, batch, once, sums)
+    return after(ctx, weights, batch, once, sums)
+'''
+
+
+def _wrapped(words: str, width: int = 100) -> str:
+    """Return a string literal, over several lines if it is long."""
+    lines, line = list[str](), ""
+    for word in words.split(" "):
+        if line and len(line) + len(word) + 1 > width:
+            lines.append(line + " ")
+            line = word
+        else:
+            line = f"{line} {word}" if line else word
+    lines.append(line)
+    return repr(lines[0]) if len(lines) == 1 else "(\n        " + "\n        ".join(map(repr, lines)) + "\n    )"
+
+
+def _received(parts: StepParts, program: Program, register: Register) -> str:
+    tensor = program.tensors[register]
+    return f"({parts.keys[register]!r}, {tensor.local(program.mesh)!r}, {TORCH_DTYPES[tensor.dtype]})"
+
+
+def _leading(program: Program, ranks: int) -> int:
+    """Return how many leading axes of the mesh have as many devices together as the pipeline has ranks."""
+    axes, size = 0, 1
+    while size < ranks:
+        size *= program.mesh.sizes[axes]
+        axes += 1
+    return axes
