@@ -121,11 +121,14 @@ class _Stages:
         return self._sent(value, home, stage)
 
     def _sent(self, value: Value, home: int, stage: int) -> Value:
-        """Return a value of stage `home` in a later one, handed on from stage to stage."""
+        """
+        Return a value of stage `home` in a later one: weights, which are sent once per step, at once, and what
+        micro-batches make from stage to stage.
+        """
         near = [s for s in range(stage, home - 1, -1) if self.rank_of[s] == self.rank_of[stage]]
         found = next((self.made[value, s] for s in near if (value, s) in self.made), None)
         if found is None:
-            before = self._sent(value, home, stage - 1)
+            before = self.made[value, home] if value.node in self.of_weights else self._sent(value, home, stage - 1)
             layout = (*self._pinned(stage), *self.placement.layouts[value])
             found = parallel("send", before, layout_view(layout, len(value.shape), self.mesh)).result
         return self.made.setdefault((value, stage), found)

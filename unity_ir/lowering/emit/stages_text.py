@@ -108,7 +108,7 @@ class PartWriter(StepWriter):
         action = line.action
         if isinstance(action, Leaf) and action.op in ("once", "sum", "kept", "last"):
             return self._handed(action, line)
-        if isinstance(action, Leaf) and action.op == "weight":
+        if isinstance(action, Leaf) and action.op == "weight" and self.known:
             self.own[action.result] = f"weights[{action.name!r}]"
             return []
         (row, *_) = super()._rows(line)
@@ -164,7 +164,7 @@ def schedule_text(parts: StepParts, functions: Mapping[str, str], program: Progr
         "PARTS = {",
         *(f"    {word!r}: {name}," for word, name in functions.items() if word not in ("before", "after")),
         "}",
-        "RECEIVES = {  # what a stage receives: name, shape, element type",
+        "RECEIVES = {  # what a stage receives: name, shape, element type, and which of its ranks do",
     ]
     for stage in range(parts.schedule.stages):
         for direction in ("F", "B"):
@@ -200,7 +200,8 @@ def _wrapped(words: str, width: int = 100) -> str:
 
 def _received(parts: StepParts, program: Program, register: Register) -> str:
     tensor = program.tensors[register]
-    return f"({parts.keys[register]!r}, {tensor.local(program.mesh)!r}, {TORCH_DTYPES[tensor.dtype]})"
+    pinned = pins(tensor.layout)
+    return f"({parts.keys[register]!r}, {tensor.local(program.mesh)!r}, {TORCH_DTYPES[tensor.dtype]}, {pinned!r})"
 
 
 def _leading(program: Program, ranks: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from math import prod
 
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.emit.rows import Row, merged
@@ -220,7 +221,8 @@ class StepWriter:
         around = self._call(move)
         row.code = self._only(operand.join(around), pinned)
         row.comment = self._comment(f"of {_printable(self.makers[move.operand])}", move.result)
-        if pinned:
+        ways = prod(self.program.mesh.sizes[axis] for axis in move.axes)
+        if pinned or (move.kind == "send" and ways > 2):  # of whose ranks only two take part
             row.pinned = True
             return row
         row.starts, row.operand, row.around = (move.result,), operand, around

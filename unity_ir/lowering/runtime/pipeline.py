@@ -45,7 +45,8 @@ def run_schedule(ctx, weights, batch, once, sums):
         else:
             if kind != "W":
                 for work, name, x in waits.pop((stage, way, k), ()):
-                    work.wait()
+                    if work is not None:
+                        work.wait()
                     kept[k][name] = x
             part = f"{stage}{kind}"
             done[part] = done.get(part, 0) + 1
@@ -68,16 +69,16 @@ def actions_of(ctx):
 def start_sends(ctx, stage, way, tensors):
     """Start the sends of what a stage has made, forward (F) or backward (B): a list of (work, tensor)."""
     to = rank_at(ctx, stage + (1 if way == "F" else -1))
-    tensors = [x.contiguous() for x in tensors]
+    tensors = [x.contiguous() for x in tensors if x is not None]  # what other ranks of the stage hold is None here
     return [(dist.isend(x, to, group=ctx.ways[way]), x) for x in tensors]
 
 
 def start_receives(ctx, stage, way):
     """Start the receives of a stage, forward (F) or backward (B): a list of (work, name, tensor)."""
     source, works = rank_at(ctx, stage + (-1 if way == "F" else 1)), []
-    for name, shape, dtype in RECEIVES.get(f"{stage}{way}", ()):
-        x = torch.empty(shape, dtype=dtype, device=ctx.device)
-        works.append((dist.irecv(x, source, group=ctx.ways[way]), name, x))
+    for name, shape, dtype, pins in RECEIVES.get(f"{stage}{way}", ()):
+        x = torch.empty(shape, dtype=dtype, device=ctx.device) if ctx.at(pins) else None
+        works.append((None if x is None else dist.irecv(x, source, group=ctx.ways[way]), name, x))
     return works
 
 

@@ -42,7 +42,7 @@ PIPELINE: tuple[int, ...] = ()
 SCHEDULE: tuple[str, ...] = ()
 RANK_OF: tuple[int, ...] = ()
 PARTS: dict[str, Any] = {}
-RECEIVES: dict[str, tuple[tuple[str, tuple[int, ...], torch.dtype], ...]] = {}
+RECEIVES: dict[str, tuple[tuple[str, tuple[int, ...], torch.dtype, tuple[tuple[int, int], ...]], ...]] = {}
 COUNTED = (1, "samples")
 FLOPS, PEAK = 0, None
 

@@ -152,8 +152,8 @@ class _Parts:
         what all stages do alike.
         """
         match instruction:
-            case Leaf(op):
-                return op != "constant"
+            case Leaf("input" | "weight"):
+                return True
             case TimeStep(_, _, "reuse") | ReshardMove(_, _, "retype"):
                 return True
             case UpdateWeight():
