@@ -303,7 +303,9 @@ def replace_function(func: FuncOp, graph: Graph) -> FuncOp:
     which are the graph's. Raises as `from_graph`.
     """
     new = from_graph(graph)
-    kept = {name: attribute for name, attribute in func.attributes.items() if name not in (OPTIMIZER, LOSS_PIECES, PIPELINE)}
+    kept = {
+        name: attribute for name, attribute in func.attributes.items() if name not in (OPTIMIZER, LOSS_PIECES, PIPELINE)
+    }
     new.attributes.update(kept)
     if func.sym_visibility is not None:
         new.sym_visibility = func.sym_visibility

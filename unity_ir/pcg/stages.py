@@ -26,6 +26,7 @@ from unity_ir.pcg.sharding import (
     view_of,
 )
 
+
 def stage_axes(mesh: Mesh, stages: int) -> int:
     """
     Return the number of leading mesh axes that stages are along. Raises `UnityError` where no leading axes have as many
@@ -99,7 +100,9 @@ class _Stages:
         else:
             layout = (*leading, *self.placement.layouts[node.result])
             has_view = node.is_leaf or node.view is not None or node in self.viewed
-            new = rebuild(node, operands, layout_view(layout, len(node.types[0].shape), self.mesh) if has_view else None)
+            new = rebuild(
+                node, operands, layout_view(layout, len(node.types[0].shape), self.mesh) if has_view else None
+            )
             self.layouts[new.result] = node, layout
         self.made.update(((old, stage), value) for old, value in zip(node.results, new.results, strict=True))
 

@@ -63,7 +63,9 @@ class PartWriter(StepWriter):
             lines += [(f"{' = '.join(self.sums)} = None", "what micro-batches add up"), (self._loop(), "")]
             lines += [(f"    {code}", comment) for code, comment in (row.text() for row in early)]
         lines += [row.text() for row in rows if row.when != "early"]
-        lines[:0] = [(f"{name} = ctx.at({pinned!r})", "whether this rank is there") for pinned, name in self.here.items()]
+        lines[:0] = [
+            (f"{name} = ctx.at({pinned!r})", "whether this rank is there") for pinned, name in self.here.items()
+        ]
         width = min(max((len(code) for code, _ in lines), default=0), WIDTH)
         body = [f"    {code:<{width}}  # {comment}" if comment else f"    {code}" for code, comment in lines]
         given = ", ".join(f"{self.keys[r]!r}: {self._use(r)}" for r in self._kept())

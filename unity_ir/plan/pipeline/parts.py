@@ -254,7 +254,10 @@ class _Parts:
         bodies.setdefault(("after", None), [])
         grads = [i.grad for i in self.program.body if isinstance(i, UpdateWeight)]
         final = (*self.program.outputs, *grads)
-        given = {key: self._given(body, sends.get(key, ()), final if key[0] == "after" else ()) for key, body in bodies.items()}
+        given = {
+            key: self._given(body, sends.get(key, ()), final if key[0] == "after" else ())
+            for key, body in bodies.items()
+        }
         read_in: dict[Register, list[Key]] = {}
         for key, needs in given.items():
             for register in needs:
@@ -340,9 +343,7 @@ class _Parts:
             found[register] = name
         return found
 
-    def _last_readers(
-        self, read_in: Mapping[Register, Sequence[Key]]
-    ) -> dict[Register, Key]:
+    def _last_readers(self, read_in: Mapping[Register, Sequence[Key]]) -> dict[Register, Key]:
         """Return, for what is kept of a micro-batch, the part that is the last to read it in the rank's order."""
         place: dict[tuple[str, int | None], int] = {}
         for actions in self.schedule.ranks:
