@@ -25,7 +25,8 @@ class StageSeconds:
     """
     Seconds of one micro-batch at each stage: forward, whole backward, and its halves, which only a schedule that splits
     it needs. `send[s]` are those of a value, and of a gradient, between stages s and s + 1 if they are on different
-    ranks; `update[s]` those after the last backward, once per step. Empty for 0 everywhere.
+    ranks; `send_back[s]` those of a gradient, where they are others; `before[s]` those before the first forward, and
+    `update[s]` after the last backward, once per step. Empty for 0 everywhere.
     """
 
     forward: Seconds
@@ -34,6 +35,8 @@ class StageSeconds:
     weight_gradient: Seconds = ()
     send: Seconds = ()
     update: Seconds = ()
+    before: Seconds = ()
+    send_back: Seconds = ()
 
 
 def split_seconds(
@@ -90,6 +93,10 @@ def simulate_pipeline(schedule: PipelineSchedule, seconds: StageSeconds, is_clip
     stages, m = schedule.stages, schedule.micro_batches
     rank_of = schedule.rank_of
     send = seconds.send or (0,) * (stages - 1)
+    send_back = seconds.send_back or send
+    before: list[float] = [0] * len(computed.ranks)
+    for stage, extra in enumerate(seconds.before):
+        before[rank_of[stage]] += extra
     takes: dict[Kind, Seconds] = {
         "F": seconds.forward,
         "B": seconds.backward,
@@ -108,7 +115,7 @@ def simulate_pipeline(schedule: PipelineSchedule, seconds: StageSeconds, is_clip
         rank = runnable.pop()
         waits[rank] = False
         actions, mine, until = computed.ranks[rank], starts[rank], ends[rank]
-        now = until[-1] if until else 0
+        now = until[-1] if until else before[rank]
         for i in range(len(mine), len(actions)):
             stage, kind, k = actions[i]
             at = stage * m + (k or 0)
@@ -121,9 +128,9 @@ def simulate_pipeline(schedule: PipelineSchedule, seconds: StageSeconds, is_clip
             mine.append(start)
             until.append(now)
             if kind == "F" and stage < stages - 1:
-                to, boundary, arrivals, at = stage + 1, stage, forward_at, at + m
+                to, arrivals, at, sending = stage + 1, forward_at, at + m, send[stage]
             elif kind in ("B", "I") and stage > 0:
-                to, boundary, arrivals, at = stage - 1, stage - 1, backward_at, at - m
+                to, arrivals, at, sending = stage - 1, backward_at, at - m, send_back[stage - 1]
             else:
                 continue
             reader = rank_of[to]
@@ -131,7 +138,7 @@ def simulate_pipeline(schedule: PipelineSchedule, seconds: StageSeconds, is_clip
                 arrivals[at] = now
             else:
                 begin = max(now, link_free.get((rank, reader), 0))
-                arrivals[at] = link_free[rank, reader] = begin + send[boundary]
+                arrivals[at] = link_free[rank, reader] = begin + sending
                 if waits[reader]:
                     waits[reader] = False
                     runnable.append(reader)
@@ -155,7 +162,10 @@ def _times(
     ended = [until[-1] if until else 0 for until in ends]
     if is_clipped:
         ended = [max(ended)] * len(ended)
-    work = tuple(sum(until) - sum(mine) + extra for mine, until, extra in zip(starts, ends, updates, strict=True))
+    before = seconds.before or (0,) * schedule.stages
+    first = [sum(before[s] for s in schedule.stages_of(rank)) for rank in range(len(ends))]
+    rows = zip(starts, ends, updates, first, strict=True)
+    work = tuple(sum(until) - sum(mine) + extra + once for mine, until, extra, once in rows)
     makespan = max(end + extra for end, extra in zip(ended, updates, strict=True))
     return PipelineTimes(schedule, starts, ends, work, makespan)
 
@@ -171,6 +181,8 @@ def check_seconds(schedule: PipelineSchedule, seconds: StageSeconds) -> None:
         ("weight gradients", seconds.weight_gradient, stages),
         ("sends", seconds.send, stages - 1),
         ("updates", seconds.update, stages),
+        ("what comes before", seconds.before, stages),
+        ("sends back", seconds.send_back, stages - 1),
     ):
         is_needed = what in ("forwards", "backwards") or ("gradients" in what and schedule.splits_backward)
         if len(given) != count and (given or is_needed):
@@ -191,4 +203,6 @@ def _all(seconds: StageSeconds) -> tuple[Seconds, ...]:
         seconds.weight_gradient,
         seconds.send,
         seconds.update,
+        seconds.before,
+        seconds.send_back,
     )

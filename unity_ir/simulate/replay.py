@@ -107,6 +107,9 @@ class _Replay:
                     self.is_backward &= not in_pieces
                     for line in body:
                         self._line(line)
+        if program.part_of is not None and self.ticks:
+            # Handed to other parts at the end.
+            self._use(program.outputs, [len(self.ticks) - 1])
         updates = [i for i in program.body if isinstance(i, UpdateWeight)]
         if updates and program.optimizer is not None and program.optimizer.clip and program.devices > 1:
             self._norm(program.optimizer, updates[0])
@@ -271,8 +274,11 @@ class _Replay:
         optimizer = program.optimizer or Optimizer()
         always = [0] * self.streams.classes
         updated = {update.weight for update in updates}
-        leaves = {i.result for i in program.body if isinstance(i, Leaf)}
-        for register in leaves:
+        leaves = {i.result for i in program.body if isinstance(i, Leaf) and i.op != "sum"}
+        if program.part_of is not None:
+            # Held by the step, as what a part adds to is.
+            leaves |= self.kept
+        for register in leaves if program.part_of is None else ():
             tensors = 1 + (optimizer.states if register in updated else 0)
             # A rank holds its pieces of all micro-batches of an input.
             tensors *= program.micro_batches if program.when[register] == "every" else 1

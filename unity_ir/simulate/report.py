@@ -15,6 +15,7 @@ from unity_ir.plan.plan import Plan, plan_graph
 from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.memory import memory
 from unity_ir.simulate.replay import replay
+from unity_ir.simulate.stages import simulate_stages
 
 PLAYED = 3
 """
@@ -43,9 +44,12 @@ def simulated(graph: Graph, machine: Machine, optimizer: Optimizer | None = None
     collectives, their copies and bytes, and two lower bounds in seconds. `optimizer` is used if the graph names none.
     """
     plan = plan_graph(graph, machine, optimizer)
+    counts = plan.launches, plan.collectives, plan.copied, step_bytes(plan)
+    if plan.pipeline is not None:
+        staged, waiting = simulate_stages(plan, machine), simulate_stages(plan, machine, overlap=False)
+        return Simulated(staged.seconds, waiting.seconds, max(staged.peaks), *counts, 0.0, 0.0)
     seconds, timeline = step_seconds(plan, machine)
     waiting, _ = step_seconds(plan, machine, overlap=False)
-    counts = plan.launches, plan.collectives, plan.copied, step_bytes(plan)
     bounds = (emitted_bound(graph, machine, optimizer, everywhere) for everywhere in (False, True))
     return Simulated(seconds, waiting, peak(timeline), *counts, *bounds)
 
@@ -68,5 +72,9 @@ def as_emitted(graph: Graph, machine: Machine, optimizer: Optimizer | None = Non
 @lru_cache(maxsize=256)
 def _as_emitted(graph: Graph, machine: ByIdentity, optimizer: Optimizer | None) -> tuple[float, int]:
     on = machine.machine
-    seconds, timeline = step_seconds(plan_graph(graph, on, optimizer), on)
+    plan = plan_graph(graph, on, optimizer)
+    if plan.pipeline is not None:
+        staged = simulate_stages(plan, on)
+        return staged.seconds, max(staged.peaks)
+    seconds, timeline = step_seconds(plan, on)
     return seconds, peak(timeline)

@@ -1,0 +1,224 @@
+"""
+Simulate a step whose operators are in stages: the plan of each of its parts is replayed by itself (`replay`), and the
+pipeline's schedule with the seconds that they take (`pipeline`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import numpy as np
+
+from unity_ir.cost.lines import update_seconds
+from unity_ir.cost.plan import norm_seconds
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.pcg.sharding import pins
+from unity_ir.plan.collective_calls import move_of
+from unity_ir.plan.pipeline.parts import StepPart
+from unity_ir.plan.plan import Plan
+from unity_ir.plan.program import Leaf, Program, Register, ReshardMove, TimeStep, UpdateWeight
+from unity_ir.simulate.full import Timeline, simulate
+from unity_ir.simulate.memory import memory
+from unity_ir.simulate.pipeline import PipelineTimes, Seconds, StageSeconds, simulate_pipeline
+from unity_ir.simulate.replay import replay
+from unity_ir.simulate.streams import TICKS
+
+
+@dataclass(frozen=True)
+class StagedStep:
+    """
+    A simulated step in stages: when each rank of the pipeline runs which stage, and from when to when the step lasts.
+    """
+
+    times: PipelineTimes
+    stages: StageSeconds
+    sums: Seconds
+    """Seconds that each rank takes, after its last backward, for sums of gradients over devices."""
+    updates: Seconds
+    norm: float
+    """Seconds of the sum over all devices of the squares of gradients, which all updates wait for; 0 without."""
+    peaks: tuple[int, ...]
+    """The most bytes that a device of each rank holds at once."""
+
+    @cached_property
+    def seconds(self) -> float:
+        """The seconds of the whole step."""
+        ends = [each[-1] + after for each, after in zip(self.times.ends, self.sums, strict=True)]
+        if self.norm:
+            return max(ends) + self.norm + max(self.updates)
+        return max(end + update for end, update in zip(ends, self.updates, strict=True))
+
+    @property
+    def bubble(self) -> float:
+        """Seconds by which the step is longer than the work of the rank with most."""
+        extra = zip(self.times.work, self.sums, self.updates, strict=True)
+        return self.seconds - max(map(sum, extra)) - self.norm
+
+
+def simulate_stages(plan: Plan, machine: Machine, overlap: bool = True) -> StagedStep:
+    """
+    Return the simulated step of a plan in stages on a machine. Without `overlap` collectives inside of a stage are waited
+    for; sends between stages go on beside its kernels in any case.
+    """
+    return _Stages(plan, machine, overlap).step()
+
+
+class _Stages:
+    def __init__(self, plan: Plan, machine: Machine, overlap: bool):
+        assert plan.pipeline is not None
+        self.program = plan.program
+        self.machine = machine
+        self.parts = plan.pipeline
+        self.schedule = plan.pipeline.schedule
+        self.ranks = range(len(self.schedule.ranks))
+        self.timelines = {part.name: simulate(replay(own, machine, overlap)) for part, own in plan.parts}
+        self.leading = _leading(self.program, len(self.ranks))
+
+    def step(self) -> StagedStep:
+        stages = self._stage_seconds()
+        times = simulate_pipeline(self.schedule, stages)
+        optimizer = self.program.optimizer or Optimizer()
+        norm = norm_seconds(optimizer, self.machine) if optimizer.clip and self.program.devices > 1 else 0.0
+        sums = tuple(self._end("after", rank) for rank in self.ranks)
+        updates = tuple(self._updates(rank, optimizer) for rank in self.ranks)
+        peaks = tuple(self._peak(rank, optimizer) for rank in self.ranks)
+        return StagedStep(times, stages, sums, updates, norm, peaks)
+
+    # -- seconds
+
+    def _stage_seconds(self) -> StageSeconds:
+        stages = range(self.schedule.stages)
+        forward, whole, inputs, weights = (
+            tuple(self._seconds(f"{s}{kind}") for s in stages) for kind in ("F", "B", "I", "W")
+        )
+        if self.schedule.splits_backward:
+            whole = tuple(i + w for i, w in zip(inputs, weights, strict=True))
+        first = {rank: self.schedule.stages_of(rank)[0] for rank in self.ranks}
+        before = tuple(self._end("before", rank) for rank in self.ranks)
+        by_stage = [before[self.schedule.rank_of[s]] if first[self.schedule.rank_of[s]] == s else 0.0 for s in stages]
+        return StageSeconds(
+            forward,
+            whole,
+            inputs if self.schedule.splits_backward else (),
+            weights if self.schedule.splits_backward else (),
+            tuple(self._send(s, "F") for s in stages[:-1]),
+            before=tuple(by_stage),
+            send_back=tuple(self._send(s + 1, "B") for s in stages[:-1]),
+        )
+
+    def _seconds(self, name: str) -> float:
+        timeline = self.timelines.get(name)
+        return 0.0 if timeline is None else timeline.seconds
+
+    def _send(self, stage: int, kind: str) -> float:
+        """Return the seconds of the sends of a stage's forward, or of its backward."""
+        names = (f"{stage}F",) if kind == "F" else (f"{stage}B", f"{stage}I")
+        sent = {s.received for name in names if (part := self.parts.by_name.get(name)) for s in part.sends}
+        moves = [i for i in self.program.body if isinstance(i, ReshardMove) and i.result in sent]
+        tensors = self.program.tensors
+        return sum(self.machine.move_time(move_of(self.program, m), tensors[m.result].dtype) for m in moves)
+
+    def _end(self, name: str, rank: int) -> float:
+        """Return the seconds after which a rank has done a part of all of them."""
+        timeline = self.timelines[name]
+        tasks = timeline.tasks
+        if not len(tasks):
+            return 0.0
+        classes = tasks.held.flat // tasks.streams.width
+        mine = np.isin(classes, self._classes(timeline, rank))
+        return float(timeline.ends[tasks.held.owners[mine]].max(initial=0)) / TICKS
+
+    def _classes(self, timeline: Timeline, rank: int) -> list[int]:
+        """Return the device classes of a timeline that a rank has."""
+        streams = timeline.tasks.streams
+        place = self._place(rank)
+        coordinates = [streams.machine.mesh.coordinates(d) for d in range(self.program.devices)]
+        return sorted({streams.class_of(d) for d, at in enumerate(coordinates) if at[: len(place)] == place})
+
+    def _place(self, rank: int) -> tuple[int, ...]:
+        """Return the coordinates of a rank along the leading mesh axes."""
+        sizes = self.program.mesh.sizes[: self.leading]
+        strides = [prod(sizes[i + 1 :]) for i in range(len(sizes))]
+        return tuple(rank // stride % size for stride, size in zip(strides, sizes, strict=True))
+
+    def _is_on(self, register: Register, rank: int) -> bool:
+        """Return whether some device of a rank holds a register."""
+        place = self._place(rank)
+        return all(place[axis] == c for axis, c in pins(self.program.tensors[register].layout) if axis < self.leading)
+
+    def _updates(self, rank: int, optimizer: Optimizer) -> float:
+        updates = [i for i in self.program.body if isinstance(i, UpdateWeight) and self._is_on(i.weight, rank)]
+        return sum(update_seconds(self.program, i.weight, optimizer, self.machine.device) for i in updates)
+
+    # -- memory
+
+    def _peak(self, rank: int, optimizer: Optimizer) -> int:
+        """Return the most bytes that a device of a rank holds at once."""
+        program = self.program
+        always = self._leaves(rank, optimizer) + self._held_by("before", rank)
+        sums = {
+            i.result for i in program.body if isinstance(i, TimeStep) and i.kind in ("accumulate", "batch")
+        }
+        added = sum(program.held_bytes(r) for r in sums if program.when[r] == "every" and self._is_on(r, rank))
+        live, most = 0, 0
+        for stage, kind, _ in self.schedule.ranks[rank]:
+            part = self.parts.by_name.get(f"{stage}{kind}")
+            if part is None:
+                continue
+            most = max(most, live + self._inside(part.name, rank) + self._received(part))
+            live += self._change(part, sums)
+        after = self._inside("after", rank)
+        return always + max(added + most, after)
+
+    def _leaves(self, rank: int, optimizer: Optimizer) -> int:
+        """Return the bytes of a rank's weights, with the optimizer's state of them, and inputs."""
+        updated = {i.weight for i in self.program.body if isinstance(i, UpdateWeight)}
+        found = 0
+        for leaf in (i for i in self.program.body if isinstance(i, Leaf) and self._is_on(i.result, rank)):
+            tensors = 1 + (optimizer.states if leaf.result in updated else 0)
+            tensors *= self.program.micro_batches if self.program.when[leaf.result] == "every" else 1
+            found += tensors * self.program.bytes[leaf.result]
+        return found
+
+    def _held_by(self, name: str, rank: int) -> int:
+        """Return the bytes of what a part hands to others on a rank."""
+        program = self.parts.by_name[name].program
+        made = {r for i in program.body if not isinstance(i, Leaf) for r in (getattr(i, "results", ()) or (i.result,))}
+        return sum(program.bytes[r] for r in program.outputs if r in made and self._is_on(r, rank))
+
+    def _inside(self, name: str, rank: int) -> int:
+        """Return the most bytes that a device of a rank holds at once of what a part makes itself."""
+        timeline = self.timelines[name]
+        return max((memory(timeline, k).peak for k in self._classes(timeline, rank)), default=0)
+
+    def _received(self, part: StepPart) -> int:
+        """Return the bytes that a part receives, and holds beside what its rank had."""
+        received = {s.received for other in self.parts.parts for s in other.sends}
+        return sum(part.program.bytes[i.result] for i in _handed(part) if i.result in received)
+
+    def _change(self, part: StepPart, sums: set[Register]) -> int:
+        """Return by how many bytes a part changes what its rank keeps of micro-batches."""
+        sent = {s.held for s in part.sends}
+        received = {s.received for other in self.parts.parts for s in other.sends}
+        size = part.program.bytes
+        given = {i.result: i.op for i in _handed(part)}
+        made = sum(size[r] for r in part.program.outputs if r in self.parts.keys and r not in sums and r not in sent)
+        made += sum(size[r] for r, op in given.items() if r in received and op == "kept")
+        return made - sum(size[r] for r, op in given.items() if op == "last" and r not in received)
+
+
+def _handed(part: StepPart) -> list[Leaf]:
+    """Return the leaves of a part that other parts of the micro-batch have made."""
+    return [i for i in part.program.body if isinstance(i, Leaf) and i.op in ("kept", "last")]
+
+
+def _leading(program: Program, ranks: int) -> int:
+    """Return how many leading axes of the mesh have as many devices together as the pipeline has ranks."""
+    axes, size = 0, 1
+    while size < ranks:
+        size *= program.mesh.sizes[axes]
+        axes += 1
+    return axes
