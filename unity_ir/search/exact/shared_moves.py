@@ -266,11 +266,12 @@ def with_shared_moves(solver: Solver, graph: Graph, plan: ExactPlan) -> ExactPla
 
     `plan` is the plan of `solver`, in which each reader pays for itself: the one to improve. `seconds` of the result
     are those of `cost.plan`, up to the seconds charged for free moves (see `certain`). Returns `plan` itself if no
-    moves can be shared, if the solver's objective is not seconds alone, or on a machine of one device.
+    moves can be shared, if the solver's objective is not seconds alone (those once per step may count less), or on a
+    machine of one device.
     """
     builder = SharedFactorGraphBuilder(solver, graph)
     values = [v for v in builder.uses if builder.may_share(v)]
-    if solver.price != TIME or not values or not solver.spaces.groups:
+    if replace(solver.price, once=TIME.once) != TIME or not values or not solver.spaces.groups:
         return plan
     enough = ROUNDED if plan.rows_before <= limits().shared_exact_rows else limits().close
     best = _best_relays(builder, plan, values, None)

@@ -347,7 +347,7 @@ class Solver:
         updated = node.op == "weight" and node in with_gradient
         key = (type, node.op, node.master, updated)
         if key not in self._rests:
-            self._rests[key] = self.price.of(*self.resting(node, updated))
+            self._rests[key] = self.price.rest(*self.resting(node, updated))
         return self._rests[key]
 
     def resting(self, node: Node, updated: bool) -> tuple[Floats, Floats]:
@@ -552,7 +552,7 @@ class FactorGraphBuilder:
         if value not in self._had:
             price, table = self.solver.price, self.solver.table(value.node, self.with_gradient)
             again = price.second * float(table.again.min()) + self._to_have_all(value.node)
-            kept = price.byte * float(table.made[value.index].min())
+            kept = price.byte * price.live * float(table.made[value.index].min())
             readers = {user for user, _ in self.uses[value]}
             self._had[value] = min(kept, again / len(value.node.results)) / len(readers)
         return self._had[value]

@@ -24,12 +24,19 @@ class Price:
     With `again`, a value that the backward reads costs the bytes of keeping it or the seconds of making it once more
     there, by its operator or, of one that was moved, by its move, whichever is less. So no plan with recompute takes
     less, whatever is recomputed and gathered again.
+
+    Of a graph that is one of several micro-batches, `once` is how much a second counts that a step spends once (moves
+    of weights and their gradients, updates), such as 1 / micro-batches; below 1, what is moved is kept for the whole
+    step, and so is the gradient that accumulates there. `live` is the number of micro-batches whose activations are
+    held.
     """
 
     second: float = 1.0
     byte: float = 0.0
     hidden: float = 0.0
     again: bool = False
+    once: float = 1.0
+    live: float = 1.0
 
     def of(self, seconds: Floats, bytes: Floats) -> Floats:
         """
@@ -42,6 +49,13 @@ class Price:
             return bytes if self == SPACE else self.second * seconds
         return self.second * seconds + self.byte * bytes
 
+    def rest(self, seconds: Floats, bytes: Floats) -> Floats:
+        """
+        Return the cost of storing a leaf, elementwise: `seconds` are those of its update, which a step does once, and
+        `bytes` those that its tensors take.
+        """
+        return self.of(self.once * seconds, bytes)
+
     def recomputes(self, table: OperatorTable, kept: Sequence[bool]) -> npt.NDArray[np.bool_]:
         """
         Return whether recomputing an operator's results in the backward costs less than saving them, for each way to
@@ -50,7 +64,7 @@ class Price:
         `kept` says for each result whether the backward reads it, so that it would be saved.
         """
         none = np.zeros(len(table))
-        return self.of(table.again, none) < self.of(none, table.bytes(kept))
+        return self.of(table.again, none) < self.of(none, self.live * table.bytes(kept))
 
     def rows(self, table: OperatorTable, kept: Sequence[bool], may_recompute: bool, before: float = 0.0) -> Floats:
         """
@@ -62,10 +76,10 @@ class Price:
         """
         if self.byte == 0:
             return self.second * table.seconds
-        whole = self.of(table.seconds, table.halos + table.bytes(kept))
+        whole = self.of(table.seconds, self.live * (table.halos + table.bytes(kept)))
         if not may_recompute and not self.again:
             return whole
-        return np.minimum(whole, self.of(table.seconds + table.again, table.halos) + before)
+        return np.minimum(whole, self.of(table.seconds + table.again, self.live * table.halos) + before)
 
     def reshard(self, space: LayoutSpace, sources: Ints, targets: Ints, training: bool, kept: bool) -> Floats:
         """
@@ -77,7 +91,7 @@ class Price:
         seconds = space.reshard(sources, targets, training)
         if self.byte == 0:
             return seconds if self.second == 1 else self.second * seconds
-        bytes = space.moved_bytes(sources, targets) * kept
+        bytes = space.moved_bytes(sources, targets) * (kept * self.live)
         if not self.again or not kept:
             return self.of(seconds, bytes)
         once_more = space.reshard(sources, targets, False) if training else seconds
@@ -91,7 +105,12 @@ class Price:
         `training` adds the seconds of resharding its gradient back, `kept` the bytes of keeping the moved leaf for the
         backward. For a `weight` (rather than an input), the share `hidden` of the cost is not charged, as overlapped.
         """
-        if self.byte == 0 and self.second == 1 and weight:
+        if weight and self.once < 1:
+            seconds = self.second * self.once * space.reshard_from_few(rests, training)
+            if self.byte:
+                kept_elements = space.moved_bytes(rests, np.arange(len(space))) / space.item
+                seconds = seconds + self.byte * kept_elements * (space.item + training * space.gradient.item)
+        elif self.byte == 0 and self.second == 1 and weight:
             seconds = space.reshard_from_few(rests, training)
         else:
             seconds = self.reshard(space, rests, np.arange(len(space)), training, kept)

@@ -16,7 +16,7 @@ from unity_ir.simulate.pipeline import StageSeconds
 class StageProblem:
     """
     What stages are chosen for: `devices` of `memory` bytes each, `micro_batches` per step, at most `most_stages` (by
-    default as many as there are layers and devices).
+    default as many as there are layers and devices), at least `fewest_stages`.
 
     `sends[i, a]` are the seconds of a value, or its gradient, in layout a between the stages before and from layer i.
     """
@@ -27,14 +27,17 @@ class StageProblem:
     memory: float = float("inf")
     sends: Floats | None = None
     most_stages: int | None = None
+    fewest_stages: int = 1
 
     def __post_init__(self) -> None:
         layers, most = self.table.layers, self.most_stages
-        if self.devices < 1 or self.micro_batches < 1 or (most is not None and most < 1):
+        if min(self.devices, self.micro_batches, self.fewest_stages) < 1 or (most is not None and most < 1):
             raise UnityError("pipeline: devices, micro-batches and stages must be at least 1")
         for what, there in (("layers", layers), ("devices", self.devices)):
             if most is not None and most > there:
                 raise UnityError(f"pipeline: {most} stages for {there} {what}; use at most {there}")
+        if self.fewest_stages > self.stages:
+            raise UnityError(f"pipeline: {self.fewest_stages} stages at least, {self.stages} at most; use fewer")
         shape = (layers + 1, self.table.layouts)
         if self.sends is not None and (self.sends.shape != shape or not (self.sends >= 0).all()):
             raise UnityError(f"pipeline: sends must be {shape[0]} by {shape[1]} numbers of at least 0")

@@ -51,7 +51,7 @@ def choose_stages(problem: StageProblem) -> StageChoice:
         )
     if m == 1:
         return found
-    lowest = totals(sweep(problem, live, _largest, 0))
+    lowest = totals(problem, sweep(problem, live, _largest, 0))
     # A first good choice, from the number of stages that promises most.
     _, other = _under(problem, live, windows, float(lowest[np.argmin(sums + (m - 1) * lowest)]))
     best, passes = _better(found, other), 2
@@ -76,7 +76,7 @@ def _under(
 ) -> tuple[Floats, StageChoice | None]:
     """Return the least sums under a cap, by the number of stages, and the stages of the least of these."""
     values = sweep(problem, live, _formula, 2, cap, windows.at(cap))
-    sums = totals(values)
+    sums = totals(problem, values)
     if sums.min() == np.inf:
         return sums, None
     stages = trace(problem, values, live, 2, cap)
@@ -91,8 +91,8 @@ def _better(choice: StageChoice, other: StageChoice | None) -> StageChoice:
 
 def least_bound(problem: StageProblem, orders: Orders) -> float:
     """
-    Return a lower bound, in seconds, of the makespan of all choices of at most `most_stages` stages, under all orders
-    of a family.
+    Return a lower bound, in seconds, of the makespan of all choices of `fewest_stages` to `most_stages` stages, under
+    all orders of a family.
 
     `1f1b`: synchronous orders with whole backwards that hold at least as many micro-batches as 1F1B; `whole`: all with
     whole backwards; `split`: also those with backwards in halves. inf if no stages fit.
@@ -103,7 +103,7 @@ def least_bound(problem: StageProblem, orders: Orders) -> float:
         return np.maximum(m * t + once, (forward if orders == "split" else t) + behind)
 
     live = live_1f1b(problem) if orders == "1f1b" else [1] * problem.stages
-    return float(totals(sweep(problem, live, join, 1 if orders == "split" else 2)).min())
+    return float(totals(problem, sweep(problem, live, join, 1 if orders == "split" else 2)).min())
 
 
 def _formula(t: Floats, forward: Floats, once: Floats, behind: Floats) -> Floats:

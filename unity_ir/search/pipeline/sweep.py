@@ -94,9 +94,10 @@ def nothing_behind(problem: StageProblem) -> Floats:
     return value
 
 
-def totals(values: Sequence[Floats]) -> Floats:
-    """Return the values of all layers on all devices, by the number of stages."""
-    return np.array([value[0, :, -1].min() for value in values])
+def totals(problem: StageProblem, values: Sequence[Floats]) -> Floats:
+    """Return the values of all layers on all devices, by the number of stages; inf for fewer than there must be."""
+    enough = problem.fewest_stages - 1
+    return np.array([np.inf if k < enough else value[0, :, -1].min() for k, value in enumerate(values)])
 
 
 def trace(
@@ -106,7 +107,7 @@ def trace(
     Return stages that have the least of the values that `sweep` returned, of the sum of seconds, sends, and seconds
     once of the first stage.
     """
-    count = int(np.argmin(totals(values)))
+    count = int(np.argmin(totals(problem, values)))
     table = problem.table
     first, left, layout = 0, problem.devices, slice(None)
     stages: list[Stage] = []

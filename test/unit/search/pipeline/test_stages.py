@@ -55,7 +55,8 @@ def random_problem(random: Random) -> StageProblem:
     table = tabulate(layers, parts, lambda i, j, size: tables[i, j, size], layouts)
     most = random.choice([None, random.randint(1, min(layers, devices))])
     memory = random.choice([float("inf"), random.randint(4, 16)])
-    return StageProblem(table, devices, random.randint(1, 8), memory, random.choice([None, sends]), most)
+    fewest = random.choice([1, random.randint(1, most or min(layers, devices))])
+    return StageProblem(table, devices, random.randint(1, 8), memory, random.choice([None, sends]), most, fewest)
 
 
 def all_stages(problem: StageProblem, first: int = 0, left: int | None = None) -> Iterator[list[Stage]]:
@@ -79,8 +80,8 @@ def sends_of(problem: StageProblem, stages: Sequence[Stage]) -> list[float]:
 
 
 def fits(problem: StageProblem, stages: Sequence[Stage], live: Sequence[int]) -> bool:
-    """Whether stages fit with so many micro-batches live at each, and are no more than may be."""
-    return len(stages) <= problem.stages and all(
+    """Whether stages fit with so many micro-batches live at each, and are as many as may be."""
+    return problem.fewest_stages <= len(stages) <= problem.stages and all(
         s.option.held + k * s.option.live <= problem.memory for s, k in zip(stages, live, strict=True)
     )
 
