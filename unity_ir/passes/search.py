@@ -24,6 +24,7 @@ from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer, optimizer_of
 from unity_ir.search import Progress, SearchResult, all_strategies, run, run_in_time
 from unity_ir.search.explain import explain
+from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.strategy import OptionValue, option_types
 
 DERIVATION = "pcg.derivation"
@@ -79,6 +80,12 @@ class _Search(ModulePass):
     loss_pieces: str | int | None = None
     """In how many pieces of the tokens a step makes its loss, or auto; by default 1, of joint searches auto."""
 
+    stages: int | None = None
+    """How many stages of a pipeline the plan has, each on a part of the machine; by default it is no pipeline."""
+
+    schedule: str | None = None
+    """The order in which stages run micro-batches: see `unity_ir.plan.pipeline.catalogue`; by default 1f1b."""
+
     explain: str | None = None
     """An operator whose choice in the joint search, with the costs of alternatives, is printed to stderr."""
 
@@ -114,8 +121,11 @@ class _Search(ModulePass):
     ) -> SearchResult:
         given = self.strategy, optimizer, options, progress, self._budget()
         pieces = None if self.loss_pieces is None else str(self.loss_pieces)
+        stages = self._stages()
         if self.micro_batches == "auto":
-            return run_in_time(graph, machine, *given, recompute=self.recompute, loss_pieces=pieces)
+            return run_in_time(
+                graph, machine, *given, recompute=self.recompute, loss_pieces=pieces, stages=stages
+            )
         try:
             count = int(self.micro_batches)
         except ValueError:
@@ -124,7 +134,12 @@ class _Search(ModulePass):
             raise UnityError(
                 f"pcg-search: micro_batches is {self.micro_batches!a}; it is a number of them, 1 or more, or auto"
             )
-        return run(graph, machine, *given, count, self.recompute, pieces)
+        return run(graph, machine, *given, count, self.recompute, pieces, stages)
+
+    def _stages(self) -> Stages | None:
+        if self.stages is None and self.schedule is not None:
+            raise UnityError(f"pcg-search: schedule={self.schedule} orders the stages of a pipeline; add stages")
+        return None if self.stages is None else Stages(self.stages, self.schedule or "1f1b")
 
     def _optimizer(self) -> Optimizer | None:
         if self.explain is not None and self.strategy != "joint":

@@ -24,6 +24,7 @@ from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.plan import plan_graph
 from unity_ir.search.baselines.batch_dims import batch_dims
 from unity_ir.search.memory.lagrangian import needed
+from unity_ir.search.pipeline.staged import Stages, staged
 from unity_ir.search.result import SearchResult
 from unity_ir.simulate.report import as_emitted
 
@@ -56,6 +57,7 @@ def in_time(
     is_each: bool,
     rivals: Callable[[], Iterable[Graph]],
     recompute: Recompute,
+    stages: Stages | None = None,
 ) -> SearchResult:
     """
     Return the plan of a whole batch whose step runs the plan that `search` finds of `small`, the serial graph of one
@@ -65,16 +67,23 @@ def in_time(
     and not one made by a rule, does what is faster as emitted and fits. It is searched for a device with less memory,
     as the gradients so far are held from the first micro-batch on. Of one micro-batch alone moves of weights weigh more
     than they do in the step, so the plans that `rivals` returns, baselines, are compared with it. `recompute` adds
-    recompute to each plan. Bounds are of one micro-batch and are dropped. Raises `UnityError` where nothing is found.
+    recompute to each plan. Bounds are of one micro-batch and are dropped. With `stages` the plan is searched for one of
+    as many parts of the machine, and put in stages. Raises `UnityError` where nothing is found.
     """
+    part = machine if stages is None else _as_one(stages.part(machine), stages.pipeline.ranks)
 
     def ways(plan: Graph) -> list[Graph]:
         """Return the plans of the whole batch that sum gradients at other times."""
         again = _gathered_again(plan)
         inside: list[Inside] = [lambda weight: True] if is_each or is_searched else []
         inside += [again.__contains__] if is_searched or not is_each else []
-        steps = [partial(_in_loop, dims=dims, count=micro_batches, inside=way) for way in inside]
+        loops = [partial(_in_loop, dims=dims, count=micro_batches, inside=way) for way in inside]
+        steps = loops if stages is None else [partial(staged_step, loop=loop) for loop in loops]
         return [step(recompute(plan, step)) for step in steps]
+
+    def staged_step(plan: Graph, loop: Callable[[Graph], Graph]) -> Graph:
+        assert stages is not None
+        return loop(staged(plan, stages, micro_batches, machine, optimizer))
 
     def whole(found: SearchResult) -> tuple[SearchResult, int]:
         """Return the plan of the whole batch, and the bytes that a device must have for it."""
@@ -90,14 +99,14 @@ def in_time(
     def rank(plan: Graph) -> tuple[bool, float]:
         return _rank(plan, machine, optimizer)
 
-    reserve = _gradients(small) // machine.devices if is_searched else 0
-    best, need = whole(search(_with_less(machine, reserve)))
+    reserve = _gradients(small) // part.devices if is_searched else 0
+    best, need = whole(search(_with_less(part, reserve)))
     for _ in range(TRIES):
         if need <= machine.device.usable or not is_searched:
             break
         reserve += int(TIGHTER * (need - machine.device.usable))
         with suppress(UnityError):
-            found = whole(search(_with_less(machine, reserve)))
+            found = whole(search(_with_less(part, reserve)))
             best, need = min((best, need), found, key=lambda each: each[1])
     if not is_searched:
         return best
@@ -106,6 +115,12 @@ def in_time(
     if fastest == best.graph:
         return best
     return replace(best, graph=fastest, cost=cost(fastest, machine, optimizer), derivation=(), joint=None)
+
+
+def _as_one(part: Machine, ranks: int) -> Machine:
+    """Return a part of a machine with the memory of as many: a stage has that part of the model's weights."""
+    device = part.device
+    return replace(part, device=replace(device, memory=ranks * device.memory, reserve=ranks * device.reserve))
 
 
 def _in_loop(plan: Graph, dims: Mapping[str, int], count: int, inside: Inside) -> Graph:

@@ -27,6 +27,7 @@ from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME
 from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.memory.lagrangian import MORE, lacking, needed, size_text
+from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.chosen import check_kind
 from unity_ir.search.recompute.fit import fitted, without_recompute
 from unity_ir.search.result import SearchResult
@@ -57,6 +58,7 @@ def run(
     micro_batches: int = 1,
     recompute: str | None = None,
     loss_pieces: str | None = None,
+    stages: Stages | None = None,
 ) -> SearchResult:
     """
     Search for a plan: a parallel graph that computes what `graph` does, placed on the devices of `machine`.
@@ -69,13 +71,18 @@ def run(
     for each in turn (`search.in_time`). `recompute` is one of `search.recompute.chosen.KINDS`, by default `auto` of the
     strategies that search within the memory (joint, sequential), which know no other, and `none` of others.
     `loss_pieces` is the number of pieces in which a step makes its loss, or `auto`: as few as make the plan fit. By
-    default it is `auto` of these strategies, and 1 of others.
+    default it is `auto` of these strategies, and 1 of others. With `stages` the plan is a pipeline of so many.
 
     Raises `UnityError` for an unknown strategy or option, for a graph that already has its backward and for one that
     cannot be divided into so many micro-batches, or whose loss cannot be made in so many pieces, and `DoesNotFit` for a
     plan that does not fit the machine's memory.
     """
     chosen = strategy_named(strategy)
+    if stages is not None:
+        if micro_batches == 1:
+            raise UnityError("search: stages of a pipeline run micro-batches; give micro_batches, 2 or more")
+        stages.rank_of(micro_batches)
+        loss_pieces = "1" if loss_pieces is None else loss_pieces
     kind, pieces = _recompute(strategy, recompute), _pieces(strategy, loss_pieces)
     if graph.updates:
         raise UnityError(f"func.func @{graph.name}: search before pcg-differentiate, not after it")
@@ -97,11 +104,13 @@ def run(
             found = _at_hand(serial, machine, strategy, optimizer, budget)
         return _ended(found, serial, machine, optimizer) if budget.ended else found
 
+    on = machine if stages is None else stages.part(machine)
+
     def rivals() -> list[Graph]:
-        return [plan for plan, _ in _baselines(serial, machine, optimizer)] if strategy == "joint" else []
+        return [plan for plan, _ in _baselines(serial, on, optimizer)] if strategy == "joint" else []
 
     def again(plan: Graph, whole: Callable[[Graph], Graph] | None = None) -> Graph:
-        return fitted(plan, kind, pieces, machine, optimizer, whole)
+        return fitted(plan, kind, pieces, on, optimizer, whole, on=machine)
 
     with _seldom_collected():
         if micro_batches == 1:
@@ -115,7 +124,7 @@ def run(
             is_made = isinstance(chosen, OnePlan)
             is_each = is_made and chosen.sums_each(own)
             result = in_time(
-                search, serial, dims, micro_batches, machine, optimizer, not is_made, is_each, rivals, again
+                search, serial, dims, micro_batches, machine, optimizer, not is_made, is_each, rivals, again, stages
             )
         result = replace(result, budget=budget)
     need = needed(result.graph, result.cost, optimizer)
@@ -207,6 +216,7 @@ def run_in_time(
     budget: Budget | None = None,
     recompute: str | None = None,
     loss_pieces: str | None = None,
+    stages: Stages | None = None,
 ) -> SearchResult:
     """
     Search as `run` does, for the number of micro-batches with which the step is fastest as emitted, among those that
@@ -220,7 +230,8 @@ def run_in_time(
     dims = sample_dims(serial)
     while count == 1 or _is_divisible(serial, dims, count):
         try:
-            found = run(graph, machine, strategy, optimizer, options, progress, budget, count, recompute, loss_pieces)
+            given = strategy, optimizer, options, progress, budget, count, recompute, loss_pieces, stages
+            found = run(graph, machine, *given)
             seconds = as_emitted(found.graph, machine, optimizer or graph.optimizer or Optimizer())[0]
         except UnityError as error:
             failed = failed or error

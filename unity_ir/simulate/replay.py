@@ -48,11 +48,11 @@ def replay(
 
     Without `overlap`, every collective holds the compute stream, too. `axes` are the mesh axes along which devices are
     simulated separately: by default those that some tensor is pinned on, so that devices differ. `micro_batches` is the
-    number of micro-batches to play, by default all.
+    number of micro-batches to play, by default all; of a part of a step, it is one.
     """
     if axes is None:
         axes = pinned_axes(t.layout for t in plan.program.tensors.values())
-    count = plan.program.micro_batches
+    count = plan.program.micro_batches if plan.program.part_of is None else 1
     played = count if micro_batches is None else min(count, micro_batches)
     return _Replay(plan, Streams(machine, tuple(axes)), overlap).tasks(played)
 

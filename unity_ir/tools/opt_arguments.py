@@ -77,6 +77,19 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             "held; auto: as few as make the plan fit, as joint searches do",
         ),
         parser.add_argument(
+            "--stages",
+            type=int,
+            metavar="N",
+            help="with --search and --micro-batches: a pipeline of N stages, each a contiguous part of the model on a part "
+            "of the machine of its own; also with --degrees, whose other degrees are then of one part",
+        ),
+        parser.add_argument(
+            "--schedule",
+            metavar="S",
+            help="with --stages: the order in which stages run micro-batches: 1f1b (default), gpipe, eager-1f1b, "
+            "interleaved, looped-bfs (two stages per part), zb-h1, zb-h2 (gradients of weights late)",
+        ),
+        parser.add_argument(
             "--explain",
             metavar="OPERATOR",
             help="with --search: print an operator's choice and what others would cost; by its name in the printed "
@@ -191,6 +204,8 @@ _COMMON = {
     "micro_batches": str,
     "recompute": str,
     "loss_pieces": str,
+    "stages": int,
+    "schedule": str,
 }
 """Options of every search, with their types."""
 

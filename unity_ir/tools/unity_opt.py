@@ -198,6 +198,9 @@ class UnityOpt(xDSLOptMain):
             raise UnityError("unity-opt: --recompute is of the plan that is made; add --search")
         if args.loss_pieces is not None and args.search is None:
             raise UnityError("unity-opt: --loss-pieces is of the plan that is made; add --search")
+        for flag, value in (("--stages", args.stages), ("--schedule", args.schedule)):
+            if value is not None and args.search is None:
+                raise UnityError(f"unity-opt: {flag} is of the plan that is made; add --search")
         if args.budget is not None and args.search is None:
             raise UnityError("unity-opt: --budget is what a search may take; add --search")
         if self.args.profile is not None:
@@ -233,6 +236,11 @@ class UnityOpt(xDSLOptMain):
                 if "loss_pieces" in options:
                     raise UnityError(f"unity-opt: {asked_by} and --loss-pieces both say how many; leave one out")
                 options["loss_pieces"] = self.args.loss_pieces
+            for name, value in (("stages", self.args.stages), ("schedule", self.args.schedule)):
+                if value is not None:
+                    if name in options:
+                        raise UnityError(f"unity-opt: {asked_by} and --{name} both say which; leave one out")
+                    options[name] = value
             if self.trains_with is not None:
                 if options.setdefault("optimizer", self.trains_with) != self.trains_with:
                     raise UnityError(

@@ -46,25 +46,27 @@ def fitted(
     *,
     weights: bool = False,
     compared: bool = True,
+    on: Machine | None = None,
 ) -> Graph:
     """
     Return a placed forward graph with recompute of a kind (`recomputed`), whose loss is made in `pieces`. None is as
     few as make the plan fit a device of `machine`, those with which it is fastest, or else needs the least memory; if
-    not `compared`, one piece where recompute alone makes it fit.
+    not `compared`, one piece where recompute alone makes it fit. `whole` is as in `recomputed`; `on` is the machine of
+    the step, where that of the plan is one part of it.
 
     Raises `UnityError` as `recomputed` does, and where the loss cannot be made in so many pieces.
     """
-    step = whole or _same
+    step, of_step = whole or _same, on or machine
 
     def with_pieces(count: int) -> Graph:
-        found = recomputed(replace(plan, loss_pieces=count), kind, machine, optimizer, whole, weights=weights)
+        found = recomputed(replace(plan, loss_pieces=count), kind, machine, optimizer, whole, weights=weights, on=on)
         if count > 1:
-            as_emitted(step(found), machine, optimizer)  # it may turn out that it has no program
+            as_emitted(step(found), of_step, optimizer)  # it may turn out that it has no program
         return found
 
     if pieces is not None:
         return with_pieces(pieces)
-    need, limit = _need(step, machine, optimizer), machine.device.usable
+    need, limit = _need(step, of_step, optimizer), machine.device.usable
     if kind in ("none", "auto") and need(plan) <= limit:
         return plan
     alone, best = with_pieces(1), 1
@@ -84,7 +86,7 @@ def fitted(
     tried = alone, with_pieces(best)
     if any(need(each) > limit for each in tried):
         return min(tried, key=need)
-    return min(tried, key=lambda each: as_emitted(step(each), machine, optimizer)[0])
+    return min(tried, key=lambda each: as_emitted(step(each), of_step, optimizer)[0])
 
 
 def without_recompute(plan: Graph) -> Graph:
@@ -129,12 +131,14 @@ def recomputed(
     whole: Callable[[Graph], Graph] | None = None,
     *,
     weights: bool = False,
+    on: Machine | None = None,
 ) -> Graph:
     """
     Return a placed forward graph with recompute of a kind (`chosen.KINDS`); marks that it has already stay. If `auto`
     finds none with which the plan fits a device of `machine`, the one with which it needs the least memory.
 
-    `whole` returns the plan of the step of which `plan` is that of a micro-batch; None if it is that step. With
+    `whole` returns the plan of the step of which `plan` is that of a micro-batch; None if it is that step. `on` is the
+    machine of the step, where that of the plan, `machine`, is one part of it. With
     `weights`, `auto` may also gather weights again for the backward instead of keeping what was gathered. Raises
     `UnityError` for another kind, and where there are no layers to recompute.
     """
@@ -150,7 +154,7 @@ def recomputed(
         return few.marked(few.at(ANY_PRICE))
     if whole is None:
         return _fitted(plan, ByIdentity(machine), optimizer, weights)
-    return _fitting(plan, machine, optimizer, whole, weights)
+    return _fitting(plan, machine, optimizer, whole, weights, on)
 
 
 @lru_cache(maxsize=64)
@@ -159,15 +163,20 @@ def _fitted(plan: Graph, machine: ByIdentity, optimizer: Optimizer, weights: boo
 
 
 def _fitting(
-    plan: Graph, machine: Machine, optimizer: Optimizer, whole: Callable[[Graph], Graph], weights: bool
+    plan: Graph,
+    machine: Machine,
+    optimizer: Optimizer,
+    whole: Callable[[Graph], Graph],
+    weights: bool,
+    on: Machine | None = None,
 ) -> Graph:
     """Return the plan with the least recompute that fits a device; with that of the least peak, if none does."""
     limit = machine.device.usable
-    need = _need(whole, machine, optimizer, quick=True)
+    need = _need(whole, on or machine, optimizer, quick=True)
     if need(plan) <= limit:
         return plan
     alone = cost(plan, machine, optimizer)
-    if alone.memory_bytes - alone.memory["activations"] > limit:
+    if on is None and alone.memory_bytes - alone.memory["activations"] > limit:
         return plan  # weights and what belongs to them are too large by themselves
     tried = [plan]
     for by_groups in (False, True):

@@ -1,0 +1,143 @@
+"""
+Put a plan of one part of a machine in stages: cut its graph into contiguous parts of about equal seconds, at values that
+are all that later operators read of earlier ones (`pcg.layers.parts`) where there are enough of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from unity_ir.cost.plan import cost
+from unity_ir.errors import UnityError
+from unity_ir.machine.model import Machine
+from unity_ir.machine.parts import part
+from unity_ir.pcg.graph import Graph, Node, Pipeline, erase_with
+from unity_ir.pcg.layers import parts
+from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.pcg.stages import in_stages
+from unity_ir.plan.pipeline.catalogue import ORDERS, pipeline_schedule
+
+CHUNKS = 2
+"""Stages per rank of schedules that are for any number of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """
+    What a user asks for: so many stages in all, run in the order of a schedule. Raises `UnityError` for stages that the
+    schedule is not for.
+    """
+
+    count: int
+    order: str = "1f1b"
+
+    def __post_init__(self) -> None:
+        if self.count < 2:
+            raise UnityError(f"stages: {self.count} is not a number of them; a pipeline has 2 or more")
+        if self.order not in ORDERS:
+            raise UnityError(f"schedule: {self.order!a} is not one; there are {', '.join(ORDERS)}")
+        if self.count % self.pipeline.chunks:
+            raise UnityError(
+                f"stages: {self.order} has {self.pipeline.chunks} stages per rank, which do not divide {self.count}"
+            )
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The ranks of the pipeline, and the stages of each."""
+        order = ORDERS[self.order]
+        chunks = order.chunks or CHUNKS
+        return Pipeline(self.order, max(self.count // chunks, 1), chunks)
+
+    def part(self, machine: Machine) -> Machine:
+        """Return the part of a machine that a rank has. Raises `UnityError` where it has no such parts."""
+        return part(machine, self.pipeline.ranks)
+
+    def rank_of(self, micro_batches: int) -> tuple[int, ...]:
+        """Return the rank of each stage. Raises `UnityError` for numbers of micro-batches that the order is not for."""
+        pipeline = self.pipeline
+        schedule = pipeline_schedule(pipeline.order, pipeline.ranks, micro_batches, pipeline.chunks)
+        if schedule.gradient_delay:
+            raise UnityError(f"schedule: {self.order} computes {schedule.computes}; no program is emitted for it yet")
+        return schedule.rank_of
+
+
+def staged(plan: Graph, stages: Stages, micro_batches: int, machine: Machine, optimizer: Optimizer) -> Graph:
+    """
+    Return a plan on a machine in stages, given the plan of one micro-batch on one part of it (`Stages.part`).
+
+    Raises `UnityError` for more stages than operators.
+    """
+    rank_of = stages.rank_of(micro_batches)
+    cut = _Cut(plan, stages.part(machine), optimizer, stages.count)
+    return replace(in_stages(plan, cut.stages(), rank_of, machine.mesh), pipeline=stages.pipeline)
+
+
+class _Cut:
+    """The cut of a plan into stages whose slowest is as fast as can be."""
+
+    def __init__(self, plan: Graph, machine: Machine, optimizer: Optimizer, count: int):
+        self.plan = plan
+        self.machine = machine
+        self.optimizer = optimizer
+        self.count = count
+
+    def stages(self) -> dict[Node, int]:
+        """Return the stage of each compute node that a cut divides."""
+        found: dict[Node, int] = {}
+        ends = balanced([sum(self._seconds.get(n, 0.0) for n in atom) for atom in self._atoms], self.count)
+        begin = 0
+        for stage, end in enumerate(ends):
+            found.update((node, stage) for atom in self._atoms[begin:end] for node in atom)
+            begin = end
+        return found
+
+    @cached_property
+    def _atoms(self) -> list[list[Node]]:
+        """What stages are made of, in graph order: parts between single values or, if too few, operators."""
+        serial, serials = erase_with(self.plan)
+        number = {node: i for i, each in enumerate(parts(serial)) for node in each.nodes}
+        nodes = [n for n in self.plan.nodes() if n.is_compute and serials[n] in number]
+        if len(nodes) < self.count:
+            raise UnityError(f"stages: {self.count} of a model of {len(nodes)} operators with gradients; use fewer")
+        if len(set(number.values())) < self.count:
+            return [[node] for node in nodes]
+        found: dict[int, list[Node]] = {}
+        for node in nodes:
+            found.setdefault(number[serials[node]], []).append(node)
+        return [found[i] for i in sorted(found)]
+
+    @cached_property
+    def _seconds(self) -> dict[Node, float]:
+        """The seconds of each operator of a micro-batch, forward and backward, with the moves of what it reads."""
+        priced = cost(self.plan, self.machine, self.optimizer)
+        found = {each.node: each.forward + each.backward for each in priced.operators}
+        for reshard in priced.reshards:
+            if reshard.value.node.op != "weight":
+                seconds = sum(self.machine.move_time(move, dtype) for move, dtype in reshard.moves)
+                found[reshard.users[0]] = found.get(reshard.users[0], 0.0) + seconds
+        return found
+
+
+def balanced(seconds: Sequence[float], count: int) -> list[int]:
+    """
+    Return where each of `count` contiguous, non-empty runs of items ends, such that the longest is the least (exactly,
+    by dynamic programming): given [1, 1, 2] and 2, returns [2, 3].
+    """
+    total = np.concatenate([[0.0], np.cumsum(seconds)])
+    n = len(seconds)
+    best = np.full((count + 1, n + 1), np.inf)
+    last = np.zeros((count + 1, n + 1), dtype=int)
+    best[0, 0] = 0.0
+    for k in range(1, count + 1):
+        for end in range(k, n - (count - k) + 1):
+            longest = np.maximum(best[k - 1, :end], total[end] - total[:end])
+            last[k, end] = int(longest.argmin())
+            best[k, end] = longest[last[k, end]]
+    ends = [n]
+    for k in range(count, 1, -1):
+        ends.append(int(last[k, ends[-1]]))
+    return ends[::-1]
