@@ -44,6 +44,8 @@ class Simulated:
     """Lower bound in seconds on `overlapped` of every placement of the graph (`cost.least.emitted_bound`)."""
     everywhere: float
     """The same, of placements with all operators and weights on all devices."""
+    pipeline: tuple[str, ...] = ()
+    """What there is to say of a plan in stages, a line each."""
 
 
 def report(
@@ -81,10 +83,11 @@ def text(
         f"@{name} on {machine.name} ({machine.devices} x {machine.device.name}), one iteration", soft_wrap=True
     )
     on_parts = any(map(pins, plan.placement.assignments.values()))
+    parts = "stages added up" if simulated is not None and simulated.pipeline else "branches on parts of the machine added up"
     console.print(
         f"  time           {seconds_text(plan.time)} = compute {seconds_text(plan.compute_time)}"
         f" + communication {seconds_text(plan.communication_time)}"
-        f"{', branches on parts of the machine added up' if on_parts else ''}",
+        f"{f', {parts}' if on_parts else ''}",
         soft_wrap=True,
     )
     if simulated is not None:
@@ -92,6 +95,8 @@ def text(
             f"  simulated      {seconds_text(simulated.overlapped)} if communication is overlapped, as emitted,"
             f" {seconds_text(simulated.waiting)} if it is waited for"
         )
+        for i, line in enumerate(simulated.pipeline):
+            console.print(f"  {'' if i else 'pipeline':<14} {line}", soft_wrap=True)
     console.print(f"  communication  {plan.elements:,} elements, {plan.bytes:,} bytes, over all devices")
     held = ", ".join(f"{what} {bytes_text(size)}" for what, size in plan.memory.items())
     console.print(f"  memory         {bytes_text(plan.memory_bytes)} per device: {held}")

@@ -5,6 +5,7 @@ pipeline's schedule with the seconds that they take (`pipeline`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -13,10 +14,12 @@ import numpy as np
 
 from unity_ir.cost.lines import update_seconds
 from unity_ir.cost.plan import norm_seconds
+from unity_ir.cost.stats import bytes_text, seconds_text
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import pins
 from unity_ir.plan.collective_calls import move_of
+from unity_ir.plan.pipeline.live import peak_live
 from unity_ir.plan.pipeline.parts import StepPart
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import Leaf, Program, Register, ReshardMove, TimeStep, UpdateWeight
@@ -24,7 +27,8 @@ from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.memory import memory
 from unity_ir.simulate.pipeline import PipelineTimes, Seconds, StageSeconds, simulate_pipeline
 from unity_ir.simulate.replay import replay
-from unity_ir.simulate.streams import TICKS
+from unity_ir.simulate.streams import TICKS, Streams, ticks
+from unity_ir.simulate.tasks import BACKWARD, FORWARD, SYNC, UPDATE, Label, TaskGraph, flat
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,13 @@ class StagedStep:
     """Seconds of the sum over all devices of the squares of gradients, which all updates wait for; 0 without."""
     peaks: tuple[int, ...]
     """The most bytes that a device of each rank holds at once."""
+    streams: Streams
+    always: tuple[int, ...]
+    """The bytes that a device of each rank holds throughout: weights, optimizer state, inputs, sums of gradients."""
+    inside: Mapping[str, int]
+    """The most bytes that each part of a stage holds beside those: of what it makes and receives."""
+    kept: Mapping[str, int]
+    """By how many bytes each part changes what its rank keeps of micro-batches."""
 
     @cached_property
     def seconds(self) -> float:
@@ -56,6 +67,64 @@ class StagedStep:
         """Seconds by which the step is longer than the work of the rank with most."""
         extra = zip(self.times.work, self.sums, self.updates, strict=True)
         return self.seconds - max(map(sum, extra)) - self.norm
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What `--stats` says of the pipeline: its schedule, and each stage, a text each."""
+        schedule, stages = self.times.schedule, self.stages
+        ranks, per_rank = len(schedule.ranks), schedule.stages // len(schedule.ranks)
+        more = f", {per_rank} stages on each" if per_rank > 1 else ""
+        found = [
+            f"{schedule.stages} stages on {ranks} parts of the machine{more}; {schedule.name}, {schedule.micro_batches} "
+            f"micro-batches; bubble {seconds_text(self.bubble)}, {self.bubble / self.seconds:.1%} of the step"
+        ]
+        live = peak_live(schedule, [1] * schedule.stages)
+        for s, (forward, backward) in enumerate(zip(stages.forward, stages.backward, strict=True)):
+            rank = schedule.rank_of[s]
+            found.append(
+                f"stage {s}: forward {seconds_text(forward)}, backward {seconds_text(backward)} of a micro-batch; "
+                f"at most {live[rank]:g} live; {bytes_text(self.peaks[rank])}"
+            )
+        return tuple(found)
+
+    def timeline(self) -> Timeline:
+        """Return when each rank does what, for pictures: a task for each part of a stage, sums and updates."""
+        times = self.times
+        ticks_of: list[int] = []
+        ends: list[int] = []
+        held: list[tuple[int, ...]] = []
+        labels: list[Label] = []
+        buffers: list[tuple[int, list[int]]] = []
+
+        def add(rank: int, kind: int, word: str, begin: float, end: float) -> int:
+            held.append((self.streams.compute(rank),))  # a class of devices for each rank
+            labels.append(Label(kind, word, "", ""))
+            ticks_of.append(ticks(end) - ticks(begin))
+            ends.append(ticks(end))
+            return len(ends) - 1
+
+        for rank, actions in enumerate(times.schedule.computation().ranks):
+            kept: dict[tuple[int, int | None], list[int]] = {}
+            for action, begin, end in zip(actions, times.starts[rank], times.ends[rank], strict=True):
+                part = f"{action.stage}{action.kind}"
+                task = add(rank, FORWARD if action.kind == "F" else BACKWARD, str(action), begin, end)
+                kept.setdefault((action.stage, action.micro_batch), []).append(task)
+                buffers.append((self.inside.get(part, 0), [task]))
+            buffers += [(self.kept.get(f"{stage}F", 0), tasks) for (stage, _), tasks in kept.items()]
+            last = times.ends[rank][-1]
+            add(rank, SYNC, "sums of gradients", last, last + self.sums[rank])
+            add(rank, UPDATE, "update", self.seconds - self.updates[rank], self.seconds)
+        tasks = TaskGraph(
+            self.streams,
+            np.array(ticks_of, dtype=np.int64),
+            flat([] for _ in ticks_of),
+            flat(held),
+            tuple(labels),
+            np.array([size for size, _ in buffers], dtype=np.int64),
+            flat(uses for _, uses in buffers),
+            self.always,
+        )
+        return Timeline(tasks, np.array(ends, dtype=np.int64))
 
 
 def simulate_stages(plan: Plan, machine: Machine, overlap: bool = True) -> StagedStep:
@@ -84,8 +153,17 @@ class _Stages:
         norm = norm_seconds(optimizer, self.machine) if optimizer.clip and self.program.devices > 1 else 0.0
         sums = tuple(self._end("after", rank) for rank in self.ranks)
         updates = tuple(self._updates(rank, optimizer) for rank in self.ranks)
+        always = tuple(self._always(rank, optimizer) for rank in self.ranks)
         peaks = tuple(self._peak(rank, optimizer) for rank in self.ranks)
-        return StagedStep(times, stages, sums, updates, norm, peaks)
+        kinds = [part for part in self.parts.parts if part.stage is not None]
+        inside = {part.name: self._inside(part.name, self._rank_of(part)) + self._received(part) for part in kinds}
+        kept = {part.name: self._change(part) for part in kinds}
+        streams = Streams(self.machine, tuple(range(self.leading)))
+        return StagedStep(times, stages, sums, updates, norm, peaks, streams, always, inside, kept)
+
+    def _rank_of(self, part: StepPart) -> int:
+        assert part.stage is not None
+        return self.schedule.rank_of[part.stage]
 
     # -- seconds
 
@@ -157,21 +235,28 @@ class _Stages:
 
     def _peak(self, rank: int, optimizer: Optimizer) -> int:
         """Return the most bytes that a device of a rank holds at once."""
-        program = self.program
-        always = self._leaves(rank, optimizer) + self._held_by("before", rank)
-        sums = {
-            i.result for i in program.body if isinstance(i, TimeStep) and i.kind in ("accumulate", "batch")
-        }
-        added = sum(program.held_bytes(r) for r in sums if program.when[r] == "every" and self._is_on(r, rank))
         live, most = 0, 0
         for stage, kind, _ in self.schedule.ranks[rank]:
             part = self.parts.by_name.get(f"{stage}{kind}")
             if part is None:
                 continue
             most = max(most, live + self._inside(part.name, rank) + self._received(part))
-            live += self._change(part, sums)
-        after = self._inside("after", rank)
-        return always + max(added + most, after)
+            live += self._change(part)
+        return max(self._always(rank, optimizer) + most, self._held(rank, optimizer) + self._inside("after", rank))
+
+    @cached_property
+    def _sums(self) -> set[Register]:
+        """The registers in which micro-batches add up what they make."""
+        steps = (i for i in self.program.body if isinstance(i, TimeStep) and i.kind in ("accumulate", "batch"))
+        return {i.result for i in steps if self.program.when[i.result] == "every"}
+
+    def _always(self, rank: int, optimizer: Optimizer) -> int:
+        """Return the bytes that a device of a rank holds while micro-batches run."""
+        added = sum(self.program.held_bytes(r) for r in self._sums if self._is_on(r, rank))
+        return self._held(rank, optimizer) + added
+
+    def _held(self, rank: int, optimizer: Optimizer) -> int:
+        return self._leaves(rank, optimizer) + self._held_by("before", rank)
 
     def _leaves(self, rank: int, optimizer: Optimizer) -> int:
         """Return the bytes of a rank's weights, with the optimizer's state of them, and inputs."""
@@ -199,13 +284,13 @@ class _Stages:
         received = {s.received for other in self.parts.parts for s in other.sends}
         return sum(part.program.bytes[i.result] for i in _handed(part) if i.result in received)
 
-    def _change(self, part: StepPart, sums: set[Register]) -> int:
+    def _change(self, part: StepPart) -> int:
         """Return by how many bytes a part changes what its rank keeps of micro-batches."""
         sent = {s.held for s in part.sends}
         received = {s.received for other in self.parts.parts for s in other.sends}
         size = part.program.bytes
         given = {i.result: i.op for i in _handed(part)}
-        made = sum(size[r] for r in part.program.outputs if r in self.parts.keys and r not in sums and r not in sent)
+        made = sum(size[r] for r in part.program.outputs if r in self.parts.keys and r not in self._sums | sent)
         made += sum(size[r] for r, op in given.items() if r in received and op == "kept")
         return made - sum(size[r] for r, op in given.items() if op == "last" and r not in received)
 

@@ -393,6 +393,7 @@ class UnityOpt(xDSLOptMain):
         from unity_ir.plan.plan import plan_graph
         from unity_ir.simulate.full import simulate
         from unity_ir.simulate.replay import replay
+        from unity_ir.simulate.stages import simulate_stages
         from unity_ir.simulate.timeline import timeline_svg
         from unity_ir.simulate.trace import trace
 
@@ -404,7 +405,11 @@ class UnityOpt(xDSLOptMain):
             raise UnityError(f"unity-opt: {flag} shows one function, but the module has {len(functions)}; split it")
         graph = to_graph(functions[0])
         machine = self.machine(module, graph)
-        timeline = simulate(replay(plan_graph(graph, machine), machine))
+        plan = plan_graph(graph, machine)
+        if plan.pipeline is None:
+            timeline = simulate(replay(plan, machine))
+        else:
+            timeline = simulate_stages(plan, machine).timeline()
         title = f"@{graph.name} on {machine.name}"
         drawn = {self.args.trace: trace, self.args.timeline: timeline_svg}
         return {file: draw(timeline, title) for file, draw in drawn.items() if file is not None}
