@@ -137,6 +137,13 @@ def step_bytes(plan: Plan) -> int:
     """
     program = plan.program
     optimizer = program.optimizer or Optimizer()
+    if plan.pipeline is not None:
+        updates = (
+            (pins(program.tensors[i.weight].layout), update_bytes(piece_bytes(program, i.weight), optimizer))
+            for i in program.body
+            if isinstance(i, UpdateWeight)
+        )
+        return plan.by_rank(step_bytes) + most_of_a_device(program.mesh, updates)
 
     def counts() -> Iterator[tuple[Pins, int]]:
         for i in program.body:

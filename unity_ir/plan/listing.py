@@ -23,6 +23,11 @@ def listing(plan: Plan) -> str:
     lines of the first and of the last of them alone, `early:` those of a loop before. `piece:` are those of the loop
     over the pieces of the loss.
     """
+    if plan.pipeline is not None:
+        schedule = plan.pipeline.schedule
+        order = (f"  rank {rank}: {' '.join(map(str, actions))}" for rank, actions in enumerate(schedule.ranks))
+        parts = (f"part {part.name} of {listing(own)}" for part, own in plan.parts)
+        return "\n".join([f"@{_printable(plan.program.name)}: {schedule.name}", *order]) + "\n" + "".join(parts)
     program = plan.program
     kernels = sum(isinstance(line.action, Compute) for line in plan.schedule.lines)
     calls = sum(_what(line.action) == "start" for line in plan.schedule.lines)

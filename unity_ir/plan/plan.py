@@ -9,7 +9,7 @@ freed. `simulate.replay` says how long it takes, `lowering.emit` prints it as a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -30,6 +30,7 @@ from unity_ir.plan.deadlock import calls, check_order, there
 from unity_ir.plan.groups import GroupMemo, with_fusions
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
+from unity_ir.plan.pipeline.actions import TRANSFERS
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
 from unity_ir.plan.pipeline.parts import StepPart, StepParts, step_parts
 from unity_ir.plan.pipeline.sends import check_sends, with_sends
@@ -109,8 +110,8 @@ class Plan:
     """The instructions, with groups of operators as one (`Fused`), and backwards that read what forwards saved."""
     schedule: Schedule
     """
-    The lines of the step in the order of issue, with waits, shared calls, and the tensors that die in each. Of a step in
-    stages they are those of its parts, one after the other.
+    The lines of the step in the order of issue, with waits, shared calls, and the tensors that die in each. None of a
+    step in stages: its parts have them.
     """
     options: PlanOptions
     pipeline: StepParts | None = None
@@ -122,6 +123,17 @@ class Plan:
         if self.pipeline is None:
             return ()
         return tuple((part, _plan_part(part, self.options)) for part in self.pipeline.parts)
+
+    def by_rank(self, count: Callable[[Plan], int]) -> int:
+        """Return a count of a step in stages: that of all parts that a rank does, on the rank with the most."""
+        assert self.pipeline is not None
+        ranks = [0] * len(self.pipeline.schedule.ranks)
+        for part, own in self.parts:
+            on = range(len(ranks)) if part.stage is None else [self.pipeline.schedule.rank_of[part.stage]]
+            found = count(own)
+            for rank in on:
+                ranks[rank] += found
+        return max(ranks)
 
     @cached_property
     def implementations(self) -> Mapping[Compute, str]:
@@ -193,6 +205,8 @@ class Plan:
         The kernels a rank launches in its forward and backward: those of each Triton operator, and one for each
         PyTorch call. Where ranks differ, those of the rank with the most.
         """
+        if self.pipeline is not None:
+            return self.by_rank(lambda part: part.launches)
         tensors = self.program.tensors
         return most_of_a_device(
             self.program.mesh,
@@ -247,6 +261,9 @@ class Plan:
         The number of collective calls of a rank in its forward and backward, where ranks differ of the one with the
         most; a bucket of several moves is one call.
         """
+        if self.pipeline is not None:
+            sends = max(sum(a.kind in TRANSFERS for a in actions) for actions in self.pipeline.schedule.ranks)
+            return sends + self.by_rank(lambda part: part.collectives)
         firsts = (moves_of(start)[0] for start in self._starts)
         times = self.program.times
         return most_of_a_device(self.program.mesh, ((there(self.program, first), times(first)) for first in firsts))
@@ -254,6 +271,8 @@ class Plan:
     @property
     def copied(self) -> int:
         """The number of kernels that copy for collectives on a rank, where ranks differ of the one with the most."""
+        if self.pipeline is not None:
+            return self.by_rank(lambda part: part.copied)
         counts: list[tuple[Pins, int]] = []
         for start in self._starts:
             first = moves_of(start)[0]
@@ -305,7 +324,7 @@ def _plan_stages(program: Program, options: PlanOptions, pipeline: Pipeline) -> 
     order = pipeline_schedule(pipeline.order, pipeline.ranks, program.micro_batches, pipeline.chunks)
     order = with_sends(order)
     check_sends(order)
-    return Plan(program, schedule(program, options.bucket), options, step_parts(program, order))
+    return Plan(program, Schedule((), {}), options, step_parts(program, order))
 
 
 def plan_graph(

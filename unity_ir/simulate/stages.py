@@ -145,6 +145,8 @@ class _Stages:
         self.ranks = range(len(self.schedule.ranks))
         self.timelines = {part.name: simulate(replay(own, machine, overlap)) for part, own in plan.parts}
         self.leading = _leading(self.program, len(self.ranks))
+        self._most: dict[tuple[str, int], int] = {}
+        """What `_inside` has found."""
 
     def step(self) -> StagedStep:
         stages = self._stage_seconds()
@@ -276,8 +278,10 @@ class _Stages:
 
     def _inside(self, name: str, rank: int) -> int:
         """Return the most bytes that a device of a rank holds at once of what a part makes itself."""
-        timeline = self.timelines[name]
-        return max((memory(timeline, k).peak for k in self._classes(timeline, rank)), default=0)
+        if (name, rank) not in self._most:
+            timeline = self.timelines[name]
+            self._most[name, rank] = max(memory(timeline, k).peak for k in self._classes(timeline, rank))
+        return self._most[name, rank]
 
     def _received(self, part: StepPart) -> int:
         """Return the bytes that a part receives, and holds beside what its rank had."""

@@ -281,8 +281,10 @@ class _Parts:
             ordered = sorted((*shared, *body), key=lambda i: self.order[id(i)])
             outputs = final if key[0] == "after" else tuple(r for r in keys if r in own)
             outputs += tuple(each.held for each in sends.get(key, ()))
+            used = {r for i in (*leaves, *ordered) for r in (*reads(i), *makes(i))}
             program = replace(
                 self.program,
+                tensors={r: t for r, t in self.program.tensors.items() if r in used},
                 body=(*leaves, *ordered),
                 outputs=tuple(dict.fromkeys(outputs)),
                 optimizer=None,
