@@ -3,12 +3,12 @@ Compare simulated with measured steps of pipelines: vTrain's configurations of s
 
     python bench/vtrain.py [--only MODEL] [--json FILE]
 
-Measured by VIA-Research (vTrain, MICRO 2024; github.com/VIA-Research/vTrain, MIT licence: published/vtrain/): GPT of 3.6
-to 175 billion parameters under Megatron-DeepSpeed on 64 to 512 A100, 1F1B, every layer recomputed, half precision, given
-degrees of tensor, data and pipeline parallelism and sizes of a micro-batch. Each is planned here by `--degrees` and
-`--stages`, and simulated as emitted, with products and attention as that code ran them (no fused attention). Nothing is
-fitted. Prints for each model the rank correlation (Spearman), the mean error, and by how much the configuration that is
-simulated to be the fastest was measured slower than the fastest.
+Measured by VIA-Research (vTrain, MICRO 2024; github.com/VIA-Research/vTrain, MIT licence: published/vtrain/): GPT of
+3.6 to 175 billion parameters under Megatron-DeepSpeed on 64 to 512 A100, 1F1B, every layer recomputed, half precision,
+given degrees of tensor, data and pipeline parallelism and sizes of a micro-batch. Each is planned here by `--degrees`
+and `--stages`, and simulated as emitted, with products and attention as that code ran them (no fused attention).
+Nothing is fitted. Prints for each model the rank correlation (Spearman), the mean error, and by how much the
+configuration that is simulated to be the fastest was measured slower than the fastest.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class Configuration:
 def configurations() -> list[Configuration]:
     """Return the measured steps."""
     with ROWS.open(encoding="utf-8-sig", newline="") as file:
-        return [Configuration(float(row[0]), *map(int, row[1:-1]), float(row[-1])) for row in list(csv.reader(file))[1:]]
+        rows = [*csv.reader(file)][1:]
+    return [Configuration(float(row[0]), *map(int, row[1:11]), ms=float(row[11])) for row in rows]
 
 
 def simulated_ms(c: Configuration) -> float:

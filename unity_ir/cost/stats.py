@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import StringIO
 
 from rich.console import Console
@@ -44,7 +44,7 @@ class Simulated:
     """Lower bound in seconds on `overlapped` of every placement of the graph (`cost.least.emitted_bound`)."""
     everywhere: float
     """The same, of placements with all operators and weights on all devices."""
-    pipeline: tuple[str, ...] = ()
+    pipeline: tuple[str, ...] = field(default=(), kw_only=True)
     """What there is to say of a plan in stages, a line each."""
 
 
@@ -83,7 +83,11 @@ def text(
         f"@{name} on {machine.name} ({machine.devices} x {machine.device.name}), one iteration", soft_wrap=True
     )
     on_parts = any(map(pins, plan.placement.assignments.values()))
-    parts = "stages added up" if simulated is not None and simulated.pipeline else "branches on parts of the machine added up"
+    parts = (
+        "stages added up"
+        if simulated is not None and simulated.pipeline
+        else "branches on parts of the machine added up"
+    )
     console.print(
         f"  time           {seconds_text(plan.time)} = compute {seconds_text(plan.compute_time)}"
         f" + communication {seconds_text(plan.communication_time)}"

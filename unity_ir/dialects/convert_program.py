@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, DictionaryAttr, FloatAttr, StringAttr, UnitAttr, f64, i64
 from xdsl.ir import Block, Operation, Region, SSAValue
 
+from unity_ir.dialects.convert import from_pipeline, to_pipeline
 from unity_ir.dialects.pcg.attributes import to_attribute, to_value
 from unity_ir.dialects.pcg.ops import optimizer_attributes, to_optimizer
 from unity_ir.dialects.spmd import (
@@ -50,6 +51,9 @@ from unity_ir.tdl.parallel import Configuration, operand_degrees, result_degrees
 
 ANEW = "anew"
 """The attribute of an operation that every micro-batch does, though all of them read the same (`Program.anew`)."""
+
+PIPELINE = "pipeline"
+"""The attribute of a program that says how it is run, if its operators are in stages."""
 
 
 def to_op(program: Program) -> ProgramOp:
@@ -112,7 +116,7 @@ def to_op(program: Program) -> ProgramOp:
     block.add_op(ReturnOp.create(operands=[values[r] for r in program.outputs]))
     made = ProgramOp(program.name, program.mesh.sizes, Region(block), program.micro_batches, program.loss_pieces)
     if program.pipeline is not None:
-        made.attributes["pipeline"] = from_pipeline(program.pipeline)
+        made.attributes[PIPELINE] = from_pipeline(program.pipeline)
     return made
 
 
@@ -164,8 +168,9 @@ def from_op(op: ProgramOp) -> Program:
                 outputs = operands
             case _:
                 raise UnityError(f"@{op.sym_name.data}: {each.name} is not an operation of spmd")
+    pipeline = to_pipeline("spmd.program: pipeline", op.attributes.get(PIPELINE))
     return Program(
-        op.sym_name.data, mesh, tensors, tuple(body), outputs, optimizer, op.loop, op.pieces, frozenset(anew)
+        op.sym_name.data, mesh, tensors, tuple(body), outputs, optimizer, op.loop, op.pieces, frozenset(anew), pipeline
     )
 
 

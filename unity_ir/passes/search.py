@@ -123,9 +123,7 @@ class _Search(ModulePass):
         pieces = None if self.loss_pieces is None else str(self.loss_pieces)
         stages = self._stages()
         if self.micro_batches == "auto":
-            return run_in_time(
-                graph, machine, *given, recompute=self.recompute, loss_pieces=pieces, stages=stages
-            )
+            return run_in_time(graph, machine, *given, recompute=self.recompute, loss_pieces=pieces, stages=stages)
         try:
             count = int(self.micro_batches)
         except ValueError:

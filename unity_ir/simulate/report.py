@@ -47,7 +47,8 @@ def simulated(graph: Graph, machine: Machine, optimizer: Optimizer | None = None
     counts = plan.launches, plan.collectives, plan.copied, step_bytes(plan)
     if plan.pipeline is not None:
         staged, waiting = simulate_stages(plan, machine), simulate_stages(plan, machine, overlap=False)
-        return Simulated(staged.seconds, waiting.seconds, max(staged.peaks), *counts, 0.0, 0.0, staged.lines)
+        peaks = max(staged.peaks)
+        return Simulated(staged.seconds, waiting.seconds, peaks, *counts, 0.0, 0.0, pipeline=staged.lines)
     seconds, timeline = step_seconds(plan, machine)
     waiting, _ = step_seconds(plan, machine, overlap=False)
     bounds = (emitted_bound(graph, machine, optimizer, everywhere) for everywhere in (False, True))

@@ -22,7 +22,7 @@ from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.pipeline.live import peak_live
 from unity_ir.plan.pipeline.parts import StepPart
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Leaf, Program, Register, ReshardMove, TimeStep, UpdateWeight
+from unity_ir.plan.program import Leaf, Program, Register, ReshardMove, TimeStep, UpdateWeight, makes
 from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.memory import memory
 from unity_ir.simulate.pipeline import PipelineTimes, Seconds, StageSeconds, simulate_pipeline
@@ -74,9 +74,10 @@ class StagedStep:
         schedule, stages = self.times.schedule, self.stages
         ranks, per_rank = len(schedule.ranks), schedule.stages // len(schedule.ranks)
         more = f", {per_rank} stages on each" if per_rank > 1 else ""
+        idle = f"bubble {seconds_text(self.bubble)}, {self.bubble / self.seconds:.1%} of the step"
         found = [
-            f"{schedule.stages} stages on {ranks} parts of the machine{more}; {schedule.name}, {schedule.micro_batches} "
-            f"micro-batches; bubble {seconds_text(self.bubble)}, {self.bubble / self.seconds:.1%} of the step"
+            f"{schedule.stages} stages on {ranks} parts of the machine{more}; {schedule.name}, "
+            f"{schedule.micro_batches} micro-batches; {idle}"
         ]
         live = peak_live(schedule, [1] * schedule.stages)
         for s, (forward, backward) in enumerate(zip(stages.forward, stages.backward, strict=True)):
@@ -129,8 +130,8 @@ class StagedStep:
 
 def simulate_stages(plan: Plan, machine: Machine, overlap: bool = True) -> StagedStep:
     """
-    Return the simulated step of a plan in stages on a machine. Without `overlap` collectives inside of a stage are waited
-    for; sends between stages go on beside its kernels in any case.
+    Return the simulated step of a plan in stages on a machine. Without `overlap` collectives inside of a stage are
+    waited for; sends between stages go on beside its kernels in any case.
     """
     return _Stages(plan, machine, overlap).step()
 
@@ -273,7 +274,7 @@ class _Stages:
     def _held_by(self, name: str, rank: int) -> int:
         """Return the bytes of what a part hands to others on a rank."""
         program = self.parts.by_name[name].program
-        made = {r for i in program.body if not isinstance(i, Leaf) for r in (getattr(i, "results", ()) or (i.result,))}
+        made = {r for i in program.body if not isinstance(i, Leaf) for r in makes(i)}
         return sum(program.bytes[r] for r in program.outputs if r in made and self._is_on(r, rank))
 
     def _inside(self, name: str, rank: int) -> int:

@@ -80,8 +80,8 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             "--stages",
             type=int,
             metavar="N",
-            help="with --search and --micro-batches: a pipeline of N stages, each a contiguous part of the model on a part "
-            "of the machine of its own; also with --degrees, whose other degrees are then of one part",
+            help="with --search and --micro-batches: a pipeline of N stages, each a contiguous part of the model on a "
+            "part of the machine of its own; also with --degrees, whose other degrees are then of one part",
         ),
         parser.add_argument(
             "--schedule",

@@ -306,7 +306,11 @@ def needed(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
     `graph` is the plan's parallel forward graph, and `priced` its cost. The peak is simulated only where the sum of all
     buffers exceeds the device's memory.
     """
-    if graph.pipeline is None and not not_kept(graph) and all_at_once(graph, priced, optimizer) <= priced.machine.device.usable:
+    if (
+        graph.pipeline is None
+        and not not_kept(graph)
+        and all_at_once(graph, priced, optimizer) <= priced.machine.device.usable
+    ):
         return priced.memory_bytes
     return max(priced.memory_bytes, as_emitted(graph, priced.machine, optimizer)[1])
 

@@ -1,6 +1,6 @@
 """
-Put a plan of one part of a machine in stages: cut its graph into contiguous parts of about equal seconds, at values that
-are all that later operators read of earlier ones (`pcg.layers.parts`) where there are enough of these.
+Put a plan of one part of a machine in stages: cut its graph into contiguous parts of about equal seconds, at values
+that are all that later operators read of earlier ones (`pcg.layers.parts`) where there are enough of these.
 """
 
 from __future__ import annotations
