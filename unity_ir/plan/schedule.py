@@ -280,8 +280,12 @@ class _Scheduler:
                 case UpdateWeight():
                     pass
         self.end = len(self.computes)
-        self.wanted = [self._held(i.grad) for i in body if isinstance(i, UpdateWeight)]
-        self.returned = tuple(map(self._held, returned))
+        step = body if program.part_of is None else program.part_of.body
+        grads = [i.grad for i in step if isinstance(i, UpdateWeight)]
+        if program.part_of is not None:
+            grads = [grad for grad in grads if grad in returned]
+        self.wanted = [self._held(grad) for grad in grads]
+        self.returned = tuple(self._held(r) for r in returned if program.part_of is None or r not in grads)
         self._delay()
         self.first = self._first_readers()
         self.moved = {self._held(m.operand) for m in self.moves if m.result in self.first}
@@ -414,14 +418,13 @@ class _Scheduler:
         return self.maker[register] + 1 if register in self.maker else 0
 
     def _is_small_gather(self, move: Move) -> bool:
-        """Return whether a move gathers a small weight of which every rank has a piece."""
+        """Return whether a move gathers a small weight."""
         if not isinstance(move, ReshardMove) or move.kind != "all_gather":
             return False
         source = self._held(move.operand)
         before = self.move_of.get(source)
         leaf = self.leaves.get(before.operand if isinstance(before, _Cast) else source)
-        pinned = pins(self.program.tensors[move.result].layout)
-        return leaf is not None and leaf.op == "weight" and not pinned and self._bytes(move) < self.bucket
+        return leaf is not None and leaf.op == "weight" and self._bytes(move) < self.bucket
 
     def _gathers(self, slots: Mapping[int, list[Move]]) -> dict[Register, list[ReshardMove]]:
         """Return the bucket of every gather of a small weight: it and those needed next, up to a full bucket."""
@@ -440,7 +443,8 @@ class _Scheduler:
     def _alike(self, move: ReshardMove) -> object:
         """Return a key that is equal for moves that may be done by one call."""
         result = move.result
-        return move.kind, move.axes, self.program.tensors[result].dtype, self.program.when[result]
+        tensor = self.program.tensors[result]
+        return move.kind, move.axes, tensor.dtype, self.program.when[result], pins(tensor.layout)
 
     def _is_full(self, moves: Sequence[ReshardMove]) -> bool:
         return sum(map(self._bytes, moves)) >= self.bucket or len(moves) == BUCKET_MEMBERS
@@ -453,8 +457,7 @@ class _Scheduler:
         is_last = move.result in self.wanted and move.result not in self.returned
         followed = move.result in self.moved
         alone = _crosses(self.move_of.get(operand))
-        pinned = pins(self.program.tensors[move.result].layout)
-        return is_last and not followed and not alone and not pinned and self._bytes(move) < self.bucket
+        return is_last and not followed and not alone and self._bytes(move) < self.bucket
 
     def _bytes(self, move: Move | _Cast) -> int:
         """Return the bytes of a move's operand or result, whichever is larger."""

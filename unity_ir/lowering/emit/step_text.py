@@ -290,14 +290,18 @@ class StepWriter:
             self.buckets[move.result] = target
             self._name(move.result, move.kind)
         what = f"{first.kind} of {len(moves)} {'weights' if first.kind == 'all_gather' else 'gradients'}"
-        text = f"{first.kind}_many(ctx, ({operands}), {dims}{first.axes!r})"
-        return Row([target], text, what, tuple(m.result for m in moves))
+        pinned = there(self.program, first)
+        text = self._only(f"{first.kind}_many(ctx, ({operands}), {dims}{first.axes!r})", pinned)
+        row = Row([target], text, what, () if pinned else tuple(m.result for m in moves))
+        row.pinned = bool(pinned)
+        return row
 
     def _wait(self, wait: Wait) -> Row:
         first = wait.registers[0]
         row = Row(list(map(self._use, wait.registers)), awaits=wait.registers)
         if first in self.buckets:
-            row.code = f"{self.buckets[first]}.wait()"
+            pinned = pins(self.program.tensors[first].layout)
+            row.code = self._only(f"{self.buckets[first]}.wait()", pinned, len(wait.registers))
         else:
             row.waits, row.pinned = True, bool(pins(self.program.tensors[first].layout))
         return row
