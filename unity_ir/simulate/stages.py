@@ -286,18 +286,23 @@ class _Stages:
 
     def _received(self, part: StepPart) -> int:
         """Return the bytes that a part receives, and holds beside what its rank had."""
-        received = {s.received for other in self.parts.parts for s in other.sends}
-        return sum(part.program.bytes[i.result] for i in _handed(part) if i.result in received)
+        return sum(self.program.bytes[r] for r in self._receives(part))
+
+    def _receives(self, part: StepPart) -> tuple[Register, ...]:
+        """Return the registers that a part receives."""
+        if part.stage is None or part.kind == "W":
+            return ()
+        return self.parts.received(part.stage, "F" if part.kind == "F" else "B")
 
     def _change(self, part: StepPart) -> int:
         """Return by how many bytes a part changes what its rank keeps of micro-batches."""
-        sent = {s.held for s in part.sends}
-        received = {s.received for other in self.parts.parts for s in other.sends}
-        size = part.program.bytes
+        size, received = self.program.bytes, self._receives(part)
         given = {i.result: i.op for i in _handed(part)}
-        made = sum(size[r] for r in part.program.outputs if r in self.parts.keys and r not in self._sums | sent)
-        made += sum(size[r] for r, op in given.items() if r in received and op == "kept")
-        return made - sum(size[r] for r, op in given.items() if op == "last" and r not in received)
+        made = {r for i in part.program.body if not isinstance(i, Leaf) for r in makes(i)}
+        kept = {r for r in self.parts.keys if r in made and r not in self._sums}
+        kept |= {r for r in received if given.get(r) == "kept"}
+        freed = {r for r, op in given.items() if op == "last" and r not in received}
+        return sum(size[r] for r in kept) - sum(size[r] for r in freed)
 
 
 def _handed(part: StepPart) -> list[Leaf]:
