@@ -21,7 +21,7 @@ from unity_ir.pcg.micro_batches import in_micro_batches, micro_batch
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.search.in_time import sample_dims
+from unity_ir.search.baselines.batch_dims import sample_dims
 from unity_ir.search.recompute.fit import recomputed
 from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.replay import replay

@@ -23,7 +23,7 @@ from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Compute
 from unity_ir.plan.schedule import Action, Schedule
 from unity_ir.search import run
-from unity_ir.search.in_time import sample_dims
+from unity_ir.search.baselines.batch_dims import sample_dims
 
 
 def program(model: str, count: int, inside: bool = False, plan: str = "data-parallel", where: str = "ideal:2") -> str:

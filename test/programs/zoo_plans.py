@@ -24,7 +24,7 @@ from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Program
 from unity_ir.search import run
-from unity_ir.search.in_time import sample_dims
+from unity_ir.search.baselines.batch_dims import sample_dims
 from unity_ir.tools.opt_arguments import search_options
 
 _DECODER = {"batch": 8, "sequence": 4, "hidden": 16, "layers": 1, "vocabulary": 16}

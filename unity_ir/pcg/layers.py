@@ -131,10 +131,7 @@ def shortened(graph: Graph, keep: int) -> Graph | None:
 
     Layers are equal if they have the same operators, with the same attributes and types, on each other's results.
     """
-    found = layers(graph).layers
-    kinds: dict[object, int] = {}
-    runs = (list(run) for _, run in groupby(found, lambda part: kinds.setdefault(_whole(part), len(kinds))))
-    longest = max(runs, key=len, default=list[Part]())
+    longest = _longest_run(graph)
     if len(longest) <= keep:
         return None
     last, kept = longest[-1].end, longest[keep - 1].end
@@ -147,6 +144,36 @@ def shortened(graph: Graph, keep: int) -> Graph | None:
         if operands != node.operands:
             new.update(zip(node.results, rebuild(node, operands, node.view).results, strict=True))
     return replace(graph, outputs=tuple(new.get(v, v) for v in graph.outputs))
+
+
+def like_shortened(graph: Graph, keep: int) -> tuple[Graph, tuple[int, ...]]:
+    """
+    Return (short, of): a graph with at most `keep` of the longest run of equal layers (`shortened`) and, for each part
+    of `graph` (`parts`), the number of the part of `short` that is like it: of layers left out, that of a middle one.
+    """
+    every, short = parts(graph), shortened(graph, keep)
+    if short is None:
+        return graph, tuple(range(len(every)))
+    run = _longest_run(graph)
+    begin = next(i for i, part in enumerate(every) if part.nodes[0] is run[0].nodes[0])
+    each = sum(part.nodes[0] in run[0].nodes for part in every)
+    half, of = keep // 2, list[int]()
+    for i in range(len(every)):
+        layer, at = divmod(i - begin, each)
+        if layer >= len(run) - keep + half:
+            layer -= len(run) - keep
+        elif layer > half:
+            layer = half
+        of.append(begin + layer * each + at)
+    assert max(of) + 1 == len(parts(short))
+    return short, tuple(of)
+
+
+def _longest_run(graph: Graph) -> list[Part]:
+    """Return the most layers in a row that are equal."""
+    kinds: dict[object, int] = {}
+    found = groupby(layers(graph).layers, lambda part: kinds.setdefault(_whole(part), len(kinds)))
+    return max((list(run) for _, run in found), key=len, default=list[Part]())
 
 
 def _whole(part: Part) -> object:

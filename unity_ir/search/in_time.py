@@ -22,7 +22,6 @@ from unity_ir.pcg.micro_batches import in_micro_batches
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.plan import plan_graph
-from unity_ir.search.baselines.batch_dims import batch_dims
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.pipeline.staged import Stages, staged
 from unity_ir.search.result import SearchResult
@@ -39,11 +38,6 @@ TRIES = 2
 
 TIGHTER = 1.5
 """Bytes by which the limit of the next search is lowered, for each byte that a plan needs too many."""
-
-
-def sample_dims(graph: Graph) -> Mapping[str, int]:
-    """Return, for each input that has samples, by name, the dim along which they run."""
-    return {value.node.name: dim for value, dim in batch_dims(graph).items()}
 
 
 def in_time(

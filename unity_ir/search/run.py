@@ -16,12 +16,13 @@ from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.micro_batches import micro_batch
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
+from unity_ir.search.baselines.batch_dims import sample_dims
 from unity_ir.search.bounds.axis_counts import of_kernels
 from unity_ir.search.choose.candidates import SimulatedPlans
 from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, certain
 from unity_ir.search.exact.solver import Solver
 from unity_ir.search.exact.trw_s import Messages
-from unity_ir.search.in_time import in_time, sample_dims
+from unity_ir.search.in_time import in_time
 from unity_ir.search.joint.best_first import Progress
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME

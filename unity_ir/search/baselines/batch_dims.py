@@ -78,3 +78,8 @@ def _variables(node: Node) -> dict[str, list[Dim]]:
             if variable is not None:
                 found.setdefault(variable, []).append((value, i))
     return found
+
+
+def sample_dims(graph: Graph) -> Mapping[str, int]:
+    """Return, for each input that has samples, by name, the dim along which they run."""
+    return {value.node.name: dim for value, dim in batch_dims(graph).items()}

@@ -1,8 +1,10 @@
 """
-Choose the stages of a pipeline, and their schedule. Abstract: what a range of layers takes on a part of the machine is
-given as a table, and no plan with stages is made yet.
+Choose the stages of a pipeline, and their schedule.
 
-`table` (what ranges of layers take as stages) -> `problem` (machine, micro-batches; the choice) -> `windows` and
-`sweep` (dynamic programming over all choices) -> `stages` (the best under 1F1B's formula, and the least bound) ->
-`fastest` (the schedule, simulated). `bound` is the least makespan of any order of given stages.
+For any table of what ranges of layers take: `table` (seconds and bytes) -> `problem` (machine, micro-batches; the
+choice) -> `windows` and `sweep` (dynamic programming over all choices) -> `stages` (the best under 1F1B's formula, and
+the least bound) -> `fastest` (the schedule, simulated). `bound` is the least makespan of any order of given stages.
+
+For a graph on equal parts of a machine: `cuts` (the units of which stages are made) -> `rows` (what each takes, in
+given layouts) -> `ranges` (stages of them, with recompute) -> `equal` (layouts, stages and schedule).
 """

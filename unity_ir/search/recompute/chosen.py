@@ -138,19 +138,26 @@ class Recomputable:
 
     @staticmethod
     def of(
-        priced: PlanCost, plan: Graph, with_products: bool, in_groups: bool = False, with_weights: bool = False
+        priced: PlanCost,
+        plan: Graph,
+        with_products: bool,
+        in_groups: bool = False,
+        with_weights: bool = False,
+        given: Sequence[Part] | None = None,
     ) -> Recomputable:
         """
-        Return that of a placed forward graph with its cost: in layers, if there are any, and else or with `in_groups`
-        in groups of parts (`groups`).
+        Return that of a placed forward graph with its cost: of the `given` parts of its serial graph; by default in
+        layers, if there are any, and else or with `in_groups` in groups of parts (`groups`).
 
         With `with_products` false, no matrix product or convolution is recomputed, but for products of queries and keys
         before a softmax that is an operator of its own.
         """
         serial, serials = erase_with(plan)
-        found = layers(serial)
-        is_in_layers = found.layers and not in_groups
-        every = (*_as_one(found.before), *found.layers) if is_in_layers else groups(serial)[:-1]
+        every = given
+        if every is None:
+            found = layers(serial)
+            is_in_layers = found.layers and not in_groups
+            every = (*_as_one(found.before), *found.layers) if is_in_layers else groups(serial)[:-1]
         seconds, bytes = _costs(priced, serials)
         if not with_products:
             seconds |= {n: inf for n in _products(serial)}
