@@ -84,7 +84,8 @@ class _Search(ModulePass):
     """How many stages of a pipeline the plan has, each on a part of the machine; by default it is no pipeline."""
 
     schedule: str | None = None
-    """The order in which stages run micro-batches: see `unity_ir.plan.pipeline.catalogue`; by default 1f1b."""
+    """The order in which stages run micro-batches: see `unity_ir.plan.pipeline.catalogue`; by default 1f1b, or the fastest of a
+    joint search."""
 
     explain: str | None = None
     """An operator whose choice in the joint search, with the costs of alternatives, is printed to stderr."""
@@ -137,7 +138,7 @@ class _Search(ModulePass):
     def _stages(self) -> Stages | None:
         if self.stages is None and self.schedule is not None:
             raise UnityError(f"pcg-search: schedule={self.schedule} orders the stages of a pipeline; add stages")
-        return None if self.stages is None else Stages(self.stages, self.schedule or "1f1b")
+        return None if self.stages is None else Stages(self.stages, self.schedule)
 
     def _optimizer(self) -> Optimizer | None:
         if self.explain is not None and self.strategy != "joint":

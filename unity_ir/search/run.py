@@ -28,6 +28,8 @@ from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME
 from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.memory.lagrangian import MORE, lacking, needed, size_text
+from unity_ir.search.pipeline.equal import PipelineSearch
+from unity_ir.search.pipeline.placed import pipeline_step
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.chosen import check_kind
 from unity_ir.search.recompute.fit import fitted, without_recompute
@@ -121,6 +123,10 @@ def run(
                 result = replace(result, graph=plan, cost=cost(plan, machine, optimizer), bound=None, proved=None)
             elif strategy in WITHIN_MEMORY and pieces is None and not result.interrupted:
                 result = _with_loss_pieces(result, machine, optimizer)
+        elif stages is not None and stages.is_searched and strategy == "joint":
+            plan = PipelineSearch(erase(graph), machine, optimizer).plan(stages.count, micro_batches, stages.order)
+            step = pipeline_step(plan, machine, dims)
+            result = SearchResult(strategy, step, cost(step, machine, optimizer))
         else:
             is_made = isinstance(chosen, OnePlan)
             is_each = is_made and chosen.sums_each(own)

@@ -20,6 +20,9 @@ from unity_ir.pcg.layers import parts
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.stages import in_stages
 from unity_ir.plan.pipeline.catalogue import ORDERS, pipeline_schedule
+from unity_ir.search.pipeline.equal import SYNCHRONOUS
+
+DEFAULT_ORDER = "1f1b"
 
 CHUNKS = 2
 """Stages per rank of schedules that are for any number of them."""
@@ -28,17 +31,17 @@ CHUNKS = 2
 @dataclass(frozen=True, slots=True)
 class Stages:
     """
-    What a user asks for: so many stages in all, run in the order of a schedule. Raises `UnityError` for stages that the
-    schedule is not for.
+    What a user asks for: so many stages in all, run in the order of a schedule; None is 1F1B, or of a joint search the
+    fastest with one stage per part. Raises `UnityError` for stages that the schedule is not for.
     """
 
     count: int
-    order: str = "1f1b"
+    order: str | None = None
 
     def __post_init__(self) -> None:
         if self.count < 2:
             raise UnityError(f"stages: {self.count} is not a number of them; a pipeline has 2 or more")
-        if self.order not in ORDERS:
+        if self.order is not None and self.order not in ORDERS:
             raise UnityError(f"schedule: {self.order!a} is not one; there are {', '.join(ORDERS)}")
         if self.count % self.pipeline.chunks:
             raise UnityError(
@@ -48,9 +51,14 @@ class Stages:
     @property
     def pipeline(self) -> Pipeline:
         """The ranks of the pipeline, and the stages of each."""
-        order = ORDERS[self.order]
-        chunks = order.chunks or CHUNKS
-        return Pipeline(self.order, max(self.count // chunks, 1), chunks)
+        order = self.order or DEFAULT_ORDER
+        chunks = ORDERS[order].chunks or CHUNKS
+        return Pipeline(order, max(self.count // chunks, 1), chunks)
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether joint searches choose what is in each stage: where parts have one stage each."""
+        return self.order is None or self.order in SYNCHRONOUS
 
     def part(self, machine: Machine) -> Machine:
         """Return the part of a machine that a rank has. Raises `UnityError` where it has no such parts."""
@@ -61,7 +69,7 @@ class Stages:
         pipeline = self.pipeline
         schedule = pipeline_schedule(pipeline.order, pipeline.ranks, micro_batches, pipeline.chunks)
         if schedule.gradient_delay:
-            raise UnityError(f"schedule: {self.order} computes {schedule.computes}; no program is emitted for it yet")
+            raise UnityError(f"schedule: {pipeline.order} computes {schedule.computes}; no program is emitted for it yet")
         return schedule.rank_of
 
 

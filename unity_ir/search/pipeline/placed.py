@@ -1,0 +1,23 @@
+"""Make the step of a chosen pipeline: its operators in stages on the machine, its batch in micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph, Pipeline
+from unity_ir.pcg.micro_batches import in_micro_batches
+from unity_ir.pcg.stages import in_stages
+from unity_ir.search.pipeline.equal import PipelinePlan
+
+
+def pipeline_step(plan: PipelinePlan, machine: Machine, dims: Mapping[str, int]) -> Graph:
+    """
+    Return the placed forward graph of the step of a chosen pipeline on all of a machine; `dims` has, for each input that
+    has samples, by name, the dim along which they run.
+    """
+    stage_of = {node: stage for node, stage in plan.stage_of.items() if node.is_compute}
+    staged = in_stages(plan.graph, stage_of, range(plan.stages), machine.mesh)
+    staged = replace(staged, pipeline=Pipeline(plan.schedule, plan.stages))
+    return in_micro_batches(staged, dims, plan.micro_batches)
