@@ -234,12 +234,8 @@ class BestFirst:
         if shorter.interrupted:
             raise KeyboardInterrupt
         self.explored += shorter.explored
-        graph, derivation = self.best.graph, list[RuleApplication]()
-        known = {rule.name: rule for rule in self.rules}
-        for name in dict.fromkeys(step.rule for step in shorter.derivation):
-            applied, graph = _everywhere(graph, known[name], OpIndex(graph))
-            derivation += applied
-        self.enter(graph, tuple(derivation))
+        graph, derivation = rewritten_alike(self.best.graph, self.rules, shorter)
+        self.enter(graph, derivation)
 
     def expand(self, most: int) -> None:
         """
@@ -266,6 +262,21 @@ class BestFirst:
         plans = [with_shared_moves(self.solver, end.graph, end.plan) for end in ends]
         found = [replace(end, seconds=plan.seconds, plan=plan) for end, plan in zip(ends, plans, strict=True)]
         return sorted(found, key=lambda f: f.seconds * (1 - 1e-9 * (f is found[0])))
+
+
+def rewritten_alike(
+    graph: Graph, rules: Sequence[Rule], shorter: JointPlan
+) -> tuple[Graph, tuple[RuleApplication, ...]]:
+    """
+    Return (graph, derivation): a serial graph with the rules applied everywhere, in their order, that rewrote one with
+    fewer of its equal layers.
+    """
+    derivation: list[RuleApplication] = []
+    known = {rule.name: rule for rule in rules}
+    for name in dict.fromkeys(step.rule for step in shorter.derivation):
+        applied, graph = _everywhere(graph, known[name], OpIndex(graph))
+        derivation += applied
+    return graph, tuple(derivation)
 
 
 def one_device(machine: Machine) -> Machine:

@@ -69,7 +69,9 @@ class Stages:
         pipeline = self.pipeline
         schedule = pipeline_schedule(pipeline.order, pipeline.ranks, micro_batches, pipeline.chunks)
         if schedule.gradient_delay:
-            raise UnityError(f"schedule: {pipeline.order} computes {schedule.computes}; no program is emitted for it yet")
+            raise UnityError(
+                f"schedule: {pipeline.order} computes {schedule.computes}; no program is emitted for it yet"
+            )
         return schedule.rank_of
 
 
