@@ -84,7 +84,7 @@ class _Search(ModulePass):
     """How many stages of a pipeline the plan has, each on a part of the machine; by default it is no pipeline."""
 
     schedule: str | None = None
-    """The order in which stages run micro-batches: see `unity_ir.plan.pipeline.catalogue`; by default 1f1b, or the fastest of a
+    """The order in which stages run micro-batches: see `plan.pipeline.catalogue`; by default 1f1b, or the fastest of a
     joint search."""
 
     explain: str | None = None

@@ -17,8 +17,8 @@ from unity_ir.pcg.layers import shortened
 from unity_ir.pcg.micro_batches import micro_batch
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
-from unity_ir.search.baselines.batch_dims import sample_dims
 from unity_ir.rules.algebraic import selected
+from unity_ir.search.baselines.batch_dims import sample_dims
 from unity_ir.search.bounds.axis_counts import of_kernels
 from unity_ir.search.choose.candidates import SimulatedPlans
 from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, certain
