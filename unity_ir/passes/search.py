@@ -138,7 +138,7 @@ class _Search(ModulePass):
     def _stages(self) -> Stages | None:
         if self.stages is None and self.schedule is not None:
             raise UnityError(f"pcg-search: schedule={self.schedule} orders the stages of a pipeline; add stages")
-        return None if self.stages is None else Stages(self.stages, self.schedule)
+        return None if self.stages is None else Stages.of(self.stages, self.schedule)
 
     def _optimizer(self) -> Optimizer | None:
         if self.explain is not None and self.strategy != "joint":

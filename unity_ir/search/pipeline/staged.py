@@ -37,22 +37,40 @@ class Stages:
 
     count: int
     order: str | None = None
+    per_part: int | None = None
+    """Stages per part, where the order is for any number of them; by default `CHUNKS`."""
+
+    @staticmethod
+    def of(count: int, schedule: str | None) -> Stages:
+        """
+        Return the stages that `schedule` orders: `1f1b`, or with stages per part `interleaved:5`. Raises `UnityError`
+        for another text.
+        """
+        if schedule is None:
+            return Stages(count)
+        order, colon, chunks = schedule.partition(":")
+        if colon and not (chunks.isdecimal() and int(chunks) > 0):
+            raise UnityError(f"schedule: {schedule!a} has no number of stages per part after the colon")
+        return Stages(count, order, int(chunks) if colon else None)
 
     def __post_init__(self) -> None:
         if self.count < 2:
             raise UnityError(f"stages: {self.count} is not a number of them; a pipeline has 2 or more")
         if self.order is not None and self.order not in ORDERS:
             raise UnityError(f"schedule: {self.order!a} is not one; there are {', '.join(ORDERS)}")
+        known = ORDERS[self.order or DEFAULT_ORDER].chunks
+        if self.per_part is not None and known is not None and self.per_part != known:
+            raise UnityError(f"schedule: {self.order} is for {known} stages per part, not {self.per_part}")
         if self.count % self.pipeline.chunks:
             raise UnityError(
-                f"stages: {self.order} has {self.pipeline.chunks} stages per rank, which do not divide {self.count}"
+                f"stages: {self.order} has {self.pipeline.chunks} stages per part, which do not divide {self.count}"
             )
 
     @property
     def pipeline(self) -> Pipeline:
         """The ranks of the pipeline, and the stages of each."""
         order = self.order or DEFAULT_ORDER
-        chunks = ORDERS[order].chunks or CHUNKS
+        chunks = ORDERS[order].chunks or self.per_part or CHUNKS
         return Pipeline(order, max(self.count // chunks, 1), chunks)
 
     @property
