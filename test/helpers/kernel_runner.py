@@ -10,7 +10,6 @@ import os
 # Ahead-of-time compilation has a process of its own.
 os.environ["TRITON_INTERPRET"] = "1"
 
-import importlib.util
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -67,6 +66,11 @@ class Memory:
             np.broadcast_to(np.atleast_1d(mask.data).astype(bool), np.shape(pointers.data) or 1)
         ]
         width = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
+        if not addresses.size:
+            return
+        first, last = int(addresses.min()), int(addresses.max()) + width
+        if any(low <= first and last <= high for low, high in self.ranges):
+            return
         inside = np.zeros(addresses.shape, dtype=bool)
         for low, high in self.ranges:
             inside |= (addresses >= low) & (addresses + width <= high)
@@ -98,12 +102,11 @@ class Runner:
         """A module with the launchers and all their kernels."""
         kernels = {k: text for one in launchers for k, text in one.kernels.items()}
         path = self.directory / f"program{next(self.count)}.py"
-        path.write_text(HEADER + "\n\n".join([*kernels.values(), *(one.source for one in launchers)]))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        text = HEADER + "\n\n".join([*kernels.values(), *(one.source for one in launchers)])
+        # Triton reads the file, but nobody its bytecode.
+        path.write_text(text)
+        module = ModuleType(path.stem)
+        exec(compile(text, path, "exec"), vars(module))
         return module
 
     def run(self, launcher: Launcher, operands: Sequence[torch.Tensor], *more: object) -> tuple[torch.Tensor, ...]:
