@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from math import isfinite, prod
 from operator import is_
 
@@ -177,6 +178,7 @@ def canonical(expr: Expr, extents: Mapping[str, int], starts: Mapping[str, str])
     return rename(expr, {n: label(k, n) for k, n in enumerate(free)}, bind), free
 
 
+@lru_cache(maxsize=16384)
 def _free_in_order(expr: Expr) -> tuple[str, ...]:
     match expr:
         case Name(name):

@@ -82,6 +82,9 @@ class Node:
     @property
     def results(self) -> tuple[Value, ...]:
         """The results, in order."""
+        # Searches ask millions of times, mostly nodes of one result that is alive.
+        if len(self._values) == 1:
+            return (self._values[0]() or self.value(0),)
         return tuple([self.value(i) for i in range(len(self.types))])
 
     @property

@@ -293,7 +293,7 @@ class Program:
         pieces = self.loss_pieces if self.is_in_pieces(instruction) else 1
         return pieces * (self.micro_batches if is_in_loop else 1)
 
-    @property
+    @cached_property
     def loss(self) -> Register | None:
         """The register in which an operator makes the loss, in every micro-batch or piece; None for a forward alone."""
         if self.optimizer is None or not self.outputs:

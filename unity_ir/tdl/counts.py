@@ -144,12 +144,18 @@ def contraction_flops(bound: Bound) -> int:
     Given `out[m, n] = relu(sum[k](x[m, k] * w[k, n]))` returns `2 * m * n * k`; given `out[m] = sum[k](x[m, k] * w[k])`
     returns 0.
     """
+    return _contraction_flops(tuple(r.expr for r in bound.results), tuple(bound.extents.items()))
+
+
+@lru_cache(maxsize=4096)
+def _contraction_flops(results: tuple[Expr, ...], items: tuple[tuple[str, int], ...]) -> int:
+    extents = dict(items)
     seen: set[Expr] = set()
     total = 0
 
     def visit(expr: Expr, picks: Picks) -> None:
         nonlocal total
-        if (key := _anonymous(expr, bound)) in seen:
+        if (key := _anonymous(expr, extents)) in seen:
             return
         seen.add(key)
         if (picked := gather(expr)) is not None:
@@ -159,16 +165,16 @@ def contraction_flops(bound: Bound) -> int:
             added = expr.body if (to := scatter(expr)) is None else to.body
             factors = [free_variables(f) - set(expr.names) for f in _factors(added) if accesses(f)]
             if any(a - b and b - a for a, b in combinations(factors, 2)):
-                total += 2 * prod(bound.extents[n] for n in _places(free_variables(added), picks))
+                total += 2 * prod(extents[n] for n in _places(free_variables(added), picks))
         for child in children(expr):
             visit(child, picks)
 
-    for result in bound.results:
-        visit(result.expr, {})
+    for expr in results:
+        visit(expr, {})
     return total
 
 
-def _anonymous(expr: Expr, bound: Bound) -> Expr:
+def _anonymous(expr: Expr, extents: Mapping[str, int]) -> Expr:
     """
     Return the expression with the variables it depends on named by place and extent.
 
@@ -177,7 +183,7 @@ def _anonymous(expr: Expr, bound: Bound) -> Expr:
     """
     free = free_variables(expr)
     order = (n for n in dict.fromkeys(_names(expr)) if n in free)
-    return renamed(expr, {Var(n): Var(f"{place}:{bound.extents[n]}") for place, n in enumerate(order)})
+    return renamed(expr, {Var(n): Var(f"{place}:{extents[n]}") for place, n in enumerate(order)})
 
 
 def _names(expr: Expr) -> Iterator[str]:

@@ -14,6 +14,7 @@ import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import MappingProxyType
 
 from unity_ir import __version__
@@ -77,6 +78,15 @@ def emit(
     """
     check_step(plan.program, reference)
     return _Printer(plan, reference, file, links, origin, peaks, forward).emit()
+
+
+@lru_cache(maxsize=64)
+def _check_syntax(part: str) -> None:
+    """
+    Raise `SyntaxError` where some top-level statements of a program are not Python. The runtime, most of a program's
+    lines, is the same in many.
+    """
+    compile(part, "train.py", "exec")
 
 
 class _Printer:
@@ -169,7 +179,8 @@ class _Printer:
             runtime.text(step=step + update),
         ]
         text = "\n\n".join(part.rstrip("\n") + "\n" for part in parts if part)
-        compile(text, self.file, "exec")
+        for part in parts:
+            _check_syntax(part)
         compiled = tuple(c for each in self.launchers.values() for c in each.compiled)
         return Emitted(text, kernels, compiled)
 
