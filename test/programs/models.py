@@ -159,6 +159,24 @@ def normed() -> Graph:
     return Graph("normed", (x, labels), (apply("cross_entropy", [logits, labels.result]).result,))
 
 
+def deep(layers: int = 20) -> Graph:
+    """
+    Convolutions and batch norms over four values, one after the other, of which each multiplies what those before it
+    rounded: with 20 layers, gradients in float32 are off by more than a check allows without float64.
+    """
+    x, labels = data("x", 4, 16, 1, 1), data("labels", 4, dtype="i64")
+    h = x.result
+    for i in range(layers):
+        h = convolved(h, f"conv{i}", 16, 1)
+        center = apply("batch_mean", [h]).result
+        stats = apply("batch_stats", [h, center]).results
+        scale, shift = (weight(f"bn{i}.{n}", 16) for n in ("weight", "bias"))
+        h = apply("relu", [apply("batch_norm", [h, *stats, center, scale, shift], {"eps": 1e-5}).result]).result
+    h = apply("reshape", [h], {"shape": (4, 16)}).result
+    logits = apply("matmul", [h, weight("fc", 16, 6)]).result
+    return Graph("deep", (x, labels), (apply("cross_entropy", [logits, labels.result]).result,))
+
+
 def attention() -> Graph:
     """Attention over heads of which two share their keys, causal, and what saves of it the backward reads."""
     x, y = data("x", 4, 6, 16), data("y", 4, 6, 16)

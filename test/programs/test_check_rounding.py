@@ -9,18 +9,19 @@ import re
 
 import pytest
 from extent import ALL, sample
+from models import deep
 from ranks import Ranks, check
-from zoo_plans import program, sized
+from zoo_plans import SIZES, program
 
 from unity_ir.models import build
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 
 
-@pytest.fixture(scope="module")
-def text() -> str:
-    name, keys = sized("inception_v3")
-    return program(build(name, **keys), "data-parallel", 2, Optimizer("sgd", 0.01))
+@pytest.fixture(scope="module", params=["deep", "inception_v3"] if ALL else ["deep"])
+def text(request: pytest.FixtureRequest) -> str:
+    graph = deep() if request.param == "deep" else build(request.param, **SIZES[request.param])
+    return program(graph, "data-parallel", 2, Optimizer("sgd", 0.01))
 
 
 def scaled(text: str, number: int, by: float) -> str:
