@@ -102,8 +102,8 @@ CONVOLUTIONS: list[Case] = [
 
 
 def of_target(jobs: list[Job], target: str) -> list[Job]:
-    """In `make test` half of them for Hopper, a sixth for the others, each other ones; all in `make zoo`."""
-    return [*sample(jobs, 2)] if target == "cuda:90" else [*sample(jobs, 6, [*SHARED_LIMITS].index(target))]
+    """In `make test` a third of them for Hopper, a sixth for the others, each other ones; all in `make zoo`."""
+    return [*sample(jobs, 3)] if target == "cuda:90" else [*sample(jobs, 6, [*SHARED_LIMITS].index(target))]
 
 
 def made(case: Case) -> Launcher:
