@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 STAMP := .venv/.installed
-WORKERS ?= 3
+WORKERS ?= 4
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export VIRTUAL_ENV := $(CURDIR)/.venv
@@ -30,7 +30,7 @@ demo: setup ## run the example from a model to a training run
 # The workers take all cores: threads of each would only wait for each other.
 pytest fast random zoo: export OMP_NUM_THREADS ?= 1
 
-# Types are checked on one core, beside the tests. More workers than cores, since those that wait for ranks leave cores idle.
+# Types are checked on one core, beside the tests. Four workers, since those that wait for ranks leave cores idle.
 test: setup ## everything that has to pass
 	$(MAKE) --no-print-directory -j2 lint pytest
 

@@ -27,7 +27,7 @@ def fuzzer(tmp_path: Path) -> Fuzzer:
 @pytest.mark.parametrize(
     ("kind", "count"),
     [
-        *(("text", 600), ("deep", 40), ("machine", 150), ("profile", 100), ("table", 100), ("rule", 200)),
+        *(("text", 1500), ("deep", 60), ("machine", 150), ("profile", 100), ("table", 100), ("rule", 200)),
         *(("applied_rule", 60), ("derivation", 60), ("collection", 60), ("command_line", 150)),
     ],
 )
