@@ -228,6 +228,33 @@ def _arrays(found: Any) -> Any:
     return found
 
 
+def held_of_micro_batches(program: Any) -> dict[str, int]:
+    """By how many bytes each part that this rank runs changes what is kept of a micro-batch, and the most live."""
+    ctx = program.build("gloo")
+    found: dict[str, int] = {}
+    live: dict[int, dict[str, Any]] = {}
+    most = 0
+
+    def wrapped(word: str, part: Any) -> Any:
+        def call(ctx: Any, weights: Any, batch: Any, once: Any, sums: Any, kept: dict[str, Any]) -> Any:
+            nonlocal most
+            received = {name for name, *_ in program.RECEIVES.get(f"{word[:-1]}{'F' if word[-1] == 'F' else 'B'}", ())}
+            before = sum(x.nbytes for name, x in kept.items() if name not in received)
+            made = part(ctx, weights, batch, once, sums, kept)
+            live[ctx.micro_batch] = kept
+            found[word] = sum(x.nbytes for x in kept.values()) - before
+            most = max(most, sum(x.nbytes for each in live.values() for x in each.values()))
+            return made
+
+        return call
+
+    program.PARTS.update({word: wrapped(word, part) for word, part in list(program.PARTS.items())})
+    weights = program.init_weights(ctx, 0)
+    batch = program.Data(None, 0).batch(0)
+    program.forward_backward(ctx, weights, {n: program.piece(ctx, batch[n], s) for n, s in program.INPUTS.items()})
+    return {**found, "most": most}
+
+
 def run_main(
     program: Any, options: list[str], environment: dict[str, str] | None = None, folder: str = "."
 ) -> list[str]:

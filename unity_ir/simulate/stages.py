@@ -289,8 +289,8 @@ class _Stages:
         return sum(self.program.bytes[r] for r in self._receives(part))
 
     def _receives(self, part: StepPart) -> tuple[Register, ...]:
-        """Return the registers that a part receives."""
-        if part.stage is None or part.kind == "W":
+        """Return the registers that a part receives: of a stage without an I, as the first one is, W does."""
+        if part.stage is None or (part.kind == "W" and f"{part.stage}I" in self.parts.by_name):
             return ()
         return self.parts.received(part.stage, "F" if part.kind == "F" else "B")
 

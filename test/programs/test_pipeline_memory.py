@@ -1,0 +1,40 @@
+"""What ranks of a pipeline hold of micro-batches, as the simulator says."""
+
+from __future__ import annotations
+
+import pytest
+from ranks import Ranks, held_of_micro_batches
+
+from unity_ir.lowering.emit.printer import emit
+from unity_ir.machine import load
+from unity_ir.models import from_text
+from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.plan.plan import PlanOptions, plan_graph
+from unity_ir.search.pipeline.staged import Stages
+from unity_ir.search.run import run
+from unity_ir.simulate.stages import simulate_stages
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["1f1b", "gpipe", "zb-h1"])
+def test_ranks_keep_the_bytes_that_are_simulated(ranks: Ranks, order: str):
+    graph = from_text("gpt2,layers=2,hidden=8,heads=2,vocabulary=16,sequence=4,batch=8")
+    machine, optimizer = load("box:4"), Optimizer("adamw")
+    placed = run(graph, machine, "data-parallel", optimizer, micro_batches=4, stages=Stages(2, order)).graph
+    # Saved softmaxes are as PyTorch's kernels have them.
+    plan = plan_graph(placed, machine, optimizer, PlanOptions(kernels="torch"))
+    expected = simulate_stages(plan, machine)
+    assert plan.pipeline is not None
+    for rank, found in enumerate(ranks.run(emit(plan, graph).text, 4, held_of_micro_batches)):
+        most = found.pop("most")
+        assert found == {word: expected.kept[word] for word in found}
+        own = [
+            expected.kept[f"{s}{kind}"]
+            for s, kind, _ in plan.pipeline.schedule.ranks[rank // 2]
+            if f"{s}{kind}" in found
+        ]
+        total, peak = 0, 0
+        for change in own:
+            total += change
+            peak = max(peak, total)
+        assert most == peak
