@@ -507,8 +507,8 @@ class Graph:
     weights.
 
     Its weights are the weight leaves that its outputs and updates reach; a forward graph has no updates. A step makes
-    its loss in `loss_pieces` pieces of the tokens, one after the other (`pcg.loss_part`). With a `pipeline` its operators
-    are in stages (`pcg.stages`).
+    its loss in `loss_pieces` pieces of the tokens, one after the other (`pcg.loss_part`). With a `pipeline` its
+    operators are in stages (`pcg.stages`).
     """
 
     name: str

@@ -109,8 +109,8 @@ class Plan:
     """The instructions, with groups of operators as one (`Fused`), and backwards that read what forwards saved."""
     schedule: Schedule
     """
-    The lines of the step in the order of issue, with waits, shared calls, and the tensors that die in each. Of a step in
-    stages they are those of its parts, one after the other.
+    The lines of the step in the order of issue, with waits, shared calls, and the tensors that die in each. A step in
+    stages has them by its `parts`.
     """
     options: PlanOptions
     pipeline: StepParts | None = None
