@@ -9,7 +9,7 @@ from pathlib import Path
 from xdsl.ir import Attribute
 from xdsl.irdl import IRDLOperation, OptPropertyDef, OptRegionDef
 
-from unity_ir.dialects.convert import NAME, OPTIMIZER, VIEW
+from unity_ir.dialects.convert import NAME, OPTIMIZER, PIPELINE, VIEW
 from unity_ir.dialects.imported import IMPORTED
 from unity_ir.dialects.machine import MACHINE
 from unity_ir.dialects.pcg import COMPUTE_OPS, PARALLEL_OPS, PCG
@@ -28,6 +28,7 @@ FUNCTION_ATTRIBUTES = {
     VIEW: "of an argument: where it rests",
     NAME: "of an argument: its full name, where that is no name in MLIR",
     OPTIMIZER: "what the plan is made to be trained with",
+    PIPELINE: "how a step in stages is run: `order` of the schedule, `ranks` (parts of the machine), `chunks` per rank",
     DERIVATION: "the rule applications from the source graph to this one",
     BOUND: "a lower bound (seconds) on every placement of this graph",
     IMPORTED: "that it comes from PyTorch, and under what names",
@@ -107,7 +108,7 @@ EXAMPLES: tuple[TensorType, ...] = (
 
 def parallel(rule: ParallelOperator) -> tuple[str, str, str, str, str]:
     """An operator's row, its attributes set to small numbers."""
-    values = {name: {"dim": 0, "to": 1, "by": 2}.get(name, 1) for name in rule.attributes}
+    values = {name: {"dim": 0, "source": 0, "by": 2}.get(name, 1) for name in rule.attributes}
     written = "".join(f"{', ' * (name == 'dim')}{' ' * (name != 'dim')}{name} {v}" for name, v in values.items())
     for operand in EXAMPLES:
         try:

@@ -7,6 +7,7 @@ from random import Random
 
 from models import machine
 from pinned import pinned
+from staged import staged
 from zoo import SMALL
 
 from unity_ir.lowering.emit.printer import emit
@@ -14,7 +15,7 @@ from unity_ir.machine import Machine
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, Node, Value, parallel, rebuild, rewrite
+from unity_ir.pcg.graph import Graph, Node, Pipeline, Value, parallel, rebuild, rewrite
 from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.micro_batches import in_micro_batches, micro_batch
 from unity_ir.pcg.mixed_precision import mixed_precision
@@ -102,14 +103,20 @@ def planned(graph: Graph, plan: str, world: int, optimizer: Optimizer) -> Progra
     `recompute-3`; one with operators on a half of the ranks, `pinned-3`; one with images in parts, `spatial`; one in
     which the experts of a sparse mixture are divided, `experts`; or one of degrees, `degrees,tp=2,zero=1,sp=true`.
     With `/4` after it, of 4 micro-batches; with `/4i`, of which each moves weights and sums their gradients. With `*2`
-    at the end, its loss is made in 2 pieces.
+    at the end, its loss is made in 2 pieces. With `1f1b,2:` before it, it is in 2 stages, the plan that of each; with
+    `zb-v,2,2:` in 2 stages on each of 2 parts of the ranks.
     """
     plan, _, pieces = plan.partition("*")
+    stages, _, plan = plan.rpartition(":")
+    order, ranks, chunks = (*stages.split(","), "1")[:3] if stages else ("", "1", "1")
     plan, _, loop = plan.partition("/")
     count = int(loop.rstrip("i") or 1)
     dims = sample_dims(graph)
     part = micro_batch(graph, dims, count) if count > 1 else graph
-    placed, on = _placed(part, plan, world, optimizer)
+    placed, on = _placed(part, plan, world // int(ranks), optimizer)
+    if stages:
+        on = machine(MACHINES[world])
+        placed = staged(placed, Pipeline(order, int(ranks), int(chunks)), on)
     if count > 1:
         placed = in_micro_batches(placed, dims, count, lambda weight: loop.endswith("i"))
     placed = replace(placed, loss_pieces=int(pieces or 1))

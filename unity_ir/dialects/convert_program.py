@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, DictionaryAttr, FloatAttr, StringAttr, UnitAttr, f64, i64
-from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from unity_ir.dialects.convert import from_pipeline, to_pipeline
 from unity_ir.dialects.pcg.attributes import to_attribute, to_value
@@ -52,9 +52,6 @@ from unity_ir.tdl.parallel import Configuration, operand_degrees, result_degrees
 ANEW = "anew"
 """The attribute of an operation that every micro-batch does, though all of them read the same (`Program.anew`)."""
 
-PIPELINE = "pipeline"
-"""The attribute of a program that says how it is run, if its operators are in stages."""
-
 
 def to_op(program: Program) -> ProgramOp:
     """
@@ -91,10 +88,11 @@ def to_op(program: Program) -> ProgramOp:
                 hint = name
             case ReshardMove(operand, result, kind, axes) | HaloExchange(operand, result, kind, axes):
                 results = (result,)
+                along: dict[str, Attribute] = {"axes": DenseArrayBase.from_list(i64, axes)}
+                if isinstance(instruction, ReshardMove) and instruction.stages is not None:
+                    along["stages"] = DenseArrayBase.from_list(i64, instruction.stages)
                 made = {**MOVES, **EXCHANGES}[kind].create(
-                    operands=[values[operand]],
-                    properties={"axes": DenseArrayBase.from_list(i64, axes)},
-                    result_types=[type_of(result)],
+                    operands=[values[operand]], properties=along, result_types=[type_of(result)]
                 )
                 hint = kind
             case TimeStep(operand, result, kind):
@@ -114,10 +112,9 @@ def to_op(program: Program) -> ProgramOp:
             values[register] = value
         block.add_op(made)
     block.add_op(ReturnOp.create(operands=[values[r] for r in program.outputs]))
-    made = ProgramOp(program.name, program.mesh.sizes, Region(block), program.micro_batches, program.loss_pieces)
-    if program.pipeline is not None:
-        made.attributes[PIPELINE] = from_pipeline(program.pipeline)
-    return made
+    pipeline = None if program.pipeline is None else from_pipeline(program.pipeline)
+    time = program.micro_batches, program.loss_pieces
+    return ProgramOp(program.name, program.mesh.sizes, Region(block), *time, pipeline)
 
 
 def from_op(op: ProgramOp) -> Program:
@@ -155,8 +152,9 @@ def from_op(op: ProgramOp) -> Program:
             case ComputeOp():
                 body.append(_compute(each, operands, results, tensors, mesh))
             case MoveOp():
-                source, target = (group_role(tensors[r].layout, each.along, mesh) for r in (*operands, *results))
-                body.append(ReshardMove(operands[0], results[0], each.kind, each.along, source, target))
+                ends = (tensors[r].layout for r in (*operands, *results))
+                source, target = (group_role(end, each.along, mesh) if each.along else REPEAT for end in ends)
+                body.append(ReshardMove(operands[0], results[0], each.kind, each.along, source, target, each.between))
             case ExchangeOp():
                 body.append(HaloExchange(operands[0], results[0], each.kind, each.along, *each.border))
             case TimeOp():
@@ -168,10 +166,9 @@ def from_op(op: ProgramOp) -> Program:
                 outputs = operands
             case _:
                 raise UnityError(f"@{op.sym_name.data}: {each.name} is not an operation of spmd")
-    pipeline = to_pipeline("spmd.program: pipeline", op.attributes.get(PIPELINE))
-    return Program(
-        op.sym_name.data, mesh, tensors, tuple(body), outputs, optimizer, op.loop, op.pieces, frozenset(anew), pipeline
-    )
+    name = op.sym_name.data
+    pipeline = to_pipeline(f"spmd.program @{name}: pipeline", op.pipeline)
+    return Program(name, mesh, tensors, tuple(body), outputs, optimizer, op.loop, op.pieces, frozenset(anew), pipeline)
 
 
 def _compute(

@@ -169,7 +169,8 @@ class ProgramOp(IRDLOperation):
     """
     `spmd.program @name mesh [2, 2] {...}`: the program that every rank of the mesh runs. In `mesh [2, 2, 4]
     micro_batches 4` the last axis is not of devices, but the micro-batches of a step. In `mesh [2, 2, 8] loss_pieces 8`
-    it is the pieces of the tokens in which the loss is made; with both, it is that before the micro-batches.
+    it is the pieces of the tokens in which the loss is made; with both, it is that before the micro-batches. With
+    `pipeline {order = "1f1b", ranks = 2 : i64}` the operators are in stages.
     """
 
     name = "spmd.program"
@@ -178,16 +179,27 @@ class ProgramOp(IRDLOperation):
     mesh = prop_def(DenseArrayBase.constr(i64))
     micro_batches = opt_prop_def(IntegerAttr.constr(i64))
     loss_pieces = opt_prop_def(IntegerAttr.constr(i64))
+    pipeline = opt_prop_def(BaseAttr(DictionaryAttr))
     body = region_def("single_block")
 
     traits = traits_def(SymbolOpInterface(), NoTerminator(), IsolatedFromAbove())
     assembly_format = (
         "$sym_name `mesh` $mesh (`micro_batches` $micro_batches^)? (`loss_pieces` $loss_pieces^)? "
-        "attr-dict-with-keyword $body"
+        "(`pipeline` $pipeline^)? attr-dict-with-keyword $body"
     )
 
-    def __init__(self, name: str, mesh: tuple[int, ...], body: Region, micro_batches: int = 1, loss_pieces: int = 1):
+    def __init__(
+        self,
+        name: str,
+        mesh: tuple[int, ...],
+        body: Region,
+        micro_batches: int = 1,
+        loss_pieces: int = 1,
+        pipeline: DictionaryAttr | None = None,
+    ):
         own: dict[str, Attribute] = {"sym_name": StringAttr(name), "mesh": DenseArrayBase.from_list(i64, mesh)}
+        if pipeline is not None:
+            own["pipeline"] = pipeline
         if micro_batches > 1:
             own["micro_batches"] = IntegerAttr(micro_batches, i64)
         if loss_pieces > 1:
@@ -364,6 +376,11 @@ class MoveOp(BetweenRanks):
     """
 
     @property
+    def between(self) -> tuple[int, int] | None:
+        """The stage that sends, and the one that receives; None of a move within a stage."""
+        return None
+
+    @property
     def roles(self) -> tuple[int, int]:
         """
         (before, after): the role that the mesh axes of the move have in the operand and in the result, as a number: the
@@ -400,7 +417,38 @@ class MoveOp(BetweenRanks):
             raise VerifyException(f"{self.name}: {role_name(source)} to {role_name(target)} is {wanted}")
 
 
-MOVES: dict[str, type[MoveOp]] = {kind: _of_kind(kind, MoveOp) for kind in PLANNED}
+class StageMoveOp(MoveOp):
+    """
+    Base of the moves that can be from stage to stage: `spmd.send %x along array<i64: 0> stages array<i64: 0, 1> : from
+    -> to` hands what stage 0 of a pipeline makes to stage 1. Where both are on the same devices, it is a `retype` along
+    no axes.
+    """
+
+    stages = opt_prop_def(DenseArrayBase.constr(i64))
+    assembly_format = "$operand `along` $axes (`stages` $stages^)? attr-dict `:` type($operand) `->` type($result)"
+
+    @property
+    def between(self) -> tuple[int, int] | None:
+        """
+        The stage that sends, and the one that receives; None of a move within a stage. Raises `VerifyException` for
+        other than two stages.
+        """
+        if self.stages is None:
+            return None
+        stages = tuple(int(stage) for stage in self.stages.get_values())
+        if len(stages) != 2 or min(stages) < 0 or stages[0] == stages[1]:
+            raise VerifyException(f"{self.name}: stages {list(stages)} must be two, numbered from 0")
+        return stages
+
+    def verify_(self) -> None:
+        """Raise `VerifyException` as `MoveOp` does; between stages on the same devices nothing may change."""
+        if self.between is None or self.along or self.pieces[0] != self.pieces[1]:
+            super().verify_()
+
+
+MOVES: dict[str, type[MoveOp]] = {
+    kind: _of_kind(kind, StageMoveOp if kind in ("send", "retype") else MoveOp) for kind in PLANNED
+}
 """The class of every kind of move."""
 
 

@@ -27,11 +27,11 @@ class Anchors:
 
         The result of a parallel operator is one if it has a machine view (says on which devices it is), is an output or
         a gradient that an update reads, if a compute operator and another user read it, if it is read again
-        (`recompute`), or if it enters or leaves the loop over micro-batches; else it is only a step, or the end, of a
-        reshard.
+        (`recompute`), if another stage has sent it, or if it enters or leaves the loop over micro-batches; else it is
+        only a step, or the end, of a reshard.
         """
         node = value.node
-        is_start = node.op in (*IN_TIME, "recompute")
+        is_start = node.op in (*IN_TIME, "recompute", "send")
         if not node.is_parallel or is_start or node.view is not None or value in self._outputs:
             return True
         users = self._users.get(value, ())

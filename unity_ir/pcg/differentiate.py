@@ -166,7 +166,9 @@ def training_step(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
 
     def gradients(node: Node, of_results: Sequence[Value]) -> tuple[Value | None, ...]:
         if node.is_parallel or placement is None:
-            view = gradient_view(node.operands[0]) if node.is_parallel else None
+            # A gradient that is sent back arrives where the value was sent from, whatever it is a step of.
+            seen = dual_view if node.op == "send" else gradient_view
+            view = seen(node.operands[0]) if node.is_parallel else None
             found = operand_gradients(node, of_results, view, again)
             return tuple(g and _in_dtype(g, v.type.grad_dtype) for g, v in zip(found, node.operands, strict=True))
         found = operand_gradients(node, of_results, again=again)

@@ -251,6 +251,7 @@ def _same(pieces: Pieces, before: TensorType, after: TensorType, attrs: Mapping[
 
 _STEPS = {
     "recompute": _same,
+    "send": _same,
     "halo": _halo,
     "halo_reduce": _halo_reduce,
     "partition": _repartition,

@@ -246,6 +246,10 @@ def in_micro_batches(
     times = _Follower(serial, dims, count, grows=True).times()
 
     def lifted(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
+        if node.op == "send" and operands[0].node.op == "reuse":
+            # A weight is sent to other stages before the loop, and enters it where it is read.
+            sent = rebuild(node, operands[0].node.operands, node.view).result
+            return (_entered(sent, InTime("copy", count)),)
         if node.is_parallel:
             return rebuild(node, operands, node.view).results
         of = serials[node]

@@ -158,6 +158,14 @@ def _accumulate(x: TensorType, a: Mapping[str, int]) -> TensorType:
     return _out_of_time("accumulate", x, InTime("sum", _by("accumulate", a)))
 
 
+def _send(x: TensorType, a: Mapping[str, int]) -> TensorType:
+    source, target = a["source"], a["target"]
+    if min(source, target) < 0 or source == target:
+        raise UnityError(f"pcg.send: source {source} and target {target} must be two stages, numbered from 0")
+    _plain("send", x)
+    return x
+
+
 def _step(name: str, **attributes: int) -> ParallelStep:
     return name, tuple(attributes.items())
 
@@ -203,7 +211,9 @@ PARALLEL_OPERATORS: dict[str, ParallelOperator] = {
         _simple("pick", _pick, "zero_pad"),
         _simple("zero_pad", _zero_pad, "pick"),
         ParallelOperator("recompute", (), lambda x, a: x, lambda a: ()),
-        ParallelOperator("send", (), lambda x, a: x, lambda a: (_step("send"),)),
+        ParallelOperator(
+            "send", ("source", "target"), _send, lambda a: (_step("send", source=a["target"], target=a["source"]),)
+        ),
         _simple("pipeline", _pipeline, "batch", ("dim", "by")),
         _simple("batch", _batch, "pipeline", ("dim", "by")),
         _simple("reuse", _reuse, "accumulate"),
@@ -216,10 +226,10 @@ PARALLEL_OPERATORS: dict[str, ParallelOperator] = {
 """
 Every parallel operator by name. `zero_pad` is the dual of `pick`: the value is one addend, the others are zero. `halo`
 copies to each piece what its neighbours along a dim hold next to it; its dual adds that to them. `recompute` says that
-its operand is not kept for the backward, but computed again: see `pcg.recompute`. `send` leads every piece to the
-device that its view says, in another stage: see `pcg.stages`. `pipeline` gives each micro-batch its
-part of a dim, `batch` puts the parts together again (Unity, section 3.3); `reuse` gives every micro-batch the whole,
-its dual `accumulate` adds up what each has made.
+its operand is not kept for the backward, but computed again: see `pcg.recompute`. `send` hands every piece from a stage
+to another, to the device that its view says (`pcg.stages`). `pipeline` gives each micro-batch its part of a dim,
+`batch` puts the parts together again (Unity, section 3.3); `reuse` gives every micro-batch the whole, its dual
+`accumulate` adds up what each has made.
 """
 
 IN_TIME = ("pipeline", "batch", "reuse", "accumulate")
@@ -228,8 +238,8 @@ IN_TIME = ("pipeline", "batch", "reuse", "accumulate")
 HALO_OPERATORS = HALO_EXCHANGES
 """The operators that change the borders of the shards, not which device holds which."""
 
-STAYING = (*HALO_OPERATORS, *IN_TIME, "recompute")
-"""The operators after which every shard is on the device it was on."""
+STAYING = (*HALO_OPERATORS, *IN_TIME, "recompute", "send")
+"""The operators after which, without a view, every shard is on the device it was on."""
 
 
 def _chain_type(x: TensorType, steps: tuple[ParallelStep, ...]) -> TensorType:

@@ -15,6 +15,7 @@ from math import prod
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Node, Value, parallel, rebuild
+from unity_ir.pcg.parallel import HALO_OPERATORS
 from unity_ir.pcg.sharding import (
     REPEAT,
     Layout,
@@ -54,7 +55,7 @@ def in_stages(plan: Graph, stage_of: Mapping[Node, int], rank_of: Sequence[int],
     """
     staged = _Stages(plan, stage_of, rank_of, mesh)
     found = staged.graph()
-    # Without a view a parallel operator's result is where its operand leads it; where that is elsewhere, a view says so.
+    # Without a view a parallel operator's result is where its operand leads it; a view says where that is elsewhere.
     at = place(found, mesh).layouts
     staged.viewed = {old for value, (old, layout) in staged.layouts.items() if at.get(value, layout) != layout}
     return staged.graph() if staged.viewed else found
@@ -119,22 +120,26 @@ class _Stages:
         if value.node.is_parallel and not self._is_sent(value):
             self._node(value.node, stage)
             return self.made[value, stage]
-        assert home is not None
         assert stage is not None
         return self._sent(value, home, stage)
 
     def _sent(self, value: Value, home: int, stage: int) -> Value:
         """
-        Return a value of stage `home` in a later one: weights, which are sent once per step, at once, and what
-        micro-batches make from stage to stage.
+        Return a value of stage `home` in a later one: a weight, which is sent once per step, at once, and what
+        micro-batches make from stage to stage. What an earlier stage on the same devices has received is read again.
         """
-        near = [s for s in range(stage, home - 1, -1) if self.rank_of[s] == self.rank_of[stage]]
-        found = next((self.made[value, s] for s in near if (value, s) in self.made), None)
-        if found is None:
-            before = self.made[value, home] if value.node in self.of_weights else self._sent(value, home, stage - 1)
-            layout = (*self._pinned(stage), *self.placement.layouts[value])
-            found = parallel("send", before, layout_view(layout, len(value.shape), self.mesh)).result
-        return self.made.setdefault((value, stage), found)
+        if (value, stage) in self.made:
+            return self.made[value, stage]
+        is_weight = value.node.op == "weight"
+        near = range(home, stage if is_weight else stage - 1)
+        held = next((s for s in near if self.rank_of[s] == self.rank_of[stage] and (value, s) in self.made), None)
+        if held is not None:
+            return self.made.setdefault((value, stage), self.made[value, held])
+        source = home if is_weight else stage - 1
+        layout = (*self._pinned(stage), *self.placement.layouts[value])
+        view = layout_view(layout, len(value.shape), self.mesh)
+        found = parallel("send", self._sent(value, home, source), view, source=source, target=stage)
+        return self.made.setdefault((value, stage), found.result)
 
     def _pinned(self, stage: int) -> Layout:
         """Return the roles of the leading axes of values of a stage."""
@@ -144,9 +149,10 @@ class _Stages:
     def _is_sent(self, value: Value) -> bool:
         """
         Return whether what a parallel operator makes is sent, and not an operand of its chain: the smallest piece is,
-        of equal ones the last. Chains of weights are done by each stage, so that in time only what is whole is sent.
+        of equal ones the last. Chains of weights are done by each stage, so that in time only what is whole is sent;
+        so are halos, which are copies of what the neighbours have.
         """
-        if value.node in self.of_weights:
+        if value.node in self.of_weights or value.node.op in HALO_OPERATORS:
             return False
         own = before = _piece(value)
         while value.node.is_parallel:

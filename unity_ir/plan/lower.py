@@ -16,7 +16,7 @@ from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.graph import Graph, Node, Value, topological
 from unity_ir.pcg.loss_part import head
 from unity_ir.pcg.parallel import IN_TIME
-from unity_ir.pcg.reshard import Move
+from unity_ir.pcg.reshard import Move, group_role
 from unity_ir.pcg.sharding import (
     COPY,
     REPEAT,
@@ -25,10 +25,12 @@ from unity_ir.pcg.sharding import (
     Layout,
     Mesh,
     assignment_for,
+    is_pinned,
     pins,
     place,
     same_pieces,
 )
+from unity_ir.pcg.stages import stage_axes
 from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.loss_pieces import in_loss_pieces
 from unity_ir.plan.moves import plan_moves
@@ -80,6 +82,9 @@ class _Lowering:
         self.machine = machine
         self.placement = place(graph, machine.mesh)
         self.micro_batches = _micro_batches(graph)
+        pipeline = graph.pipeline
+        self.stage_axes = 0 if pipeline is None else stage_axes(machine.mesh, pipeline.ranks)
+        """How many leading mesh axes stages are along."""
         self.anchors = Anchors(graph)
         self.registers: dict[tuple[Value, Layout, Halos, Halos], Register] = {}
         self.pieces: dict[tuple[Value, Layout, Halos], Register] = {}
@@ -138,6 +143,8 @@ class _Lowering:
             self._compute(node)
         elif node.op in IN_TIME:
             self._time_step(node)
+        elif node.op == "send" and self.stage_axes:
+            self._send(node)
         elif node.op != "halo" and self.anchors.materialised(node.result):
             self._at(node.operands[0], self.placement.layouts[node.result], node.result)
 
@@ -240,6 +247,27 @@ class _Lowering:
             )
         given = self._at(operand, layout)
         self.body.append(TimeStep(given, self._register(node.result, layout), node.op))
+
+    def _send(self, node: Node) -> None:
+        """
+        Append the send of a value from one stage to another: all its pieces, as they are, between two parts of the
+        machine, each in one move; a change of name where both stages are on one part.
+        """
+        value, mesh = node.operands[0], self.placement.mesh
+        at = self.placement.layouts[node.result]
+        axes = tuple(range(self.stage_axes))
+        before = (*self.placement.layouts[value][: self.stage_axes], *at[self.stage_axes :])
+        if not all(is_pinned(before[axis]) and is_pinned(at[axis]) for axis in axes):
+            self._at(value, at, node.result)
+            return
+        given, result = self._at(value, before), self._register(node.result, at)
+        stages = int(node.attribute("source")), int(node.attribute("target"))
+        if before == at:
+            self.body.append(ReshardMove(given, result, "retype", (), REPEAT, REPEAT, stages))
+            return
+        axes = tuple(axis for axis in axes if before[axis] != at[axis])
+        source, target = group_role(before, axes, mesh), group_role(at, axes, mesh)
+        self.body.append(ReshardMove(given, result, "send", axes, source, target, stages))
 
     def _at(self, value: Value, layout: Layout, name: Value | None = None) -> Register:
         """

@@ -119,7 +119,12 @@ class Fused(Compute):
 
 @dataclass(frozen=True, slots=True)
 class ReshardMove:
-    """One move of a reshard, a collective or a local step: mesh axes `axes` go from role `source` to role `target`."""
+    """
+    One move of a reshard, a collective or a local step: mesh axes `axes` go from role `source` to role `target`.
+
+    Of what one stage of a pipeline hands to another, `stages` are these two; where both are on the same devices it is a
+    `retype` without axes.
+    """
 
     operand: Register
     result: Register
@@ -127,6 +132,7 @@ class ReshardMove:
     axes: tuple[int, ...]
     source: int
     target: int
+    stages: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

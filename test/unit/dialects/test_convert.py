@@ -84,6 +84,7 @@ def graphs(draw: st.DrawFn) -> Graph:
         try:
             if kind in PARALLEL_OPERATORS:
                 given = {"dim": dim, "to": to, "by": by, "low": draw(st.integers(0, 2)), "high": to}
+                given |= {"source": draw(st.integers(0, 2)), "target": to}
                 node = parallel(kind, x, **{a: given[a] for a in PARALLEL_OPERATORS[kind].attributes})
                 node = parallel(kind, x, view_for(draw, grid(node)), **{k: int(v) for k, v in node.attributes})
             else:

@@ -55,7 +55,7 @@ class PartWriter(StepWriter):
 
     def text(self) -> str:
         """Return the Python text of the part's function."""
-        program, kind = self.program, self.part.kind
+        kind = self.part.kind
         rows = merged(row for line in self.schedule.lines for row in self._rows(line))
         early = [row for row in rows if row.when == "early" or row.is_early]
         lines: list[tuple[str, str]] = []
@@ -159,7 +159,7 @@ def schedule_text(parts: StepParts, functions: Mapping[str, str], program: Progr
     axes = tuple(range(_leading(program, len(words))))
     out = [
         f"PIPELINE = {axes!r}  # mesh axes along which its ranks are",
-        f"SCHEDULE = (  # {parts.schedule.name}: what each of them does, in order; 2F0 is stage 2's forward of the first",
+        f"SCHEDULE = (  # {parts.schedule.name}: what each of them does, in order; 2F0: stage 2's forward of the first",
         *(f"    {_wrapped(row)}," for row in words),
         ")",
         f"RANK_OF = {parts.schedule.rank_of!r}  # the rank of each stage",

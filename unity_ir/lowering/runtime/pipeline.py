@@ -30,56 +30,64 @@ def run_schedule(ctx, weights, batch, once, sums):
     Run what SCHEDULE has for this rank. A send starts behind what makes it, and is waited for before the next in its
     direction; a receive starts where the schedule has it, and is waited for where its stage needs it.
     """
-    if ctx.ways is None:
+    if not ctx.ways:
         ctx.ways = {way: ctx._group(PIPELINE) for way in "FB"}
     kept = [{} for _ in range(MICRO_BATCHES)]
-    made, waits, sent, done = {}, {}, {}, {}
+    made, received, sent, done = {}, {}, {"F": [], "B": []}, dict.fromkeys(PARTS, 0)
     for stage, kind, k in actions_of(ctx):
-        way = kind[-1] if "_" in kind else "F" if kind == "F" else "B"
+        way = "F" if kind in ("F", "SEND_F", "RECV_F") else "B"
         if kind.startswith("SEND"):
-            for work, _ in sent.pop(way, ()):
-                work.wait()
+            wait_for(sent[way])
             sent[way] = start_sends(ctx, stage, way, made.pop((stage, way, k)))
         elif kind.startswith("RECV"):
-            waits[stage, way, k] = start_receives(ctx, stage, way)
+            received[stage, way, k] = start_receives(ctx, stage, way)
         else:
             if kind != "W":
-                for work, name, x in waits.pop((stage, way, k), ()):
-                    if work is not None:
-                        work.wait()
-                    kept[k][name] = x
-            part = f"{stage}{kind}"
-            done[part] = done.get(part, 0) + 1
-            if part in PARTS:
+                kept[k].update(wait_for(received.pop((stage, way, k), ())))
+            for part in parts_of(stage, kind):
+                done[part] += 1
                 ctx.micro_batch, ctx.is_last = k, done[part] == MICRO_BATCHES
-                made[stage, way, k] = PARTS[part](ctx, weights, batch, once, sums, kept[k])
-    for works in sent.values():
-        for work, _ in works:
-            work.wait()
+                result = PARTS[part](ctx, weights, batch, once, sums, kept[k])
+                made |= {} if result is None else {(stage, way, k): result}
+    wait_for(sent["F"])
+    wait_for(sent["B"])
     ctx.micro_batch = 0
 
 
 def actions_of(ctx):
     """Yield what this rank does, as (stage, kind, micro-batch)."""
-    for word in SCHEDULE[ctx.index(PIPELINE)].split():
-        stage, kind, k = re.fullmatch(r"(\d+)([A-Z_]+)(\d+)", word).groups()
+    for stage, kind, k in re.findall(r"(\d+)([A-Z_]+)(\d+)", SCHEDULE[ctx.index(PIPELINE)]):
         yield int(stage), kind, int(k)
 
 
+def parts_of(stage, kind):
+    """Return the parts, by name, that an action runs: a backward is two where others of its stage are in halves."""
+    names = (f"{stage}I", f"{stage}W") if kind == "B" and f"{stage}B" not in PARTS else (f"{stage}{kind}",)
+    return [name for name in names if name in PARTS]
+
+
 def start_sends(ctx, stage, way, tensors):
-    """Start the sends of what a stage has made, forward (F) or backward (B): a list of (work, tensor)."""
+    """Start the sends of what a stage has made, forward (F) or backward (B): a list of (name, work, tensor)."""
     to = rank_at(ctx, stage + (1 if way == "F" else -1))
     tensors = [x.contiguous() for x in tensors if x is not None]  # what other ranks of the stage hold is None here
-    return [(dist.isend(x, to, group=ctx.ways[way]), x) for x in tensors]
+    return [("", dist.isend(x, to, group=ctx.ways[way]), x) for x in tensors]
 
 
 def start_receives(ctx, stage, way):
-    """Start the receives of a stage, forward (F) or backward (B): a list of (work, name, tensor)."""
+    """Start the receives of a stage, forward (F) or backward (B): a list of (name, work, tensor)."""
     source, works = rank_at(ctx, stage + (-1 if way == "F" else 1)), []
     for name, shape, dtype, pins in RECEIVES.get(f"{stage}{way}", ()):
         x = torch.empty(shape, dtype=dtype, device=ctx.device) if ctx.at(pins) else None
-        works.append((None if x is None else dist.irecv(x, source, group=ctx.ways[way]), name, x))
+        works.append((name, None if x is None else dist.irecv(x, source, group=ctx.ways[way]), x))
     return works
+
+
+def wait_for(transfers):
+    """Wait for transfers that have started; return the tensors by name, None of those that other ranks hold."""
+    for _, work, _ in transfers:
+        if work is not None:
+            work.wait()
+    return {name: x for name, _, x in transfers}
 
 
 def rank_at(ctx, stage):

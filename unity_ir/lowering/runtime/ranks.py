@@ -64,7 +64,7 @@ class Context:
     writing = None  # the thread that writes files beside training, if there is one
     micro_batch = 0  # the number of the micro-batch that is run
     is_last = False  # whether no other follows it
-    ways = None  # the process groups of a pipeline's sends, forward and backward
+    ways = ()  # the process groups of a pipeline's sends, by their direction
     piece = 0  # the number of the piece of which the loss is made
 
     def __init__(self, backend: str):

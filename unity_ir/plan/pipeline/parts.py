@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, cast
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.sharding import Mesh, Pins, pins
@@ -119,6 +119,8 @@ class _Parts:
         self.forward = self._ancestors(program.outputs)
         self.part: dict[Register, Key] = {}
         """For each register that is made in one part only: which."""
+        self.received: set[Register] = set()
+        """Registers that come from another rank."""
         self._assign()
 
     # -- which part does what
@@ -154,28 +156,33 @@ class _Parts:
         match instruction:
             case Leaf("input" | "weight"):
                 return True
-            case TimeStep(_, _, "reuse") | ReshardMove(_, _, "retype"):
+            case TimeStep(_, _, "reuse"):
                 return True
             case UpdateWeight():
                 return False
             case _:
+                if _is_retype(instruction):
+                    return True
                 (register, *_) = makes(instruction)
                 return self.program.when[register] == "every" and self._rank(register) is None
 
     def _boundary(self, instruction: Instruction) -> tuple[int, int] | None:
-        """Return the ranks between which an instruction of the loop sends; None if it does not."""
+        """Return the stages between which an instruction of the loop sends; None if it does not."""
         if not isinstance(instruction, ReshardMove) or self.program.when[instruction.result] != "every":
             return None
-        source, target = self._rank(instruction.operand), self._rank(instruction.result)
-        if source is None or target is None or source == target:
-            return None
-        return source, target
+        if instruction.stages is not None and abs(instruction.stages[0] - instruction.stages[1]) != 1:
+            source, target = instruction.stages
+            raise UnityError(
+                f"{self.where}: stage {source} sends to stage {target} in every micro-batch; only neighbours do"
+            )
+        return instruction.stages
 
     def _assign(self) -> None:
         program, when = self.program, self.program.when
         for instruction in program.body:
             made = makes(instruction)
             if not made or self._is_everywhere(instruction):
+                self._check_alike(instruction)
                 continue
             time = when[made[0]]
             if time != "every":
@@ -186,21 +193,47 @@ class _Parts:
         if self.schedule.splits_backward:
             self._split()
 
+    def _check_alike(self, instruction: Instruction) -> None:
+        """Check that what every stage does by itself reads nothing that only some stages have."""
+        if isinstance(instruction, Leaf | UpdateWeight | TimeStep) or _is_retype(instruction):
+            return
+        read = next((self.part[r] for r in self._behind(instruction) if self.part[r][1] is not None), None)
+        if read is not None:
+            raise UnityError(
+                f"{self.where}: all ranks read in every micro-batch what stage {read[1]} makes; send it to the stages "
+                "that read it (pcg.send)"
+            )
+
+    def _behind(self, instruction: Instruction) -> set[Register]:
+        """Return the registers of one part that an instruction reads, also by what each part does by itself."""
+        found: set[Register] = set()
+        todo = [*reads(instruction)]
+        while todo:
+            register = todo.pop()
+            if register in self.part:
+                found.add(register)
+            else:
+                todo += reads(self.makers[register])
+        return found
+
     def _put(self, made: Iterable[Register], kind: PartKind, stage: int | None) -> None:
         self.part.update(dict.fromkeys(made, (kind, stage)))
 
     def _stage(self, instruction: Instruction, kind: PartKind) -> int:
         """
         Return the stage that does an instruction of the loop: of those on its rank the nearest to what it reads, or the
-        first one to run.
+        first one to run. What is sent is of the stage that receives it.
         """
+        crossed = self._boundary(instruction)
+        if crossed is not None:
+            return self._received_by(*crossed, makes(instruction)[0])
         rank = self._rank(makes(instruction)[0])
         stages = self.schedule.stages_of(rank) if rank is not None else []
-        parts = [self.part[r] for r in reads(instruction) if r in self.part]
+        parts = [self.part[r] for r in self._behind(instruction)]
         before = [s for k, s in parts if s is not None and (k == "F") == (kind == "F")]
         if kind == "B" and not before:
-            # The first of a backward, or a forward done again.
-            before = [s for _, s in parts if s is not None]
+            # The first of a backward, or a forward done again: of the last stage whose forward it reads.
+            before = [max((s for _, s in parts if s is not None), default=stages[-1])]
         if not before:
             return stages[0 if kind == "F" else -1]
         if kind == "F":
@@ -208,90 +241,101 @@ class _Parts:
         else:
             found = next((s for s in reversed(stages) if s <= min(before)), None)
         if found is None:
+            last, where = (max if kind == "F" else min)(before), "all ranks" if rank is None else f"rank {rank}"
             raise UnityError(
-                f"{self.where}: rank {rank} of the pipeline reads what a {'later' if kind == 'F' else 'earlier'} stage "
-                f"makes; the stages of {self.schedule.name} are on ranks {', '.join(map(str, self.schedule.rank_of))}"
+                f"{self.where}: {where} of the pipeline reads what stage {last} makes, and has no stage "
+                f"{'after' if kind == 'F' else 'before'} it; send values to stages that read them (pcg.send)"
             )
-        crossed = self._boundary(instruction)
-        last = (max if kind == "F" else min)(before)
-        if crossed is not None and found != last + (1 if kind == "F" else -1):
-            raise UnityError(f"{self.where}: stage {last} sends to stage {found}; only neighbours send to each other")
         return found
 
+    def _received_by(self, source: int, target: int, received: Register) -> int:
+        """Return the stage that receives a register. Raises `UnityError` if the schedule has it on another rank."""
+        known = self.schedule.rank_of
+        if max(source, target) >= len(known):
+            raise UnityError(
+                f"{self.where}: stage {source} sends to stage {target}; {self.schedule.name} has {len(known)} stages"
+            )
+        if self._rank(received) != known[target]:
+            raise UnityError(
+                f"{self.where}: stage {target} is on rank {self._rank(received)} of the pipeline, in "
+                f"{self.schedule.name} on rank {known[target]}"
+            )
+        return target
+
     def _split(self) -> None:
-        """Divide backwards in halves: what the gradient of a stage's input is made of is I, the rest W."""
+        """
+        Divide backwards in halves: what the gradient of a stage's input is made of, and what other stages read, is I,
+        the rest W.
+        """
         wanted: set[Register] = set()
         for instruction in reversed(self.program.body):
             made = makes(instruction)
             if not made or self.part.get(made[0], ("", None))[0] != "B":
                 continue
-            kind, stage = self.part[made[0]]
-            if self._boundary(instruction) is not None or not wanted.isdisjoint(made):
-                wanted.update(reads(instruction))
-                self._put(made, "I", stage)
-            else:
-                self._put(made, "W", stage)
+            _, stage = self.part[made[0]]
+            is_boundary = self._boundary(instruction) is not None
+            is_input = is_boundary or not wanted.isdisjoint(made)
+            self._put(made, "I" if is_input else "W", stage)
+            wanted.update(r for r in self._behind(instruction) if is_input or self.part[r][1] != stage)
 
     # -- their programs
 
     def parts(self) -> StepParts:
-        bodies: dict[Key, list[Instruction]] = {("before", None): []}
-        sends: dict[Key, list[Sent]] = {}
-        received: set[Register] = set()
-        for instruction in self.program.body:
-            made = makes(instruction)
-            if not made or made[0] not in self.part:
-                continue
-            kind, stage = self.part[made[0]]
-            if self._boundary(instruction) is None:
-                bodies.setdefault((kind, stage), []).append(instruction)
-                continue
-            assert isinstance(instruction, ReshardMove)
-            sender = self._sender(instruction)
-            sends.setdefault(sender, []).append(Sent(instruction.operand, instruction.result))
-            bodies.setdefault(sender, [])
-            received.add(instruction.result)
-        bodies.setdefault(("after", None), [])
+        bodies, sends = self._bodies()
         grads = [i.grad for i in self.program.body if isinstance(i, UpdateWeight)]
         final = (*self.program.outputs, *grads)
-        given = {
-            key: self._given(body, sends.get(key, ()), final if key[0] == "after" else ())
-            for key, body in bodies.items()
-        }
+        ends = {key: (*(s.held for s in sends.get(key, ())), *(final if key[0] == "after" else ())) for key in bodies}
+        whole = {key: self._with_shared(body, ends[key]) for key, body in bodies.items()}
+        given = {key: _given(body, ends[key]) for key, body in whole.items()}
         read_in: dict[Register, list[Key]] = {}
         for key, needs in given.items():
             for register in needs:
                 read_in.setdefault(register, []).append(key)
-        keys = self._keys(read_in)
-        last = self._last_readers(read_in)
+        keys, last = self._keys(read_in), self._last_readers(read_in)
         made: list[StepPart] = []
-        for key, body in bodies.items():
-            own = {r for i in body for r in makes(i)}
-            leaves: list[Instruction] = []
-            for register in given[key]:
-                home = None if register in received else self.part[register][0]
-                if key[0] == "after" and home not in ("before", None):
-                    op = "sum"
-                elif home == "before":
-                    op = "once"
-                else:
-                    op = "last" if last.get(register) == key else "kept"
-                leaves.append(Leaf(op, register, keys[register]))
-            shared = self._shared(body, (*(s.held for s in sends.get(key, ())), *(final if key[0] == "after" else ())))
-            ordered = sorted((*shared, *body), key=lambda i: self.order[id(i)])
-            outputs = final if key[0] == "after" else tuple(r for r in keys if r in own)
-            outputs += tuple(each.held for each in sends.get(key, ()))
-            used = {r for i in (*leaves, *ordered) for r in (*reads(i), *makes(i))}
+        for key, body in whole.items():
+            leaves = [Leaf(self._handed(key, r, last), r, keys[r]) for r in given[key]]
+            own = {r for i in bodies[key] for r in makes(i)}
+            outputs = (*(() if key[0] == "after" else (r for r in keys if r in own)), *ends[key])
+            used = {r for i in (*leaves, *body) for r in (*reads(i), *makes(i))}
             program = replace(
                 self.program,
                 tensors={r: t for r, t in self.program.tensors.items() if r in used},
-                body=(*leaves, *ordered),
+                body=(*leaves, *body),
                 outputs=tuple(dict.fromkeys(outputs)),
                 optimizer=None,
                 part_of=self.program,
             )
             made.append(StepPart(*key, program, tuple(sends.get(key, ())), self._place_of(key[1])))
         return StepParts(self.schedule, tuple(sorted(made, key=_place)), keys)
+
+    def _bodies(self) -> tuple[dict[Key, list[Instruction]], dict[Key, list[Sent]]]:
+        """Return the instructions that one part alone does, by part, and what each part sends to another rank."""
+        bodies: dict[Key, list[Instruction]] = {("before", None): []}
+        sends: dict[Key, list[Sent]] = {}
+        for instruction in self.program.body:
+            made = makes(instruction)
+            if not made or made[0] not in self.part:
+                continue
+            stages = self._boundary(instruction)
+            if stages is None or not isinstance(instruction, ReshardMove) or not instruction.axes:
+                bodies.setdefault(self.part[made[0]], []).append(instruction)
+                continue
+            sender = self.part[instruction.result][0], stages[0]
+            sends.setdefault(sender, []).append(Sent(instruction.operand, instruction.result))
+            self.received.add(instruction.result)
+            bodies.setdefault(sender, [])
+        bodies.setdefault(("after", None), [])
+        return bodies, sends
+
+    def _handed(self, key: Key, register: Register, last: Mapping[Register, Key]) -> str:
+        """Return how a part gets a register that another one makes: what `Leaf.op` says of it."""
+        home = None if register in self.received else self.part[register][0]
+        if home == "before":
+            return "once"
+        if key[0] == "after" and home is not None:
+            return "sum"
+        return "last" if last.get(register) == key else "kept"
 
     def _place_of(self, stage: int | None) -> Pins:
         """Return the coordinates of the ranks of a stage."""
@@ -300,31 +344,16 @@ class _Parts:
         leading = Mesh(self.program.mesh.sizes[: self.leading])
         return tuple(enumerate(leading.coordinates(self.schedule.rank_of[stage])))
 
-    def _sender(self, instruction: ReshardMove) -> Key:
-        """Return the part that sends what a boundary moves."""
-        kind, stage = self.part[instruction.result]
-        assert stage is not None
-        return kind, stage - 1 if kind == "F" else stage + 1
-
-    def _shared(self, body: Sequence[Instruction], also: Iterable[Register]) -> list[Instruction]:
-        """Return the instructions that a part does by itself, as others do, for what it reads."""
-        found: dict[int, Instruction] = {}
-        todo = [*(r for i in body for r in reads(i)), *also]
+    def _with_shared(self, body: Sequence[Instruction], ends: Iterable[Register]) -> list[Instruction]:
+        """Return a part's instructions with those that it does by itself, as others do, for what it reads."""
+        found = {id(i): i for i in body}
+        todo = [*(r for i in body for r in reads(i)), *ends]
         while todo:
             maker = self.makers[todo.pop()]
             if id(maker) not in found and self._is_everywhere(maker):
                 found[id(maker)] = maker
                 todo += reads(maker)
-        return list(found.values())
-
-    def _given(self, body: Sequence[Instruction], sends: Sequence[Sent], also: Iterable[Register]) -> list[Register]:
-        """Return the registers that a part reads, and other parts make."""
-        ends = (*(s.held for s in sends), *also)
-        shared = self._shared(body, ends)
-        own = {r for i in (*body, *shared) for r in makes(i)}
-        found = dict.fromkeys(r for i in (*shared, *body) for r in reads(i))
-        found |= dict.fromkeys(ends)
-        return [r for r in found if r not in own]
+        return sorted(found.values(), key=lambda i: self.order[id(i)])
 
     def _keys(self, read_in: Mapping[Register, object]) -> dict[Register, str]:
         """Return a name for each register that one part makes and others read, or receive; sums always have one."""
@@ -346,17 +375,33 @@ class _Parts:
         return found
 
     def _last_readers(self, read_in: Mapping[Register, Sequence[Key]]) -> dict[Register, Key]:
-        """Return, for what is kept of a micro-batch, the part that is the last to read it in the rank's order."""
-        place: dict[tuple[str, int | None], int] = {}
+        """
+        Return, for what is kept of a micro-batch, the part that is the last to read it in its rank's order; none where
+        that is another one in some micro-batches.
+        """
+        order: list[dict[Key, int]] = [{} for _ in range(self.program.micro_batches)]
         for actions in self.schedule.ranks:
             for n, (stage, kind, k) in enumerate(actions):
-                if kind in COMPUTE and k == self.program.micro_batches - 1:
-                    place[kind, stage] = n
+                if kind in COMPUTE and k is not None:
+                    order[k][cast("PartKind", kind), stage] = n
         found: dict[Register, Key] = {}
         for register, parts in read_in.items():
-            if all(key in place for key in parts):
-                found[register] = max(parts, key=lambda key: place[key])
+            if all(key in places for places in order for key in parts):
+                last = {max(parts, key=places.__getitem__) for places in order}
+                found |= {register: last.pop()} if len(last) == 1 else {}
         return found
+
+
+def _is_retype(instruction: Instruction) -> bool:
+    """Return whether an instruction changes only the name of a layout, within a stage."""
+    return isinstance(instruction, ReshardMove) and instruction.kind == "retype" and instruction.stages is None
+
+
+def _given(body: Sequence[Instruction], ends: Iterable[Register]) -> list[Register]:
+    """Return the registers that a part reads, or hands on (`ends`), and other parts make."""
+    own = {r for i in body for r in makes(i)}
+    found = dict.fromkeys((*(r for i in body for r in reads(i)), *ends))
+    return [r for r in found if r not in own]
 
 
 def _place(part: StepPart) -> tuple[int, int]:
