@@ -4,9 +4,9 @@ Compare simulated pipelines of published recipes with what they were measured at
     python bench/known_pipelines.py [--json FILE]
 
 Llama 3.1 405B on 512 H100 of 96 GB by torchtitan (commit b5bcd76, benchmarks/): TP 8, PP 8, FSDP 8, every layer
-recomputed, 256 x 8,192 tokens in as many micro-batches as stages, 1F1B and interleaved with two stages per GPU; theirs
-in float8. Llama 3 70B on 64 and 405B on 1,024 H100 by NVIDIA (Megatron-Bridge, docs/performance-summary): TP 4, PP 8, VP
-5, and TP 8, PP 8, CP 2, VP 8, in fp8. Here all is bf16 with masters and AdamW in float32, with sequence parallelism
+recomputed, 256 x 8,192 tokens in as many micro-batches as parts, 1F1B, and interleaved with two stages per GPU; theirs
+in float8. Llama 3 70B on 64 and 405B on 1,024 H100 by NVIDIA (Megatron-Bridge, docs/performance-summary): TP 4, PP 8,
+VP 5, and TP 8, PP 8, CP 2, VP 8, in fp8. Here all is bf16 with masters and AdamW in float32, with sequence parallelism
 beside TP, and DP in place of CP. Prints seconds of a step, the bubble, tokens per second and GPU, and how much faster
 interleaving makes a step.
 """
@@ -84,9 +84,11 @@ def simulated(recipe: Recipe) -> Simulated:
     machine, optimizer = load(recipe.machine), Optimizer("adamw")
     options = {"tp": recipe.tensor, "sp": True, "zero": 2}
     stages, fits = Stages.of(recipe.stages, recipe.schedule), True
-    more = {"micro_batches": recipe.micro_batches, "recompute": recipe.recompute, "stages": stages}
+    count, recompute = recipe.micro_batches, recipe.recompute
     try:
-        placed = run(graph, machine, "degrees", optimizer, options, **more).graph
+        placed = run(
+            graph, machine, "degrees", optimizer, options, micro_batches=count, recompute=recompute, stages=stages
+        ).graph
     except DoesNotFit as error:
         placed, fits = error.result.graph, False
     step = simulate_stages(plan_graph(placed, machine, optimizer), machine)
