@@ -69,12 +69,14 @@ def text(
     derivation: list[str] | None = None,
     bound: float | None = None,
     simulated: Simulated | None = None,
+    family: str = "",
 ) -> str:
     """
     Return the text of `--stats` for a plan called `name` whose cost is known.
 
     `derivation` (rule applications) and `bound` (lower bound in seconds) are a search's results; `simulated` adds the
-    lines on simulated time, peak memory and launches. None leaves those lines out.
+    lines on simulated time, peak memory and launches. None leaves those lines out. Of a pipeline, `family` says which
+    ones `bound` is of.
     """
     machine = plan.machine
     out = StringIO()
@@ -120,7 +122,11 @@ def text(
         )
     if machine.devices > 1 and all(set(roles) == {REPEAT} for roles in plan.placement.assignments.values()):
         console.print(f"  devices        all {machine.devices} do the same work: 1 device is as fast")
-    if bound:
+    if bound and family and simulated is not None:
+        gap = f"gap {simulated.waiting / bound - 1:.2%}"
+        said = f"of the simulated time if it is waited for, for any pipeline of {family}: {gap}"
+        console.print(f"  bound          {seconds_text(bound)} {said}", soft_wrap=True)
+    elif bound:
         if on_parts:
             said = "with everything on all devices; here branches are on parts, at once"
         elif any(r.again for r in plan.reshards):

@@ -33,6 +33,9 @@ DERIVATION = "pcg.derivation"
 BOUND = "pcg.bound"
 """The function attribute that holds the lower bound, in seconds, of all placements of the plan's graph."""
 
+FAMILY = "pcg.family"
+"""The function attribute that says of a pipeline which ones its lower bound is of."""
+
 
 UNIT = 1e9
 """Units of work per unit of the option `work` and of messages."""
@@ -184,13 +187,15 @@ Search: type[ModulePass] = make_dataclass(
 """The pass, with a field for each option of each strategy."""
 
 
-def _certificate(result: SearchResult) -> dict[str, ArrayAttr[StringAttr] | FloatAttr]:
+def _certificate(result: SearchResult) -> dict[str, ArrayAttr[StringAttr] | FloatAttr | StringAttr]:
     """Return the function's attributes that tell how the plan was derived, and its lower bound."""
-    found: dict[str, ArrayAttr[StringAttr] | FloatAttr] = {}
+    found: dict[str, ArrayAttr[StringAttr] | FloatAttr | StringAttr] = {}
     if result.joint is not None or result.bound is not None or result.derivation:
         found[DERIVATION] = ArrayAttr(StringAttr(str(step)) for step in result.derivation)
     if result.bound is not None:
         found[BOUND] = FloatAttr(result.bound, f64)
+    if result.family:
+        found[FAMILY] = StringAttr(result.family)
     return found
 
 

@@ -5,14 +5,14 @@ mesh axis a role: the dim that it shards, addends (SUM), replicas (COPY, REPEAT)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.coarse import RunMemo, plan_coarsely
 from unity_ir.pcg.graph import Value
 from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import Layout
+from unity_ir.pcg.sharding import Layout, Mesh, coordinate_of, is_pinned
 
 
 def plan_moves(
@@ -20,7 +20,8 @@ def plan_moves(
 ) -> tuple[Move, ...]:
     """
     Return the cheapest moves that bring a value from layout `source` to `target` (a role per mesh axis each) on a
-    machine, in order; () if the layouts are equal. Planned by `pcg.coarse`, memoised.
+    machine, in order; () if the layouts are equal. Planned by `pcg.coarse`, memoised. Axes that are pinned at one
+    coordinate in both stay so: devices of other parts of the machine, which do other things meanwhile, do not help.
 
     With `gradient`, they are priced for the value's gradient, whose element type is `grad_dtype`; `source` and `target`
     are then the gradient's own layouts. Raises `UnityError` if the mesh axes do not divide the shape.
@@ -38,14 +39,45 @@ def _plan_cached(
     shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, machine: ByIdentity
 ) -> tuple[Move, ...]:
     of = machine.machine
-    memo = _memo(machine, dtype)
-    return plan_coarsely(source, target, shape, of.mesh, of.axis_levels, lambda m: of.move_time(m, dtype), memo)
+    fixed = tuple((i, coordinate_of(a)) for i, (a, b) in enumerate(zip(source, target, strict=True)) if _is_at(a, b))
+    if not fixed:
+        memo = _memo(machine, dtype, ())
+        return plan_coarsely(source, target, shape, of.mesh, of.axis_levels, lambda m: of.move_time(m, dtype), memo)
+    staying = {axis for axis, _ in fixed}
+    axes = tuple(axis for axis in range(len(source)) if axis not in staying)
+
+    def on_part(layout: Layout) -> Layout:
+        return tuple(layout[axis] for axis in axes)
+
+    def on_machine(move: Move) -> Move:
+        others = tuple((axes[axis], coordinate) for axis, coordinate in move.pins)
+        return replace(move, axes=tuple(axes[axis] for axis in move.axes), pins=tuple(sorted((*others, *fixed))))
+
+    part, levels = Mesh(on_part(of.mesh.sizes)), on_part(of.axis_levels)
+    found = plan_coarsely(
+        on_part(source),
+        on_part(target),
+        shape,
+        part,
+        levels,
+        lambda m: of.move_time(on_machine(m), dtype),
+        _memo(machine, dtype, axes),
+    )
+    return tuple(map(on_machine, found))
+
+
+def _is_at(source: int, target: int) -> bool:
+    """Return whether a mesh axis is pinned at the same coordinate in two layouts."""
+    return source == target and is_pinned(source)
 
 
 @lru_cache(maxsize=256)
-def _memo(machine: ByIdentity, dtype: str) -> RunMemo:
-    """Return the memo of plans for one machine and element type, which lives as long as this cache keeps it."""
-    del machine, dtype
+def _memo(machine: ByIdentity, dtype: str, axes: tuple[int, ...]) -> RunMemo:
+    """
+    Return the memo of plans for one machine and element type, over some of its axes (() for all), which lives as long
+    as this cache keeps it.
+    """
+    del machine, dtype, axes
     return {}
 
 

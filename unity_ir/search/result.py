@@ -29,6 +29,8 @@ class SearchResult:
     cost: PlanCost
     derivation: tuple[RuleApplication, ...] = ()
     bound: float | None = None
+    family: str = ""
+    """Of a pipeline: which pipelines `bound` bounds, in seconds of a step whose moves are all waited for."""
     explored: int = 1
     """Graphs whose optimal parallelization was computed."""
     seconds: float = 0.0

@@ -379,6 +379,7 @@ class UnityOpt(xDSLOptMain):
                 plan,
                 *_certificate(func),
                 simulated=simulated(graph, plan.machine),
+                family=_family(func),
             )
             print(text, file=sys.stderr)
 
@@ -486,6 +487,12 @@ def _derivation_text(module: ModuleOp) -> str:
     if not lines:
         raise UnityError("unity-opt: --derivation-out, but no function has a derivation; add --search")
     return "\n".join(lines) + "\n"
+
+
+def _family(func: FuncOp) -> str:
+    """Return which pipelines the bound that a search has left on a function is of; nothing of other plans."""
+    family = func.attributes.get("pcg.family")
+    return family.data if isinstance(family, StringAttr) else ""
 
 
 def _certificate(func: FuncOp) -> tuple[list[str] | None, float | None]:
