@@ -69,14 +69,14 @@ def text(
     derivation: list[str] | None = None,
     bound: float | None = None,
     simulated: Simulated | None = None,
-    family: str = "",
+    pipelines: tuple[float, str] | None = None,
 ) -> str:
     """
     Return the text of `--stats` for a plan called `name` whose cost is known.
 
     `derivation` (rule applications) and `bound` (lower bound in seconds) are a search's results; `simulated` adds the
-    lines on simulated time, peak memory and launches. None leaves those lines out. Of a pipeline, `family` says which
-    ones `bound` is of.
+    lines on simulated time, peak memory and launches. None leaves those lines out. Of a pipeline, `pipelines` has its
+    seconds if all moves are waited for, and which pipelines `bound` bounds, in such seconds.
     """
     machine = plan.machine
     out = StringIO()
@@ -122,10 +122,10 @@ def text(
         )
     if machine.devices > 1 and all(set(roles) == {REPEAT} for roles in plan.placement.assignments.values()):
         console.print(f"  devices        all {machine.devices} do the same work: 1 device is as fast")
-    if bound and family and simulated is not None:
-        gap = f"gap {simulated.waiting / bound - 1:.2%}"
-        said = f"of the simulated time if it is waited for, for any pipeline of {family}: {gap}"
-        console.print(f"  bound          {seconds_text(bound)} {said}", soft_wrap=True)
+    if bound and pipelines is not None:
+        waited, family = pipelines
+        said = f"of {seconds_text(waited)} if every move is waited for, for any pipeline of {family}"
+        console.print(f"  bound          {seconds_text(bound)} {said}: gap {waited / bound - 1:.2%}", soft_wrap=True)
     elif bound:
         if on_parts:
             said = "with everything on all devices; here branches are on parts, at once"

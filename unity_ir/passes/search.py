@@ -22,10 +22,11 @@ from unity_ir.machine import Machine
 from unity_ir.messages import tell
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer, optimizer_of
-from unity_ir.search import Progress, SearchResult, all_strategies, run, run_in_time
+from unity_ir.search import Progress, SearchResult, all_strategies
 from unity_ir.search.explain import explain
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.strategy import OptionValue, option_types
+from unity_ir.search.with_stages import Asked, run_with_stages
 
 DERIVATION = "pcg.derivation"
 """The function attribute that holds the rule applications from the source graph to the plan."""
@@ -35,6 +36,9 @@ BOUND = "pcg.bound"
 
 FAMILY = "pcg.family"
 """The function attribute that says of a pipeline which ones its lower bound is of."""
+
+WAITED = "pcg.waited"
+"""The function attribute that holds the seconds of a pipeline if all moves are waited for, as its bound has them."""
 
 
 UNIT = 1e9
@@ -83,8 +87,11 @@ class _Search(ModulePass):
     loss_pieces: str | int | None = None
     """In how many pieces of the tokens a step makes its loss, or auto; by default 1, of joint searches auto."""
 
-    stages: int | None = None
-    """How many stages of a pipeline the plan has, each on a part of the machine; by default it is no pipeline."""
+    stages: str | int | None = None
+    """
+    How many stages of a pipeline the plan has, each on a part of the machine; auto: as many as are fastest, if any. By
+    default joint searches of large models on several nodes decide, and others make none.
+    """
 
     schedule: str | None = None
     """The order in which stages run micro-batches: see `plan.pipeline.catalogue`; by default 1f1b, or the fastest of a
@@ -124,10 +131,9 @@ class _Search(ModulePass):
         progress: Progress | None,
     ) -> SearchResult:
         given = self.strategy, optimizer, options, progress, self._budget()
-        pieces = None if self.loss_pieces is None else str(self.loss_pieces)
-        stages = self._stages()
+        more = self.recompute, None if self.loss_pieces is None else str(self.loss_pieces), self._stages()
         if self.micro_batches == "auto":
-            return run_in_time(graph, machine, *given, recompute=self.recompute, loss_pieces=pieces, stages=stages)
+            return run_with_stages(graph, machine, *given, "auto", *more)
         try:
             count = int(self.micro_batches)
         except ValueError:
@@ -136,12 +142,19 @@ class _Search(ModulePass):
             raise UnityError(
                 f"pcg-search: micro_batches is {self.micro_batches!a}; it is a number of them, 1 or more, or auto"
             )
-        return run(graph, machine, *given, count, self.recompute, pieces, stages)
+        return run_with_stages(graph, machine, *given, count, *more)
 
-    def _stages(self) -> Stages | None:
+    def _stages(self) -> Asked:
         if self.stages is None and self.schedule is not None:
             raise UnityError(f"pcg-search: schedule={self.schedule} orders the stages of a pipeline; add stages")
-        return None if self.stages is None else Stages.of(self.stages, self.schedule)
+        text = str(self.stages)
+        if self.stages is None or text in ("auto", "1"):
+            if self.schedule is not None:
+                raise UnityError(f"pcg-search: schedule={self.schedule} is of as many stages as are given, not {text}")
+            return None if self.stages is None else "auto" if text == "auto" else "none"
+        if not text.isdecimal():
+            raise UnityError(f"pcg-search: stages is {text!a}; it is a number of them, 1 or more, or auto")
+        return Stages.of(int(text), self.schedule)
 
     def _optimizer(self) -> Optimizer | None:
         if self.explain is not None and self.strategy != "joint":
@@ -194,8 +207,8 @@ def _certificate(result: SearchResult) -> dict[str, ArrayAttr[StringAttr] | Floa
         found[DERIVATION] = ArrayAttr(StringAttr(str(step)) for step in result.derivation)
     if result.bound is not None:
         found[BOUND] = FloatAttr(result.bound, f64)
-    if result.family:
-        found[FAMILY] = StringAttr(result.family)
+    if result.waited is not None:
+        found |= {FAMILY: StringAttr(result.family), WAITED: FloatAttr(result.waited, f64)}
     return found
 
 

@@ -31,6 +31,8 @@ class SearchResult:
     bound: float | None = None
     family: str = ""
     """Of a pipeline: which pipelines `bound` bounds, in seconds of a step whose moves are all waited for."""
+    waited: float | None = None
+    """Of a pipeline: the seconds of its step if all moves are waited for, as the search and its bound have them."""
     explored: int = 1
     """Graphs whose optimal parallelization was computed."""
     seconds: float = 0.0
@@ -53,4 +55,6 @@ class SearchResult:
         for, as the bound is; None without a bound. The plan is the one of the fewest such seconds, `proved`, if another
         was chosen because its moves overlap more with kernels; else the plan of this result.
         """
-        return None if not self.bound else (self.proved or self.cost).time / self.bound - 1
+        if not self.bound:
+            return None
+        return (self.waited or (self.proved or self.cost).time) / self.bound - 1

@@ -13,11 +13,9 @@ from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, erase
-from unity_ir.pcg.layers import shortened
 from unity_ir.pcg.micro_batches import micro_batch
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
-from unity_ir.rules.algebraic import selected
 from unity_ir.search.baselines.batch_dims import sample_dims
 from unity_ir.search.bounds.axis_counts import of_kernels
 from unity_ir.search.choose.candidates import SimulatedPlans
@@ -25,19 +23,16 @@ from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, certain
 from unity_ir.search.exact.solver import Solver
 from unity_ir.search.exact.trw_s import Messages
 from unity_ir.search.in_time import in_time
-from unity_ir.search.joint.best_first import Progress, joint, rewritten_alike
+from unity_ir.search.joint.best_first import Progress
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME
 from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.memory.lagrangian import MORE, lacking, needed, size_text
-from unity_ir.search.pipeline.equal import PipelineSearch
-from unity_ir.search.pipeline.placed import pipeline_step
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.chosen import check_kind
 from unity_ir.search.recompute.fit import fitted, without_recompute
 from unity_ir.search.result import SearchResult
 from unity_ir.search.strategies.by_hand import OnePlan
-from unity_ir.search.strategies.joint import RewriteOptions
 from unity_ir.search.strategy import OptionValue, SearchContext, make_options, strategy_named
 from unity_ir.simulate.report import as_emitted
 
@@ -77,7 +72,8 @@ def run(
     for each in turn (`search.in_time`). `recompute` is one of `search.recompute.chosen.KINDS`, by default `auto` of the
     strategies that search within the memory (joint, sequential), which know no other, and `none` of others.
     `loss_pieces` is the number of pieces in which a step makes its loss, or `auto`: as few as make the plan fit. By
-    default it is `auto` of these strategies, and 1 of others. With `stages` the plan is a pipeline of so many.
+    default it is `auto` of these strategies, and 1 of others. With `stages` the plan is a pipeline of so many, of
+    layouts that are the strategy's on one part of the machine (`with_stages` chooses all of it together).
 
     Raises `UnityError` for an unknown strategy or option, for a graph that already has its backward and for one that
     cannot be divided into so many micro-batches, or whose loss cannot be made in so many pieces, and `DoesNotFit` for a
@@ -126,8 +122,6 @@ def run(
                 result = replace(result, graph=plan, cost=cost(plan, machine, optimizer), bound=None, proved=None)
             elif strategy in WITHIN_MEMORY and pieces is None and not result.interrupted:
                 result = _with_loss_pieces(result, machine, optimizer)
-        elif stages is not None and stages.is_searched and strategy == "joint":
-            result = _in_stages(erase(graph), serial, machine, stages, micro_batches, own, optimizer)
         else:
             is_made = isinstance(chosen, OnePlan)
             is_each = is_made and chosen.sums_each(own)
@@ -145,41 +139,6 @@ def run(
         said = f"search: the plan found {lacking(need, machine.device)}; {advice}use {MORE}"
         raise DoesNotFit(said, result, machine)
     return result
-
-
-def _in_stages(
-    graph: Graph,
-    small: Graph,
-    machine: Machine,
-    stages: Stages,
-    micro_batches: int,
-    options: object,
-    optimizer: Optimizer,
-) -> SearchResult:
-    """
-    Return the pipeline of a serial graph, of which `small` is one micro-batch, found by the exact solver: of the graph
-    itself, and of it rewritten as a few of its layers are best on one part of the machine.
-    """
-    assert isinstance(options, RewriteOptions)
-    rules = selected(options.rules)
-    short = shortened(small, limits().rewritten_layers) or small
-    found = joint(short, stages.part(machine), rules, optimizer)
-    tried = [(graph, ()), rewritten_alike(graph, rules, found)]
-    results: list[tuple[float, SearchResult]] = []
-    failed: UnityError | None = None
-    for serial, derivation in dict(tried).items():
-        search = PipelineSearch(serial, machine, optimizer)
-        try:
-            plan = search.plan(stages.count, micro_batches, stages.order)
-        except UnityError as error:
-            failed = failed or error
-            continue
-        step = pipeline_step(plan, machine, search.dims)
-        result = SearchResult("joint", step, cost(step, machine, optimizer), derivation, explored=found.explored)
-        results.append((plan.makespan, result))
-    if failed is not None and not results:
-        raise failed
-    return min(results, key=lambda each: each[0])[1]
 
 
 def _with_loss_pieces(result: SearchResult, machine: Machine, optimizer: Optimizer) -> SearchResult:

@@ -78,15 +78,15 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
         ),
         parser.add_argument(
             "--stages",
-            type=int,
             metavar="N",
-            help="with --search and --micro-batches: a pipeline of N stages, each a contiguous part of the model on a "
-            "part of the machine of its own; also with --degrees, whose other degrees are then of one part",
+            help="with --search: a pipeline of N stages, each on a part of the machine; with --degrees, too, whose other "
+            "degrees are then of one part. A stage is a contiguous part of the model. Joint searches choose the "
+            "micro-batches, and for auto N; by default they do so for large models on several nodes; 1: no pipeline",
         ),
         parser.add_argument(
             "--schedule",
             metavar="S",
-            help="with --stages: the order in which stages run micro-batches: 1f1b (default), gpipe, eager-1f1b, "
+            help="with --stages: the order in which stages run micro-batches; 1f1b (default), gpipe, eager-1f1b, "
             "interleaved, looped-bfs (two stages per part, interleaved:4 four), zb-h1, zb-h2 (gradients of weights "
             "late), zb-v, dualpipe-v (both, two stages per part)",
         ),
@@ -205,7 +205,7 @@ _COMMON = {
     "micro_batches": str,
     "recompute": str,
     "loss_pieces": str,
-    "stages": int,
+    "stages": str,
     "schedule": str,
 }
 """Options of every search, with their types."""

@@ -379,7 +379,7 @@ class UnityOpt(xDSLOptMain):
                 plan,
                 *_certificate(func),
                 simulated=simulated(graph, plan.machine),
-                family=_family(func),
+                pipelines=_pipelines(func),
             )
             print(text, file=sys.stderr)
 
@@ -489,10 +489,15 @@ def _derivation_text(module: ModuleOp) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _family(func: FuncOp) -> str:
-    """Return which pipelines the bound that a search has left on a function is of; nothing of other plans."""
-    family = func.attributes.get("pcg.family")
-    return family.data if isinstance(family, StringAttr) else ""
+def _pipelines(func: FuncOp) -> tuple[float, str] | None:
+    """
+    Return (seconds if all moves are waited for, family of the bound) that a search has left of a pipeline; None of
+    other plans.
+    """
+    waited, family = func.attributes.get("pcg.waited"), func.attributes.get("pcg.family")
+    if not isinstance(waited, FloatAttr) or not isinstance(family, StringAttr):
+        return None
+    return waited.value.data, family.data
 
 
 def _certificate(func: FuncOp) -> tuple[list[str] | None, float | None]:

@@ -86,6 +86,7 @@ def steps(draw: st.DrawFn) -> tuple[str, dict[str, int]]:
     op = draw(st.sampled_from(sorted(PARALLEL_OPERATORS)))
     ranges = {"by": st.integers(0, 3), "dim": st.integers(-1, 2), "to": st.integers(-1, 2)}
     ranges |= {"low": st.integers(-1, 3), "high": st.integers(-1, 3)}
+    ranges |= {"source": st.integers(-1, 2), "target": st.integers(-1, 2)}
     return op, {name: draw(ranges[name]) for name in PARALLEL_OPERATORS[op].attributes}
 
 

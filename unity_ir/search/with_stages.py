@@ -1,0 +1,175 @@
+"""
+Run a search that may make its plan a pipeline: joint searches choose stages, what is in each, micro-batches and the
+schedule together, and decide whether a pipeline is faster than a plan of the whole machine at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from math import inf
+from time import perf_counter
+from typing import Literal
+
+from unity_ir.budget import Budget, OutOfBudget, within
+from unity_ir.cost.plan import cost
+from unity_ir.errors import UnityError
+from unity_ir.machine.model import Machine
+from unity_ir.pcg.graph import Graph, erase
+from unity_ir.pcg.layers import shortened
+from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.rules.algebraic import selected
+from unity_ir.search.joint.best_first import Progress, joint, rewritten_alike
+from unity_ir.search.layouts.limits import limits
+from unity_ir.search.memory.lagrangian import needed
+from unity_ir.search.pipeline.choice import best_pipeline, bound
+from unity_ir.search.pipeline.placed import pipeline_step
+from unity_ir.search.pipeline.staged import Stages
+from unity_ir.search.result import SearchResult
+from unity_ir.search.run import DoesNotFit, run, run_in_time
+from unity_ir.search.strategies.joint import RewriteOptions
+from unity_ir.search.strategy import OptionValue, make_options, strategy_named
+from unity_ir.simulate.report import as_emitted
+
+Asked = Stages | Literal["auto", "none"] | None
+"""Stages that are asked for: so many, as many as are fastest, none; None leaves it to the search."""
+
+
+def run_with_stages(
+    graph: Graph,
+    machine: Machine,
+    strategy: str = "joint",
+    optimizer: Optimizer | None = None,
+    options: Mapping[str, OptionValue] | None = None,
+    progress: Progress | None = None,
+    budget: Budget | None = None,
+    micro_batches: int | Literal["auto"] = 1,
+    recompute: str | None = None,
+    loss_pieces: str | None = None,
+    stages: Asked = None,
+) -> SearchResult:
+    """
+    Search as `search.run.run` does, or with `micro_batches` auto as `run_in_time`, for a plan or a pipeline.
+
+    Joint searches look for pipelines where `stages` asks for some, or says `auto`, or unasked for large models on
+    several nodes; 1 micro-batch then leaves their number open. Other strategies plan one part of the machine, and cut
+    it in the stages that are asked for. Raises `UnityError` as they do, and for `auto` of other strategies.
+    """
+    budget = budget or Budget()
+    given = strategy, optimizer, options, progress, budget
+    more = {"recompute": recompute, "loss_pieces": loss_pieces}
+    if strategy != "joint" or (isinstance(stages, Stages) and not stages.is_searched):
+        if stages == "auto":
+            raise UnityError(f"search: stages are chosen by joint searches, not by {strategy}; give their number")
+        asked = stages if isinstance(stages, Stages) else None
+        if micro_batches == "auto":
+            return run_in_time(graph, machine, *given, **more, stages=asked)
+        return run(graph, machine, *given, micro_batches, **more, stages=asked)
+    own = make_options(strategy_named(strategy), options or {})
+    assert isinstance(own, RewriteOptions)
+    pipelines = _Pipelines(graph, machine, own, optimizer, None if micro_batches in (1, "auto") else micro_batches)
+    if isinstance(stages, Stages):
+        with within(budget):
+            found = pipelines.fastest(stages.count, stages.order)
+        assert found is not None
+        return replace(found, budget=budget)
+    failed: UnityError | None = None
+    result: SearchResult | None = None
+    try:
+        if micro_batches == "auto":
+            result = run_in_time(graph, machine, *given, **more)
+        else:
+            result = run(graph, machine, *given, micro_batches, **more)
+    except DoesNotFit as error:
+        failed = error
+    is_open = stages == "auto" or (stages is None and _may_be_pipeline(graph, machine))
+    if is_open and not (result is not None and result.interrupted):
+        other: SearchResult | None = None
+        with suppress(OutOfBudget, KeyboardInterrupt), within(budget):
+            other = pipelines.faster_than(result)
+        result = result if other is None else replace(other, budget=budget)
+    if result is None:
+        assert failed is not None
+        raise failed
+    return result
+
+
+class _Pipelines:
+    """Searches for pipelines of a graph, in a number of micro-batches; None leaves that open."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        machine: Machine,
+        options: RewriteOptions,
+        optimizer: Optimizer | None,
+        micro_batches: int | None,
+    ):
+        if graph.updates:
+            raise UnityError(f"func.func @{graph.name}: search before pcg-differentiate, not after it")
+        self.graph = erase(graph)
+        self.machine = machine
+        self.rules = selected(options.rules)
+        self.given = optimizer or graph.optimizer
+        self.optimizer = self.given or Optimizer()
+        self.micro_batches = micro_batches
+
+    def faster_than(self, result: SearchResult | None) -> SearchResult | None:
+        """Return a pipeline that is faster as emitted than a plan, or than none, and fits; None where none is found."""
+        seconds = inf if result is None else as_emitted(result.graph, self.machine, self.optimizer)[0]
+        try:
+            other = self.fastest(None, None, seconds)
+        except UnityError:
+            return None  # no parts, no micro-batches, or none that fits
+        if other is None or needed(other.graph, other.cost, self.optimizer) > self.machine.device.usable:
+            return None
+        then = as_emitted(other.graph, self.machine, self.optimizer)[0]
+        return other if then < seconds * limits().faster else None
+
+    def fastest(self, stages: int | None, schedule: str | None, than: float = inf) -> SearchResult | None:
+        """
+        Return the fastest pipeline found of the graph as it is and, with the same stages and micro-batches, of it
+        rewritten as a few of its layers are best on one part of the machine; None if none takes less than `than`
+        seconds. None of `stages` and `schedule` leaves the choice open.
+        """
+        start = perf_counter()
+        choice = best_pipeline(
+            self.graph, self.machine, self.optimizer, stages, self.micro_batches, schedule, faster_than=than
+        )
+        if choice is None:
+            return None
+        plan = choice.plan
+        small = choice.search.small(plan.micro_batches)
+        short = shortened(small, limits().rewritten_layers) or small
+        found = joint(short, plan.part, self.rules, self.optimizer)
+        rewritten, derivation = rewritten_alike(self.graph, self.rules, found)
+        if derivation:
+            pair, most = (plan.stages, plan.micro_batches), plan.makespan * limits().faster
+            other = best_pipeline(rewritten, self.machine, self.optimizer, *pair, schedule, faster_than=most)
+            choice, derivation = (choice, ()) if other is None else (other, derivation)
+        step = replace(pipeline_step(choice.plan, self.machine, choice.search.dims), optimizer=self.given)
+        least, family = bound(choice)
+        priced = cost(step, self.machine, self.optimizer)
+        seconds = perf_counter() - start
+        return SearchResult(
+            "joint",
+            step,
+            priced,
+            derivation,
+            least,
+            family=family,
+            waited=choice.plan.makespan,
+            explored=found.explored,
+            seconds=seconds,
+        )
+
+
+def _may_be_pipeline(graph: Graph, machine: Machine) -> bool:
+    """
+    Return whether joint searches look for pipelines unasked: of large models on several nodes. Elsewhere stages hardly
+    ever pay, and looking for them takes as long as the rest.
+    """
+    operators = sum(node.is_compute for node in graph.nodes())
+    is_cluster = len(machine.levels) > 1 and machine.levels[0].size > 1
+    return is_cluster and operators > limits().rewritten_operators
