@@ -8,7 +8,7 @@ from itertools import combinations, product
 from random import Random
 
 import pytest
-from graphs import boxes
+from graphs import boxes, with_memory
 
 from unity_ir.cost.plan import cost
 from unity_ir.machine import part
@@ -21,6 +21,7 @@ from unity_ir.search.baselines.random_plan import sample
 from unity_ir.search.exact.solver import ExactPlan
 from unity_ir.search.layouts.axes import Floats
 from unity_ir.search.layouts.objective import Price
+from unity_ir.search.pipeline import layout_bound
 from unity_ir.search.pipeline.equal import SYNCHRONOUS, PipelineSearch
 from unity_ir.search.pipeline.layout_bound import LayoutBounds, least_ranges
 from unity_ir.search.pipeline.ranges import CountedSchedule, StageRanges
@@ -109,3 +110,17 @@ def test_the_bound_of_those_that_fit_is_no_lower():
     search = PipelineSearch(from_text(MODELS[1]), MACHINES["four"], OPTIMIZER)
     alone, fitting = LayoutBounds(search, is_split=False), LayoutBounds(search, is_split=False, is_1f1b=True)
     assert alone.of_layouts(2, 4) <= fitting.of_layouts(2, 4) <= search.plan(2, 4, "1f1b").makespan
+
+
+@pytest.mark.parametrize("model", MODELS[1:])
+def test_where_memory_is_short_the_bound_is_below_what_fits(model: str, monkeypatch: pytest.MonkeyPatch):
+    """At every price of a byte: without the price of all memory taken off, it would be above."""
+    machine, graph = boxes(2, 2, overhead=1e-9, bandwidth=1e11), from_text(model)
+    wide = PipelineSearch(graph, machine, OPTIMIZER).plan(2, 4, "1f1b")
+    for share in (0.9, 0.75):
+        search = PipelineSearch(graph, with_memory(machine, int(share * max(wide.peaks))), OPTIMIZER)
+        makespan = search.plan(2, 4, "1f1b").makespan
+        alone = LayoutBounds(search, is_split=False).of_layouts(2, 4)
+        for price in (0.1, 0.5, 2.0):
+            monkeypatch.setattr(layout_bound, "PRICE", price)
+            assert alone <= LayoutBounds(search, is_split=False, is_1f1b=True).of_layouts(2, 4) <= makespan
