@@ -31,6 +31,7 @@ from unity_ir.search.bounds.refine import refine_messages, refine_rows, two_way_
 from unity_ir.search.exact.elimination import Memo
 from unity_ir.search.exact.factor_graph import FactorGraph
 from unity_ir.search.exact.shared_moves import ROUNDED, SharedFactorGraphBuilder, certain, with_shared_moves
+from unity_ir.search.exact.shared_moves import bounded as bounded_sum
 from unity_ir.search.exact.solver import Solver, among_best
 from unity_ir.search.exact.trw_s import Messages
 from unity_ir.search.layouts.axes import AxisGroup
@@ -218,6 +219,26 @@ def bound_within(known: KnownPlan, bounds: Bounds, limit: float) -> float:
     price = Price(1.0, known.price, again=known.again)
     least = _messages(known.graph, bounds, priced, limits().pass_sums, price)
     return certain(least, known.graph, bounds.machine) - known.price * limit
+
+
+def is_tabulated(graph: Graph, bounds: Bounds) -> bool:
+    """Return whether dense tables of layout pairs of `Bounds.solver` are small enough."""
+    return _kind(graph, bounds.machine) == "tables"
+
+
+def bound_at(graph: Graph, bounds: Bounds, price: Price, known: float) -> float:
+    """
+    Return a lower bound on the cost of every plan of a serial graph with all operators on all devices, in the objective
+    `price`, of which `known` is that of a plan; 0, which says nothing, where only kernels can be bounded.
+    """
+    match _kind(graph, bounds.machine):
+        case "alone":
+            least = 0.0
+        case "messages":
+            least = _messages(graph, bounds, known, limits().pass_sums, price)
+        case "tables":
+            least = bounded_sum(bounds.solver(0, stepwise=False).at(price), graph)
+    return certain(least, graph, bounds.machine)
 
 
 def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Price = TIME) -> float:

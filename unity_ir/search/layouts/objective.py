@@ -54,7 +54,7 @@ class Price:
         Return the cost of storing a leaf, elementwise: `seconds` are those of its update, which a step does once, and
         `bytes` those that its tensors take.
         """
-        return self.of(self.once * seconds, bytes)
+        return self.of(np.where(np.isfinite(seconds), self.once * np.nan_to_num(seconds, posinf=0.0), seconds), bytes)
 
     def recomputes(self, table: OperatorTable, kept: Sequence[bool]) -> npt.NDArray[np.bool_]:
         """

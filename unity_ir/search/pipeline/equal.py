@@ -55,6 +55,9 @@ SPREAD = 1.5
 """Stages of more than this many times the mean, or of less than the mean by it, are chosen only if no others fit."""
 
 
+GAIN = 1 - 1e-4
+"""Part of a makespan at most that other stages must take to be preferred: each step is a simulation or more."""
+
 FEW_CUTS = 200
 """Ways to cut a graph up to which all are simulated."""
 
@@ -124,6 +127,7 @@ class PipelineSearch:
         self.dims = sample_dims(graph)
         self._small: dict[int, Graph] = {}
         self._solvers: dict[tuple[int, int], Solver] = {}
+        self._found: dict[tuple[int, int], list[tuple[Price, UnitRows]]] = {}
 
     def small(self, micro_batches: int) -> Graph:
         """Return the serial graph of one micro-batch."""
@@ -153,8 +157,7 @@ class PipelineSearch:
         small, orders = self.small(micro_batches), _orders(stages, micro_batches, schedule)
         _check_units(len(units(small).parts), stages)
         solver = self.solver(stages, micro_batches)
-        short, of = like_shortened(small, limits().rewritten_layers)
-        variants = self._variants(short, of, solver, stages, micro_batches)
+        variants = self.variants(stages, micro_batches)
         found = self._fastest([rows for _, rows in variants], orders, stages)
         if found is None:
             raise UnityError(
@@ -168,13 +171,18 @@ class PipelineSearch:
     def memory(self) -> float:
         return self.machine.device.usable
 
-    def _variants(
-        self, short: Graph, of: Sequence[int], solver: Solver, stages: int, micro_batches: int
-    ) -> list[tuple[Price, UnitRows]]:
+    def variants(self, stages: int, micro_batches: int) -> list[tuple[Price, UnitRows]]:
         """
-        Return the rows of all units in the best layouts of `short`, whose parts stand for those in `of`, at several
-        prices of a byte: without one alone, if that needs no recompute.
+        Return the rows of all units in the best layouts at several prices of a byte; without one alone, if what these
+        hold is far from what fits. Of equal layers few are solved. Memoised.
         """
+        if (stages, micro_batches) not in self._found:
+            self._found[stages, micro_batches] = self._variants(stages, micro_batches)
+        return self._found[stages, micro_batches]
+
+    def _variants(self, stages: int, micro_batches: int) -> list[tuple[Price, UnitRows]]:
+        solver = self.solver(stages, micro_batches)
+        short, of = like_shortened(self.small(micro_batches), limits().rewritten_layers)
         found = [(solver.price, self._rows(short, of, solver, micro_batches))]
         rows = found[0][1]
         live = min(stages, micro_batches)
@@ -190,14 +198,30 @@ class PipelineSearch:
                 found.append((price, rows))
         return found
 
+    def estimate(self, stages: int, micro_batches: int) -> float:
+        """
+        Return about the seconds of a step: of equal stages that hold as many micro-batches as stages of 1F1B do on
+        average, without sends; inf if they do not fit.
+        """
+        p, m, best = stages, micro_batches, inf
+        live = (min(p, m) + 1) / 2
+        for _, rows in self.variants(p, m):
+            needs = (rows.held.sum() + live * rows.live.sum(axis=1)) / p + rows.working.max(axis=1)
+            fits = needs <= self.memory
+            if fits.any():
+                one = rows.forward.sum() + rows.input_gradient.sum() + rows.weight_gradient.sum()
+                one += rows.again[int(fits.argmax())].sum()
+                best = min(best, float((m + p - 1) / p * one + rows.once.sum() / p))
+        return best
+
     def _rows(self, graph: Graph, of: Sequence[int], solver: Solver, micro_batches: int) -> UnitRows:
         """Return the rows of the units `of` of a serial graph in the best layouts found."""
-        return self._priced(graph, self._solved(graph, solver), solver, micro_batches).rows.picked(of)
+        return self.priced(graph, self.solved(graph, solver), solver, micro_batches).rows.picked(of)
 
-    def _solved(self, graph: Graph, solver: Solver) -> ExactPlan:
+    def solved(self, graph: Graph, solver: Solver) -> ExactPlan:
         return replace(with_shared_moves(solver, graph, solver.solve(graph)), again=frozenset())
 
-    def _priced(self, graph: Graph, plan: ExactPlan, solver: Solver, micro_batches: int) -> PricedUnits:
+    def priced(self, graph: Graph, plan: ExactPlan, solver: Solver, micro_batches: int) -> PricedUnits:
         placed = realise(graph, plan, solver)
         priced = cost(placed, solver.spaces.machine, self.optimizer)
         return priced_units(priced, placed, self.optimizer, micro_batches)
@@ -223,7 +247,7 @@ class PipelineSearch:
         are moved once more, with all moves known.
         """
         of = units(small)
-        plans = {price: self._solved(small, solver.at(price)) for price in dict.fromkeys(prices)}
+        plans = {price: self.solved(small, solver.at(price)) for price in dict.fromkeys(prices)}
         stage_of = np.searchsorted(cuts, np.arange(len(of.parts)), side="right")
 
         def at(node: Node) -> ExactPlan:
@@ -236,7 +260,7 @@ class PipelineSearch:
             layouts={value: at(value.node).layouts[value] for value in first.layouts},
             rests={value: at(value.node).rests[value] for value in first.rests},
         )
-        priced = self._priced(small, plan, solver, micro_batches)
+        priced = self.priced(small, plan, solver, micro_batches)
         found = self._fastest([priced.rows], orders, len(prices), cuts)
         if found is None:
             raise UnityError(
@@ -262,7 +286,7 @@ def fastest_stages(
     best: tuple[FittedStages, ScheduleOutcome] | None = None
     if comb(ranges.count - 1, ranges.parts - 1) <= FEW_CUTS:
         for order, each in product(orders, combinations(range(1, ranges.count), ranges.parts - 1)):
-            limit = inf if best is None else best[1].times.makespan * limits().faster
+            limit = inf if best is None else best[1].times.makespan * GAIN
             found = ranges.outcome(each, order, is_clipped, limit)
             if found is not None and found[1].times.makespan < limit:
                 best = found
@@ -271,10 +295,10 @@ def fastest_stages(
     if cuts is None:
         return None
     for order in orders:
-        limit = inf if best is None else best[1].times.makespan * limits().faster
+        limit = inf if best is None else best[1].times.makespan * GAIN
         found = ranges.outcome(cuts, order, is_clipped, limit)
         while found is not None and (best is None or found[1].times.makespan < limit):
-            best, limit = found, found[1].times.makespan * limits().faster
+            best, limit = found, found[1].times.makespan * GAIN
             others = (ranges.outcome(c, order, is_clipped, limit) for c in _neighbours(best[0].cuts, ranges.count))
             found = next((each for each in others if each is not None and each[1].times.makespan < limit), None)
         cuts = cuts if best is None else best[0].cuts

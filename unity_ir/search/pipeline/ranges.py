@@ -108,6 +108,10 @@ class _Prefixes:
         return _Recompute(level, border, again, most, bytes)
 
 
+_FittedStage = tuple[int, tuple[float, float, float, float], float, _Recompute]
+"""Variant, seconds (forward, input gradient, weight gradient, once), bytes held, recompute."""
+
+
 class StageRanges:
     """
     Ranges of units as stages, each on one of `parts` equal parts of `machine`; devices have `memory` bytes for them.
@@ -120,6 +124,7 @@ class StageRanges:
         self.count = variants[0].count
         self.machine, self.parts, self.memory, self.last = machine, parts, memory, last
         self._send = cache(self._send_seconds)
+        self._best: dict[tuple[int, ...], _FittedStage | None] = {}
 
     def stages(self, cuts: Cuts) -> Iterator[tuple[int, int]]:
         """Yield (first unit, unit behind the last) of each stage."""
@@ -153,9 +158,9 @@ class StageRanges:
         """
         Return the choice of exactly as many stages as parts, of ranges of at most `spread` times the mean seconds per
         micro-batch without recompute, and at least the mean over it. Options are variants, and the least recompute with
-        which a range fits for each number of live micro-batches.
+        which a range fits, for several numbers of live micro-batches.
         """
-        most = min(micro_batches, self.parts)
+        counts = _spaced(min(micro_batches, self.parts))
         totals = [sum(rows.seconds(0, self.count)) / self.parts for rows in self.variants]
 
         def options(first: int, last: int, devices: int) -> list[StageOption]:
@@ -166,7 +171,7 @@ class StageRanges:
                     continue
                 once, held = self.own(variant, first, last)
                 before: float | None = None
-                for count in range(most, 0, -1):
+                for count in counts:
                     least = rows.recompute(first, last, self.memory - held, count)
                     if least is not None and least.again != before:
                         before = least.again
@@ -196,8 +201,13 @@ class StageRanges:
         levels: list[int] = []
         micro_batches = order.schedule.micro_batches
         for (first, last), live in zip(self.stages(cuts), order.held, strict=True):
-            options = (self._as_stage(variant, first, last, live) for variant in range(len(self.variants)))
-            best = min(filter(None, options), key=lambda of: sum(of[1][:3]) * micro_batches + of[1][3], default=None)
+            key = first, last, live, micro_batches
+            if key not in self._best:
+                options = (self._as_stage(variant, first, last, live) for variant in range(len(self.variants)))
+                self._best[key] = min(
+                    filter(None, options), key=lambda of: sum(of[1][:3]) * micro_batches + of[1][3], default=None
+                )
+            best = self._best[key]
             if best is None:
                 return None
             variant, took, held, least = best
@@ -213,10 +223,8 @@ class StageRanges:
         of = StageSeconds(forward, backward, half, rest, send, once)
         return FittedStages(cuts, tuple(variants), StageLoads(of, held, live), tuple(levels))
 
-    def _as_stage(
-        self, variant: int, first: int, last: int, live: int
-    ) -> tuple[int, tuple[float, float, float, float], float, _Recompute] | None:
-        """Return (variant, seconds, bytes held, recompute) of a stage that fits with so many micro-batches live."""
+    def _as_stage(self, variant: int, first: int, last: int, live: int) -> _FittedStage | None:
+        """Return units as a stage in a variant with so many micro-batches live; None if they do not fit."""
         once, held = self.own(variant, first, last)
         rows = self.variants[variant]
         least = rows.recompute(first, last, self.memory - held, live)
@@ -241,6 +249,14 @@ class StageRanges:
         times = simulate_pipeline(order.schedule, loads.seconds, is_clipped)
         peaks = (held + count * live for held, live, count in zip(loads.held, loads.live, order.held, strict=True))
         return found, ScheduleOutcome(times, tuple(peaks))
+
+
+def _spaced(most: int) -> list[int]:
+    """Return numbers from `most` down to 1, each by about a fifth less than the one before."""
+    found = [most]
+    while found[-1] > 1:
+        found.append(min(found[-1] - 1, found[-1] * 4 // 5))
+    return found
 
 
 def _prefixes(array: Floats) -> Floats:

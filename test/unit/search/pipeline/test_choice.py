@@ -1,0 +1,60 @@
+"""Of all stages and micro-batches the fastest pipeline is taken, and none where a plan without stages is faster."""
+
+from __future__ import annotations
+
+import pytest
+from graphs import boxes
+
+from unity_ir.errors import UnityError
+from unity_ir.machine import load, part_counts
+from unity_ir.models import from_text
+from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.search.pipeline.choice import best_pipeline, bound
+from unity_ir.search.pipeline.equal import pipeline_plan
+
+GPT2 = from_text("gpt2,batch=8,sequence=64,layers=3,hidden=64,heads=4,vocabulary=512")
+MACHINE = boxes(2, 2, overhead=1e-6)
+OPTIMIZER = Optimizer("adamw")
+
+
+def test_no_other_pair_is_faster():
+    choice = best_pipeline(GPT2, MACHINE, OPTIMIZER)
+    assert choice is not None
+    every = [(p, m) for p in part_counts(MACHINE)[1:] for m in (2, 4, 8)]
+    makespans = {pair: pipeline_plan(GPT2, MACHINE, *pair, None, OPTIMIZER).makespan for pair in every}
+    assert choice.plan.makespan <= min(makespans.values()) * 1.02
+    assert makespans[choice.plan.stages, choice.plan.micro_batches] == pytest.approx(choice.plan.makespan)
+    least, family = bound(choice)
+    assert 0 < least <= min(makespans[pair] for pair in choice.tried)
+    assert "one contiguous stage per equal part" in family
+
+
+def test_what_is_forced_is_taken():
+    choice = best_pipeline(GPT2, MACHINE, OPTIMIZER, stages=4, micro_batches=2, schedule="gpipe")
+    assert choice is not None
+    plan = choice.plan
+    assert (plan.stages, plan.micro_batches, plan.schedule) == (4, 2, "gpipe")
+    assert choice.tried == ((4, 2),)
+
+
+def test_a_faster_plan_without_stages_is_kept():
+    choice = best_pipeline(GPT2, MACHINE, OPTIMIZER)
+    assert choice is not None
+    now = choice.plan.makespan
+    assert best_pipeline(GPT2, MACHINE, OPTIMIZER, faster_than=0.99 * now) is None
+    again = best_pipeline(GPT2, MACHINE, OPTIMIZER, faster_than=1.01 * now)
+    assert again is not None
+    assert again.plan.makespan == now
+
+
+@pytest.mark.parametrize(
+    ("machine", "stages", "micro_batches", "said"),
+    [
+        ("box:4", 3, None, "cannot be divided into 3 parts"),
+        ("box:4", 2, 3, "3 do not divide the 8 samples"),
+        ("box:1", None, None, "has no equal parts"),
+    ],
+)
+def test_what_cannot_be(machine: str, stages: int | None, micro_batches: int | None, said: str):
+    with pytest.raises(UnityError, match=said):
+        best_pipeline(GPT2, load(machine), OPTIMIZER, stages, micro_batches)

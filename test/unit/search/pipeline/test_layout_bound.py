@@ -1,0 +1,126 @@
+"""No pipeline takes less than the bound, whatever its layouts, stages and schedule, nor does a range of units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations, product
+from random import Random
+
+import pytest
+from graphs import boxes, with_memory
+
+from unity_ir.cost.plan import cost
+from unity_ir.machine import part
+from unity_ir.models import from_text
+from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.plan.pipeline.catalogue import pipeline_schedule
+from unity_ir.search.baselines.random_plan import sample
+from unity_ir.search.exact.solver import ExactPlan
+from unity_ir.search.layouts.axes import Floats
+from unity_ir.search.layouts.objective import Price
+from unity_ir.search.pipeline import layout_bound
+from unity_ir.search.pipeline.equal import SYNCHRONOUS, PipelineSearch
+from unity_ir.search.pipeline.layout_bound import LayoutBounds, least_ranges
+from unity_ir.search.pipeline.ranges import CountedSchedule, StageRanges
+from unity_ir.search.pipeline.rows import UnitRows, priced_units
+
+OPTIMIZER = Optimizer("adamw")
+
+MODELS = (
+    "mlp,batch=32,layers=4,hidden=32",
+    "gpt2,batch=8,sequence=16,layers=2,hidden=32,heads=2,vocabulary=64",
+    "gpt2,batch=8,sequence=16,layers=7,hidden=32,heads=2,vocabulary=64",
+)
+
+MACHINES = {
+    "slow": boxes(2, 2, overhead=1e-7, bandwidth=1e8),
+    "fast": boxes(2, 2, overhead=1e-9, bandwidth=1e11),
+    "four": boxes(2, 4, overhead=1e-8, bandwidth=1e9),
+}
+
+
+def plans(small: Graph, search: PipelineSearch, stages: int, m: int) -> Iterator[UnitRows]:
+    """Rows of the best layouts at several prices of a byte, and of random ones."""
+    on, solver = part(search.machine, stages), search.solver(stages, m)
+    for byte in (0.0, 1e-12, 1e-10, 1e-8):
+        priced = solver.at(replace(solver.price, byte=byte))
+        yield search.priced(small, search.solved(small, priced), priced, m).rows
+    for seed in range(8):
+        placed = sample(small, on, seed)
+        yield priced_units(cost(placed, on, OPTIMIZER), placed, OPTIMIZER, m).rows
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("model", MODELS)
+def test_no_pipeline_is_faster_than_the_bound(model: str, name: str):
+    machine, p, m = MACHINES[name], 2, 4
+    search = PipelineSearch(from_text(model), machine, OPTIMIZER)
+    whole, split = LayoutBounds(search, is_split=False), LayoutBounds(search, is_split=True)
+    least = {False: whole.of_layouts(p, m), True: split.of_layouts(p, m)}
+    assert 0 < whole.of_kernels(p, m) <= whole.of_ranges(p, m) <= least[False]
+    assert least[True] <= least[False]
+    best = {False: float("inf"), True: float("inf")}
+    orders = [CountedSchedule.of(pipeline_schedule(each, p, m)) for each in SYNCHRONOUS]
+    for rows in plans(search.small(m), search, p, m):
+        ranges = StageRanges([rows], machine, p, machine.device.usable)
+        for cuts, order in product(combinations(range(1, rows.count), p - 1), orders):
+            found = ranges.outcome(cuts, order, False, best[order.is_split])
+            if found is not None:
+                best[order.is_split] = min(best[order.is_split], found[1].times.makespan)
+    assert least[False] <= best[False] * (1 + 1e-9)
+    assert least[True] <= min(best.values()) * (1 + 1e-9)
+    if name == "fast" and model in MODELS[1:]:
+        # Where neither sends nor a single unit count for much.
+        assert best[False] <= 1.3 * least[False]
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_no_range_of_units_takes_less_than_its_bound(name: str):
+    """Layouts are changed at random while that makes the range faster, whatever becomes of the others."""
+    machine, p, m, random = MACHINES[name], 2, 4, Random(1)
+    search = PipelineSearch(from_text(MODELS[0]), machine, OPTIMIZER)
+    small, solver = search.small(m), search.solver(p, m).at(Price(once=0.0))
+    bound = least_ranges(small, solver, 3)
+    best = search.solved(small, solver)
+    count = len(bound) - 1
+    assert bound[0, count] == pytest.approx(best.seconds, rel=1e-3)
+
+    def seconds(plan: ExactPlan) -> Floats:
+        rows = search.priced(small, plan, solver, m).rows
+        return rows.forward + rows.input_gradient + rows.weight_gradient
+
+    for i, j in random.sample(list(combinations(range(count + 1), 2)), 6):
+        plan, least = best, float(seconds(best)[i:j].sum())
+        for _ in range(60):
+            node = random.choice([*plan.rows])
+            rows = len(solver.table(node, trained(small)))
+            layouts = {v: random.randrange(len(solver.space(v))) for v in plan.layouts if not v.node.is_leaf}
+            rest = layouts if random.random() < 0.3 else {}
+            other = replace(plan, rows={**plan.rows, node: random.randrange(rows)}, layouts={**plan.layouts, **rest})
+            found = float(seconds(other)[i:j].sum())
+            if found < least:
+                plan, least = other, found
+        assert bound[i, j] <= least * (1 + 1e-9), (i, j)
+
+
+def test_the_bound_of_those_that_fit_is_no_lower():
+    search = PipelineSearch(from_text(MODELS[1]), MACHINES["four"], OPTIMIZER)
+    alone, fitting = LayoutBounds(search, is_split=False), LayoutBounds(search, is_split=False, is_1f1b=True)
+    assert alone.of_layouts(2, 4) <= fitting.of_layouts(2, 4) <= search.plan(2, 4, "1f1b").makespan
+
+
+@pytest.mark.parametrize("model", MODELS[1:])
+def test_where_memory_is_short_the_bound_is_below_what_fits(model: str, monkeypatch: pytest.MonkeyPatch):
+    """At every price of a byte: without the price of all memory taken off, it would be above."""
+    machine, graph = boxes(2, 2, overhead=1e-9, bandwidth=1e11), from_text(model)
+    wide = PipelineSearch(graph, machine, OPTIMIZER).plan(2, 4, "1f1b")
+    for share in (0.9, 0.75):
+        search = PipelineSearch(graph, with_memory(machine, int(share * max(wide.peaks))), OPTIMIZER)
+        makespan = search.plan(2, 4, "1f1b").makespan
+        alone = LayoutBounds(search, is_split=False).of_layouts(2, 4)
+        for price in (0.1, 0.5, 2.0):
+            monkeypatch.setattr(layout_bound, "PRICE", price)
+            assert alone <= LayoutBounds(search, is_split=False, is_1f1b=True).of_layouts(2, 4) <= makespan

@@ -1,0 +1,170 @@
+"""
+Choose whether to run a step as a pipeline: the number of stages, of micro-batches, and the schedule; and bound all that
+was tried.
+
+Pairs of stages and micro-batches are estimated (`PipelineSearch.estimate`), unless kernels alone take longer than the
+best estimate; of the most promising a whole plan is made. The bound is of the least of all pairs tried: the loosest is
+made tighter until it is as tight as can be.
+"""
+
+from __future__ import annotations
+
+import heapq
+from contextlib import suppress
+from dataclasses import dataclass
+from math import gcd, inf
+
+from unity_ir.errors import UnityError
+from unity_ir.machine.model import Machine
+from unity_ir.machine.parts import part, part_counts
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.search.pipeline.cuts import units
+from unity_ir.search.pipeline.equal import GAIN, PipelinePlan, PipelineSearch
+from unity_ir.search.pipeline.layout_bound import LayoutBounds
+
+Pair = tuple[int, int]
+"""Numbers of stages and of micro-batches."""
+
+ASTRAY = 1.15
+"""More stages, or fewer, are not estimated once the best of them is slower than the best estimate by this factor."""
+
+PLANS = 4
+"""Pairs of which a whole plan is made, at most: those of the least estimates."""
+
+FAR = 1.05
+"""
+Fewer micro-batches are not estimated once they get slower, and are slower than the best estimate by this factor.
+"""
+
+
+@dataclass(frozen=True)
+class PipelineChoice:
+    """The fastest pipeline found, and the pairs that were tried."""
+
+    plan: PipelinePlan
+    tried: tuple[Pair, ...]
+    search: PipelineSearch
+
+
+def best_pipeline(
+    graph: Graph,
+    machine: Machine,
+    optimizer: Optimizer | None = None,
+    stages: int | None = None,
+    micro_batches: int | None = None,
+    schedule: str | None = None,
+    faster_than: float = inf,
+) -> PipelineChoice | None:
+    """
+    Return the fastest pipeline found of a serial forward graph with two stages or more on equal parts of a machine;
+    None if none takes less than `faster_than` seconds, such as those of the best plan without stages.
+
+    `stages`, `micro_batches` and `schedule` force what they name. Raises `UnityError` where what is forced is not
+    possible, or, without `faster_than`, where no pipeline fits.
+    """
+    search = PipelineSearch(graph, machine, optimizer or graph.optimizer or Optimizer())
+    if stages is not None:
+        part(machine, stages)
+    estimates = _estimates(search, stages, micro_batches, faster_than)
+    ranges = LayoutBounds(search, is_split=True)
+    best: PipelinePlan | None = None
+    failed: UnityError | None = None
+    for seconds, pair in sorted((s, pair) for pair, s in estimates.items())[:PLANS]:
+        if seconds >= min(faster_than, inf if best is None else best.makespan) and (best is not None or seconds < inf):
+            break
+        if best is not None and ranges.of_ranges(*pair) >= best.makespan:
+            continue
+        try:
+            plan = search.plan(*pair, schedule)
+        except UnityError as error:
+            failed = failed or error
+            continue
+        if best is None or plan.makespan < best.makespan * GAIN:
+            best = plan
+    if best is None and faster_than == inf:
+        raise failed or UnityError(f"pipeline: machine {machine.name} has no equal parts; leave stages out")
+    if best is None or best.makespan >= faster_than:
+        return None
+    return PipelineChoice(best, tuple(estimates), search)
+
+
+def bound(choice: PipelineChoice) -> tuple[float, str]:
+    """
+    Return (a lower bound in seconds, its family): of every pipeline of one of the pairs that were tried, with one
+    contiguous stage per part, whatever its layouts and recompute, all moves of a stage waited for.
+    """
+    is_split = choice.plan.outcome.schedule.splits_backward
+    bounds = LayoutBounds(choice.search, is_split, is_1f1b=True)
+    steps = (bounds.of_kernels, bounds.of_ranges, bounds.of_layouts)
+    queue = [(bounds.of_kernels(*pair), 0, pair) for pair in choice.tried]
+    heapq.heapify(queue)
+    while queue[0][1] + 1 < len(steps):
+        least, step, pair = queue[0]
+        heapq.heapreplace(queue, (max(least, steps[step + 1](*pair)), step + 1, pair))
+    backwards = "whole or in halves" if is_split else "whole"
+    family = (
+        f"one contiguous stage per equal part, backwards {backwards}, as many micro-batches live as in 1f1b or more"
+    )
+    return min(queue[0][0], choice.plan.makespan), family
+
+
+def _estimates(
+    search: PipelineSearch, stages: int | None, micro_batches: int | None, faster_than: float
+) -> dict[Pair, float]:
+    """
+    Return the estimated seconds of pairs: from stages of about a node each on to more, and to fewer, until these are
+    slower by far than others; without those that kernels alone rule out.
+    """
+    found: dict[Pair, float] = {}
+    bounds = LayoutBounds(search, is_split=True)
+    divisors = [micro_batches] if micro_batches is not None else _divisors(search)
+
+    def best() -> float:
+        return min(found.values(), default=faster_than)
+
+    def estimate(p: int) -> float:
+        least = inf
+        for m in divisors:
+            is_small = p <= len(units(search.small(m)).parts)
+            if stages is None and (not is_small or bounds.of_kernels(p, m) >= min(faster_than, best())):
+                continue
+            found[p, m] = seconds = search.estimate(p, m)
+            if seconds > least and seconds > FAR * best():
+                break
+            least = min(least, seconds)
+        return least
+
+    if stages is not None:
+        estimate(stages)
+        return found
+    counts = _part_counts(search.machine)
+    inner = search.machine.levels[-1].size if counts else 1
+    more = [count for count in counts if search.machine.devices // count <= inner]
+    for direction in (more, [count for count in reversed(counts) if count not in more]):
+        for p in direction:
+            if estimate(p) > ASTRAY * best():
+                break
+    return found
+
+
+def _part_counts(machine: Machine) -> list[int]:
+    """Return the numbers of equal parts of a machine from 2 on."""
+    found: list[int] = []
+    for count in part_counts(machine)[1:]:
+        with suppress(UnityError):
+            part(machine, count)
+            found.append(count)
+    return found
+
+
+def _divisors(search: PipelineSearch) -> list[int]:
+    """Return the numbers of micro-batches from 2 on in which a step can run its batch, the largest first."""
+    inputs = ((node, search.dims.get(node.name)) for node in search.graph.inputs)
+    samples = gcd(*(node.result.shape[dim] for node, dim in inputs if dim is not None))
+    found: list[int] = []
+    for count in (m for m in range(samples, 1, -1) if samples % m == 0):
+        with suppress(UnityError):
+            search.small(count)
+            found.append(count)
+    return found
