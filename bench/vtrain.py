@@ -7,8 +7,9 @@ Measured by VIA-Research (vTrain, MICRO 2024; github.com/VIA-Research/vTrain, MI
 3.6 to 175 billion parameters under Megatron-DeepSpeed on 64 to 512 A100, 1F1B, every layer recomputed, half precision,
 given degrees of tensor, data and pipeline parallelism and sizes of a micro-batch. Each is planned here by `--degrees`
 and `--stages`, and simulated as emitted, with products and attention as that code ran them (no fused attention).
-Gradients are summed in half precision, nodes have the bandwidth that its configuration names. Nothing is fitted. Prints for each model the rank correlation (Spearman), the mean error, and by how much the
-configuration that is simulated to be the fastest was measured slower than the fastest.
+Gradients are summed in half precision, nodes have the bandwidth that its configuration names. Nothing is fitted.
+Prints for each model the rank correlation (Spearman), the mean error, and by how much the configuration that is
+simulated to be the fastest was measured slower than the fastest.
 """
 
 from __future__ import annotations

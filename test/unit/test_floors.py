@@ -80,6 +80,7 @@ ROOMS = {
         {"choose", "strategy", "pipeline"},
         {"strategies", "in_time"},
         {"run", "explain"},
+        {"with_stages"},
     ],
     "lowering": [
         {"runtime"},

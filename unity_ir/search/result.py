@@ -29,10 +29,6 @@ class SearchResult:
     cost: PlanCost
     derivation: tuple[RuleApplication, ...] = ()
     bound: float | None = None
-    family: str = ""
-    """Of a pipeline: which pipelines `bound` bounds, in seconds of a step whose moves are all waited for."""
-    waited: float | None = None
-    """Of a pipeline: the seconds of its step if all moves are waited for, as the search and its bound have them."""
     explored: int = 1
     """Graphs whose optimal parallelization was computed."""
     seconds: float = 0.0
@@ -47,6 +43,10 @@ class SearchResult:
     """Cost of the plan of one micro-batch, where a step has several: that which `search.explain` explains."""
     proved: PlanCost | None = None
     """Cost of the plan nearest to the bound, where another is faster as emitted."""
+    family: str = ""
+    """Of a pipeline: which pipelines `bound` bounds, in seconds of a step whose moves are all waited for."""
+    waited: float | None = None
+    """Of a pipeline: the seconds of its step if all moves are waited for, as the search and its bound have them."""
 
     @property
     def gap(self) -> float | None:

@@ -58,14 +58,13 @@ def run_with_stages(
     """
     budget = budget or Budget()
     given = strategy, optimizer, options, progress, budget
-    more = {"recompute": recompute, "loss_pieces": loss_pieces}
     if strategy != "joint" or (isinstance(stages, Stages) and not stages.is_searched):
         if stages == "auto":
             raise UnityError(f"search: stages are chosen by joint searches, not by {strategy}; give their number")
         asked = stages if isinstance(stages, Stages) else None
         if micro_batches == "auto":
-            return run_in_time(graph, machine, *given, **more, stages=asked)
-        return run(graph, machine, *given, micro_batches, **more, stages=asked)
+            return run_in_time(graph, machine, *given, recompute, loss_pieces, asked)
+        return run(graph, machine, *given, micro_batches, recompute, loss_pieces, asked)
     own = make_options(strategy_named(strategy), options or {})
     assert isinstance(own, RewriteOptions)
     pipelines = _Pipelines(graph, machine, own, optimizer, None if micro_batches in (1, "auto") else micro_batches)
@@ -78,9 +77,9 @@ def run_with_stages(
     result: SearchResult | None = None
     try:
         if micro_batches == "auto":
-            result = run_in_time(graph, machine, *given, **more)
+            result = run_in_time(graph, machine, *given, recompute, loss_pieces)
         else:
-            result = run(graph, machine, *given, micro_batches, **more)
+            result = run(graph, machine, *given, micro_batches, recompute, loss_pieces)
     except DoesNotFit as error:
         failed = error
     is_open = stages == "auto" or (stages is None and _may_be_pipeline(graph, machine))

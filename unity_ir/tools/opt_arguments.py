@@ -79,8 +79,8 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
         parser.add_argument(
             "--stages",
             metavar="N",
-            help="with --search: a pipeline of N stages, each on a part of the machine; with --degrees, too, whose other "
-            "degrees are then of one part. A stage is a contiguous part of the model. Joint searches choose the "
+            help="with --search: a pipeline of N stages, each on a part of the machine; with --degrees, too, whose "
+            "other degrees are then of one part. A stage is a contiguous part of the model. Joint searches choose the "
             "micro-batches, and for auto N; by default they do so for large models on several nodes; 1: no pipeline",
         ),
         parser.add_argument(
