@@ -89,14 +89,15 @@ def best_pipeline(
     return PipelineChoice(best, tuple(estimates), search)
 
 
-def bound(choice: PipelineChoice) -> tuple[float, str]:
+def bound(choice: PipelineChoice, *, with_layouts: bool = True) -> tuple[float, str]:
     """
     Return (a lower bound in seconds, its family): of every pipeline of one of the pairs that were tried, with one
-    contiguous stage per part, whatever its layouts and recompute, all moves of a stage waited for.
+    contiguous stage per part, whatever its layouts and recompute, all moves of a stage waited for. It is looser if not
+    `with_layouts`, which take several times as long as the choice.
     """
     is_split = choice.plan.outcome.schedule.splits_backward
     bounds = LayoutBounds(choice.search, is_split, is_1f1b=True)
-    steps = (bounds.of_kernels, bounds.of_ranges, bounds.of_layouts)
+    steps = (bounds.of_kernels, bounds.of_ranges, *((bounds.of_layouts,) if with_layouts else ()))
     queue = [(bounds.of_kernels(*pair), 0, pair) for pair in choice.tried]
     heapq.heapify(queue)
     while queue[0][1] + 1 < len(steps):
