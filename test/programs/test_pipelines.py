@@ -12,9 +12,11 @@ import json
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,12 +29,16 @@ from zoo import by_hand as zoo_by_hand
 from zoo_plans import MACHINES, SIZES, VARIANTS, of_type, planned, program, sized
 
 from unity_ir.dialects.convert_program import from_op, to_op
+from unity_ir.errors import UnityError
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.models import build
 from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.forward import forward_of
+from unity_ir.plan.pipeline.catalogue import pipeline_schedule
+from unity_ir.plan.pipeline.csv_text import from_csv
+from unity_ir.plan.pipeline.sends import with_sends
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Program
 
@@ -261,3 +267,76 @@ def test_a_profile_and_the_guard_see_the_lines_of_all_stages(ranks: Ranks, tmp_p
         assert code == 1
         assert "loss nan; first the result of cross_entropy" in line
         assert line.count("\n") == 1
+
+
+MUTANTS = {
+    "nothing is sent": ("[x.contiguous() for x", "[torch.zeros_like(x) for x"),
+    "micro-batches are swapped in one stage": ("is_last = k,", "is_last = (MICRO_BATCHES - 1 - k if stage else k),"),
+    "the sum over stages is left out": (r"(def after.*?    \w+ = )add_\w+\((\w+), \w+\)", r"\1\2"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_what_is_wrong_in_a_pipeline_is_told(ranks: Ranks, mutant: str):
+    text = staged_gpt2("zb-h1,2:data-parallel/4", 2, ADAM)
+    right, wrong = MUTANTS[mutant]
+    changed = re.sub(right if "def after" in right else re.escape(right), wrong, text, count=1, flags=re.DOTALL)
+    assert changed != text
+    assert any(ranks.run(changed, 2, check, 1))
+
+
+@pytest.mark.slow
+def test_a_backward_cut_in_the_wrong_halves_is_told(ranks: Ranks, monkeypatch: pytest.MonkeyPatch):
+    def late(parts: Any) -> None:
+        """Leave all of it to the weight gradients, that of the stage's input, too."""
+        parts.part.update({r: ("W", stage) for r, (kind, stage) in parts.part.items() if kind == "B"})
+
+    monkeypatch.setattr("unity_ir.plan.pipeline.parts._Parts._split", late)
+    with pytest.raises(AssertionError, match="KeyError"):
+        ranks.run(staged_gpt2("zb-h1,2:data-parallel/4", 2, ADAM), 2, check, 1)
+
+
+OWN_ORDER = "0F0,0F1,0F2,0F3,0B0,0B3,0B1,0B2\n1F0,1B0,1F3,1B3,1F1,1F2,1B1,1B2\n"
+
+
+@pytest.mark.slow
+def test_a_schedule_of_the_user_s_is_run(ranks: Ranks):
+    graph = mlp()
+    step = planned(graph, "1f1b,2:data-parallel/4", 2, ADAM)
+    made = plan_step(step, PlanOptions(kernels="torch", order=from_csv(OWN_ORDER, "own.csv")))
+    text = emit(made, graph).text
+    assert "1F0 1RECV" in text or "1RECV_F0 1F0" in text
+    assert ranks.run(text, 2, check, 2) == [[]] * 2
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("0B2", "", "rank 0: 0B2 is missing; add it"),
+        ("0B2", "0B2,0B2", "rank 0: 0B2 is there twice; leave one out"),
+        ("1F0,1B0", "1B0,1F0", "all ranks wait"),
+        ("\n1F0", "\n2F0,2B0,1F0", "1 micro-batches|is missing"),
+    ],
+)
+def test_schedules_that_cannot_run_are_refused(right: str, wrong: str, said: str):
+    with pytest.raises(UnityError, match=said) as error:
+        from_csv(OWN_ORDER.replace(right, wrong), "own.csv")
+    assert "\n" not in str(error.value)
+
+
+def test_schedules_that_would_deadlock_are_refused_when_emitted():
+    """Sends before receives on both ranks, which wait for each other."""
+    step = planned(mlp(), "1f1b,2:data-parallel/2", 2, ADAM)
+    order = with_sends(pipeline_schedule("1f1b", 2, 2))
+    first, last = order.ranks
+    turned = tuple(sorted(last, key=lambda a: a.kind == "RECV_F" and a.micro_batch == 0))
+    with pytest.raises(UnityError, match="1f1b"):
+        plan_step(step, PlanOptions(kernels="torch", order=replace(order, ranks=(first, turned))))
+    for other in (pipeline_schedule("1f1b", 4, 2), pipeline_schedule("interleaved", 2, 2, 2)):
+        with pytest.raises(UnityError, match="its stages are on ranks"):
+            plan_step(step, PlanOptions(kernels="torch", order=other))
+    with pytest.raises(UnityError, match="has 2 micro-batches, its schedule 4"):
+        plan_step(step, PlanOptions(kernels="torch", order=pipeline_schedule("1f1b", 2, 4)))
+    with pytest.raises(UnityError, match="has no stages"):
+        plan_step(planned(mlp(), "data-parallel/2", 2, ADAM), PlanOptions(kernels="torch", order=order))
