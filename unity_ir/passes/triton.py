@@ -25,6 +25,8 @@ from unity_ir.passes.fuse_collectives import FuseCollectives
 from unity_ir.passes.graph_pass import Switch
 from unity_ir.passes.lower_to_spmd import REFERENCE, LowerToSpmd
 from unity_ir.plan.forward import forward_of
+from unity_ir.plan.pipeline.csv_text import from_csv
+from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import check_step
 from unity_ir.plan.schedule import BUCKET_BYTES
@@ -44,7 +46,8 @@ class TritonTarget(OptimizerOptions, Target):
     program plain PyTorch, for CPUs. `tune` is a table of `unity-tune`: an operator measured there on the same shapes
     gets the faster implementation. Gradient synchronizations and weight gathers of fewer than `bucket` bytes are
     combined. With `fuse`, operators that one Triton kernel computes together are emitted as one line. With `evaluate`
-    the program has the forward once more, alone and without dropout, for evaluation on other data.
+    the program has the forward once more, alone and without dropout, for evaluation on other data. `schedule` is a CSV
+    file of actions, a row per rank, that a step in stages is run by in place of the order that its plan names.
     """
 
     name = "triton"
@@ -56,6 +59,7 @@ class TritonTarget(OptimizerOptions, Target):
     bucket: int = BUCKET_BYTES
     fuse: bool = True
     evaluate: Switch = False
+    schedule: str | None = None
 
     def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
         """
@@ -88,7 +92,8 @@ class TritonTarget(OptimizerOptions, Target):
         levels = machine.axis_levels if machine.mesh.sizes == program.mesh.sizes[: program.axes] else ()
         reference = to_graph(serial)
         tuned = None if self.tune is None else read_table(Path(self.tune))
-        options = PlanOptions(self.matmul, self.kernels, self.convolution, tuned, self.fuse, self.bucket)
+        order = None if self.schedule is None else _read_schedule(Path(self.schedule))
+        options = PlanOptions(self.matmul, self.kernels, self.convolution, tuned, self.fuse, self.bucket, order)
         check_step(program, reference)
         links = [machine.levels[level].name for level in levels]
         peaks = {dtype: peak * program.devices for dtype, peak in machine.device.flops.items()} if levels else {}
@@ -97,3 +102,12 @@ class TritonTarget(OptimizerOptions, Target):
         origin = origin_of(serial, reference)
         emitted = emit(plan_step(program, options), reference, "train.py", links, origin, peaks, forward)
         output.write(emitted.text)
+
+
+def _read_schedule(path: Path) -> PipelineSchedule:
+    """Read a pipeline schedule from a CSV file. Raises `UnityError` if it cannot be read, or is none."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnityError(f"triton: schedule {path}: {getattr(error, 'strerror', None) or error}") from None
+    return from_csv(text, path.name)

@@ -9,7 +9,7 @@ freed. `simulate.replay` says how long it takes, `lowering.emit` prints it as a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -32,7 +32,9 @@ from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
 from unity_ir.plan.pipeline.actions import TRANSFERS
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
+from unity_ir.plan.pipeline.check import check
 from unity_ir.plan.pipeline.parts import StepPart, StepParts, step_parts
+from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.pipeline.sends import check_sends, with_sends
 from unity_ir.plan.program import (
     Compute,
@@ -66,6 +68,8 @@ class PlanOptions:
     """Whether operators that one Triton kernel can compute are one group."""
     bucket: int = BUCKET_BYTES
     """Gradient syncs and weight gathers of fewer bytes share calls; 0: none do."""
+    order: PipelineSchedule | None = None
+    """The schedule of a step in stages, in place of that which the plan names; with sends or without."""
     memo: GroupMemo = field(default_factory=GroupMemo, compare=False, repr=False)
     """Groups tried in earlier programs with these options."""
 
@@ -309,6 +313,8 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
     options = options or DEFAULT
     if options.kernels == "triton":
         program = with_savings(program)
+    if options.order is not None and program.pipeline is None:
+        raise UnityError(f"pipeline schedule {options.order.name}: the plan has no stages; leave the schedule out")
     if program.pipeline is not None and program.optimizer is not None:
         return _plan_stages(program, options, program.pipeline)
     if options.kernels == "triton":
@@ -320,11 +326,24 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
 
 
 def _plan_stages(program: Program, options: PlanOptions, pipeline: Pipeline) -> Plan:
-    """Return the plan of a step in stages."""
+    """Return the plan of a step in stages. Raises `UnityError` for a schedule that does not fit them, or never ends."""
     order = pipeline_schedule(pipeline.order, pipeline.ranks, program.micro_batches, pipeline.chunks)
-    order = with_sends(order)
+    if options.order is not None:
+        if options.order.rank_of != order.rank_of:
+            raise UnityError(
+                f"pipeline schedule {options.order.name}: its stages are on ranks {_listed(options.order.rank_of)}, "
+                f"those of the plan on {_listed(order.rank_of)}; use a schedule of the plan's stages"
+            )
+        order = options.order
+    check(order)
+    if not any(action.kind in TRANSFERS for rank in order.ranks for action in rank):
+        order = with_sends(order)
     check_sends(order)
     return Plan(program, Schedule((), {}), options, step_parts(program, order))
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def plan_graph(

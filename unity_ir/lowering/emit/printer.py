@@ -149,7 +149,7 @@ class _Printer:
             calls = {i: (made.name, starts) for i, (made, starts) in launchers.items()}
             writer = StepWriter(plan, calls, self._identifier)
             if i < len(parts) and self.plan.pipeline is not None:
-                writer = PartWriter(parts[i], plan, self.plan.pipeline.keys, calls, self._identifier)
+                writer = PartWriter(parts[i], plan, self.plan.pipeline, calls, self._identifier)
                 functions[parts[i].name] = writer.function
             steps.append(writer.text())
             groups |= writer.groups

@@ -28,7 +28,7 @@ _WHAT = {
 
 class PartWriter(StepWriter):
     """
-    Writer of the function of one part of a step in stages; `keys` names what one part makes and others read.
+    Writer of the function of one of the `parts` of a step in stages.
 
     What is kept of a micro-batch from part to part is in the dict `kept`, what is made once per step in `once`, and
     what micro-batches add up in `sums`.
@@ -38,13 +38,15 @@ class PartWriter(StepWriter):
         self,
         part: StepPart,
         plan: Plan,
-        keys: Mapping[Register, str],
+        parts: StepParts,
         calls: Mapping[Compute, tuple[str, Sequence[str]]],
         identifier: Callable[[str], str],
     ):
         super().__init__(plan, calls, identifier)
         self.part = part
-        self.keys = keys
+        self.keys = parts.keys
+        self.late = {leaf.result for leaf in parts.by_name["after"].program.leaves("sum")}
+        """What is read after all micro-batches."""
         self.known = dict(part.place)
         self.flags = {"first": "ctx.micro_batch == 0", "last": "ctx.is_last"}
 
@@ -81,6 +83,8 @@ class PartWriter(StepWriter):
             head = f"def {self.function}(ctx, weights, batch, once, sums, kept):"
             what = f"Stage {self.part.stage}: {_WHAT[kind]}."
             body += [f"    kept.update({{{given}}})"] if given else []
+            late = ", ".join(f"{self.keys[r]!r}: {self._use(r)}" for r in self._handed_on() if r in self.late)
+            body += [f"    sums.update({{{late}}})"] if late else []
             sent = ", ".join(self._use(each.held) for each in self.part.sends)
             body += [f"    return ({sent},)"] if sent else []
         return "\n".join([head, f'    """{what}"""', *(body or ["    pass"])]) + "\n"
@@ -91,10 +95,16 @@ class PartWriter(StepWriter):
         return f"for {first}, {last} in micro_batches(ctx, {self.program.micro_batches}):"
 
     def _kept(self) -> list[Register]:
-        """Return the registers that the part hands to others of the rank, but for sums."""
+        """Return the registers that the part hands to other parts of the same micro-batch or, if `before`, to all."""
+        if self.part.kind == "before":
+            return [r for r in self.program.outputs if r in self.keys]
+        return [r for r in self._handed_on() if r not in self.late]
+
+    def _handed_on(self) -> list[Register]:
+        """Return the registers that the part hands to other parts of the rank, but for sums over micro-batches."""
         makers = makers_of(self.program.body)
         handed = [r for r in self.program.outputs if r in self.keys]
-        return [r for r in handed if self.part.kind == "before" or not isinstance(makers[r], TimeStep)]
+        return [r for r in handed if not isinstance(makers[r], TimeStep)]
 
     def _returned(self) -> str:
         step = self.program.part_of
@@ -184,6 +194,9 @@ def forward_backward(ctx, weights, batch):
     once, sums = before(ctx, weights, batch), {}
     run_schedule(ctx, weights, batch, once, sums)
     return after(ctx, weights, batch, once, sums)
+
+
+forward_backward.parts = (before, *PARTS.values(), after)  # whose lines profiles and --check-nan look at
 '''
 
 

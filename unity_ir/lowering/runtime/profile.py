@@ -16,7 +16,7 @@ from unity_ir.lowering.runtime.collectives import Pending
 from unity_ir.lowering.runtime.files import write_file
 from unity_ir.lowering.runtime.plan import LINKS, NAME
 from unity_ir.lowering.runtime.ranks import from_all
-from unity_ir.lowering.runtime.watch import lines_of, watched
+from unity_ir.lowering.runtime.watch import lines_of, parts_of_step, watched
 
 # --- copied into the program from here on ---
 
@@ -62,13 +62,21 @@ class Profile:
 
     def run(self, function):
         """Return a wrapper of `function` that records the time of each of its lines when it is called."""
-        self.lines = lines_of(function)
-        self.backward = next((n for n, line in self.lines.items() if line[1] == "--- backward"), float("inf"))
+        self.lines, self.backward = {}, set()
+        for part in parts_of_step(function):
+            lines = lines_of(part)
+            is_forward = part is function or part.__name__.startswith(("before", "forward"))
+            first = next((n for n, line in lines.items() if line[1] == "--- backward"), float("inf"))
+            self.backward |= {n for n in lines if n >= first or not is_forward}
+            self.lines |= lines
+
+        def begin():
+            self.last = self._now()
 
         def taken_down(*arguments):
             self.last, Pending.watch = self._now(), self.started
             try:
-                return watched(function, self._after)(*arguments)
+                return watched(function, self._after, begin)(*arguments)
             finally:
                 Pending.watch = None
 
@@ -78,7 +86,7 @@ class Profile:
         now = self._now()
         targets, comment = self.lines[number]
         what, _, makes = comment.partition(" [")
-        kind = "forward" if number < self.backward else "backward"
+        kind = "backward" if number in self.backward else "forward"
         if variables.get("grads") is not None and "name" in variables:
             what, kind = f"{what} of {variables['name']}", "update"
         mine, self.under_way = self.under_way, []

@@ -18,10 +18,19 @@ from unity_ir.lowering.runtime.ranks import fail, from_all
 # --- looking at the step line by line
 
 
-def watched(function, after):
-    """Return a wrapper of `function` that calls `after(line number, local variables)` after each of its lines."""
+def parts_of_step(function):
+    """Return the functions that have the lines of a step: `function`, or where that is in stages, its parts."""
+    return getattr(function, "parts", (function,))
 
-    def run(*arguments):
+
+def watched(function, after, begin=None):
+    """
+    Return a wrapper of `function` that calls `after(line number, local variables)` after each of its lines, or of those
+    of its parts, and `begin()` before the first line of each of these functions.
+    """
+    codes = {each.__code__ for each in parts_of_step(function)}
+
+    def entered(frame, event, argument):
         last = None
 
         def inside(frame, event, argument):
@@ -32,8 +41,15 @@ def watched(function, after):
                 last = frame.f_lineno
             return inside
 
+        if frame.f_code not in codes:
+            return None
+        if begin is not None:
+            begin()
+        return inside
+
+    def run(*arguments):
         before = sys.gettrace()
-        sys.settrace(lambda frame, event, argument: inside if frame.f_code is function.__code__ else None)
+        sys.settrace(entered)
         try:
             return function(*arguments)
         finally:
@@ -55,7 +71,9 @@ def lines_of(function):
 
 def first_not_finite(ctx, weights, batch):
     """Return (line, text, rank) of the first nan or inf in forward_backward on pieces (line 0: given); None if none."""
-    lines, found = lines_of(forward_backward), []
+    lines, found = {}, []
+    for part in parts_of_step(forward_backward):
+        lines |= lines_of(part)
 
     def look(what, number, value):
         if isinstance(value, torch.Tensor) and value.is_floating_point() and not bool(value.isfinite().all()):

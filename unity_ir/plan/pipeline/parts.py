@@ -283,7 +283,7 @@ class _Parts:
     def parts(self) -> StepParts:
         bodies, sends = self._bodies()
         grads = [i.grad for i in self.program.body if isinstance(i, UpdateWeight)]
-        final = (*self.program.outputs, *grads)
+        final = (*self.program.returned, *grads)
         ends = {key: (*(s.held for s in sends.get(key, ())), *(final if key[0] == "after" else ())) for key in bodies}
         whole = {key: self._with_shared(body, ends[key]) for key, body in bodies.items()}
         given = {key: _given(body, ends[key]) for key, body in whole.items()}
