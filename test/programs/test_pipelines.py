@@ -25,6 +25,7 @@ from by_hand import differences
 from models import convolved, data, machine, masked, mlp, weight
 from ranks import Ranks, check, loaded, refused, run_main, saved, trained
 from recipe import against_torch
+from witness import against_torch_pipelining
 from zoo import by_hand as zoo_by_hand
 from zoo_plans import MACHINES, SIZES, VARIANTS, of_type, planned, program, sized
 
@@ -340,3 +341,34 @@ def test_schedules_that_would_deadlock_are_refused_when_emitted():
         plan_step(step, PlanOptions(kernels="torch", order=pipeline_schedule("1f1b", 2, 4)))
     with pytest.raises(UnityError, match="has no stages"):
         plan_step(planned(mlp(), "data-parallel/2", 2, ADAM), PlanOptions(kernels="torch", order=order))
+
+
+def stack() -> Graph:
+    """Four layers, each of a product and what follows it."""
+    x, y = data("x", 16, 8), data("y", 16, 8)
+    h = x.result
+    for i in range(4):
+        h = apply("matmul", [h, weight(f"w{i}", 8, 8)]).result
+        h = apply("tanh", [h]).result if i < 3 else h
+    return Graph("stack", (x, y), (apply("mse", [h, y.result]).result,))
+
+
+DEALT, THERE_AND_BACK = [[0, 2], [1, 3]], [[0, 3], [1, 2]]
+WITNESSES = [
+    ("ScheduleGPipe", "gpipe,2", [[0], [1]]),
+    ("Schedule1F1B", "1f1b,2", [[0], [1]]),
+    ("ScheduleInterleaved1F1B", "interleaved,2,2", DEALT),
+    ("ScheduleLoopedBFS", "looped-bfs,2,2", DEALT),
+    ("ScheduleInterleavedZeroBubble", "interleaved,2,2", DEALT),
+    ("ScheduleZBVZeroBubble", "zb-v,2,2", THERE_AND_BACK),
+    ("ScheduleDualPipeV", "dualpipe-v,2,2", THERE_AND_BACK),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "order", "indices"), WITNESSES)
+def test_torch_pipelining_has_the_same_gradients(ranks: Ranks, name: str, order: str, indices: list[list[int]]):
+    text = text_of(planned(stack(), f"{order}:data-parallel/4", 2, ADAM), stack())
+    found = ranks.run(text, 2, against_torch_pipelining, name, 4, indices, 4)
+    assert [len(each) for each in found] == [2, 2]
+    assert max(off for each in found for off in each) < 1e-12

@@ -419,7 +419,7 @@ class MoveOp(BetweenRanks):
 
 class StageMoveOp(MoveOp):
     """
-    Base of the moves that can be from stage to stage: `spmd.send %x along array<i64: 0> stages array<i64: 0, 1> : from
+    Base of the moves that can be from stage to stage: `spmd.send %x along [0] stages [0, 1] : from
     -> to` hands what stage 0 of a pipeline makes to stage 1. Where both are on the same devices, it is a `retype` along
     no axes.
     """
