@@ -240,11 +240,11 @@ class _Stages:
         """Return the most bytes that a device of a rank holds at once."""
         live, most = 0, 0
         for stage, kind, _ in self.schedule.ranks[rank]:
-            part = self.parts.by_name.get(f"{stage}{kind}")
-            if part is None:
-                continue
-            most = max(most, live + self._inside(part.name, rank) + self._received(part))
-            live += self._change(part)
+            # Where some backwards are in halves, whole ones are both of them.
+            names = (f"{stage}I", f"{stage}W") if kind == "B" and self.schedule.splits_backward else (f"{stage}{kind}",)
+            for part in (self.parts.by_name[name] for name in names if name in self.parts.by_name):
+                most = max(most, live + self._inside(part.name, rank) + self._received(part))
+                live += self._change(part)
         return max(self._always(rank, optimizer) + most, self._held(rank, optimizer) + self._inside("after", rank))
 
     @cached_property
