@@ -85,7 +85,7 @@ def test_signals_during_a_search_write_the_plan(numbers: list[int], tmp_path: Pa
 
         return run(graph, machine, progress=progress)  # pyright: ignore
 
-    monkeypatch.setattr("unity_ir.passes.search.run", killed)
+    monkeypatch.setattr("unity_ir.passes.search.run_with_stages", killed)
     plan = tmp_path / "plan.pcg"
     assert main(["--model=mlp,layers=2", "--search", "--machine=2gpu", "-o", str(plan)]) == 0
     assert main([str(plan), "-o", os.devnull]) == 0

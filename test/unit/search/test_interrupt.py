@@ -86,7 +86,7 @@ def test_the_tool_prints_the_plan_and_says_so(
     printed = capsys.readouterr()
     assert "#machine.view" in printed.out
     assert printed.err == "pcg-search: interrupted; the best plan so far stands for @mlp\n"
-    monkeypatch.setattr("unity_ir.passes.search.run", interrupt)
+    monkeypatch.setattr("unity_ir.passes.search.run_with_stages", interrupt)
     assert main([str(file), "--search", "--machine=2gpu"]) == 130
     assert capsys.readouterr().err == "unity-opt: interrupted\n"
 
