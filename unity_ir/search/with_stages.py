@@ -27,7 +27,7 @@ from unity_ir.search.pipeline.choice import best_pipeline, bound
 from unity_ir.search.pipeline.placed import pipeline_step
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.result import SearchResult
-from unity_ir.search.run import DoesNotFit, run, run_in_time
+from unity_ir.search.run import run, run_in_time
 from unity_ir.search.strategies.joint import RewriteOptions
 from unity_ir.search.strategy import OptionValue, make_options, strategy_named
 from unity_ir.simulate.report import as_emitted
@@ -69,10 +69,14 @@ def run_with_stages(
     assert isinstance(own, RewriteOptions)
     pipelines = _Pipelines(graph, machine, own, optimizer, None if micro_batches in (1, "auto") else micro_batches)
     if isinstance(stages, Stages):
-        with within(budget):
-            found = pipelines.fastest(stages.count, stages.order)
+        try:
+            with within(budget):
+                found = pipelines.fastest(stages.count, stages.order)
+        except OutOfBudget:
+            raise UnityError("search: its budget ended before a pipeline was found; give it more") from None
         assert found is not None
         return replace(found, budget=budget)
+    is_open = stages == "auto" or (stages is None and _may_be_pipeline(graph, machine))
     failed: UnityError | None = None
     result: SearchResult | None = None
     try:
@@ -80,9 +84,10 @@ def run_with_stages(
             result = run_in_time(graph, machine, *given, recompute, loss_pieces)
         else:
             result = run(graph, machine, *given, micro_batches, recompute, loss_pieces)
-    except DoesNotFit as error:
-        failed = error
-    is_open = stages == "auto" or (stages is None and _may_be_pipeline(graph, machine))
+    except UnityError as error:
+        if not is_open:
+            raise
+        failed = error  # a pipeline may fit where nothing else does
     if is_open and not (result is not None and result.interrupted):
         other: SearchResult | None = None
         with suppress(OutOfBudget, KeyboardInterrupt), within(budget):
