@@ -179,7 +179,7 @@ class _Search(ModulePass):
         elif result.interrupted:
             tell(f"pcg-search: interrupted; the best plan so far stands for @{name}")
         if self.explain is not None and result.waited is not None:
-            raise UnityError(f"pcg-search: the plan of @{name} is a pipeline, which explain does not know; add stages=1")
+            raise UnityError(f"pcg-search: @{name}'s plan is a pipeline, which explain does not know; use stages=1")
         if self.explain is not None and result.joint is None:
             raise UnityError(f"pcg-search: the plan of @{name} is not the search's but one by hand; leave out explain")
         if self.explain is not None and result.joint is not None:
