@@ -1,4 +1,4 @@
-"""What ranks of a pipeline hold of micro-batches, as the simulator says."""
+"""Compare the bytes that ranks of a pipeline hold of micro-batches with those that are simulated."""
 
 from __future__ import annotations
 

@@ -74,11 +74,13 @@ SAMPLE = [
     ("llama3_8b", "interleaved,2,2", "degrees,tp=2/4", 4),
     ("lstm_stack", "eager-1f1b,2", "random-1/4", 4),
     ("mlp", "zb-h1,4", "degrees,zero=1/4", 8),
+    ("mlp", "zb-v,4,2", "data-parallel/4", 4),
     ("moe", "zb-v,2,2", "degrees,zero=3/4i", 4),
     (SPARSE, "zb-h1,2", "experts/4", 4),
     ("nmt", "zb-v,4,2", "joint/4", 8),
     ("nmt", "interleaved,2,2", "recompute-2/4", 4),
     ("rnnlm", "gpipe,2", "fsdp/4", 4),
+    ("rnnlm", "interleaved,2,2", "recompute-2/4", 4),
     ("xdl", "zb-v,2,2", "data-parallel/4", 2),
 ]
 

@@ -45,7 +45,7 @@ class Simulated:
     everywhere: float
     """The same, of placements with all operators and weights on all devices."""
     pipeline: tuple[str, ...] = field(default=(), kw_only=True)
-    """What there is to say of a plan in stages, a line each."""
+    """Of a plan in stages: a line with its schedule and bubble, and one with seconds and bytes for each stage."""
 
 
 def report(

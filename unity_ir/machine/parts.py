@@ -25,8 +25,8 @@ def part(machine: Machine, count: int) -> Machine:
     Return the machine that each of `count` equal contiguous parts of a machine is: the leading mesh axes, whose sizes
     multiply to `count`, are taken off. A shared medium (a bus) is divided among the parts on it.
 
-    Raises `UnityError` where `count` is not such a product (`part_counts`), or parts differ: links beside those of the
-    levels, several kinds of devices that are not alike in every part, a ring that would be cut open.
+    Raises `UnityError` where no leading axes multiply to `count` (`part_counts`), and where parts differ: by links
+    beside those of the levels, by kinds of devices that are not alike in every part, by a ring that would be cut open.
     """
     if count == 1:
         return machine

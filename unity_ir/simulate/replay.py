@@ -29,7 +29,7 @@ from unity_ir.plan.collective_calls import bucket_move
 from unity_ir.plan.copies import Copies
 from unity_ir.plan.deadlock import makers
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Compute, HaloExchange, Leaf, Register, ReshardMove, TimeStep, UpdateWeight
+from unity_ir.plan.program import Compute, HaloExchange, Leaf, Program, Register, ReshardMove, TimeStep, UpdateWeight
 from unity_ir.plan.schedule import ScheduledLine, Start, Wait, crosses, moves_of, piece_bytes
 from unity_ir.simulate.streams import Classes, Streams, pinned_axes, ticks
 from unity_ir.simulate.tasks import BACKWARD, BACKWARD_MOVE, FORWARD, FORWARD_MOVE, SYNC, UPDATE, Label, TaskGraph, flat
@@ -279,11 +279,8 @@ class _Replay:
             # Held by the step, as what a part adds to is.
             leaves |= self.kept
         for register in leaves if program.part_of is None else ():
-            tensors = 1 + (optimizer.states if register in updated else 0)
-            # A rank holds its pieces of all micro-batches of an input.
-            tensors *= program.micro_batches if program.when[register] == "every" else 1
             for k in self.streams.where(self._layout(register)):
-                always[k] += tensors * piece_bytes(program, register)
+                always[k] += leaf_bytes(program, register, optimizer.states if register in updated else 0)
         used = [(program.held_bytes(r), tasks) for (r, *_), tasks in self.uses.items() if r not in leaves and tasks]
         used += self.copied
         return TaskGraph(
@@ -296,6 +293,15 @@ class _Replay:
             flat(tasks for _, tasks in used),
             tuple(always),
         )
+
+
+def leaf_bytes(program: Program, leaf: Register, states: int) -> int:
+    """
+    Return the bytes that a device with a piece of a leaf holds throughout a step: the piece, those of all micro-batches
+    of an input, and of a weight as much for each of the optimizer's `states`.
+    """
+    count = program.micro_batches if program.when[leaf] == "every" else 1
+    return (1 + states) * count * piece_bytes(program, leaf)
 
 
 def _syncs(plan: Plan) -> set[Register]:

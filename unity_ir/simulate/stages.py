@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 
 import numpy as np
 
@@ -22,11 +21,11 @@ from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.pipeline.live import peak_live
 from unity_ir.plan.pipeline.parts import StepPart
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Leaf, Program, Register, ReshardMove, TimeStep, UpdateWeight, makes
+from unity_ir.plan.program import Leaf, Register, ReshardMove, TimeStep, UpdateWeight, makes
 from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.memory import memory
 from unity_ir.simulate.pipeline import PipelineTimes, Seconds, StageSeconds, simulate_pipeline
-from unity_ir.simulate.replay import replay
+from unity_ir.simulate.replay import leaf_bytes, replay
 from unity_ir.simulate.streams import TICKS, Streams, ticks
 from unity_ir.simulate.tasks import BACKWARD, FORWARD, SYNC, UPDATE, Label, TaskGraph, flat
 
@@ -50,9 +49,9 @@ class StagedStep:
     always: tuple[int, ...]
     """The bytes that a device of each rank holds throughout: weights, optimizer state, inputs, sums of gradients."""
     inside: Mapping[str, int]
-    """The most bytes that each part of a stage holds beside those: of what it makes and receives."""
+    """The most bytes that each action, such as `2F`, holds beside those: of what it makes and receives."""
     kept: Mapping[str, int]
-    """By how many bytes each part changes what its rank keeps of micro-batches."""
+    """By how many bytes each action, such as `2F`, changes what its rank keeps of micro-batches."""
 
     @cached_property
     def seconds(self) -> float:
@@ -131,7 +130,7 @@ class StagedStep:
 def simulate_stages(plan: Plan, machine: Machine, overlap: bool = True) -> StagedStep:
     """
     Return the simulated step of a plan in stages on a machine. Without `overlap` collectives inside of a stage are
-    waited for; sends between stages go on beside its kernels in any case.
+    waited for; sends between stages go on beside its kernels in any case. All but the bytes is in seconds.
     """
     return _Stages(plan, machine, overlap).step()
 
@@ -145,7 +144,6 @@ class _Stages:
         self.schedule = plan.pipeline.schedule
         self.ranks = range(len(self.schedule.ranks))
         self.timelines = {part.name: simulate(replay(own, machine, overlap)) for part, own in plan.parts}
-        self.leading = _leading(self.program, len(self.ranks))
         self._most: dict[tuple[str, int], int] = {}
         """What `_inside` has found."""
 
@@ -158,15 +156,14 @@ class _Stages:
         updates = tuple(self._updates(rank, optimizer) for rank in self.ranks)
         always = tuple(self._always(rank, optimizer) for rank in self.ranks)
         peaks = tuple(self._peak(rank, optimizer) for rank in self.ranks)
-        kinds = [part for part in self.parts.parts if part.stage is not None]
-        inside = {part.name: self._inside(part.name, self._rank_of(part)) + self._received(part) for part in kinds}
-        kept = {part.name: self._change(part) for part in kinds}
-        streams = Streams(self.machine, tuple(range(self.leading)))
+        inside: dict[str, int] = {}
+        kept: dict[str, int] = {}
+        for rank, actions in enumerate(self.schedule.computation().ranks):
+            for word, parts in {f"{a.stage}{a.kind}": self.parts.run_by(a.stage, a.kind) for a in actions}.items():
+                inside[word] = max((self._inside(p.name, rank) + self._received(p) for p in parts), default=0)
+                kept[word] = sum(map(self._change, parts))
+        streams = Streams(self.machine, tuple(range(len(self.parts.mesh.sizes))))
         return StagedStep(times, stages, sums, updates, norm, peaks, streams, always, inside, kept)
-
-    def _rank_of(self, part: StepPart) -> int:
-        assert part.stage is not None
-        return self.schedule.rank_of[part.stage]
 
     # -- seconds
 
@@ -215,20 +212,14 @@ class _Stages:
     def _classes(self, timeline: Timeline, rank: int) -> list[int]:
         """Return the device classes of a timeline that a rank has."""
         streams = timeline.tasks.streams
-        place = self._place(rank)
+        place = self.parts.mesh.coordinates(rank)
         coordinates = [streams.machine.mesh.coordinates(d) for d in range(self.program.devices)]
         return sorted({streams.class_of(d) for d, at in enumerate(coordinates) if at[: len(place)] == place})
 
-    def _place(self, rank: int) -> tuple[int, ...]:
-        """Return the coordinates of a rank along the leading mesh axes."""
-        sizes = self.program.mesh.sizes[: self.leading]
-        strides = [prod(sizes[i + 1 :]) for i in range(len(sizes))]
-        return tuple(rank // stride % size for stride, size in zip(strides, sizes, strict=True))
-
     def _is_on(self, register: Register, rank: int) -> bool:
         """Return whether some device of a rank holds a register."""
-        place = self._place(rank)
-        return all(place[axis] == c for axis, c in pins(self.program.tensors[register].layout) if axis < self.leading)
+        place = self.parts.mesh.coordinates(rank)
+        return all(place[axis] == c for axis, c in pins(self.program.tensors[register].layout) if axis < len(place))
 
     def _updates(self, rank: int, optimizer: Optimizer) -> float:
         updates = [i for i in self.program.body if isinstance(i, UpdateWeight) and self._is_on(i.weight, rank)]
@@ -240,9 +231,7 @@ class _Stages:
         """Return the most bytes that a device of a rank holds at once."""
         live, most = 0, 0
         for stage, kind, _ in self.schedule.ranks[rank]:
-            # Where some backwards are in halves, whole ones are both of them.
-            names = (f"{stage}I", f"{stage}W") if kind == "B" and self.schedule.splits_backward else (f"{stage}{kind}",)
-            for part in (self.parts.by_name[name] for name in names if name in self.parts.by_name):
+            for part in self.parts.run_by(stage, kind):
                 most = max(most, live + self._inside(part.name, rank) + self._received(part))
                 live += self._change(part)
         return max(self._always(rank, optimizer) + most, self._held(rank, optimizer) + self._inside("after", rank))
@@ -264,12 +253,8 @@ class _Stages:
     def _leaves(self, rank: int, optimizer: Optimizer) -> int:
         """Return the bytes of a rank's weights, with the optimizer's state of them, and inputs."""
         updated = {i.weight for i in self.program.body if isinstance(i, UpdateWeight)}
-        found = 0
-        for leaf in (i for i in self.program.body if isinstance(i, Leaf) and self._is_on(i.result, rank)):
-            tensors = 1 + (optimizer.states if leaf.result in updated else 0)
-            tensors *= self.program.micro_batches if self.program.when[leaf.result] == "every" else 1
-            found += tensors * self.program.bytes[leaf.result]
-        return found
+        leaves = (i.result for i in self.program.body if isinstance(i, Leaf) and self._is_on(i.result, rank))
+        return sum(leaf_bytes(self.program, r, optimizer.states if r in updated else 0) for r in leaves)
 
     def _held_by(self, name: str, rank: int) -> int:
         """Return the bytes of what a part hands to others on a rank."""
@@ -308,12 +293,3 @@ class _Stages:
 def _handed(part: StepPart) -> list[Leaf]:
     """Return the leaves of a part that other parts of the micro-batch have made."""
     return [i for i in part.program.body if isinstance(i, Leaf) and i.op in ("kept", "last")]
-
-
-def _leading(program: Program, ranks: int) -> int:
-    """Return how many leading axes of the mesh have as many devices together as the pipeline has ranks."""
-    axes, size = 0, 1
-    while size < ranks:
-        size *= program.mesh.sizes[axes]
-        axes += 1
-    return axes

@@ -46,7 +46,7 @@ class PartWriter(StepWriter):
         self.part = part
         self.keys = parts.keys
         self.late = {leaf.result for leaf in parts.by_name["after"].program.leaves("sum")}
-        """What is read after all micro-batches."""
+        """Registers that are read once all micro-batches have run."""
         self.known = dict(part.place)
         self.flags = {"first": "ctx.micro_batch == 0", "last": "ctx.is_last"}
 
@@ -140,20 +140,12 @@ class PartWriter(StepWriter):
         target = self._name(leaf.result, leaf.name)
         return [Row([target], texts[leaf.op], dies=[self._use(r) for r in line.dies])]
 
-    def _time_step(self, step: TimeStep) -> Row:
-        if step.kind == "pipeline" or self.part.kind == "before":
-            return super()._time_step(step)
-        operand, key = self._use(step.operand), self.keys[step.result]
-        target = f"sums[{key!r}]"
-        self.own[step.result] = target
-        copied = ".clone()" if step.kind == "accumulate" and step.result not in self.in_place else ""
-        dim = f", {self._role_in_time(step.operand)}" if step.kind == "batch" else ""
-        function = {"accumulate": "accumulated", "batch": "join_micro_batches"}[step.kind]
-        text = f"{function}(sums.get({key!r}), {operand}{copied}{dim}, {self.flags['last']})"
-        return Row([target], self._only(text, pins(self.program.tensors[step.operand].layout)), self._of(step))
-
-    def _of(self, step: TimeStep) -> str:
-        return self._comment(f"{step.kind} of {self.makers[step.operand]}", step.result)
+    def _total(self, step: TimeStep) -> tuple[str, str]:
+        if self.part.kind == "before":
+            return super()._total(step)
+        key = self.keys[step.result]
+        self.own[step.result] = f"sums[{key!r}]"
+        return self.own[step.result], f"sums.get({key!r})"
 
     def _only(self, text: str, pinned: Pins, results: int = 1) -> str:
         return super()._only(text, tuple(pin for pin in pinned if self.known.get(pin[0]) != pin[1]), results)
@@ -166,7 +158,7 @@ def schedule_text(parts: StepParts, functions: Mapping[str, str], program: Progr
     `functions` has the name of each part's function, by its word.
     """
     words = [" ".join(map(str, actions)) for actions in parts.schedule.ranks]
-    axes = tuple(range(_leading(program, len(words))))
+    axes = tuple(range(len(parts.mesh.sizes)))
     out = [
         f"PIPELINE = {axes!r}  # mesh axes along which its ranks are",
         f"SCHEDULE = (  # {parts.schedule.name}: what each of them does, in order; 2F0: stage 2's forward of the first",
@@ -217,12 +209,3 @@ def _received(parts: StepParts, program: Program, register: Register) -> str:
     tensor = program.tensors[register]
     pinned = pins(tensor.layout)
     return f"({parts.keys[register]!r}, {tensor.local(program.mesh)!r}, {TORCH_DTYPES[tensor.dtype]}, {pinned!r})"
-
-
-def _leading(program: Program, ranks: int) -> int:
-    """Return how many leading axes of the mesh have as many devices together as the pipeline has ranks."""
-    axes, size = 0, 1
-    while size < ranks:
-        size *= program.mesh.sizes[axes]
-        axes += 1
-    return axes

@@ -243,18 +243,26 @@ class StepWriter:
 
     def _time_step(self, step: TimeStep) -> Row:
         """Return the row of a step into a loop over micro-batches or pieces, or out of it; `reuse` does nothing."""
-        operand, target = self._use(step.operand), self._name(step.result, step.kind)
+        operand = self._use(step.operand)
         comment = self._comment(f"{step.kind} of {_printable(self.makers[step.operand])}", step.result)
         if step.is_of_pieces:
+            target = self._name(step.result, step.kind)
             return Row([target], self._step_of_pieces(step, operand, target), comment)
         if step.kind == "pipeline":
+            target = self._name(step.result, step.kind)
             return Row([target], self._part(operand, self._role_in_time(step.result)), comment)
-        self.sums.append(target)
+        target, before = self._total(step)
         copied = ".clone()" if step.kind == "accumulate" and step.result not in self.in_place else ""
         dim = f", {self._role_in_time(step.operand)}" if step.kind == "batch" else ""
         function = {"accumulate": "accumulated", "batch": "join_micro_batches"}[step.kind]
-        text = f"{function}({target}, {operand}{copied}{dim}, {self.flags['last']})"
+        text = f"{function}({before}, {operand}{copied}{dim}, {self.flags['last']})"
         return Row([target], self._only(text, pins(self.program.tensors[step.operand].layout)), comment)
+
+    def _total(self, step: TimeStep) -> tuple[str, str]:
+        """Return where a total over micro-batches is stored, and the expression of that of the micro-batches before."""
+        target = self._name(step.result, step.kind)
+        self.sums.append(target)
+        return target, target
 
     def _step_of_pieces(self, step: TimeStep, operand: str, target: str) -> str:
         """Return the expression of a step into the loop over the pieces of the loss, or out of it."""

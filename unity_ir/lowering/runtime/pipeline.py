@@ -38,7 +38,7 @@ def run_schedule(ctx, weights, batch, once, sums):
         way = "F" if kind in ("F", "SEND_F", "RECV_F") else "B"
         if kind.startswith("SEND"):
             wait_for(sent[way])
-            sent[way] = start_sends(ctx, stage, way, made.pop((stage, way, k)))
+            sent[way] = start_sends(ctx, stage, way, made.pop((stage, way, k), ()))  # a stage may have nothing
         elif kind.startswith("RECV"):
             received[stage, way, k] = start_receives(ctx, stage, way)
         else:

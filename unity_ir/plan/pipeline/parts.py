@@ -10,7 +10,7 @@ since the backward is explicit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, cast
@@ -72,16 +72,24 @@ class StepPart:
 @dataclass(frozen=True)
 class StepParts:
     """
-    The parts of a step, and their order; `keys` names what one part makes and others read.
+    The parts of a step, and their order; `keys` names what one part makes and others read. The ranks of the pipeline
+    are the places of `mesh`, the leading axes of the machine's.
     """
 
     schedule: PipelineSchedule
     parts: tuple[StepPart, ...]
     keys: Mapping[Register, str]
+    mesh: Mesh
 
     @cached_property
     def by_name(self) -> Mapping[str, StepPart]:
         return {part.name: part for part in self.parts}
+
+    def run_by(self, stage: int, kind: str) -> list[StepPart]:
+        """Return the parts that an action runs: a whole backward is two where others of the schedule are in halves."""
+        halves = kind == "B" and self.schedule.splits_backward
+        names = (f"{stage}I", f"{stage}W") if halves else (f"{stage}{kind}",)
+        return [self.by_name[name] for name in names if name in self.by_name]
 
     def received(self, stage: int, kind: Literal["F", "B"]) -> tuple[Register, ...]:
         """Return the registers that a stage receives for its forward, or for its backward."""
@@ -113,7 +121,9 @@ class _Parts:
         self.program = program
         self.schedule = schedule
         self.where = f"spmd.program @{program.name}"
-        self.leading = stage_axes(Mesh(program.mesh.sizes[: program.axes]), len(schedule.ranks))
+        sizes = program.mesh.sizes
+        self.leading = stage_axes(Mesh(sizes[: program.axes]), len(schedule.ranks))
+        self.mesh = Mesh(sizes[: self.leading])
         self.makers = makers_of(program.body)
         self.order = {id(i): n for n, i in enumerate(program.body)}
         self.forward = self._ancestors(program.outputs)
@@ -179,6 +189,7 @@ class _Parts:
 
     def _assign(self) -> None:
         program, when = self.program, self.program.when
+        of_loss, again = self._of_the_loss(), list[Instruction]()
         for instruction in program.body:
             made = makes(instruction)
             if not made or self._is_everywhere(instruction):
@@ -188,10 +199,41 @@ class _Parts:
             if time != "every":
                 self._put(made, "after" if time == "last" else "before", None)
                 continue
+            if made[0] not in self.forward and made[0] not in of_loss:
+                again.append(instruction)
+                continue
             kind: PartKind = "F" if made[0] in self.forward else "B"
             self._put(made, kind, self._stage(instruction, kind))
+        self._assign_again(again)
         if self.schedule.splits_backward:
             self._split()
+
+    def _of_the_loss(self) -> set[Register]:
+        """Return the registers that the gradient of the loss goes into: not those of a forward that is done again."""
+        found: set[Register] = set()
+        for instruction in self.program.body:
+            made = makes(instruction)
+            is_seed = isinstance(instruction, Leaf) and instruction.op == "constant"
+            if self.forward.isdisjoint(made) and (is_seed or not found.isdisjoint(reads(instruction))):
+                found.update(made)
+        return found
+
+    def _assign_again(self, again: Sequence[Instruction]) -> None:
+        """
+        Put forwards that are done again in the backward of the stage that reads them; of several on one rank, of the
+        last one, whose backward comes first.
+        """
+        made = {r for instruction in again for r in makes(instruction)}
+        readers: dict[Register, set[int]] = {}
+        for instruction in reversed(self.program.body) if made else ():
+            own = makes(instruction)
+            if not made.isdisjoint(own):
+                default = self.schedule.stages_of(self._rank(own[0]) or 0)[-1]
+                self._put(own, "B", max((s for r in own for s in readers.get(r, ())), default=default))
+            stage = self.part[own[0]][1] if own and own[0] in self.part else None
+            if stage is not None:
+                for register in made & self._behind(instruction, made):
+                    readers.setdefault(register, set()).add(stage)
 
     def _check_alike(self, instruction: Instruction) -> None:
         """Check that what every stage does by itself reads nothing that only some stages have."""
@@ -204,13 +246,16 @@ class _Parts:
                 "that read it (pcg.send)"
             )
 
-    def _behind(self, instruction: Instruction) -> set[Register]:
-        """Return the registers of one part that an instruction reads, also by what each part does by itself."""
+    def _behind(self, instruction: Instruction, also: Collection[Register] = ()) -> set[Register]:
+        """
+        Return the registers of one part, or of `also`, that an instruction reads, also through what each part does by
+        itself.
+        """
         found: set[Register] = set()
         todo = [*reads(instruction)]
         while todo:
             register = todo.pop()
-            if register in self.part:
+            if register in self.part or register in also:
                 found.add(register)
             else:
                 todo += reads(self.makers[register])
@@ -231,9 +276,6 @@ class _Parts:
         stages = self.schedule.stages_of(rank) if rank is not None else []
         parts = [self.part[r] for r in self._behind(instruction)]
         before = [s for k, s in parts if s is not None and (k == "F") == (kind == "F")]
-        if kind == "B" and not before:
-            # The first of a backward, or a forward done again: of the last stage whose forward it reads.
-            before = [max((s for _, s in parts if s is not None), default=stages[-1])]
         if not before:
             return stages[0 if kind == "F" else -1]
         if kind == "F":
@@ -307,7 +349,7 @@ class _Parts:
                 part_of=self.program,
             )
             made.append(StepPart(*key, program, tuple(sends.get(key, ())), self._place_of(key[1])))
-        return StepParts(self.schedule, tuple(sorted(made, key=_place)), keys)
+        return StepParts(self.schedule, tuple(sorted(made, key=_place)), keys, self.mesh)
 
     def _bodies(self) -> tuple[dict[Key, list[Instruction]], dict[Key, list[Sent]]]:
         """Return the instructions that one part alone does, by part, and what each part sends to another rank."""
@@ -341,8 +383,7 @@ class _Parts:
         """Return the coordinates of the ranks of a stage."""
         if stage is None:
             return ()
-        leading = Mesh(self.program.mesh.sizes[: self.leading])
-        return tuple(enumerate(leading.coordinates(self.schedule.rank_of[stage])))
+        return tuple(enumerate(self.mesh.coordinates(self.schedule.rank_of[stage])))
 
     def _with_shared(self, body: Sequence[Instruction], ends: Iterable[Register]) -> list[Instruction]:
         """Return a part's instructions with those that it does by itself, as others do, for what it reads."""

@@ -181,7 +181,10 @@ def _least_sum(graph: Graph, solver: Solver) -> float:
 
 
 def _counted(live: int) -> int:
-    """Return the number of live micro-batches that is looked at for so many: what holds for fewer holds for more."""
+    """
+    Return the number of live micro-batches whose bound is computed in place of that of `live` ones: one that is not
+    larger, as a bound of fewer holds for more.
+    """
     return live if live <= EACH else 1 << (live.bit_length() - 1)
 
 

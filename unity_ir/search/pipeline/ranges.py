@@ -224,7 +224,7 @@ class StageRanges:
         return FittedStages(cuts, tuple(variants), StageLoads(of, held, live), tuple(levels))
 
     def _as_stage(self, variant: int, first: int, last: int, live: int) -> _FittedStage | None:
-        """Return units as a stage in a variant with so many micro-batches live; None if they do not fit."""
+        """Return the stage that units make in a variant, with so many live micro-batches; None if it does not fit."""
         once, held = self.own(variant, first, last)
         rows = self.variants[variant]
         least = rows.recompute(first, last, self.memory - held, live)

@@ -49,7 +49,7 @@ class TiedWeight(NamedTuple):
 
 @dataclass(frozen=True)
 class UnitRows:
-    """What units take: arrays [unit] of seconds of a micro-batch, seconds once per step, and bytes on a device."""
+    """Seconds per micro-batch, seconds once per step, and bytes on a device, of each unit: arrays [unit]."""
 
     forward: Floats
     input_gradient: Floats
@@ -64,7 +64,7 @@ class UnitRows:
     working: Floats
     """Bytes [level, unit] held only while the backward of the unit runs."""
     sent: tuple[tuple[Sent, ...], ...]
-    """What passes each cut."""
+    """The tensors that a stage sends to the next if it ends at a cut, for each cut."""
     tied: tuple[TiedWeight, ...]
 
     @property

@@ -23,6 +23,7 @@ from unity_ir.plan.pipeline.catalogue import ORDERS, pipeline_schedule
 from unity_ir.search.pipeline.equal import SYNCHRONOUS
 
 DEFAULT_ORDER = "1f1b"
+"""The schedule of stages if none is named."""
 
 CHUNKS = 2
 """Stages per rank of schedules that are for any number of them."""
@@ -31,8 +32,8 @@ CHUNKS = 2
 @dataclass(frozen=True, slots=True)
 class Stages:
     """
-    What a user asks for: so many stages in all, run in the order of a schedule; None is 1F1B, or of a joint search the
-    fastest with one stage per part. Raises `UnityError` for stages that the schedule is not for.
+    What a user asks for: the number of stages, and the schedule that orders them by name. Without one it is 1F1B; joint
+    searches choose the fastest schedule of one stage per part. Raises `UnityError` for stages that it is not for.
     """
 
     count: int

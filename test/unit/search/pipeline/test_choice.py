@@ -1,4 +1,4 @@
-"""Of all stages and micro-batches the fastest pipeline is taken, and none where a plan without stages is faster."""
+"""The search takes the fastest pipeline over numbers of stages and micro-batches, or none if none is fast enough."""
 
 from __future__ import annotations
 

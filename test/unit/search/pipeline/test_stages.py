@@ -80,7 +80,7 @@ def sends_of(problem: StageProblem, stages: Sequence[Stage]) -> list[float]:
 
 
 def fits(problem: StageProblem, stages: Sequence[Stage], live: Sequence[int]) -> bool:
-    """Whether stages fit with so many micro-batches live at each, and are as many as may be."""
+    """Whether each stage fits with its number of live micro-batches, and the number of stages is allowed."""
     return problem.fewest_stages <= len(stages) <= problem.stages and all(
         s.option.held + k * s.option.live <= problem.memory for s, k in zip(stages, live, strict=True)
     )
