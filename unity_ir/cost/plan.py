@@ -28,6 +28,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.reshard import Move
 from unity_ir.pcg.sharding import Layout, Placement, dual, pins, place
+from unity_ir.pcg.stages import stage_axes_of
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.moves import plan_moves
 
@@ -161,12 +162,17 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
     is_marked = not graph.updates and any(n.op == "recompute" for n in nodes)
     again = Keeps(graph).moved_again if is_marked else set[Node]()
     reused = Counter((_root(value), target) for value, target in found if value.node.op == "reuse")
+    of_stages = stage_axes_of(graph, machine.mesh)
     out = _halos(nodes, placement, with_gradient, bool(graph.updates))
     for (value, target), at in found.items():
         source = placement.layouts[value]
-        forward = plan_moves(value, source, target, machine)
+        forward = plan_moves(value, source, target, machine, stage_axes=of_stages)
         has_gradient = value.node in with_gradient and not with_gradient.isdisjoint(at)
-        backward = plan_moves(value, dual(target), dual(source), machine, gradient=True) if has_gradient else ()
+        backward = (
+            plan_moves(value, dual(target), dual(source), machine, gradient=True, stage_axes=of_stages)
+            if has_gradient
+            else ()
+        )
         twice = () if again.isdisjoint(at) else forward
         is_kept = value.node.op == "reuse" and not twice and reused[_root(value), target] == 1
         out.append(Reshard(value, source, target, tuple(dict.fromkeys(at)), forward, backward, twice, is_kept))
@@ -314,7 +320,9 @@ def _weight_gradients(graph: Graph, weights: Iterable[Node], placement: Placemen
     if graph.updates:
         for u in graph.updates:
             value, target = u.grad, placement.layouts[u.weight]
-            moves = plan_moves(value, placement.layouts[value], target, machine)
+            moves = plan_moves(
+                value, placement.layouts[value], target, machine, stage_axes=stage_axes_of(graph, machine.mesh)
+            )
             out.append(Reshard(value, placement.layouts[value], target, (), moves, ()))
         return out
     for node in weights:

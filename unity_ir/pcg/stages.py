@@ -43,6 +43,11 @@ def stage_axes(mesh: Mesh, stages: int) -> int:
     return known.index(stages)
 
 
+def stage_axes_of(graph: Graph, mesh: Mesh) -> int:
+    """Return the number of leading mesh axes that a graph's stages are along: 0 if it has none."""
+    return 0 if graph.pipeline is None else stage_axes(mesh, graph.pipeline.ranks)
+
+
 def in_stages(plan: Graph, stage_of: Mapping[Node, int], rank_of: Sequence[int], mesh: Mesh) -> Graph:
     """
     Return a plan on a mesh whose operators are in stages, given the `plan` of all of them on one part of the machine.

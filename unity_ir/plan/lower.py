@@ -30,7 +30,7 @@ from unity_ir.pcg.sharding import (
     place,
     same_pieces,
 )
-from unity_ir.pcg.stages import stage_axes
+from unity_ir.pcg.stages import stage_axes_of
 from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.loss_pieces import in_loss_pieces
 from unity_ir.plan.moves import plan_moves
@@ -82,8 +82,7 @@ class _Lowering:
         self.machine = machine
         self.placement = place(graph, machine.mesh)
         self.micro_batches = _micro_batches(graph)
-        pipeline = graph.pipeline
-        self.stage_axes = 0 if pipeline is None else stage_axes(machine.mesh, pipeline.ranks)
+        self.stage_axes = stage_axes_of(graph, machine.mesh)
         """How many leading mesh axes stages are along."""
         self.anchors = Anchors(graph)
         self.registers: dict[tuple[Value, Layout, Halos, Halos], Register] = {}
@@ -305,7 +304,7 @@ class _Lowering:
             if alike in self.pieces:
                 found = self.pieces[alike]
                 at = self.tensors[found].layout[: len(layout)]
-            for move in plan_moves(anchor, at, layout, self.machine):
+            for move in plan_moves(anchor, at, layout, self.machine, stage_axes=self.stage_axes):
                 at = move.after(at, self.machine.mesh)
                 found = self._move(anchor, found, move, at)
             self.pieces.setdefault(alike, found)

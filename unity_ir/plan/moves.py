@@ -12,16 +12,17 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.coarse import RunMemo, plan_coarsely
 from unity_ir.pcg.graph import Value
 from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import Layout, Mesh, coordinate_of, is_pinned
+from unity_ir.pcg.sharding import COPY, REPEAT, Layout, Mesh, coordinate_of, is_pinned
 
 
 def plan_moves(
-    value: Value, source: Layout, target: Layout, machine: Machine, gradient: bool = False
+    value: Value, source: Layout, target: Layout, machine: Machine, gradient: bool = False, stage_axes: int = 0
 ) -> tuple[Move, ...]:
     """
     Return the cheapest moves that bring a value from layout `source` to `target` (a role per mesh axis each) on a
     machine, in order; () if the layouts are equal. Planned by `pcg.coarse`, memoised. Axes that are pinned at one
     coordinate in both stay so: devices of other parts of the machine, which do other things meanwhile, do not help.
+    Nor do those of other stages, along the leading `stage_axes`, with what every stage makes by itself.
 
     With `gradient`, they are priced for the value's gradient, whose element type is `grad_dtype`; `source` and `target`
     are then the gradient's own layouts. Raises `UnityError` if the mesh axes do not divide the shape.
@@ -29,21 +30,28 @@ def plan_moves(
     if source == target:
         return ()
     type = value.type
-    return _plan_cached(
-        type.micro_shape, type.grad_dtype if gradient else type.dtype, source, target, ByIdentity(machine)
-    )
+    key = type.micro_shape, type.grad_dtype if gradient else type.dtype
+    of_stages = source[:stage_axes], target[:stage_axes]
+    if of_stages[0] == of_stages[1]:
+        return _plan_cached(*key, source, target, ByIdentity(machine), stage_axes)
+    if set(of_stages[0]) <= {COPY, REPEAT} and all(map(is_pinned, of_stages[1])):
+        # Each stage has it already: first its name changes, then the stage does the rest by itself.
+        there = (*target[:stage_axes], *source[stage_axes:])
+        named = _plan_cached(*key, source, there, ByIdentity(machine), 0)
+        return (*named, *plan_moves(value, there, target, machine, gradient, stage_axes))
+    return _plan_cached(*key, source, target, ByIdentity(machine), 0)
 
 
 @lru_cache(maxsize=65536)
 def _plan_cached(
-    shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, machine: ByIdentity
+    shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, machine: ByIdentity, stage_axes: int
 ) -> tuple[Move, ...]:
     of = machine.machine
     fixed = tuple((i, coordinate_of(a)) for i, (a, b) in enumerate(zip(source, target, strict=True)) if _is_at(a, b))
-    if not fixed:
+    staying = {*range(stage_axes), *(axis for axis, _ in fixed)}
+    if not staying:
         memo = _memo(machine, dtype, ())
         return plan_coarsely(source, target, shape, of.mesh, of.axis_levels, lambda m: of.move_time(m, dtype), memo)
-    staying = {axis for axis, _ in fixed}
     axes = tuple(axis for axis in range(len(source)) if axis not in staying)
 
     def on_part(layout: Layout) -> Layout:
