@@ -77,6 +77,7 @@ SAMPLE = [
     ("mlp", "zb-v,4,2", "data-parallel/4", 4),
     ("moe", "zb-v,2,2", "degrees,zero=3/4i", 4),
     (SPARSE, "zb-h1,2", "experts/4", 4),
+    ("nmt", "zb-h1,4", "random-1/4", 8),
     ("nmt", "zb-v,4,2", "joint/4", 8),
     ("nmt", "interleaved,2,2", "recompute-2/4", 4),
     ("rnnlm", "gpipe,2", "fsdp/4", 4),

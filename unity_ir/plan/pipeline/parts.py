@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Literal, cast
 
 from unity_ir.errors import UnityError
+from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.sharding import Mesh, Pins, pins
 from unity_ir.pcg.stages import stage_axes
 from unity_ir.plan.deadlock import makers
@@ -192,6 +193,7 @@ class _Parts:
         of_loss, again = self._of_the_loss(), list[Instruction]()
         for instruction in program.body:
             made = makes(instruction)
+            self._check_within(instruction)
             if not made or self._is_everywhere(instruction):
                 self._check_alike(instruction)
                 continue
@@ -234,6 +236,19 @@ class _Parts:
             if stage is not None:
                 for register in made & self._behind(instruction, made):
                     readers.setdefault(register, set()).add(stage)
+
+    def _check_within(self, instruction: Instruction) -> None:
+        """Check that only sends go from one stage's ranks to another's: those are never together in a collective."""
+        if not isinstance(instruction, ReshardMove) or instruction.stages is not None:
+            return
+        if self.program.when[instruction.result] != "every":
+            return
+        crossed = [axis for axis in instruction.axes if axis < self.leading]
+        if crossed and COLLECTIVES[instruction.kind].crosses_links:
+            raise UnityError(
+                f"{self.where}: every micro-batch has a {instruction.kind} along mesh axis {crossed[0]}, which its "
+                "stages are along; send values to the stages that read them (pcg.send)"
+            )
 
     def _check_alike(self, instruction: Instruction) -> None:
         """Check that what every stage does by itself reads nothing that only some stages have."""
