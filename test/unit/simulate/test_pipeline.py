@@ -21,6 +21,7 @@ from unity_ir.plan.pipeline.check import total_order
 from unity_ir.plan.pipeline.orders import double_buffered
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.pipeline.sends import with_sends
+from unity_ir.simulate.makespan import LevelledSchedule
 from unity_ir.simulate.pipeline import PipelineTimes, StageSeconds, simulate_pipeline, split_seconds
 
 ONE = Fraction(1)
@@ -183,6 +184,9 @@ def test_any_order_takes_as_long_as_its_longest_path(seed: int, is_split: bool, 
     assert alone.work == (sum(times.work),)
     assert alone.bubble == 0
     clipped = simulate_pipeline(schedule, seconds, is_clipped=True)
+    levelled = LevelledSchedule(schedule)
+    assert levelled.makespan(seconds) == times.makespan
+    assert levelled.makespan(seconds, is_clipped=True) == clipped.makespan
     last = max(max(ends) for ends in times.ends)
     assert clipped.makespan == last + max(
         sum(seconds.update[s] for s in schedule.stages_of(rank)) for rank in range(len(schedule.ranks))

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
 from math import comb, inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,7 +39,7 @@ from unity_ir.search.layouts.limits import limited, limits
 from unity_ir.search.layouts.objective import Price
 from unity_ir.search.pipeline.cuts import units
 from unity_ir.search.pipeline.fastest import ScheduleOutcome, StageLoads
-from unity_ir.search.pipeline.ranges import CountedSchedule, Cuts, FittedStages, StageRanges
+from unity_ir.search.pipeline.ranges import CountedSchedule, Cuts, FittedStages, StageRanges, least_longest
 from unity_ir.search.pipeline.rows import PricedUnits, UnitRows, priced_units
 from unity_ir.search.pipeline.stages import choose_stages
 
@@ -200,8 +201,8 @@ class PipelineSearch:
 
     def estimate(self, stages: int, micro_batches: int) -> float:
         """
-        Return about the seconds of a step: of equal stages that hold as many micro-batches as stages of 1F1B do on
-        average, without sends; inf if they do not fit.
+        Return about the seconds of a step: of stages as equal as units allow, that hold as many micro-batches as those
+        of 1F1B do on average, without sends; inf if they do not fit.
         """
         p, m, best = stages, micro_batches, inf
         live = (min(p, m) + 1) / 2
@@ -209,9 +210,8 @@ class PipelineSearch:
             needs = (rows.held.sum() + live * rows.live.sum(axis=1)) / p + rows.working.max(axis=1)
             fits = needs <= self.memory
             if fits.any():
-                one = rows.forward.sum() + rows.input_gradient.sum() + rows.weight_gradient.sum()
-                one += rows.again[int(fits.argmax())].sum()
-                best = min(best, float((m + p - 1) / p * one + rows.once.sum() / p))
+                each = rows.forward + rows.input_gradient + rows.weight_gradient + rows.again[int(fits.argmax())]
+                best = min(best, float(each.sum() + rows.once.sum() / p) + (m - 1) * least_longest(each, p))
         return best
 
     def _rows(self, graph: Graph, of: Sequence[int], solver: Solver, micro_batches: int) -> UnitRows:
@@ -283,30 +283,38 @@ def fastest_stages(
     least formula (`choose_stages`), borders are moved by one unit at a time while that helps; of few units, all cuts
     are tried. None if none fit.
     """
-    best: tuple[FittedStages, ScheduleOutcome] | None = None
+    best: _Found | None = None
+
+    def faster(cuts: Cuts, order: CountedSchedule) -> _Found | None:
+        limit = inf if best is None else best.makespan * GAIN
+        found = ranges.makespan(cuts, order, is_clipped, limit)
+        return None if found is None or found[1] >= limit else _Found(*found, order)
+
     if comb(ranges.count - 1, ranges.parts - 1) <= FEW_CUTS:
         for order, each in product(orders, combinations(range(1, ranges.count), ranges.parts - 1)):
-            limit = inf if best is None else best[1].times.makespan * GAIN
-            found = ranges.outcome(each, order, is_clipped, limit)
-            if found is not None and found[1].times.makespan < limit:
-                best = found
-        return best
-    cuts = _least_formula(ranges, orders[0].schedule.micro_batches) if cuts is None else cuts
-    if cuts is None:
-        return None
-    for order in orders:
-        limit = inf if best is None else best[1].times.makespan * GAIN
-        found = ranges.outcome(cuts, order, is_clipped, limit)
-        while found is not None and (best is None or found[1].times.makespan < limit):
-            best, limit = found, found[1].times.makespan * GAIN
-            others = (ranges.outcome(c, order, is_clipped, limit) for c in _neighbours(best[0].cuts, ranges.count))
-            found = next((each for each in others if each is not None and each[1].times.makespan < limit), None)
-        cuts = cuts if best is None else best[0].cuts
-    return best
+            best = faster(each, order) or best
+    else:
+        cuts = _least_formula(ranges, orders[0].schedule.micro_batches) if cuts is None else cuts
+        if cuts is None:
+            return None
+        for order in orders:
+            better = faster(cuts, order)
+            while better is not None:
+                best = better
+                around = (faster(each, order) for each in _neighbours(best.stages.cuts, ranges.count))
+                better = next(filter(None, around), None)
+            cuts = cuts if best is None else best.stages.cuts
+    return None if best is None else (best.stages, ranges.outcome(best.stages, best.order, is_clipped))
+
+
+class _Found(NamedTuple):
+    stages: FittedStages
+    makespan: float
+    order: CountedSchedule
 
 
 def _least_formula(ranges: StageRanges, micro_batches: int) -> Cuts | None:
-    for spread in (SPREAD, inf):
+    for spread in (SPREAD, SPREAD**3, inf):
         try:
             stages = choose_stages(ranges.problem(micro_batches, spread)).stages
         except UnityError:

@@ -5,9 +5,11 @@ are chosen, with as little recompute as makes each fit beside the micro-batches 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from itertools import accumulate
 from math import inf
 
 import numpy as np
@@ -21,6 +23,7 @@ from unity_ir.search.pipeline.fastest import ScheduleOutcome, StageLoads
 from unity_ir.search.pipeline.problem import StageProblem
 from unity_ir.search.pipeline.rows import UnitRows
 from unity_ir.search.pipeline.table import Floats, StageOption, tabulate
+from unity_ir.simulate.makespan import LevelledSchedule
 from unity_ir.simulate.pipeline import StageSeconds, simulate_pipeline
 
 Cuts = tuple[int, ...]
@@ -34,6 +37,10 @@ class CountedSchedule:
     schedule: PipelineSchedule
     held: tuple[int, ...]
     is_split: bool
+
+    @cached_property
+    def levelled(self) -> LevelledSchedule:
+        return LevelledSchedule(self.schedule)
 
     @staticmethod
     def of(schedule: PipelineSchedule) -> CountedSchedule:
@@ -86,7 +93,7 @@ class _Prefixes:
         Return the least recompute with which units fit into `room` bytes with `count` micro-batches live; None if they
         do not.
         """
-        working: Floats = np.max(self.rows.working[:, first:last], axis=1)
+        working: Floats = self.rows.working[:, first:last].max(axis=1)
         live = self.live[:, last] - self.live[:, first]
         fits = working + count * live <= room
         level = int(fits.argmax())
@@ -162,9 +169,12 @@ class StageRanges:
         """
         counts = _spaced(min(micro_batches, self.parts))
         totals = [sum(rows.seconds(0, self.count)) / self.parts for rows in self.variants]
+        longest = self.count - self.parts + 1  # each other stage has a unit, too
 
         def options(first: int, last: int, devices: int) -> list[StageOption]:
             found: list[StageOption] = []
+            if last - first > longest:
+                return found
             for variant, rows in enumerate(self.variants):
                 forward, half, rest = rows.seconds(first, last)
                 if not totals[variant] / spread <= forward + half + rest <= spread * totals[variant]:
@@ -233,22 +243,44 @@ class StageRanges:
         forward, half, rest = rows.seconds(first, last)
         return variant, (forward, half + least.again, rest, once), held, least
 
-    def outcome(
+    def makespan(
         self, cuts: Cuts, order: CountedSchedule, is_clipped: bool, limit: float = inf
-    ) -> tuple[FittedStages, ScheduleOutcome] | None:
+    ) -> tuple[FittedStages, float] | None:
         """
-        Return stages, fitted, and their schedule simulated; None if they do not fit, or cannot take less than `limit`
-        seconds.
+        Return stages, fitted, and the simulated makespan of their schedule, in seconds; None if they do not fit, or
+        cannot take less than `limit` seconds.
         """
         found = self.fitted(cuts, order)
         if found is None:
             return None
-        loads = found.loads
-        if makespan_bound(loads.seconds, order.schedule.micro_batches, None, order.is_split, is_clipped) >= limit:
+        seconds = found.loads.seconds
+        if makespan_bound(seconds, order.schedule.micro_batches, None, order.is_split, is_clipped) >= limit:
             return None
+        return found, order.levelled.makespan(seconds, is_clipped)
+
+    def outcome(self, fitted: FittedStages, order: CountedSchedule, is_clipped: bool) -> ScheduleOutcome:
+        """Return the schedule of stages, simulated with the times of all actions."""
+        loads = fitted.loads
         times = simulate_pipeline(order.schedule, loads.seconds, is_clipped)
         peaks = (held + count * live for held, live, count in zip(loads.held, loads.live, order.held, strict=True))
-        return found, ScheduleOutcome(times, tuple(peaks))
+        return ScheduleOutcome(times, tuple(peaks))
+
+
+def least_longest(seconds: Floats, count: int) -> float:
+    """
+    Return the longest of at most `count` contiguous runs of items where that is the least, but for a millionth: given
+    [1, 1, 2] and 2, returns 2.
+    """
+    total = [0.0, *accumulate(map(float, seconds))]
+    low, high = max(float(seconds.max()), total[-1] / count), total[-1]
+    while high - low > 1e-6 * high:
+        cap, end = (low + high) / 2, 0
+        for _ in range(count):
+            end = bisect_right(total, total[end] + cap) - 1
+            if end == len(seconds):
+                break
+        low, high = (low, cap) if end == len(seconds) else (cap, high)
+    return high
 
 
 def _spaced(most: int) -> list[int]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from itertools import combinations, pairwise, product
 
+import numpy as np
 import pytest
 from graphs import boxes, with_memory
+from hypothesis import given
+from hypothesis import strategies as st
 
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
@@ -19,7 +22,7 @@ from unity_ir.plan.pipeline.live import peak_live
 from unity_ir.search import run
 from unity_ir.search.pipeline.cuts import units
 from unity_ir.search.pipeline.equal import SYNCHRONOUS, PipelinePlan, pipeline_plan
-from unity_ir.search.pipeline.ranges import CountedSchedule, StageRanges
+from unity_ir.search.pipeline.ranges import CountedSchedule, StageRanges, least_longest
 from unity_ir.search.pipeline.rows import priced_units
 
 GPT2 = "gpt2,batch=8,sequence=64,layers=3,hidden=64,heads=4,vocabulary=512"
@@ -97,8 +100,8 @@ def test_of_given_layouts_stages_and_schedule_are_the_best_of_all(gpt2: Pipeline
     priced = priced_units(cost(gpt2.graph, gpt2.part, OPTIMIZER), gpt2.graph, OPTIMIZER, 4)
     ranges = StageRanges([priced.rows], boxes(2, 2, overhead=1e-6), 2, gpt2.part.device.usable)
     orders = [CountedSchedule.of(pipeline_schedule(name, 2, 4)) for name in SYNCHRONOUS]
-    found = (ranges.outcome(cuts, order, False) for order, cuts in product(orders, all_cuts(ranges.count, 2)))
-    best = min(each[1].times.makespan for each in found if each is not None)
+    found = (ranges.makespan(cuts, order, False) for order, cuts in product(orders, all_cuts(ranges.count, 2)))
+    best = min(each[1] for each in found if each is not None)
     assert gpt2.makespan == pytest.approx(best)
 
 
@@ -155,3 +158,13 @@ def test_the_part_is_the_machine_without_its_leading_axes(gpt2: PipelinePlan):
     assert gpt2.part == part(boxes(2, 2, overhead=1e-6), 2)
     graph: Graph = erase(gpt2.graph)
     assert graph.inputs[0].result.shape == (2, 64)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.integers(1, 4))
+def test_the_longest_run_is_the_least_of_all_cuts(seconds: list[int], count: int):
+    runs = (
+        [sum(seconds[a:b]) for a, b in pairwise((0, *cuts, len(seconds)))]
+        for parts in range(1, count + 1)
+        for cuts in combinations(range(1, len(seconds)), parts - 1)
+    )
+    assert least_longest(np.array(seconds, dtype=float), count) == pytest.approx(min(map(max, runs)), rel=1e-5)

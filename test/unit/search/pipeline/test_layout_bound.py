@@ -67,9 +67,9 @@ def test_no_pipeline_is_faster_than_the_bound(model: str, name: str):
     for rows in plans(search.small(m), search, p, m):
         ranges = StageRanges([rows], machine, p, machine.device.usable)
         for cuts, order in product(combinations(range(1, rows.count), p - 1), orders):
-            found = ranges.outcome(cuts, order, False, best[order.is_split])
+            found = ranges.makespan(cuts, order, False, best[order.is_split])
             if found is not None:
-                best[order.is_split] = min(best[order.is_split], found[1].times.makespan)
+                best[order.is_split] = min(best[order.is_split], found[1])
     assert least[False] <= best[False] * (1 + 1e-9)
     assert least[True] <= min(best.values()) * (1 + 1e-9)
     if name == "fast" and model in MODELS[1:]:

@@ -1,0 +1,117 @@
+"""
+Simulate one pipeline schedule for the seconds of many stages: the makespan alone, in arrays.
+
+The longest path of `simulate.pipeline` has the same edges whatever actions take. They are sorted by level once: an
+action's is one more than that of what it waits for, so all of a level are computed together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from unity_ir.errors import UnityError
+from unity_ir.plan.pipeline.schedule import PipelineSchedule
+from unity_ir.simulate.pipeline import StageSeconds
+
+KINDS = "FBIW"
+
+
+class LevelledSchedule:
+    """
+    A schedule of one step that passes `plan.pipeline.check`, its actions numbered level by level.
+
+    Number `count` stands for what is there from the start, the numbers behind it for the start of each rank.
+    """
+
+    def __init__(self, schedule: PipelineSchedule):
+        self.schedule = schedule
+        computed, stages, m = schedule.computation().ranks, schedule.stages, schedule.micro_batches
+        self.count = count = sum(map(len, computed))
+        self.ranks = len(computed)
+        rank_of = schedule.rank_of
+        # Of each action, rank by rank: its level, what it waits for (before it, read, sent before), what it takes.
+        level, before, read, link = ([0] * count for _ in range(4))
+        kind_stage, sent = [0] * count, [0] * count
+        first = [0, *accumulate(map(len, computed))]
+        # Number of the action that makes the input of a forward, of a backward; -1 while it is not known.
+        forward_of = [*(count,) * m, *(-1,) * ((stages - 1) * m)]
+        backward_of = [*(-1,) * ((stages - 1) * m), *(count,) * m]
+        last_on: dict[tuple[int, int], int] = {}
+        at = [0] * self.ranks
+        waits = [True] * self.ranks
+        runnable = list(range(self.ranks))
+        while runnable:
+            rank = runnable.pop()
+            waits[rank] = False
+            actions = computed[rank]
+            for i in range(at[rank], len(actions)):
+                stage, kind, k = actions[i]
+                place = stage * m + (k or 0)
+                source = forward_of[place] if kind == "F" else backward_of[place] if kind != "W" else count
+                if source < 0:
+                    waits[rank] = True
+                    break
+                number = first[rank] + i
+                at[rank] = i + 1
+                before[number] = number - 1 if i else count + 1 + rank
+                read[number] = source
+                own = level[number - 1] + 1 if i else 0
+                level[number] = own if source == count else max(own, level[source] + 1)
+                kind_stage[number] = KINDS.index(kind) * stages + stage
+                link[number] = count
+                if kind == "F" and stage < stages - 1:
+                    to, makers, place, send = stage + 1, forward_of, place + m, 1 + stage
+                elif kind in ("B", "I") and stage > 0:
+                    to, makers, place, send = stage - 1, backward_of, place - m, stages + stage - 1
+                else:
+                    continue
+                makers[place] = number
+                reader = rank_of[to]
+                if reader != rank:
+                    sent[number] = send
+                    link[number] = last_on.get((rank, reader), count)
+                    last_on[rank, reader] = number
+                    if waits[reader]:
+                        waits[reader] = False
+                        runnable.append(reader)
+        if any(at[rank] < len(actions) for rank, actions in enumerate(computed)):
+            raise UnityError(f"pipeline schedule {schedule.name}: a rank waits for ever; check its order")
+        levels = np.array(level, dtype=np.intp)
+        order = np.argsort(levels, kind="stable")
+        number_of = np.arange(count + 1 + self.ranks, dtype=np.intp)
+        number_of[order] = np.arange(count)
+        self.before, self.read, self.link = (number_of[np.array(of)[order]] for of in (before, read, link))
+        self.kind_stage, self.sent = np.array(kind_stage)[order], np.array(sent)[order]
+        sizes = Counter(level)
+        self.levels = list(pairwise([0, *accumulate(sizes[each] for each in range(len(sizes)))]))
+        self.last = [int(number_of[first[r + 1] - 1]) if actions else count for r, actions in enumerate(computed)]
+
+    def makespan(self, seconds: StageSeconds, is_clipped: bool = False) -> float:
+        """Return the makespan that `simulate_pipeline` finds, in seconds."""
+        stages, rank_of = self.schedule.stages, self.schedule.rank_of
+        none = (0.0,) * stages
+        own = (seconds.forward, seconds.backward, seconds.input_gradient or none, seconds.weight_gradient or none)
+        takes = np.array([each for of in own for each in of], dtype=np.float64)[self.kind_stage]
+        forth = seconds.send or none[1:]
+        sends = np.array([0.0, *forth, *(seconds.send_back or forth)], dtype=np.float64)[self.sent]
+        ends = np.zeros(self.count + 1 + self.ranks)
+        arrivals = np.zeros(self.count + 1)
+        for stage, extra in enumerate(seconds.before):
+            ends[self.count + 1 + rank_of[stage]] += extra
+        for low, high in self.levels:
+            end = np.maximum(ends[self.before[low:high]], arrivals[self.read[low:high]])
+            end += takes[low:high]
+            ends[low:high] = end
+            np.maximum(end, arrivals[self.link[low:high]], out=end)
+            end += sends[low:high]
+            arrivals[low:high] = end
+        updates = [0.0] * self.ranks
+        for stage, extra in enumerate(seconds.update):
+            updates[rank_of[stage]] += extra
+        ended = ends[self.last].tolist()
+        if is_clipped:
+            ended = [max(ended)] * len(ended)
+        return max(end + extra for end, extra in zip(ended, updates, strict=True))
