@@ -57,17 +57,17 @@ def part_counts(machine: Machine) -> list[int]:
     return list(accumulate(axes, mul, initial=1))
 
 
-def send_seconds(machine: Machine, count: int, boundary: int, elements: float, item: int) -> float:
+def send_seconds(machine: Machine, count: int, source: int, target: int, elements: float, item: int) -> float:
     """
-    Return the seconds in which every device of part `boundary` sends a piece of `elements` elements, of `item` bytes
-    each, to the device in its place in the next of `count` parts. All pairs of parts are taken to send at once.
+    Return the seconds in which every device of part `source` of `count` sends a piece of `elements` elements, of `item`
+    bytes each, to the device in its place in part `target`. All pairs of parts are taken to send at once.
     """
-    return machine.move_seconds("send", _crossed(machine, count, boundary), elements, elements, item)
+    return machine.move_seconds("send", _crossed(machine, count, source, target), elements, elements, item)
 
 
-def _crossed(machine: Machine, count: int, boundary: int) -> Mapping[int, int]:
-    """Return the level that a send from part `boundary` to the next crosses, as `Machine.lines` takes it."""
-    one, other = (k * (machine.devices // count) for k in (boundary, boundary + 1))
+def _crossed(machine: Machine, count: int, source: int, target: int) -> Mapping[int, int]:
+    """Return the level that a send from one part to another crosses, as `Machine.lines` takes it."""
+    one, other = (k * (machine.devices // count) for k in (source, target))
     for number in range(len(machine.levels)):
         inside = prod(level.size for level in machine.levels[number + 1 :])
         if one // inside != other // inside:

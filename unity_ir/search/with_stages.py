@@ -71,7 +71,7 @@ def run_with_stages(
     if isinstance(stages, Stages):
         try:
             with within(budget):
-                found = pipelines.fastest(stages.count, stages.order)
+                found = pipelines.fastest(stages)
         except OutOfBudget:
             raise UnityError("search: its budget ended before a pipeline was found; give it more") from None
         assert found is not None
@@ -123,7 +123,7 @@ class _Pipelines:
         """Return a pipeline that is faster as emitted than a plan, or than none, and fits; None where none is found."""
         seconds = inf if result is None else as_emitted(result.graph, self.machine, self.optimizer)[0]
         try:
-            other = self.fastest(None, None, seconds)
+            other = self.fastest(None, seconds)
         except UnityError:
             return None  # no parts, no micro-batches, or none that fits
         if other is None or needed(other.graph, other.cost, self.optimizer) > self.machine.device.usable:
@@ -131,15 +131,18 @@ class _Pipelines:
         then = as_emitted(other.graph, self.machine, self.optimizer)[0]
         return other if then < seconds * limits().faster else None
 
-    def fastest(self, stages: int | None, schedule: str | None, than: float = inf) -> SearchResult | None:
+    def fastest(self, stages: Stages | None, than: float = inf) -> SearchResult | None:
         """
         Return the fastest pipeline found of the graph as it is and, with the same stages and micro-batches, of it
         rewritten as a few of its layers are best on one part of the machine; None if none takes less than `than`
-        seconds. None of `stages` and `schedule` leaves the choice open.
+        seconds. Without `stages` all of them are tried; they may leave the schedule open.
         """
         start = perf_counter()
+        parts, schedule = None, None
+        if stages is not None:
+            parts, schedule = stages.pipeline.ranks, (stages.order, stages.pipeline.chunks)
         choice = best_pipeline(
-            self.graph, self.machine, self.optimizer, stages, self.micro_batches, schedule, faster_than=than
+            self.graph, self.machine, self.optimizer, parts, self.micro_batches, schedule, faster_than=than
         )
         if choice is None:
             return None
@@ -149,7 +152,7 @@ class _Pipelines:
         found = joint(short, plan.part, self.rules, self.optimizer)
         rewritten, derivation = rewritten_alike(self.graph, self.rules, found)
         if derivation:
-            pair, most = (plan.stages, plan.micro_batches), plan.makespan * limits().faster
+            pair, most = (plan.parts, plan.micro_batches), plan.makespan * limits().faster
             other = best_pipeline(rewritten, self.machine, self.optimizer, *pair, schedule, faster_than=most)
             choice, derivation = (choice, ()) if other is None else (other, derivation)
         step = replace(pipeline_step(choice.plan, self.machine, choice.search.dims), optimizer=self.given)

@@ -61,7 +61,12 @@ def test_a_send_crosses_the_level_in_which_neighbours_differ():
     cluster = load("dgx-h100:2")
     between_nodes = cluster.move_seconds("send", {0: 2}, 1e6, 1e6, 2)
     inside = cluster.move_seconds("send", {1: 2}, 1e6, 1e6, 2)
-    assert [send_seconds(cluster, 4, boundary, 1e6, 2) for boundary in range(3)] == [inside, between_nodes, inside]
+    assert [send_seconds(cluster, 4, source, source + 1, 1e6, 2) for source in range(3)] == [
+        inside,
+        between_nodes,
+        inside,
+    ]
+    assert send_seconds(cluster, 4, 3, 0, 1e6, 2) == between_nodes
     assert inside < between_nodes
 
 

@@ -13,7 +13,8 @@ from unity_ir.models import from_text
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.plan import Plan, plan_graph
-from unity_ir.search.pipeline.staged import Stages, balanced
+from unity_ir.search.pipeline.balance import balanced
+from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.run import run
 from unity_ir.simulate.report import as_emitted, simulated
 from unity_ir.simulate.stages import StagedStep, simulate_stages

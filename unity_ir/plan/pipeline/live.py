@@ -11,6 +11,19 @@ from collections.abc import Sequence
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 
 
+def most_live(schedule: PipelineSchedule) -> list[int]:
+    """Return the most micro-batches that each stage by itself holds at once for their backwards."""
+    now, most = [0] * schedule.stages, [0] * schedule.stages
+    for actions in schedule.ranks:
+        for stage, kind, _ in actions:
+            if kind == "F":
+                now[stage] += 1
+                most[stage] = max(most[stage], now[stage])
+            elif kind in ("B", "W"):
+                now[stage] -= 1
+    return most
+
+
 def peak_live(
     schedule: PipelineSchedule, sizes: Sequence[float] | None = None, late: Sequence[float] | None = None
 ) -> list[float]:

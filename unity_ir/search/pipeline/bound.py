@@ -54,8 +54,10 @@ def makespan_bound(
         fill.append(fill[-1] + forward[s - 1] + sends[s - 1])
         tail.append(max(rests[s] + update[ranks[s]], sends[s - 1] + returns[s - 1] + tail[-1]))
     bound = fill[-1] + forward[-1] + returns[-1] + tail[-1]
-    for rank in set(ranks):
-        mine = [s for s in stages if ranks[s] == rank]
+    of_rank: dict[int, list[int]] = {}
+    for s, rank in zip(stages, ranks, strict=True):
+        of_rank.setdefault(rank, []).append(s)
+    for rank, mine in of_rank.items():
         first = mine[0]
         own = m * sum(forward[s] + returns[s] for s in mine)
         work = own + m * sum(rests[s] for s in mine)

@@ -20,11 +20,11 @@ from unity_ir.machine.parts import part, part_counts
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.pipeline.cuts import units
-from unity_ir.search.pipeline.equal import GAIN, PipelinePlan, PipelineSearch
+from unity_ir.search.pipeline.equal import GAIN, PipelinePlan, PipelineSearch, ScheduleKind
 from unity_ir.search.pipeline.layout_bound import LayoutBounds
 
 Pair = tuple[int, int]
-"""Numbers of stages and of micro-batches."""
+"""Numbers of parts of the machine and of micro-batches."""
 
 ASTRAY = 1.15
 """More stages, or fewer, are not estimated once the best of them is slower than the best estimate by this factor."""
@@ -51,22 +51,22 @@ def best_pipeline(
     graph: Graph,
     machine: Machine,
     optimizer: Optimizer | None = None,
-    stages: int | None = None,
+    parts: int | None = None,
     micro_batches: int | None = None,
-    schedule: str | None = None,
+    schedule: ScheduleKind | None = None,
     faster_than: float = inf,
 ) -> PipelineChoice | None:
     """
-    Return the fastest pipeline found of a serial forward graph with two stages or more on equal parts of a machine;
-    None if none takes less than `faster_than` seconds, such as those of the best plan without stages.
+    Return the fastest pipeline found of a serial forward graph on two or more equal parts of a machine, with a stage or
+    more each; None if none takes less than `faster_than` seconds, such as those of the best plan without stages.
 
-    `stages`, `micro_batches` and `schedule` force what they name. Raises `UnityError` where what is forced is not
+    `parts`, `micro_batches` and `schedule` force what they name. Raises `UnityError` where what is forced is not
     possible, or, without `faster_than`, where no pipeline fits.
     """
     search = PipelineSearch(graph, machine, optimizer or graph.optimizer or Optimizer())
-    if stages is not None:
-        part(machine, stages)
-    estimates = _estimates(search, stages, micro_batches, faster_than)
+    if parts is not None:
+        part(machine, parts)
+    estimates = _estimates(search, parts, micro_batches, faster_than)
     ranges = LayoutBounds(search, is_split=True)
     best: PipelinePlan | None = None
     failed: UnityError | None = None
@@ -92,9 +92,14 @@ def best_pipeline(
 def bound(choice: PipelineChoice, *, with_layouts: bool = True) -> tuple[float, str]:
     """
     Return (a lower bound in seconds, its family): of every pipeline of one of the pairs that were tried, with one
-    contiguous stage per part, whatever its layouts and recompute, all moves of a stage waited for. It is looser if not
-    `with_layouts`, which take several times as long as the choice.
+    contiguous stage per part, or any number of them if the choice has several, whatever its layouts and recompute, all
+    moves of a stage waited for. It is looser if not `with_layouts`, which take several times as long as the choice.
     """
+    if choice.plan.stages > choice.plan.parts:
+        bounds = LayoutBounds(choice.search, is_split=True)
+        work = bounds.work_of_layouts if with_layouts else bounds.work_of_kernels
+        least = min(work(*pair) for pair in choice.tried)
+        return min(least, choice.plan.makespan), "any number of stages per equal part"
     is_split = choice.plan.outcome.schedule.splits_backward
     bounds = LayoutBounds(choice.search, is_split, is_1f1b=True)
     steps = (bounds.of_kernels, bounds.of_ranges, *((bounds.of_layouts,) if with_layouts else ()))
@@ -111,7 +116,7 @@ def bound(choice: PipelineChoice, *, with_layouts: bool = True) -> tuple[float, 
 
 
 def _estimates(
-    search: PipelineSearch, stages: int | None, micro_batches: int | None, faster_than: float
+    search: PipelineSearch, parts: int | None, micro_batches: int | None, faster_than: float
 ) -> dict[Pair, float]:
     """
     Return the estimated seconds of pairs: from stages of about a node each on to more, and to fewer, until these are
@@ -128,7 +133,7 @@ def _estimates(
         least = inf
         for m in divisors:
             is_small = p <= len(units(search.small(m)).parts)
-            if stages is None and (not is_small or bounds.of_kernels(p, m) >= min(faster_than, best())):
+            if parts is None and (not is_small or bounds.of_kernels(p, m) >= min(faster_than, best())):
                 continue
             found[p, m] = seconds = search.estimate(p, m)
             if seconds > least and seconds > FAR * best():
@@ -136,8 +141,8 @@ def _estimates(
             least = min(least, seconds)
         return least
 
-    if stages is not None:
-        estimate(stages)
+    if parts is not None:
+        estimate(parts)
         return found
     counts = _part_counts(search.machine)
     inner = search.machine.levels[-1].size if counts else 1

@@ -6,13 +6,14 @@ Plan a step as a pipeline of equal parts of a machine: layouts within the part, 
    (`Price.live`). Solved is a graph with few of its equal layers, whose rows stand for all.
 2. Stages are chosen from these variants by a formula (`stages`): early ones, which hold more micro-batches, may take
    layouts that hold less. Each recomputes just enough to fit (`ranges`). Borders are then moved by a unit at a time
-   while that lowers the simulated makespan.
+   while that lowers the simulated makespan. Schedules of several stages per part begin with stages of equal seconds.
 3. The whole graph is solved at the prices that were chosen, each stage placed as at its own, and all priced once more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
@@ -25,7 +26,7 @@ from unity_ir.cost.plan import cost, norm_seconds
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.machine.parts import part
-from unity_ir.pcg.graph import Graph, Node, erase_with
+from unity_ir.pcg.graph import Graph, Node, Pipeline, erase_with
 from unity_ir.pcg.layers import like_shortened
 from unity_ir.pcg.micro_batches import micro_batch
 from unity_ir.pcg.optimizer import Optimizer
@@ -37,14 +38,33 @@ from unity_ir.search.exact.shared_moves import with_shared_moves
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.layouts.limits import limited, limits
 from unity_ir.search.layouts.objective import Price
+from unity_ir.search.pipeline.balance import least_longest
 from unity_ir.search.pipeline.cuts import units
 from unity_ir.search.pipeline.fastest import ScheduleOutcome, StageLoads
-from unity_ir.search.pipeline.ranges import CountedSchedule, Cuts, FittedStages, StageRanges, least_longest
+from unity_ir.search.pipeline.ranges import CountedSchedule, Cuts, FittedStages, StageRanges
 from unity_ir.search.pipeline.rows import PricedUnits, UnitRows, priced_units
 from unity_ir.search.pipeline.stages import choose_stages
 
-SYNCHRONOUS = tuple(name for name, order in ORDERS.items() if order.chunks == 1 and name != "2bw")
-"""Schedules of one stage per rank whose step computes what the serial step does."""
+ScheduleKind = tuple[str | None, int]
+"""The name of a schedule, None for any, and the stages that it has on each part."""
+
+SYNCHRONOUS = tuple(name for name in ORDERS if name != "2bw")
+"""Schedules whose step computes what the serial step does."""
+
+TRIED: tuple[tuple[str, int], ...] = (
+    *((name, 1) for name in SYNCHRONOUS if ORDERS[name].chunks == 1),
+    ("interleaved", 2),
+    ("interleaved", 4),
+    ("zb-v", 2),
+    ("dualpipe-v", 2),
+)
+"""Schedules from which one is chosen."""
+
+ACTIONS = 100_000
+"""
+Forwards and backwards up to which schedules of several stages per part are tried: making and simulating one takes about
+a second, and with as many micro-batches the bubble that they shorten is small.
+"""
 
 BYTE_PRICES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """
@@ -65,7 +85,7 @@ FEW_CUTS = 200
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """A step as a pipeline: its stages on equal contiguous parts of a machine, and what it takes."""
+    """A step as a pipeline: its stages on equal contiguous parts of a machine, one or more each, and what it takes."""
 
     graph: Graph
     """The placed forward graph of one micro-batch, on the mesh of one part; with marks of what is recomputed."""
@@ -77,7 +97,7 @@ class PipelinePlan:
     loads: StageLoads
     """Seconds and bytes of each stage, every move waited for."""
     outcome: ScheduleOutcome
-    """The schedule, simulated, and the peak bytes of a device of each rank."""
+    """The schedule, simulated, and the peak bytes of a device of each part."""
     serial: Graph
     """The serial forward graph of one micro-batch, of which `graph` is the placement."""
 
@@ -86,9 +106,17 @@ class PipelinePlan:
         return len(self.loads.held)
 
     @property
+    def parts(self) -> int:
+        return len(self.outcome.schedule.ranks)
+
+    @property
     def schedule(self) -> str:
         """Return the schedule's name."""
         return self.outcome.schedule.name
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return Pipeline(self.schedule, self.parts, self.stages // self.parts)
 
     @property
     def makespan(self) -> float:
@@ -104,20 +132,20 @@ class PipelinePlan:
 def pipeline_plan(
     graph: Graph,
     machine: Machine,
-    stages: int,
+    parts: int,
     micro_batches: int,
-    schedule: str | None = None,
+    schedule: ScheduleKind | None = None,
     optimizer: Optimizer | None = None,
 ) -> PipelinePlan:
     """
-    Return the fastest plan found of a serial forward graph as a pipeline of `stages` equal parts of a machine and so
-    many micro-batches, under one `schedule` of `SYNCHRONOUS`, by default the fastest of them.
+    Return the fastest plan found of a serial forward graph as a pipeline on equal parts of a machine and with so many
+    micro-batches, under one schedule of `SYNCHRONOUS`, by default the fastest of those that are `TRIED`.
 
     Raises `UnityError` where the machine has no such parts (`machine.part`), the samples cannot be divided so, the
     graph has fewer units than stages (`cuts`), the schedule is none of these, or nothing is found that fits.
     """
     problem = PipelineSearch(graph, machine, optimizer or graph.optimizer or Optimizer())
-    return problem.plan(stages, micro_batches, schedule)
+    return problem.plan(parts, micro_batches, schedule)
 
 
 class PipelineSearch:
@@ -137,36 +165,39 @@ class PipelineSearch:
             self._small[micro_batches] = self.graph if whole else micro_batch(self.graph, self.dims, micro_batches)
         return self._small[micro_batches]
 
-    def solver(self, stages: int, micro_batches: int) -> Solver:
+    def solver(self, parts: int, micro_batches: int) -> Solver:
         """
         Return the solver of layouts of one micro-batch on a part, in seconds of a step per micro-batch. Mesh axes of
         large parts are in groups.
         """
-        if (stages, micro_batches) not in self._solvers:
-            same = [solver for (p, _), solver in self._solvers.items() if p == stages]
+        if (parts, micro_batches) not in self._solvers:
+            same = [solver for (p, _), solver in self._solvers.items() if p == parts]
             if same:
                 found = same[0]
             else:
                 short, _ = like_shortened(self.small(micro_batches), limits().rewritten_layers)
                 with limited(group_rows=0):
-                    found, _ = solve(short, part(self.machine, stages), self.optimizer)
-            self._solvers[stages, micro_batches] = found.at(Price(once=1 / micro_batches))
-        return self._solvers[stages, micro_batches]
+                    found, _ = solve(short, part(self.machine, parts), self.optimizer)
+            self._solvers[parts, micro_batches] = found.at(Price(once=1 / micro_batches))
+        return self._solvers[parts, micro_batches]
 
-    def plan(self, stages: int, micro_batches: int, schedule: str | None = None) -> PipelinePlan:
+    def plan(self, parts: int, micro_batches: int, schedule: ScheduleKind | None = None) -> PipelinePlan:
         """Return the fastest plan found, as `pipeline_plan` does."""
-        small, orders = self.small(micro_batches), _orders(stages, micro_batches, schedule)
-        _check_units(len(units(small).parts), stages)
-        solver = self.solver(stages, micro_batches)
-        variants = self.variants(stages, micro_batches)
-        found = self._fastest([rows for _, rows in variants], orders, stages)
+        small = self.small(micro_batches)
+        count = len(units(small).parts)
+        _check_units(count, parts * (schedule[1] if schedule else 1))
+        orders = _orders(parts, micro_batches, schedule, count)
+        solver = self.solver(parts, micro_batches)
+        variants = self.variants(parts, micro_batches)
+        found = self._fastest([rows for _, rows in variants], orders, parts)
         if found is None:
             raise UnityError(
-                f"pipeline: no {stages} stages with {micro_batches} micro-batches fit devices of {self.memory:,.0f} "
-                "bytes; use more stages or smaller micro-batches"
+                f"pipeline: no stages on {parts} parts with {micro_batches} micro-batches fit devices of "
+                f"{self.memory:,.0f} bytes; use more parts or smaller micro-batches"
             )
         prices = [variants[variant][0] for variant in found[0].variants]
-        return self._whole(small, solver, prices, found[0].cuts, orders, micro_batches)
+        alike = [order for order in orders if order.schedule.rank_of == found[1].schedule.rank_of]
+        return self._whole(small, solver, prices, found[0].cuts, alike, micro_batches)
 
     @property
     def memory(self) -> float:
@@ -211,7 +242,7 @@ class PipelineSearch:
             fits = needs <= self.memory
             if fits.any():
                 each = rows.forward + rows.input_gradient + rows.weight_gradient + rows.again[int(fits.argmax())]
-                best = min(best, float(each.sum() + rows.once.sum() / p) + (m - 1) * least_longest(each, p))
+                best = min(best, float(each.sum() + rows.once.sum() / p) + (m - 1) * least_longest(each.tolist(), p))
         return best
 
     def _rows(self, graph: Graph, of: Sequence[int], solver: Solver, micro_batches: int) -> UnitRows:
@@ -227,10 +258,10 @@ class PipelineSearch:
         return priced_units(priced, placed, self.optimizer, micro_batches)
 
     def _fastest(
-        self, variants: Sequence[UnitRows], orders: Sequence[CountedSchedule], stages: int, cuts: Cuts | None = None
+        self, variants: Sequence[UnitRows], orders: Sequence[CountedSchedule], parts: int, cuts: Cuts | None = None
     ) -> tuple[FittedStages, ScheduleOutcome] | None:
         last = norm_seconds(self.optimizer, self.machine)
-        ranges = StageRanges(variants, self.machine, stages, self.memory, last)
+        ranges = StageRanges(variants, self.machine, parts, self.memory, last)
         return fastest_stages(ranges, orders, self.optimizer.clip > 0, cuts)
 
     def _whole(
@@ -261,7 +292,7 @@ class PipelineSearch:
             rests={value: at(value.node).rests[value] for value in first.rests},
         )
         priced = self.priced(small, plan, solver, micro_batches)
-        found = self._fastest([priced.rows], orders, len(prices), cuts)
+        found = self._fastest([priced.rows], orders, len(orders[0].schedule.ranks), cuts)
         if found is None:
             raise UnityError(
                 f"pipeline: {len(prices)} stages with {micro_batches} micro-batches do not fit devices of "
@@ -280,31 +311,47 @@ def fastest_stages(
 ) -> tuple[FittedStages, ScheduleOutcome] | None:
     """
     Return the stages and the schedule of the least simulated makespan found: from `cuts`, by default the stages of
-    least formula (`choose_stages`), borders are moved by one unit at a time while that helps; of few units, all cuts
-    are tried. None if none fit.
+    least formula (`choose_stages`), or of equal seconds where parts have several, borders are moved by one unit at a
+    time while that helps; of few units, all cuts are tried. None if none fit.
     """
+    best: _Found | None = None
+    by_stages: dict[int, list[CountedSchedule]] = {}
+    for order in orders:
+        by_stages.setdefault(order.schedule.stages, []).append(order)
+    for of_one in by_stages.values():
+        best = _fastest_cuts(ranges, of_one, is_clipped, cuts, best) or best
+    return None if best is None else (best.stages, ranges.outcome(best.stages, best.order, is_clipped))
+
+
+def _fastest_cuts(
+    ranges: StageRanges, orders: Sequence[CountedSchedule], is_clipped: bool, cuts: Cuts | None, than: _Found | None
+) -> _Found | None:
+    """Return what `fastest_stages` does, of schedules of as many stages; None if none takes less than another."""
     best: _Found | None = None
 
     def faster(cuts: Cuts, order: CountedSchedule) -> _Found | None:
-        limit = inf if best is None else best.makespan * GAIN
+        limit = min((found.makespan * GAIN for found in (best, than) if found is not None), default=inf)
         found = ranges.makespan(cuts, order, is_clipped, limit)
         return None if found is None or found[1] >= limit else _Found(*found, order)
 
-    if comb(ranges.count - 1, ranges.parts - 1) <= FEW_CUTS:
-        for order, each in product(orders, combinations(range(1, ranges.count), ranges.parts - 1)):
+    stages, micro_batches = orders[0].schedule.stages, orders[0].schedule.micro_batches
+    if comb(ranges.count - 1, stages - 1) <= FEW_CUTS:
+        for order, each in product(orders, combinations(range(1, ranges.count), stages - 1)):
             best = faster(each, order) or best
-    else:
-        cuts = _least_formula(ranges, orders[0].schedule.micro_batches) if cuts is None else cuts
-        if cuts is None:
-            return None
-        for order in orders:
-            better = faster(cuts, order)
-            while better is not None:
-                best = better
-                around = (faster(each, order) for each in _neighbours(best.stages.cuts, ranges.count))
-                better = next(filter(None, around), None)
-            cuts = cuts if best is None else best.stages.cuts
-    return None if best is None else (best.stages, ranges.outcome(best.stages, best.order, is_clipped))
+        return best
+    if cuts is None:
+        is_one_each = stages == ranges.parts
+        cuts = _least_formula(ranges, micro_batches) if is_one_each else ranges.equal_cuts(stages)
+    if cuts is None:
+        return None
+    for order in orders:
+        better = faster(cuts, order)
+        while better is not None:
+            best = better
+            around = (faster(each, order) for each in _neighbours(best.stages.cuts, ranges.count))
+            better = next(filter(None, around), None)
+        cuts = cuts if best is None else best.stages.cuts
+    return best
 
 
 class _Found(NamedTuple):
@@ -335,18 +382,29 @@ def _neighbours(cuts: Cuts, count: int) -> Iterable[Cuts]:
                 yield (*cuts[:i], *shifted)
 
 
-def _orders(stages: int, micro_batches: int, name: str | None) -> list[CountedSchedule]:
-    """Return the schedules to choose from. Raises `UnityError` for a name that is none of `SYNCHRONOUS`."""
-    if name is not None and name not in SYNCHRONOUS:
-        raise UnityError(
-            f"pipeline schedule {name}: not one with a stage per part that is synchronous; use {', '.join(SYNCHRONOUS)}"
-        )
-    return [_counted(each, stages, micro_batches) for each in ([name] if name else SYNCHRONOUS)]
+def _orders(parts: int, micro_batches: int, kind: ScheduleKind | None, units: int) -> list[CountedSchedule]:
+    """
+    Return the schedules to choose from, those of one stage per part first; those of a `kind` if it is given. Raises
+    `UnityError` for a name that is none of `SYNCHRONOUS`.
+    """
+    forced, per_part = kind or (None, None)
+    if forced is not None and per_part is not None:
+        if forced not in SYNCHRONOUS:
+            raise UnityError(f"pipeline schedule {forced}: not synchronous; use {', '.join(SYNCHRONOUS)}")
+        return [_counted(forced, per_part, parts, micro_batches)]
+    found: list[CountedSchedule] = []
+    for name, chunks in TRIED:
+        if per_part not in (None, chunks):
+            continue
+        if chunks == 1 or (parts * chunks <= units and 2 * parts * chunks * micro_batches <= ACTIONS):
+            with suppress(UnityError):  # a number of micro-batches that the schedule is not for
+                found.append(_counted(name, chunks, parts, micro_batches))
+    return found
 
 
 @lru_cache(maxsize=64)
-def _counted(name: str, stages: int, micro_batches: int) -> CountedSchedule:
-    return CountedSchedule.of(pipeline_schedule(name, stages, micro_batches))
+def _counted(name: str, chunks: int, parts: int, micro_batches: int) -> CountedSchedule:
+    return CountedSchedule.of(pipeline_schedule(name, parts, micro_batches, chunks))
 
 
 def _check_units(count: int, stages: int) -> None:

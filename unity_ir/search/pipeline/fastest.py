@@ -70,7 +70,7 @@ def simulated_schedules(
                 continue
             if schedule.gradient_delay == 0 and (load.seconds.input_gradient or not schedule.splits_backward):
                 times = simulate_pipeline(schedule, load.seconds, is_clipped)
-                found.append(ScheduleOutcome(times, _peaks(schedule, load)))
+                found.append(ScheduleOutcome(times, peaks(schedule, load)))
     return sorted(found, key=lambda outcome: outcome.times.makespan)
 
 
@@ -93,6 +93,7 @@ def fastest_schedule(
     return fitting[0]
 
 
-def _peaks(schedule: PipelineSchedule, load: StageLoads) -> tuple[float, ...]:
+def peaks(schedule: PipelineSchedule, load: StageLoads) -> tuple[float, ...]:
+    """Return the peak bytes of each rank's fullest device."""
     live = peak_live(schedule, load.live, load.late)
     return tuple(sum(load.held[s] for s in schedule.stages_of(rank)) + live[rank] for rank in range(len(live)))

@@ -51,9 +51,11 @@ EACH = 8
 
 class LayoutBounds:
     """
-    Lower bounds, in seconds, of all pipelines that `search` plans, of given numbers of stages and micro-batches: under
-    all synchronous orders with whole backwards or, if `is_split`, also with backwards in halves; if `is_1f1b`, only
-    those that hold at least as many micro-batches as 1F1B.
+    Lower bounds, in seconds, of all pipelines that `search` plans, of given numbers of parts and micro-batches.
+
+    Those of work hold for any number of stages per part; the others for one stage each, under all synchronous orders
+    with whole backwards or, if `is_split`, also with backwards in halves; if `is_1f1b`, only those that hold at least
+    as many micro-batches as 1F1B.
     """
 
     def __init__(self, search: PipelineSearch, is_split: bool, is_1f1b: bool = False):
@@ -64,11 +66,29 @@ class LayoutBounds:
 
     def of_kernels(self, stages: int, micro_batches: int) -> float:
         """Return the bound of kernels alone, divided evenly over all devices."""
-        if micro_batches not in self._kernels:
-            small = self.search.small(micro_batches)
-            self._kernels[micro_batches] = _kernel_seconds(small, self.search)[0]
-        on_part = self._kernels[micro_batches] * stages
+        on_part = self._kernels_of(micro_batches) * stages
         return _closed(on_part, stages, micro_batches, self._forward_part)
+
+    def _kernels_of(self, micro_batches: int) -> float:
+        """Return the seconds of all kernels of a micro-batch, divided evenly over all devices."""
+        if micro_batches not in self._kernels:
+            self._kernels[micro_batches] = _kernel_seconds(self.search.small(micro_batches), self.search)[0]
+        return self._kernels[micro_batches]
+
+    def work_of_kernels(self, parts: int, micro_batches: int) -> float:
+        """Return the mean work of a part, of kernels alone: some part takes that, however many stages each has."""
+        return micro_batches * self._kernels_of(micro_batches)
+
+    def work_of_layouts(self, parts: int, micro_batches: int) -> float:
+        """Return the least mean work of a part over all layouts, which some part takes."""
+        p, m, small = parts, micro_batches, self.search.small(micro_batches)
+        solver = self._solver(p, m)
+        if solver is None:
+            known = self.search.solved(small, self.search.solver(p, m)).seconds
+            least = bound_at(small, self._bounds_of(p), Price(once=1 / m), known)
+        else:
+            least = _least_sum(small, solver.at(Price(once=1 / m)))
+        return max(self.work_of_kernels(p, m), m / p * least)
 
     def of_ranges(self, stages: int, micro_batches: int) -> float:
         """Return the bound of the best cuts into ranges, each with the least seconds that it may take."""
@@ -83,12 +103,11 @@ class LayoutBounds:
         Return the bound over all layouts; if `is_1f1b`, of those that fit: the greatest of all that are known here.
         """
         p, m, small = stages, micro_batches, self.search.small(micro_batches)
-        solver, best = self._solver(p, m), self.of_ranges(p, m)
+        solver, work = self._solver(p, m), self.work_of_layouts(p, m)
+        best = max(self.of_ranges(p, m), work)
         if solver is None:
-            known = self.search.solved(small, self.search.solver(p, m)).seconds
-            return max(best, m / p * bound_at(small, self._bounds_of(p), Price(once=1 / m), known))
-        whole = _least_sum(small, solver.at(Price(once=1 / m)))
-        best = max(best, m / p * whole)
+            return best
+        whole = work * p / m
         if not self.is_split:
             best = max(best, _closed(_least_sum(small, solver.at(Price(once=0.0))), p, m, 1.0))
         if not self.is_1f1b:
@@ -156,7 +175,7 @@ class LayoutBounds:
         for cut, values in enumerate(of.passing if stages > 1 else ()):
             found[cut + 1] = sum(
                 min(
-                    send_seconds(machine, stages, b, v.type.elements / devices, ELEMENT_BYTES[v.type.dtype])
+                    send_seconds(machine, stages, b, b + 1, v.type.elements / devices, ELEMENT_BYTES[v.type.dtype])
                     for b in range(stages - 1)
                 )
                 for v in values

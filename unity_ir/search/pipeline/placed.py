@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.graph import Graph, Pipeline
+from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.micro_batches import in_micro_batches
 from unity_ir.pcg.stages import in_stages
 from unity_ir.search.pipeline.equal import PipelinePlan
@@ -18,6 +18,6 @@ def pipeline_step(plan: PipelinePlan, machine: Machine, dims: Mapping[str, int])
     with samples, by name, the dim along which they run.
     """
     stage_of = {node: stage for node, stage in plan.stage_of.items() if node.is_compute}
-    staged = in_stages(plan.graph, stage_of, range(plan.stages), machine.mesh)
-    staged = replace(staged, pipeline=Pipeline(plan.schedule, plan.stages))
+    staged = in_stages(plan.graph, stage_of, plan.outcome.schedule.rank_of, machine.mesh)
+    staged = replace(staged, pipeline=plan.pipeline)
     return in_micro_batches(staged, dims, plan.micro_batches)

@@ -5,21 +5,21 @@ are chosen, with as little recompute as makes each fit beside the micro-batches 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import accumulate
+from itertools import pairwise
 from math import inf
 
 import numpy as np
 
 from unity_ir.machine.model import Machine
 from unity_ir.machine.parts import send_seconds
-from unity_ir.plan.pipeline.live import peak_live
+from unity_ir.plan.pipeline.live import most_live
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
+from unity_ir.search.pipeline.balance import balanced
 from unity_ir.search.pipeline.bound import makespan_bound
-from unity_ir.search.pipeline.fastest import ScheduleOutcome, StageLoads
+from unity_ir.search.pipeline.fastest import ScheduleOutcome, StageLoads, peaks
 from unity_ir.search.pipeline.problem import StageProblem
 from unity_ir.search.pipeline.rows import UnitRows
 from unity_ir.search.pipeline.table import Floats, StageOption, tabulate
@@ -32,7 +32,7 @@ Cuts = tuple[int, ...]
 
 @dataclass(frozen=True)
 class CountedSchedule:
-    """A schedule of one stage per rank, the micro-batches that each rank holds at most, whether it splits backwards."""
+    """A schedule, the micro-batches that each stage by itself holds at most, whether it splits backwards."""
 
     schedule: PipelineSchedule
     held: tuple[int, ...]
@@ -44,8 +44,7 @@ class CountedSchedule:
 
     @staticmethod
     def of(schedule: PipelineSchedule) -> CountedSchedule:
-        held = tuple(round(each) for each in peak_live(schedule))
-        return CountedSchedule(schedule, held, schedule.splits_backward)
+        return CountedSchedule(schedule, tuple(most_live(schedule)), schedule.splits_backward)
 
 
 @dataclass(frozen=True)
@@ -115,15 +114,18 @@ class _Prefixes:
         return _Recompute(level, border, again, most, bytes)
 
 
+_StageRange = tuple[int, int, int]
+"""First unit, unit behind the last, the most micro-batches live."""
+
 _FittedStage = tuple[int, tuple[float, float, float, float], float, _Recompute]
 """Variant, seconds (forward, input gradient, weight gradient, once), bytes held, recompute."""
 
 
 class StageRanges:
     """
-    Ranges of units as stages, each on one of `parts` equal parts of `machine`; devices have `memory` bytes for them.
-    Each stage takes what one of the `variants` says, layouts of all units. `last` are seconds that every stage spends
-    once beside its own, after all micro-batches.
+    Ranges of units as stages on `parts` equal parts of `machine`, one or more each; devices have `memory` bytes for
+    them. The stages of a part take what one of the `variants` says, layouts of all units. `last` are seconds that every
+    part spends once beside its own, after all micro-batches.
     """
 
     def __init__(self, variants: Sequence[UnitRows], machine: Machine, parts: int, memory: float, last: float = 0.0):
@@ -131,7 +133,7 @@ class StageRanges:
         self.count = variants[0].count
         self.machine, self.parts, self.memory, self.last = machine, parts, memory, last
         self._send = cache(self._send_seconds)
-        self._best: dict[tuple[int, ...], _FittedStage | None] = {}
+        self._best: dict[object, tuple[_FittedStage, ...] | None] = {}
 
     def stages(self, cuts: Cuts) -> Iterator[tuple[int, int]]:
         """Yield (first unit, unit behind the last) of each stage."""
@@ -144,20 +146,22 @@ class StageRanges:
         held = float(rows.held[last] - rows.held[first])
         for unit, reader, (elements, item), copy in rows.rows.tied:
             if unit < first <= reader < last:
-                once += 2 * max(self._send(b, elements, item) for b in range(self.parts - 1))
+                once += 2 * max(self._send(b, b + 1, elements, item) for b in range(self.parts - 1))
                 held += copy
         return once, held
 
-    def send(self, variant: int, cut: int, boundary: int) -> float:
+    def send(self, variant: int, cut: int, source: int, target: int) -> float:
         """
-        Return the seconds of a micro-batch's values, or gradients, from the part before a boundary to the next, where
-        `variant` is that of the stage before.
+        Return the seconds of a micro-batch's values, or gradients, at a cut from a part to another, where `variant` is
+        that of the stage before; 0 for the same part.
         """
+        if source == target:
+            return 0.0
         sent = self.variants[variant].rows.sent[cut - 1]
-        return sum(self._send(boundary, elements, item) for elements, item in sent)
+        return sum(self._send(source, target, elements, item) for elements, item in sent)
 
-    def _send_seconds(self, boundary: int, elements: float, item: int) -> float:
-        return send_seconds(self.machine, self.parts, boundary, elements, item)
+    def _send_seconds(self, source: int, target: int, elements: float, item: int) -> float:
+        return send_seconds(self.machine, self.parts, source, target, elements, item)
 
     # --- choosing stages ----------------------------------------------------------------------------------------------
 
@@ -193,45 +197,87 @@ class StageRanges:
 
         sends = np.zeros((self.count + 1, 1))
         sends[1 : self.count, 0] = [
-            max(self.send(0, c, b) for b in range(self.parts - 1)) for c in range(1, self.count)
+            max(self.send(0, c, b, b + 1) for b in range(self.parts - 1)) for c in range(1, self.count)
         ]
         table = tabulate(self.count, [1], options)
         return StageProblem(table, self.parts, micro_batches, self.memory, sends, self.parts, self.parts)
+
+    def equal_cuts(self, stages: int) -> Cuts | None:
+        """Return cuts into stages of about equal seconds without recompute; None of fewer units than stages."""
+        rows = self.variants[0].rows
+        each = rows.forward + rows.input_gradient + rows.weight_gradient
+        return tuple(balanced(each.tolist(), stages)[:-1]) if stages <= self.count else None
 
     # --- given stages -------------------------------------------------------------------------------------------------
 
     def fitted(self, cuts: Cuts, order: CountedSchedule) -> FittedStages | None:
         """
-        Return the loads of stages under a schedule: of each, the variant that takes the fewest seconds with the least
-        recompute that makes it fit. None if one does not.
+        Return the loads of stages under a schedule: of those of each part, the variant that takes the fewest seconds
+        with the least recompute that makes them fit. None if some do not.
         """
-        seconds: list[tuple[float, float, float, float]] = []
-        bytes: list[tuple[float, float]] = []
-        variants: list[int] = []
-        levels: list[int] = []
-        micro_batches = order.schedule.micro_batches
-        for (first, last), live in zip(self.stages(cuts), order.held, strict=True):
-            key = first, last, live, micro_batches
-            if key not in self._best:
-                options = (self._as_stage(variant, first, last, live) for variant in range(len(self.variants)))
-                self._best[key] = min(
-                    filter(None, options), key=lambda of: sum(of[1][:3]) * micro_batches + of[1][3], default=None
-                )
-            best = self._best[key]
+        schedule = order.schedule
+        by_rank: dict[int, list[int]] = {}
+        for stage, rank in enumerate(schedule.rank_of):
+            by_rank.setdefault(rank, []).append(stage)
+        every = [(first, last, live) for (first, last), live in zip(self.stages(cuts), order.held, strict=True)]
+        found: dict[int, _FittedStage] = {}
+        for mine in by_rank.values():
+            best = self._best_on_part(tuple(every[stage] for stage in mine), schedule.micro_batches)
             if best is None:
                 return None
-            variant, took, held, least = best
-            seconds.append(took)
-            bytes.append((held + least.working, least.live))
-            variants.append(variant)
-            behind = max(least.level - 1, 0)
-            levels += [least.level] * least.border + [behind] * (last - first - least.border)
-        forward, half, rest, once = zip(*seconds, strict=True)
-        held, live = zip(*bytes, strict=True)
+            found.update(zip(mine, best, strict=True))
+        stages = [found[stage] for stage in range(len(every))]
+        levels: list[int] = []
+        for (first, last, _), (_, _, _, least) in zip(every, stages, strict=True):
+            levels += [least.level] * least.border + [max(least.level - 1, 0)] * (last - first - least.border)
+        forward, half, rest, once = zip(*(took for _, took, _, _ in stages), strict=True)
         backward = tuple(i + w for i, w in zip(half, rest, strict=True))
-        send = tuple(self.send(variants[b], cut, b) for b, cut in enumerate(cuts))
-        of = StageSeconds(forward, backward, half, rest, send, once)
-        return FittedStages(cuts, tuple(variants), StageLoads(of, held, live), tuple(levels))
+        variants = tuple(variant for variant, _, _, _ in stages)
+        ranks = pairwise(schedule.rank_of)
+        send = tuple(self.send(v, cut, *pair) for v, cut, pair in zip(variants, cuts, ranks, strict=False))
+        seconds = StageSeconds(forward, backward, half, rest, send, once)
+        held = tuple(bytes + least.working for _, _, bytes, least in stages)
+        return FittedStages(
+            cuts, variants, StageLoads(seconds, held, tuple(least.live for _, _, _, least in stages)), tuple(levels)
+        )
+
+    def _best_on_part(self, ranges: tuple[_StageRange, ...], micro_batches: int) -> tuple[_FittedStage, ...] | None:
+        key = ranges, micro_batches
+        if key not in self._best:
+            options = (self._on_part(variant, ranges) for variant in range(len(self.variants)))
+            self._best[key] = min(
+                filter(None, options),
+                key=lambda stages: sum(sum(took[:3]) * micro_batches + took[3] for _, took, _, _ in stages),
+                default=None,
+            )
+        return self._best[key]
+
+    def _on_part(self, variant: int, ranges: tuple[_StageRange, ...]) -> tuple[_FittedStage, ...] | None:
+        """
+        Return the stages that ranges of units make on one part in a variant; None if they do not fit. Several recompute
+        at the same level, and are taken to hold the most micro-batches all at once.
+        """
+        if len(ranges) == 1:
+            stage = self._as_stage(variant, *ranges[0])
+            return None if stage is None else (stage,)
+        rows = self.variants[variant]
+        own = [self.own(variant, first, last) for first, last, _ in ranges]
+        held = sum(bytes for _, bytes in own)
+        for level in range(len(rows.live)):
+            live = [float(rows.live[level, last] - rows.live[level, first]) for first, last, _ in ranges]
+            working = [float(rows.rows.working[level, first:last].max()) for first, last, _ in ranges]
+            if held + sum(n * each for (_, _, n), each in zip(ranges, live, strict=True)) + max(working) > self.memory:
+                continue
+            found: list[_FittedStage] = []
+            for (first, last, _), (once, bytes), each, most in zip(ranges, own, live, working, strict=True):
+                forward, half, rest = rows.seconds(first, last)
+                again = float(rows.again[level, last] - rows.again[level, first])
+                # One backward runs at a time: the stage that works in most bytes has them for all.
+                is_most = most == max(working) and not any(stage[3].working for stage in found)
+                least = _Recompute(level, last - first, again, most if is_most else 0.0, each)
+                found.append((variant, (forward, half + again, rest, once - self.last * bool(found)), bytes, least))
+            return tuple(found)
+        return None
 
     def _as_stage(self, variant: int, first: int, last: int, live: int) -> _FittedStage | None:
         """Return the stage that units make in a variant, with so many live micro-batches; None if it does not fit."""
@@ -254,33 +300,15 @@ class StageRanges:
         if found is None:
             return None
         seconds = found.loads.seconds
-        if makespan_bound(seconds, order.schedule.micro_batches, None, order.is_split, is_clipped) >= limit:
+        schedule = order.schedule
+        if makespan_bound(seconds, schedule.micro_batches, schedule.rank_of, order.is_split, is_clipped) >= limit:
             return None
         return found, order.levelled.makespan(seconds, is_clipped)
 
     def outcome(self, fitted: FittedStages, order: CountedSchedule, is_clipped: bool) -> ScheduleOutcome:
         """Return the schedule of stages, simulated with the times of all actions."""
-        loads = fitted.loads
-        times = simulate_pipeline(order.schedule, loads.seconds, is_clipped)
-        peaks = (held + count * live for held, live, count in zip(loads.held, loads.live, order.held, strict=True))
-        return ScheduleOutcome(times, tuple(peaks))
-
-
-def least_longest(seconds: Floats, count: int) -> float:
-    """
-    Return the longest of at most `count` contiguous runs of items where that is the least, but for a millionth: given
-    [1, 1, 2] and 2, returns 2.
-    """
-    total = [0.0, *accumulate(map(float, seconds))]
-    low, high = max(float(seconds.max()), total[-1] / count), total[-1]
-    while high - low > 1e-6 * high:
-        cap, end = (low + high) / 2, 0
-        for _ in range(count):
-            end = bisect_right(total, total[end] + cap) - 1
-            if end == len(seconds):
-                break
-        low, high = (low, cap) if end == len(seconds) else (cap, high)
-    return high
+        times = simulate_pipeline(order.schedule, fitted.loads.seconds, is_clipped)
+        return ScheduleOutcome(times, peaks(order.schedule, fitted.loads))
 
 
 def _spaced(most: int) -> list[int]:

@@ -5,11 +5,8 @@ that are all that later operators read of earlier ones (`pcg.layers.parts`) wher
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-
-import numpy as np
 
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
@@ -20,6 +17,7 @@ from unity_ir.pcg.layers import parts
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.stages import in_stages
 from unity_ir.plan.pipeline.catalogue import ORDERS, pipeline_schedule
+from unity_ir.search.pipeline.balance import balanced
 from unity_ir.search.pipeline.equal import SYNCHRONOUS
 
 DEFAULT_ORDER = "1f1b"
@@ -76,7 +74,7 @@ class Stages:
 
     @property
     def is_searched(self) -> bool:
-        """Whether joint searches choose what is in each stage: where parts have one stage each."""
+        """Whether joint searches choose what is in each stage: of steps that compute what the serial step does."""
         return self.order is None or self.order in SYNCHRONOUS
 
     def part(self, machine: Machine) -> Machine:
@@ -149,24 +147,3 @@ class _Cut:
                 seconds = sum(self.machine.move_time(move, dtype) for move, dtype in reshard.moves)
                 found[reshard.users[0]] = found.get(reshard.users[0], 0.0) + seconds
         return found
-
-
-def balanced(seconds: Sequence[float], count: int) -> list[int]:
-    """
-    Return where each of `count` contiguous, non-empty runs of items ends, such that the longest is the least (exactly,
-    by dynamic programming): given [1, 1, 2] and 2, returns [2, 3].
-    """
-    total = np.concatenate([[0.0], np.cumsum(seconds)])
-    n = len(seconds)
-    best = np.full((count + 1, n + 1), np.inf)
-    last = np.zeros((count + 1, n + 1), dtype=int)
-    best[0, 0] = 0.0
-    for k in range(1, count + 1):
-        for end in range(k, n - (count - k) + 1):
-            longest = np.maximum(best[k - 1, :end], total[end] - total[:end])
-            last[k, end] = int(longest.argmin())
-            best[k, end] = longest[last[k, end]]
-    ends = [n]
-    for k in range(count, 1, -1):
-        ends.append(int(last[k, ends[-1]]))
-    return ends[::-1]

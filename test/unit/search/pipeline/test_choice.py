@@ -30,7 +30,7 @@ def test_no_other_pair_is_faster():
 
 
 def test_what_is_forced_is_taken():
-    choice = best_pipeline(GPT2, MACHINE, OPTIMIZER, stages=4, micro_batches=2, schedule="gpipe")
+    choice = best_pipeline(GPT2, MACHINE, OPTIMIZER, parts=4, micro_batches=2, schedule=("gpipe", 1))
     assert choice is not None
     plan = choice.plan
     assert (plan.stages, plan.micro_batches, plan.schedule) == (4, 2, "gpipe")

@@ -22,7 +22,7 @@ from unity_ir.search.exact.solver import ExactPlan
 from unity_ir.search.layouts.axes import Floats
 from unity_ir.search.layouts.objective import Price
 from unity_ir.search.pipeline import layout_bound
-from unity_ir.search.pipeline.equal import SYNCHRONOUS, PipelineSearch
+from unity_ir.search.pipeline.equal import TRIED, PipelineSearch
 from unity_ir.search.pipeline.layout_bound import LayoutBounds, least_ranges
 from unity_ir.search.pipeline.ranges import CountedSchedule, StageRanges
 from unity_ir.search.pipeline.rows import UnitRows, priced_units
@@ -62,14 +62,20 @@ def test_no_pipeline_is_faster_than_the_bound(model: str, name: str):
     least = {False: whole.of_layouts(p, m), True: split.of_layouts(p, m)}
     assert 0 < whole.of_kernels(p, m) <= whole.of_ranges(p, m) <= least[False]
     assert least[True] <= least[False]
+    assert 0 < split.work_of_kernels(p, m) <= split.work_of_layouts(p, m) <= least[True]
     best = {False: float("inf"), True: float("inf")}
-    orders = [CountedSchedule.of(pipeline_schedule(each, p, m)) for each in SYNCHRONOUS]
+    orders = [CountedSchedule.of(pipeline_schedule(name, p, m)) for name, chunks in TRIED if chunks == 1]
+    several = [CountedSchedule.of(pipeline_schedule(name, p, m, chunks)) for name, chunks in TRIED if chunks == 2]
     for rows in plans(search.small(m), search, p, m):
         ranges = StageRanges([rows], machine, p, machine.device.usable)
         for cuts, order in product(combinations(range(1, rows.count), p - 1), orders):
             found = ranges.makespan(cuts, order, False, best[order.is_split])
             if found is not None:
                 best[order.is_split] = min(best[order.is_split], found[1])
+        for order in several:
+            for cuts in combinations(range(1, min(rows.count, 9)), order.schedule.stages - 1):
+                found = ranges.makespan(cuts, order, False)
+                assert found is None or split.work_of_layouts(p, m) <= found[1] * (1 + 1e-9)
     assert least[False] <= best[False] * (1 + 1e-9)
     assert least[True] <= min(best.values()) * (1 + 1e-9)
     if name == "fast" and model in MODELS[1:]:
@@ -109,17 +115,17 @@ def test_no_range_of_units_takes_less_than_its_bound(name: str):
 def test_the_bound_of_those_that_fit_is_no_lower():
     search = PipelineSearch(from_text(MODELS[1]), MACHINES["four"], OPTIMIZER)
     alone, fitting = LayoutBounds(search, is_split=False), LayoutBounds(search, is_split=False, is_1f1b=True)
-    assert alone.of_layouts(2, 4) <= fitting.of_layouts(2, 4) <= search.plan(2, 4, "1f1b").makespan
+    assert alone.of_layouts(2, 4) <= fitting.of_layouts(2, 4) <= search.plan(2, 4, ("1f1b", 1)).makespan
 
 
 @pytest.mark.parametrize("model", MODELS[1:])
 def test_where_memory_is_short_the_bound_is_below_what_fits(model: str, monkeypatch: pytest.MonkeyPatch):
     """At every price of a byte: without the price of all memory taken off, it would be above."""
     machine, graph = boxes(2, 2, overhead=1e-9, bandwidth=1e11), from_text(model)
-    wide = PipelineSearch(graph, machine, OPTIMIZER).plan(2, 4, "1f1b")
+    wide = PipelineSearch(graph, machine, OPTIMIZER).plan(2, 4, ("1f1b", 1))
     for share in (0.9, 0.75):
         search = PipelineSearch(graph, with_memory(machine, int(share * max(wide.peaks))), OPTIMIZER)
-        makespan = search.plan(2, 4, "1f1b").makespan
+        makespan = search.plan(2, 4, ("1f1b", 1)).makespan
         alone = LayoutBounds(search, is_split=False).of_layouts(2, 4)
         for price in (0.1, 0.5, 2.0):
             monkeypatch.setattr(layout_bound, "PRICE", price)
