@@ -39,7 +39,11 @@ def test_programs_are_the_same_whatever_the_order_of_sets():
     def emitted(seed: int) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": str(seed), "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(
-            [sys.executable, "-c", EMITTED.format(models=MODELS)], capture_output=True, text=True, env=environment, check=True
+            [sys.executable, "-c", EMITTED.format(models=MODELS)],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=True,
         )
         return done.stdout
 
