@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 STAMP := .venv/.installed
-WORKERS ?= 4
+WORKERS ?= 3
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export VIRTUAL_ENV := $(CURDIR)/.venv
@@ -30,7 +30,8 @@ demo: setup ## run the example from a model to a training run
 # The workers take all cores: threads of each would only wait for each other.
 pytest fast random zoo: export OMP_NUM_THREADS ?= 1
 
-# Types are checked on one core, beside the tests. Four workers, since those that wait for ranks leave cores idle.
+# Types are checked on one core, beside the tests. Three workers: those that wait for ranks leave cores idle, and each
+# imports PyTorch, collects all tests and starts ranks of its own.
 test: setup ## everything that has to pass
 	$(MAKE) --no-print-directory -j2 lint pytest
 

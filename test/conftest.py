@@ -12,6 +12,7 @@ A pipeline passes when each of its commands exits with 0 (after `not`: with anyt
 """
 
 import gc
+import inspect
 import io
 import os
 import re
@@ -24,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -38,6 +40,7 @@ settings.load_profile(os.environ.get("EXAMPLES", "same"))
 
 # Every case of a property reads the property's source for its seed: once is enough.
 reflection._clean_source = cache(reflection._clean_source)
+reflection.inspect = SimpleNamespace(**(vars(inspect) | {"getsource": cache(inspect.getsource)}))
 
 SUFFIXES = {".mlir", ".pcg"}
 BIN = Path(sys.executable).parent

@@ -5,7 +5,8 @@ as `out[m, n] = sum[k](x[m, k] * w[k, n])`): fold constants, rename index variab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from math import isfinite, prod
@@ -28,6 +29,7 @@ from unity_ir.tdl.syntax import (
     Name,
     Opaque,
     Reduce,
+    Remembering,
     Segments,
     Var,
     Window,
@@ -54,24 +56,25 @@ def map_children(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
     Return a copy of the expression in which each direct subexpression is replaced by the result of `change`. An
     expression of which none changes, such as a constant or a read, is returned as it is.
     """
-    match expr:
-        case Binary(op, left, right):
-            first, second = change(left), change(right)
-            return expr if first is left and second is right else Binary(op, first, second)
-        case Call(function, args):
-            changed = tuple(map(change, args))
-            return expr if all(map(is_, changed, args)) else Call(function, changed)
-        case Reduce(reducer, indices, body):
-            changed = change(body)
-            return expr if changed is body else Reduce(reducer, indices, changed)
-        case Opaque(function, outputs, inputs, body):
-            changed = change(body)
-            return expr if changed is body else Opaque(function, outputs, inputs, changed)
-        case Cases(branches):
-            cases = tuple((n, change(e)) for n, e in branches)
-            return expr if all(c[1] is b[1] for c, b in zip(cases, branches, strict=True)) else Cases(cases)
-        case _:
-            return expr
+    # No `match`, and what is most frequent first: every rewrite of an expression calls this.
+    if isinstance(expr, Access | Const | Name):
+        return expr
+    if isinstance(expr, Binary):
+        first, second = change(expr.left), change(expr.right)
+        return expr if first is expr.left and second is expr.right else Binary(expr.op, first, second)
+    if isinstance(expr, Call):
+        changed = tuple(map(change, expr.args))
+        return expr if all(map(is_, changed, expr.args)) else Call(expr.function, changed)
+    if isinstance(expr, Reduce):
+        body = change(expr.body)
+        return expr if body is expr.body else Reduce(expr.reducer, expr.indices, body)
+    if isinstance(expr, Opaque):
+        body = change(expr.body)
+        return expr if body is expr.body else Opaque(expr.function, expr.outputs, expr.inputs, body)
+    if isinstance(expr, Cases):
+        cases = tuple([(n, change(e)) for n, e in expr.branches])
+        return expr if all(c[1] is b[1] for c, b in zip(cases, expr.branches, strict=True)) else Cases(cases)
+    return expr
 
 
 def reductions(expr: Expr) -> list[Reduce]:
@@ -106,13 +109,14 @@ def is_work(expr: Expr) -> bool:
     Return whether an expression that occurs twice is worth computing once and keeping: whether it contains a reduction,
     or a function other than comparisons and logic.
     """
-    match expr:
-        case Reduce():
-            return True
-        case Call(function, _) if function not in _CHEAP:
-            return True
-        case _:
-            return any(map(is_work, children(expr)))
+    if isinstance(expr, Reduce):
+        return True
+    return isinstance(expr, Remembering) and not isinstance(expr, Access) and _is_work(expr)
+
+
+@lru_cache(maxsize=16384)
+def _is_work(expr: Expr) -> bool:
+    return (isinstance(expr, Call) and expr.function not in _CHEAP) or any(map(is_work, children(expr)))
 
 
 # --- variables -------------------------------------------------------------------------------------------------------
@@ -129,22 +133,21 @@ def rename(
     `bind`, called with a reduction and the renaming in force around it, returns the new name of each variable that the
     reduction binds; by default they keep theirs. Given `sum[k](x[i, k])` and `{"i": "j"}`, returns `sum[k](x[j, k])`.
     """
-    match expr:
-        case Reduce(reducer, _, body):
-            own = bind(expr, names)
-            return Reduce(reducer, tuple(Var(own[n]) for n in expr.names), rename(body, {**names, **own}, bind))
-        case Name(name):
-            return Name(names.get(name, name))
-        case Access(tensor, indices):
-            return Access(tensor, tuple(_renamed(i, names) for i in indices))
-        case _:
-            return map_children(expr, lambda child: rename(child, names, bind))
+    if isinstance(expr, Access):
+        return Access(expr.tensor, tuple([_renamed(i, names) for i in expr.indices]))
+    if isinstance(expr, Reduce):
+        own = bind(expr, names)
+        indices = tuple([Var(own[n]) for n in expr.names])
+        return Reduce(expr.reducer, indices, rename(expr.body, {**names, **own}, bind))
+    if isinstance(expr, Name):
+        return Name(names.get(expr.name, expr.name))
+    return map_children(expr, lambda child: rename(child, names, bind))
 
 
 def _renamed(index: WrittenIndex, names: Mapping[str, str]) -> WrittenIndex:
+    if isinstance(index, Var):
+        return Var(names.get(index.name, index.name))
     match index:
-        case Var(name):
-            return Var(names.get(name, name))
         case Composite(inner):
             return Composite(tuple(names.get(n, n) for n in inner))
         case Segments(inner, active):
@@ -166,10 +169,17 @@ def canonical(expr: Expr, extents: Mapping[str, int], starts: Mapping[str, str])
     begin at 0. Given `sum[k](x[i, k])` and `sum[l](x[j, l])` of the same extents, returns the same expression, with
     `("i",)` and `("j",)`.
     """
-    free = _free_in_order(expr)
+    return _canonical(expr, tuple(extents.items()), tuple(starts.items()))
+
+
+@lru_cache(maxsize=16384)
+def _canonical(
+    expr: Expr, extents: tuple[tuple[str, int], ...], starts: tuple[tuple[str, str], ...]
+) -> tuple[Expr, tuple[str, ...]]:
+    free, extent, start = _free_in_order(expr), dict(extents), dict(starts)
 
     def label(number: int, name: str) -> str:
-        return f"{number}:{extents[name]}:{starts.get(name, '')}"
+        return f"{number}:{extent[name]}:{start.get(name, '')}"
 
     def bind(node: Reduce, names: Mapping[str, str]) -> Mapping[str, str]:
         depth = 1 + max((int(n.split(":")[0]) for n in names.values()), default=-1)
@@ -189,6 +199,50 @@ def _free_in_order(expr: Expr) -> tuple[str, ...]:
             bound = expr.names if isinstance(expr, Reduce) else ()
             found = (n for child in children(expr) for n in _free_in_order(child))
             return tuple(n for n in dict.fromkeys(found) if n not in bound)
+
+
+def recurring(exprs: Iterable[Expr]) -> Callable[[Expr], bool]:
+    """
+    Return a function that says whether a subexpression of `exprs` may occur in them again, under other names of
+    variables: False only if `canonical` makes no other one equal to it.
+
+    It compares operators, constants and tensors, and takes no notice of indices, which takes a fraction of the time of
+    `canonical`.
+    """
+    numbers: dict[object, int] = {}
+    known: dict[Expr, int] = {}
+    times: Counter[int] = Counter()
+
+    def number(expr: Expr) -> int:
+        found = known.get(expr)
+        if found is None:
+            found = known[expr] = numbers.setdefault((_operator(expr), *map(number, children(expr))), len(numbers))
+        return found
+
+    def count(expr: Expr) -> None:
+        own = number(expr)
+        times[own] += 1
+        # A second one has everything inside of it twice as well; a third says nothing new.
+        if times[own] <= 2:
+            for child in children(expr):
+                count(child)
+
+    for expr in exprs:
+        count(expr)
+    return lambda expr: times[number(expr)] > 1
+
+
+def _operator(expr: Expr) -> object:
+    """Return what an expression does with its subexpressions, or reads, whatever its index variables."""
+    match expr:
+        case Const(value):
+            return value
+        case Access(tensor):
+            return tensor
+        case Binary(name) | Call(name) | Reduce(name) | Opaque(name):
+            return type(expr), name
+        case _:
+            return type(expr)
 
 
 # --- constants -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from operator import add, mul
 from typing import Any, TypeAlias, TypeGuard, TypeVar
 
@@ -497,24 +497,30 @@ def joined_position(index: WrittenIndex, extents: Mapping[str, Any], at: Callabl
 
 def children(expr: Expr) -> tuple[Expr, ...]:
     """Return the direct subexpressions of `expr`, in reading order; () for constants, names and reads of tensors."""
-    match expr:
-        case Binary(_, left, right):
-            return (left, right)
-        case Call(_, args):
-            return args
-        case Reduce(_, _, body) | Opaque(_, _, _, body):
-            return (body,)
-        case Cases(branches):
-            return tuple(e for _, e in branches)
-        case _:
-            return ()
+    # No `match`, and what is most frequent first: every walk of an expression calls this.
+    if isinstance(expr, Access | Const | Name):
+        return ()
+    if isinstance(expr, Binary):
+        return (expr.left, expr.right)
+    if isinstance(expr, Call):
+        return expr.args
+    if isinstance(expr, Reduce | Opaque):
+        return (expr.body,)
+    if isinstance(expr, Cases):
+        return tuple([e for _, e in expr.branches])
+    return ()
 
 
 def accesses(expr: Expr) -> tuple[Access, ...]:
     """Return every read of a tensor in `expr`, in reading order, repeated as often as it occurs."""
     if isinstance(expr, Access):
         return (expr,)
-    return tuple(a for child in children(expr) for a in accesses(child))
+    return _accesses(expr) if isinstance(expr, Remembering) else ()
+
+
+@lru_cache(maxsize=16384)
+def _accesses(expr: Expr) -> tuple[Access, ...]:
+    return tuple([a for child in children(expr) for a in accesses(child)])
 
 
 def tensors(expr: Expr) -> frozenset[str]:

@@ -13,7 +13,7 @@ from math import isinf
 
 from unity_ir.errors import UnityError
 from unity_ir.forms.addresses import Address, Names, Run, address, runs
-from unity_ir.forms.rewrite import canonical, is_work, rename
+from unity_ir.forms.rewrite import canonical, is_work, recurring, rename
 from unity_ir.kernels.text import ATOM, COMPARISONS, LOGIC, PRODUCT, SUM, UNARY, Text, binary
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.gather import Pick, gather
@@ -449,10 +449,11 @@ def tdl_lines(bound: Bound) -> list[str]:
     Return a bound line as TDL text followed by its extents, as `tdl_text` does, but in several lines: subexpressions
     that occur twice are defined by `let` lines.
     """
-    first = _Tdl(bound, {})
+    recurs = recurring(r.expr for r in bound.results)
+    first = _Tdl(bound, {}, recurs)
     for result in bound.results:
         first.text(result.expr)
-    tdl = _Tdl(bound, first.uses)
+    tdl = _Tdl(bound, first.uses, recurs)
     results = [f"{r.name}[{_indices(r.indices)}] = {tdl.text(r.expr).text}" for r in bound.results]
     if not tdl.definitions:
         return [tdl_text(bound)]
@@ -485,12 +486,18 @@ def _index(index: WrittenIndex) -> str:
 class _Tdl:
     """
     Writer of expressions as TDL. `wanted` counts the uses of each canonical expression; those used more than once are
-    put into `definitions`. Without it nothing is defined.
+    put into `definitions`. Without it nothing is defined. `recurs` says which expressions may be used more than once.
     """
 
-    def __init__(self, bound: Bound, wanted: Mapping[Expr, int] | None = None):
+    def __init__(
+        self,
+        bound: Bound,
+        wanted: Mapping[Expr, int] | None = None,
+        recurs: Callable[[Expr], bool] = lambda _: True,
+    ):
         self.extents = bound.extents
         self.wanted = wanted
+        self.recurs = recurs
         self.names = Names([*bound.extents, *(p.name for p in bound.operands), *(r.name for r in bound.results)])
         self.uses: Counter[Expr] = Counter()
         self.known: dict[Expr, Text | str] = {}
@@ -498,7 +505,7 @@ class _Tdl:
         self.definitions: list[str] = []
 
     def text(self, expr: Expr) -> Text:
-        if self.wanted is None or isinstance(expr, Cases) or not is_work(expr):
+        if self.wanted is None or isinstance(expr, Cases) or not is_work(expr) or not self.recurs(expr):
             return self._text(expr)
         form, free = canonical(expr, self.extents, {})
         self.uses[form] += 1

@@ -43,6 +43,9 @@ import triton.language as tl
 """
 
 
+_BETWEEN = "\n\n\n"
+"""Between top-level definitions."""
+
 NO_FORWARD = "forward = COUNT = None  # emit with evaluate for a forward alone, which --eval-data needs\n"
 """What a program has in place of `forward`."""
 
@@ -80,13 +83,20 @@ def emit(
     return _Printer(plan, reference, file, links, origin, peaks, forward).emit()
 
 
-@lru_cache(maxsize=64)
 def _check_syntax(part: str) -> None:
-    """
-    Raise `SyntaxError` where some top-level statements of a program are not Python. The runtime, most of a program's
-    lines, is the same in many.
-    """
-    compile(part, "train.py", "exec")
+    """Raise `SyntaxError` where some top-level statements of a program are not Python."""
+    try:
+        for statements in part.split(_BETWEEN):
+            _compile(statements)
+    except SyntaxError:
+        # Unless what is between definitions is also in one, in a string.
+        compile(part, "train.py", "exec")
+
+
+@lru_cache(maxsize=4096)
+def _compile(statements: str) -> None:
+    # Most of a program, the runtime and many kernels, is the same in others.
+    compile(statements, "train.py", "exec")
 
 
 class _Printer:
@@ -288,4 +298,4 @@ def _count_text(forward: Program) -> str:
 
 def _once(texts: Iterable[str]) -> str:
     """Join the texts of kernels or launchers; functions and options that several of them define are written once."""
-    return "\n\n\n".join(dict.fromkeys(block for text in texts for block in text.rstrip("\n").split("\n\n\n")))
+    return _BETWEEN.join(dict.fromkeys(block for text in texts for block in text.rstrip("\n").split(_BETWEEN)))
