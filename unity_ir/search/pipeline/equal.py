@@ -42,7 +42,7 @@ from unity_ir.search.pipeline.ranges import CountedSchedule, Cuts, FittedStages,
 from unity_ir.search.pipeline.rows import PricedUnits, UnitRows, priced_units
 from unity_ir.search.pipeline.stages import choose_stages
 
-SYNCHRONOUS = tuple(name for name, order in ORDERS.items() if order.chunks == 1 and name != "2bw")
+SYNCHRONOUS = tuple(name for name, order in ORDERS.items() if order.chunks == 1 and not order.is_asynchronous)
 """Schedules of one stage per rank whose step computes what the serial step does."""
 
 BYTE_PRICES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
