@@ -125,7 +125,7 @@ class _Cut:
             begin = end
         return found
 
-    @property
+    @cached_property
     def _sends(self) -> Sequence[float]:
         """The seconds of a send, and of one back, behind each atom as far as they count."""
         return [0.0] * len(self._atoms)
