@@ -24,11 +24,11 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "mixed": torch.bfloat16}
 
 
 def train(
-    loss: Loss, optimizer: Optimizer, run: Mapping[str, Any], dtype: torch.dtype = torch.float64
+    loss: Loss, optimizer: Optimizer, run: Mapping[str, Any], dtype: torch.dtype = torch.float64, delay: int = 0
 ) -> dict[str, Any]:
     """
     From the same weights and batches as `ranks.trained`, the same by torch.optim, which has done `first` steps before
-    and has the moments `start`.
+    and has the moments `start`. With a `delay` of 1 gradients are those at the weights before the last update.
     """
 
     def tensor(array: Any) -> Tensor:
@@ -42,6 +42,9 @@ def train(
     betas = (optimizer.beta1, optimizer.beta2)
     if optimizer.name == "sgd":
         steps: torch.optim.Optimizer = torch.optim.SGD(weights.values(), lr=optimizer.lr)
+    elif optimizer.name == "momentum":
+        momentum, decay = optimizer.momentum, optimizer.weight_decay
+        steps = torch.optim.SGD(weights.values(), lr=optimizer.lr, momentum=momentum, weight_decay=decay)
     elif optimizer.name == "adam":
         steps = torch.optim.Adam(weights.values(), lr=optimizer.lr, betas=betas, eps=optimizer.eps)
     else:
@@ -54,29 +57,32 @@ def train(
                 steps.state[w] = {"step": torch.tensor(float(run["first"])), **means}
     losses: list[Any] = []
     gradients: list[dict[str, Any]] = []
+    older = {n: w.detach().clone() for n, w in weights.items()}
     for batch in run["batches"]:
         steps.zero_grad()
-        value = loss(weights, {n: tensor(a) for n, a in batch.items()})
+        at = {n: w.requires_grad_() for n, w in older.items()} if delay else weights
+        value = loss(at, {n: tensor(a) for n, a in batch.items()})
         value.backward()
         losses.append(array(value))
-        gradients.append({n: array(w.grad) for n, w in weights.items() if w.grad is not None})
+        gradients.append({n: array(w.grad) for n, w in at.items() if w.grad is not None})
+        older = {n: w.detach().clone() for n, w in weights.items()}
+        for n, w in weights.items():
+            w.grad = at[n].grad
         steps.step()
-    moments = {
-        n: (array(steps.state[w]["exp_avg"]), array(steps.state[w]["exp_avg_sq"]))
-        for n, w in weights.items()
-        if optimizer.states
-    }
+    kept = {0: (), 1: ("momentum_buffer",), 2: ("exp_avg", "exp_avg_sq")}[optimizer.states]
+    moments = {n: tuple(array(steps.state[w][each]) for each in kept) for n, w in weights.items() if kept}
     after = {n: array(w) for n, w in weights.items()}
     return {"losses": losses, "gradients": gradients, "after": after, "moments": moments}
 
 
-def differences(run: Mapping[str, Any], loss: Loss, optimizer: Optimizer, dtype: str) -> list[str]:
+def differences(run: Mapping[str, Any], loss: Loss, optimizer: Optimizer, dtype: str, delay: int = 0) -> list[str]:
     """
     What of a program's run is not as it has to be, a line each. In `f64` that is the whole run. In `f32`, in which
     steps add up what they round, and some make chaos of it, it is every step by itself, from the state the program had.
+    `delay` is that of `train`, for the whole run.
     """
     if dtype != "f32":
-        return _differences(run, loss, optimizer, dtype)
+        return _differences(run, loss, optimizer, dtype, delay)
     wrong: list[str] = list(run["apart"])
     states = [*run["states"], {"after": run["after"], "moments": run["moments"]}]
     for t, (before, made) in enumerate(pairwise(states)):
@@ -94,15 +100,15 @@ def differences(run: Mapping[str, Any], loss: Loss, optimizer: Optimizer, dtype:
     return wrong
 
 
-def _differences(run: Mapping[str, Any], loss: Loss, optimizer: Optimizer, dtype: str) -> list[str]:
+def _differences(run: Mapping[str, Any], loss: Loss, optimizer: Optimizer, dtype: str, delay: int = 0) -> list[str]:
     """
     What of a program's run in `f64`, `f32`, `bf16` or `mixed` (bf16, weights f32) is not as it has to be, a line each.
 
     Steps may make more of rounding errors than `TOLERANCES`, as PyTorch's own do, or cancel all but them.
     """
-    want = train(loss, optimizer, run)
+    want = train(loss, optimizer, run, delay=delay)
     try:
-        rounded = train(loss, optimizer, run, DTYPES[dtype]) if dtype in DTYPES else want
+        rounded = train(loss, optimizer, run, DTYPES[dtype], delay) if dtype in DTYPES else want
     except RuntimeError:
         # PyTorch cannot: complex numbers, by which positions rotate, are not of bf16.
         rounded = want

@@ -201,6 +201,8 @@ def trained(program: Any, steps: int, each_step: bool, seed: int = 0) -> dict[st
             states.append(state())
         batches.append(data.batch(t))
         local = {n: program.piece(ctx, batches[-1][n], s) for n, s in program.INPUTS.items()}
+        if ctx.flight and t + 1 < steps:
+            ctx.flight.following = data.pieces(ctx, t + 1)
         loss, grads = program.forward_backward(ctx, weights, local)
         losses.append(whole(f"step {t}:", {"loss": loss}, {"loss": program.LOSS})["loss"])
         gradients.append(whole(f"step {t}: gradient of", grads, program.WEIGHTS))
@@ -253,6 +255,55 @@ def held_of_micro_batches(program: Any) -> dict[str, int]:
     batch = program.Data(None, 0).batch(0)
     program.forward_backward(ctx, weights, {n: program.piece(ctx, batch[n], s) for n, s in program.INPUTS.items()})
     return {**found, "most": most}
+
+
+def bytes_of_versions(program: Any) -> int:
+    """
+    The most bytes that a rank of a pipeline which never drains holds, but of micro-batches, in a step that begins the
+    next: both versions of the weights, the optimizer's state, batches, what is made once, and sums of gradients.
+    """
+    import torch
+
+    ctx = program.build("gloo")
+    weights = program.init_weights(ctx)
+    moments = program.init_moments(weights)
+    most = 0
+
+    def wrapped(part: Any) -> Any:
+        def call(ctx: Any, used: Any, batch: Any, once: Any, sums: Any, kept: dict[str, Any]) -> Any:
+            nonlocal most
+            made = part(ctx, used, batch, once, sums, kept)
+            flight = ctx.flight
+            ahead = (flight._ahead.batch, flight._ahead.once or {}) if flight._ahead else ()
+            held = [x for part in (weights, flight.older(weights), batch, once, sums, *ahead) for x in part.values()]
+            held += [m for pair in moments.values() for m in pair]
+            there = {x.untyped_storage().data_ptr(): x.nbytes for x in held if isinstance(x, torch.Tensor)}
+            most = max(most, sum(there.values()))
+            return made
+
+        return call
+
+    program.PARTS.update({w: wrapped(part) for w, part in list(program.PARTS.items()) if w.endswith("B")})
+    batches = [program.Data(None, 0).batch(t) for t in range(3)]
+    for t in range(2):
+        program.step(ctx, weights, moments, batches[t], t, following=batches[t + 1])
+    program.step(ctx, weights, moments, batches[2], 2)
+    return most
+
+
+def order_of_second_step(program: Any) -> str:
+    """What a rank computes in the second step of four, with ' for the micro-batches of the next one."""
+    ctx = program.build("gloo")
+    weights = program.init_weights(ctx)
+    moments = program.init_moments(weights)
+    batches = [program.Data(None, 0).batch(t) for t in range(4)]
+    for t in range(2):
+        program.DONE.clear()
+        program.step(ctx, weights, moments, batches[t], t, following=batches[t + 1])
+    done = list(program.DONE)
+    for t in range(2, 4):
+        program.step(ctx, weights, moments, batches[t], t, following=batches[t + 1] if t < 3 else None)
+    return " ".join(each.replace(" of the next", "'") for each in done if not each.startswith("RECV"))
 
 
 def run_main(

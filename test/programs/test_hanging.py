@@ -16,6 +16,11 @@ from pathlib import Path
 import pytest
 from models import mlp
 from test_programs import program
+from zoo_plans import program as zoo_program
+from zoo_plans import sized
+
+from unity_ir.models import build
+from unity_ir.pcg.optimizer import Optimizer
 
 SECONDS = 8
 DATA = """
@@ -26,6 +31,34 @@ def batch(step):
             time.sleep(0.01)
     return {"x": torch.ones(24, 16), "labels": torch.zeros(24, dtype=int)}
 """
+
+
+STOPS = """
+CALLS = 0
+
+
+def stops():
+    global CALLS
+    CALLS += 1
+    if CALLS == 11:  # the third of 4 micro-batches of step 3
+        if os.environ["STOPS"] == "loop":
+            while True:
+                time.sleep(0.01)
+        os.kill(os.getpid(), getattr(signal, os.environ["STOPS"]))
+"""
+
+
+@pytest.fixture(scope="module", params=["1f1b", "2bw"])
+def staged_path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A program in 2 stages, of which the second stops in the middle of a step."""
+    name, keys = sized("mlp")
+    text = zoo_program(build(name, **keys), f"{request.param},2:data-parallel/4", 2, Optimizer())
+    head = re.search(r"def backward_1\(.*\n.*\n", text)
+    assert head
+    text = text.replace(head[0], f"{head[0]}    stops()\n")
+    found = tmp_path_factory.mktemp(request.param) / "train.py"
+    found.write_text(text.replace("\n# --- the step\n", f"{STOPS}\n# --- the step\n"))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +160,20 @@ def test_a_pause_shorter_than_the_limit_changes_nothing(path: Path):
 
     codes, written = ended(path, pause, "--steps", "300")
     assert (codes, written) == ([0, 0], "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["loop", "SIGSTOP", "SIGKILL"])
+def test_a_stage_that_stops_in_a_step_ends_the_run_in_one_line(
+    staged_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Other ranks wait for what it sends; that it is the one is said, and not that they come no further."""
+    monkeypatch.setenv("STOPS", how)
+    codes, written = ended(staged_path, lambda _: None, "--steps", "1000000")
+    said = {
+        "loop": (r"rank 1 \(process \d+ on .*\) has come no further for \d+ s; --timeout sets .*", 1),
+        "SIGSTOP": (r"rank 1 \(process \d+ on .*\) has not answered for \d+ s; --timeout sets .*", -signal.SIGKILL),
+        "SIGKILL": (r"another rank has ended: .*", -signal.SIGKILL),
+    }
+    assert codes == [1, said[how][1]], written
+    assert re.fullmatch(rf"mlp: {said[how][0]}\n", written), written

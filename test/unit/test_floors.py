@@ -78,7 +78,7 @@ ROOMS = {
         {"memory"},
         {"bounds", "recompute", "result"},
         {"choose", "strategy", "pipeline"},
-        {"strategies", "in_time"},
+        {"strategies", "in_time", "throughput"},
         {"run", "explain"},
         {"with_stages"},
     ],

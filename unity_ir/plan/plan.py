@@ -33,6 +33,7 @@ from unity_ir.plan.lower import lower
 from unity_ir.plan.pipeline.actions import TRANSFERS
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
 from unity_ir.plan.pipeline.check import check
+from unity_ir.plan.pipeline.orders import steady_step
 from unity_ir.plan.pipeline.parts import StepPart, StepParts, step_parts
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.pipeline.sends import check_sends, with_sends
@@ -334,12 +335,18 @@ def _plan_stages(program: Program, options: PlanOptions, pipeline: Pipeline) -> 
                 f"pipeline schedule {options.order.name}: its stages are on ranks {_listed(options.order.rank_of)}, "
                 f"those of the plan on {_listed(order.rank_of)}; use a schedule of the plan's stages"
             )
+        if order.gradient_delay:
+            raise UnityError(
+                f"pipeline schedule {options.order.name}: the plan's, {order.name}, goes on from step to step, which "
+                "no file says; leave the schedule out"
+            )
         order = options.order
     check(order)
     if not any(action.kind in TRANSFERS for rank in order.ranks for action in rank):
         order = with_sends(order)
     check_sends(order)
-    return Plan(program, Schedule((), {}), options, step_parts(program, order))
+    step = steady_step(order) if order.gradient_delay else order
+    return Plan(program, Schedule((), {}), options, step_parts(program, step))
 
 
 def _listed(ranks: Sequence[int]) -> str:

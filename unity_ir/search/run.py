@@ -101,7 +101,7 @@ def run(
     def search(machine: Machine) -> SearchResult:
         try:
             with within(budget):
-                found = chosen.search(serial, machine, own, SearchContext(optimizer, progress))
+                found = chosen.search(serial, machine, own, SearchContext(optimizer, progress, micro_batches))
         except KeyboardInterrupt:
             found = _at_hand(serial, machine, strategy, optimizer, budget)
         return _ended(found, serial, machine, optimizer) if budget.ended else found

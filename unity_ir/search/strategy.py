@@ -28,6 +28,8 @@ class SearchContext:
     """Optimizer the plan will be trained with: its state takes memory."""
     progress: Progress | None = None
     """Called with the number of graphs explored and the seconds of the best plan so far."""
+    micro_batches: int = 1
+    """Of how many micro-batches of a step the graph is one: what a step does once counts a part of it."""
 
 
 @dataclass(frozen=True)

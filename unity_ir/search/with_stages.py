@@ -30,6 +30,7 @@ from unity_ir.search.result import SearchResult
 from unity_ir.search.run import run, run_in_time
 from unity_ir.search.strategies.joint import RewriteOptions
 from unity_ir.search.strategy import OptionValue, make_options, strategy_named
+from unity_ir.search.throughput import most_throughput
 from unity_ir.simulate.report import as_emitted
 
 Asked = Stages | Literal["auto", "none"] | None
@@ -54,13 +55,16 @@ def run_with_stages(
 
     Joint searches look for pipelines where `stages` asks for some, or says `auto`, or unasked for large models on
     several nodes; 1 micro-batch then leaves their number open. Other strategies plan one part of the machine, and cut
-    it in the stages that are asked for. Raises `UnityError` as they do, and for `auto` of other strategies.
+    it in the stages that are asked for. Unity's `auto` is its paper's: pipelines whose steps overlap, for the least
+    time from step to step (`search.throughput`). Raises `UnityError` as they do, and for `auto` of other strategies.
     """
     budget = budget or Budget()
     given = strategy, optimizer, options, progress, budget
+    if strategy == "unity" and stages == "auto":
+        return _unity(graph, machine, given, micro_batches, recompute, loss_pieces)
     if strategy != "joint" or (isinstance(stages, Stages) and not stages.is_searched):
         if stages == "auto":
-            raise UnityError(f"search: stages are chosen by joint searches, not by {strategy}; give their number")
+            raise UnityError(f"search: stages are chosen by joint and unity, not by {strategy}; give their number")
         asked = stages if isinstance(stages, Stages) else None
         if micro_batches == "auto":
             return run_in_time(graph, machine, *given, recompute, loss_pieces, asked)
@@ -97,6 +101,43 @@ def run_with_stages(
         assert failed is not None
         raise failed
     return result
+
+
+def _unity(
+    graph: Graph,
+    machine: Machine,
+    given: tuple[str, Optimizer | None, Mapping[str, OptionValue] | None, Progress | None, Budget],
+    micro_batches: int | Literal["auto"],
+    recompute: str | None,
+    loss_pieces: str | None,
+) -> SearchResult:
+    """
+    Return the fastest of Unity's plan of the whole machine and its pipelines, from step to step. Raises `UnityError`
+    where neither fits.
+    """
+    optimizer = given[1] or graph.optimizer or Optimizer()
+
+    def seconds(found: SearchResult) -> float:
+        return as_emitted(found.graph, machine, optimizer)[0]
+
+    def pipeline(stages: Stages, count: int) -> SearchResult:
+        return run(graph, machine, *given, count, recompute, loss_pieces, stages)
+
+    start = perf_counter()
+    failed: UnityError | None = None
+    result: SearchResult | None = None
+    try:
+        result = run(graph, machine, *given, 1, recompute, loss_pieces)
+    except UnityError as error:
+        failed = error
+    count = None if micro_batches in (1, "auto") else micro_batches
+    other = most_throughput(graph, machine, pipeline, seconds, count)
+    if other is not None and (result is None or seconds(other) < seconds(result) * limits().faster):
+        result = other
+    if result is None:
+        assert failed is not None
+        raise failed
+    return replace(result, seconds=perf_counter() - start)
 
 
 class _Pipelines:

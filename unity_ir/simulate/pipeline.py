@@ -3,14 +3,14 @@ Simulate a pipeline schedule: when each rank computes what, given the seconds of
 
 A rank does its actions in order, each once its rank is free and what it reads has arrived. A send begins when what it
 sends is made; computation goes on meanwhile. Between two ranks, in each direction, one send is under way at a time.
-Updates come at the end. This is the longest path through the order of ranks and the needs of actions, found by running
-each rank until it waits. Given seconds as fractions, times are exact.
+Updates come at the end of each step, on a rank behind its last backward. This is the longest path through the order of
+ranks and the needs of actions, found by running each rank until it waits. Given seconds as fractions, times are exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from unity_ir.errors import UnityError
@@ -66,11 +66,29 @@ class PipelineTimes:
     work: Seconds
     makespan: float
     """Seconds from the start to the end of the last update."""
+    period: float
+    """
+    Seconds of a step: of one step, the makespan; of several that overlap, those from the end of one, updates included,
+    to that of the next, taken at the last step but one, behind which another follows; of two, half of the makespan.
+    """
+
+    def ends_of_steps(self, rank: int) -> list[float]:
+        """Return the seconds at which a rank ends the last backward of each step."""
+        actions = self.schedule.computation().ranks[rank]
+        if self.schedule.steps == 1:
+            return self.ends[rank][-1:]
+        each = self.schedule.micro_batches // self.schedule.steps
+        last = range(each - 1, self.schedule.micro_batches, each)
+        ends = zip(actions, self.ends[rank], strict=True)
+        return [end for action, end in ends if action.kind == "B" and action.micro_batch in last]
 
     @property
     def bubble(self) -> float:
-        """Return the seconds by which the step is longer than the work of the rank with most."""
-        return self.makespan - max(self.work)
+        """
+        Return the seconds by which the step is longer than the work of the rank with most; of several steps that
+        overlap, of one of them.
+        """
+        return self.period - max(self.work) / self.schedule.steps
 
     @property
     def idle_inside(self) -> float:
@@ -109,6 +127,7 @@ def simulate_pipeline(schedule: PipelineSchedule, seconds: StageSeconds, is_clip
     link_free: dict[tuple[int, int], float] = {}
     starts: tuple[list[float], ...] = tuple([] for _ in computed.ranks)
     ends: tuple[list[float], ...] = tuple([] for _ in computed.ranks)
+    pauses = _between_steps(computed, before, seconds)
     waits = [True] * len(computed.ranks)
     runnable = list(range(len(computed.ranks)))
     while runnable:
@@ -118,6 +137,7 @@ def simulate_pipeline(schedule: PipelineSchedule, seconds: StageSeconds, is_clip
         now = until[-1] if until else before[rank]
         for i in range(len(mine), len(actions)):
             stage, kind, k = actions[i]
+            now += pauses[rank].get(i, 0)
             at = stage * m + (k or 0)
             arrived = forward_at[at] if kind == "F" else backward_at[at] if kind != "W" else now
             if arrived < 0:
@@ -149,6 +169,32 @@ def simulate_pipeline(schedule: PipelineSchedule, seconds: StageSeconds, is_clip
     return _times(schedule, seconds, starts, ends, is_clipped)
 
 
+def _between_steps(
+    computed: PipelineSchedule, before: Sequence[float], seconds: StageSeconds
+) -> list[dict[int, float]]:
+    """
+    Return, for each rank, by the number of an action what it does before it between steps: updates behind the last
+    backward of a step, and what comes once before the first forward of one.
+    """
+    found: list[dict[int, float]] = []
+    update = _updates(computed, seconds)
+    for rank, actions in enumerate(computed.ranks):
+        pauses: dict[int, float] = {}
+        for step in range(1, computed.steps):
+            first = step * (computed.micro_batches // computed.steps)
+            for kind, k, place, extra in (("F", first, 0, before[rank]), ("B", first - 1, 1, update[rank])):
+                n = place + next(i for i, a in enumerate(actions) if a.kind == kind and a.micro_batch == k)
+                pauses[n] = pauses.get(n, 0) + extra
+        found.append(pauses)
+    return found
+
+
+def _updates(schedule: PipelineSchedule, seconds: StageSeconds) -> list[float]:
+    """Return the seconds of each rank's updates of a step."""
+    update = seconds.update or (0,) * schedule.stages
+    return [sum(update[s] for s in schedule.stages_of(rank)) for rank in range(len(schedule.ranks))]
+
+
 def _times(
     schedule: PipelineSchedule,
     seconds: StageSeconds,
@@ -157,17 +203,22 @@ def _times(
     is_clipped: bool,
 ) -> PipelineTimes:
     """Return the times of a schedule whose actions are from `starts` to `ends`, with the updates at its end."""
-    update = seconds.update or (0,) * schedule.stages
-    updates = [sum(update[s] for s in schedule.stages_of(rank)) for rank in range(len(ends))]
+    updates = _updates(schedule, seconds)
     ended = [until[-1] if until else 0 for until in ends]
     if is_clipped:
         ended = [max(ended)] * len(ended)
     before = seconds.before or (0,) * schedule.stages
     first = [sum(before[s] for s in schedule.stages_of(rank)) for rank in range(len(ends))]
     rows = zip(starts, ends, updates, first, strict=True)
-    work = tuple(sum(until) - sum(mine) + extra + once for mine, until, extra, once in rows)
+    steps = schedule.steps
+    work = tuple(sum(until) - sum(mine) + steps * (extra + once) for mine, until, extra, once in rows)
     makespan = max(end + extra for end, extra in zip(ended, updates, strict=True))
-    return PipelineTimes(schedule, starts, ends, work, makespan)
+    times = PipelineTimes(schedule, starts, ends, work, makespan, makespan / steps if steps > 1 else makespan)
+    if steps < 3:
+        return times
+    found = [times.ends_of_steps(rank) for rank in range(len(ends))]
+    before, end = (max(each[k] + u for each, u in zip(found, updates, strict=True)) for k in (-3, -2))
+    return replace(times, period=end - before)
 
 
 def check_seconds(schedule: PipelineSchedule, seconds: StageSeconds) -> None:
@@ -191,8 +242,6 @@ def check_seconds(schedule: PipelineSchedule, seconds: StageSeconds) -> None:
             )
     if any(not 0 <= each < float("inf") for each in chain(*_all(seconds))):
         raise UnityError(f"{where}: seconds must be numbers of at least 0")
-    if schedule.steps > 1 and any(seconds.update):
-        raise UnityError(f"{where}: updates between its {schedule.steps} steps are not simulated; leave them out")
 
 
 def _all(seconds: StageSeconds) -> tuple[Seconds, ...]:

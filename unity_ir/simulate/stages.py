@@ -6,7 +6,7 @@ pipeline's schedule with the seconds that they take (`pipeline`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +18,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import pins
 from unity_ir.plan.collective_calls import move_of
+from unity_ir.plan.pipeline.catalogue import pipeline_schedule
 from unity_ir.plan.pipeline.live import peak_live
 from unity_ir.plan.pipeline.parts import StepPart
 from unity_ir.plan.plan import Plan
@@ -33,7 +34,8 @@ from unity_ir.simulate.tasks import BACKWARD, FORWARD, SYNC, UPDATE, Label, Task
 @dataclass(frozen=True)
 class StagedStep:
     """
-    A simulated step in stages: when each rank of the pipeline runs which stage, and from when to when the step lasts.
+    A simulated step in stages: when each rank of the pipeline runs which stage, and from when to when the step lasts;
+    or, of a schedule that never drains, some steps, of which the last counts.
     """
 
     times: PipelineTimes
@@ -55,7 +57,9 @@ class StagedStep:
 
     @cached_property
     def seconds(self) -> float:
-        """The seconds of the whole step."""
+        """The seconds of the whole step; of a schedule that never drains, of each further step."""
+        if self.is_asynchronous:
+            return self.times.period
         ends = [each[-1] + after for each, after in zip(self.times.ends, self.sums, strict=True)]
         if self.norm:
             return max(ends) + self.norm + max(self.updates)
@@ -64,8 +68,15 @@ class StagedStep:
     @property
     def bubble(self) -> float:
         """Seconds by which the step is longer than the work of the rank with most."""
+        if self.is_asynchronous:
+            return self.times.bubble
         extra = zip(self.times.work, self.sums, self.updates, strict=True)
         return self.seconds - max(map(sum, extra)) - self.norm
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether gradients are of older weights than those that they update."""
+        return self.times.schedule.gradient_delay > 0
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -76,8 +87,13 @@ class StagedStep:
         idle = f"bubble {seconds_text(self.bubble)}, {self.bubble / self.seconds:.1%} of the step"
         found = [
             f"{schedule.stages} stages on {ranks} parts of the machine{more}; {schedule.name}, "
-            f"{schedule.micro_batches} micro-batches; {idle}"
+            f"{schedule.micro_batches // schedule.steps} micro-batches; {idle}"
         ]
+        if self.is_asynchronous:
+            found.append(
+                f"asynchronous: {schedule.computes}, g(w) the gradient at w; two versions of the weights are held; "
+                "seconds are those from step to step, without fill and drain"
+            )
         live = peak_live(schedule, [1] * schedule.stages)
         for s, (forward, backward) in enumerate(zip(stages.forward, stages.backward, strict=True)):
             rank = schedule.rank_of[s]
@@ -111,9 +127,11 @@ class StagedStep:
                 kept.setdefault((action.stage, action.micro_batch), []).append(task)
                 buffers.append((self.inside.get(part, 0), [task]))
             buffers += [(self.kept.get(f"{stage}F", 0), tasks) for (stage, _), tasks in kept.items()]
-            last = times.ends[rank][-1]
-            add(rank, SYNC, "sums of gradients", last, last + self.sums[rank])
-            add(rank, UPDATE, "update", self.seconds - self.updates[rank], self.seconds)
+            for last in times.ends_of_steps(rank):
+                summed = last + self.sums[rank]
+                end = summed + self.updates[rank] if self.is_asynchronous else self.seconds
+                add(rank, SYNC, "sums of gradients", last, summed)
+                add(rank, UPDATE, "update", end - self.updates[rank], end)
         tasks = TaskGraph(
             self.streams,
             np.array(ticks_of, dtype=np.int64),
@@ -148,12 +166,16 @@ class _Stages:
         """What `_inside` has found."""
 
     def step(self) -> StagedStep:
-        stages = self._stage_seconds()
-        times = simulate_pipeline(self.schedule, stages)
         optimizer = self.program.optimizer or Optimizer()
         norm = norm_seconds(optimizer, self.machine) if optimizer.clip and self.program.devices > 1 else 0.0
         sums = tuple(self._end("after", rank) for rank in self.ranks)
         updates = tuple(self._updates(rank, optimizer) for rank in self.ranks)
+        stages, order = self._stage_seconds(), self.schedule
+        if order.gradient_delay:
+            order = pipeline_schedule(order.name, len(order.ranks), order.micro_batches)
+            once = [sums[rank] + updates[rank] for rank in order.rank_of]
+            stages = replace(stages, update=tuple(once))
+        times = simulate_pipeline(order, stages)
         always = tuple(self._always(rank, optimizer) for rank in self.ranks)
         peaks = tuple(self._peak(rank, optimizer) for rank in self.ranks)
         inside: dict[str, int] = {}
@@ -229,12 +251,16 @@ class _Stages:
 
     def _peak(self, rank: int, optimizer: Optimizer) -> int:
         """Return the most bytes that a device of a rank holds at once."""
-        live, most = 0, 0
-        for stage, kind, _ in self.schedule.ranks[rank]:
+        actions = self.schedule.ranks[rank]
+        ahead = [a for a in actions if a.kind == "F" and self.schedule.ahead(a)]
+        # What a step begins of the next one was there when it began itself.
+        live = most = begun = sum(self._change(part) for a in ahead for part in self.parts.run_by(a.stage, "F"))
+        for stage, kind, _ in actions:
             for part in self.parts.run_by(stage, kind):
                 most = max(most, live + self._inside(part.name, rank) + self._received(part))
                 live += self._change(part)
-        return max(self._always(rank, optimizer) + most, self._held(rank, optimizer) + self._inside("after", rank))
+        last = self._held(rank, optimizer) + begun + self._inside("after", rank)
+        return max(self._always(rank, optimizer) + most, last)
 
     @cached_property
     def _sums(self) -> set[Register]:
@@ -248,7 +274,18 @@ class _Stages:
         return self._held(rank, optimizer) + added
 
     def _held(self, rank: int, optimizer: Optimizer) -> int:
-        return self._leaves(rank, optimizer) + self._held_by("before", rank)
+        once = self._held_by("before", rank)
+        if self.schedule.gradient_delay:
+            is_ahead = any(a.kind == "F" and self.schedule.ahead(a) for a in self.schedule.ranks[rank])
+            once += once * is_ahead + self._second(rank)
+        return self._leaves(rank, optimizer) + once
+
+    def _second(self, rank: int) -> int:
+        """Return the bytes of a second version of a rank's weights, and of the inputs of a second batch."""
+        updated = {i.weight for i in self.program.body if isinstance(i, UpdateWeight)}
+        leaves = [i for i in self.program.body if isinstance(i, Leaf) and self._is_on(i.result, rank)]
+        twice = [i.result for i in leaves if i.op == "input" or i.result in updated]
+        return sum(leaf_bytes(self.program, r, 0) for r in twice)
 
     def _leaves(self, rank: int, optimizer: Optimizer) -> int:
         """Return the bytes of a rank's weights, with the optimizer's state of them, and inputs."""

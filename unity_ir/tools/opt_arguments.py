@@ -88,7 +88,8 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             metavar="S",
             help="with --stages: the order in which stages run micro-batches; 1f1b (default), gpipe, eager-1f1b, "
             "interleaved, looped-bfs (two stages per part, interleaved:4 four), zb-h1, zb-h2 (gradients of weights "
-            "late), zb-v, dualpipe-v (both, two stages per part)",
+            "late), zb-v, dualpipe-v (both, two stages per part), 2bw (asynchronous: never drains, and applies each "
+            "gradient a step late)",
         ),
         parser.add_argument(
             "--explain",

@@ -10,9 +10,12 @@ import pytest
 
 from unity_ir.machine import Machine, load
 from unity_ir.models import from_text
-from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.graph import Graph, Pipeline
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.pcg.sharding import pins
 from unity_ir.plan.plan import Plan, plan_graph
+from unity_ir.plan.program import Leaf
+from unity_ir.plan.schedule import piece_bytes
 from unity_ir.search.pipeline.balance import balanced
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.run import run
@@ -110,7 +113,29 @@ def test_counts_are_of_the_rank_with_the_most():
     assert "4 stages on 4 parts" in found.pipeline[0]
 
 
+def test_two_versions_are_held_and_no_rank_waits_for_a_step_to_end():
+    """Of 2BW: weights and inputs twice, as many micro-batches as 1F1B; a step takes as long as its busiest rank."""
+    one, found = step("1f1b"), plan_graph(replace(graph("1f1b"), pipeline=Pipeline("2bw", RANKS)), on())
+    two, program, pipeline = simulate_stages(found, on()), found.program, found.pipeline
+    assert pipeline is not None
+    for rank in range(RANKS):
+        here = set(enumerate(pipeline.mesh.coordinates(rank)))
+        leaves = [i for i in program.body if isinstance(i, Leaf) and i.op in ("weight", "input")]
+        held = [i.result for i in leaves if here.issuperset(pins(program.tensors[i.result].layout))]
+        count = {r: MICRO_BATCHES if program.when[r] == "every" else 1 for r in held}
+        assert two.always[rank] - one.always[rank] == sum(count[r] * piece_bytes(program, r) for r in held) > 0
+        assert two.kept[f"{rank}F"] == one.kept[f"{rank}F"]
+    work = [MICRO_BATCHES * (f + b) for f, b in zip(two.stages.forward, two.stages.backward, strict=True)]
+    most = max(w + s + u for w, s, u in zip(work, two.sums, two.updates, strict=True))
+    assert most <= two.seconds < one.seconds
+    assert two.is_asynchronous
+    assert not one.is_asynchronous
+
+
 def test_runs_are_balanced():
     assert balanced([1, 1, 2], 2) == [2, 3]
     assert balanced([5, 1, 1, 1], 2) == [1, 4]
     assert balanced([1, 1, 1], 3) == [1, 2, 3]
+    # What is sent behind the second item takes long; behind the last run nothing is sent.
+    assert balanced([1, 1, 1, 1], 2, [0, 5, 0, 5]) == [1, 4]
+    assert balanced([1, 1, 1, 1], 2, [3, 1.5, 0, 5]) == [3, 4]

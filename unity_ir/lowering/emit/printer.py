@@ -26,7 +26,7 @@ from unity_ir.kernels.triton.optimizer import optimizer_launcher
 from unity_ir.lowering import runtime
 from unity_ir.lowering.emit.plan_text import plan_text, spec_text
 from unity_ir.lowering.emit.reference_text import reference_text
-from unity_ir.lowering.emit.stages_text import PartWriter, schedule_text
+from unity_ir.lowering.emit.stages_text import NO_FLIGHT, PartWriter, schedule_text
 from unity_ir.lowering.emit.step_text import StepWriter
 from unity_ir.ops.optimizers import OPTIMIZERS
 from unity_ir.pcg.graph import Graph
@@ -167,6 +167,8 @@ class _Printer:
         has_forward = len(self.calls) > max(len(parts), 1)
         if self.plan.pipeline is not None:
             steps.insert(len(parts), schedule_text(self.plan.pipeline, functions, self.program))
+        if self.plan.pipeline is None or not self.plan.pipeline.schedule.gradient_delay:
+            steps.append(NO_FLIGHT)
         steps.append(_count_text(self.calls[-1][0].program) if has_forward else NO_FORWARD)
         step = "\n\n".join(steps)
         update = self._update()

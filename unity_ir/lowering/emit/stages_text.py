@@ -162,6 +162,7 @@ def schedule_text(parts: StepParts, functions: Mapping[str, str], program: Progr
     out = [
         f"PIPELINE = {axes!r}  # mesh axes along which its ranks are",
         f"SCHEDULE = (  # {parts.schedule.name}: what each of them does, in order; 2F0: stage 2's forward of the first",
+        *_overlap(parts),
         *(f"    {_wrapped(row)}," for row in words),
         ")",
         f"RANK_OF = {parts.schedule.rank_of!r}  # the rank of each stage",
@@ -176,7 +177,18 @@ def schedule_text(parts: StepParts, functions: Mapping[str, str], program: Progr
             if received:
                 rows = ", ".join(_received(parts, program, r) for r in received)
                 out.append(f"    {f'{stage}{direction}'!r}: ({rows},),")
-    return "\n".join([*out, "}"]) + "\n" + _STEP
+    return "\n".join([*out, "}"]) + "\n" + (_OVERLAPPING if parts.schedule.gradient_delay else _STEP) + _PARTS
+
+
+def _overlap(parts: StepParts) -> list[str]:
+    """Return the comment that says what micro-batches are those of the next step, if any are."""
+    if not parts.schedule.gradient_delay:
+        return []
+    first = parts.schedule.micro_batches
+    return [
+        f"    # from the end of a rank's last backward to that of the next step; from {first} on, micro-batches are of",
+        "    # the step after that: the first step begins with these, as its own, and the last leaves them out",
+    ]
 
 
 _STEP = '''
@@ -186,10 +198,27 @@ def forward_backward(ctx, weights, batch):
     once, sums = before(ctx, weights, batch), {}
     run_schedule(ctx, weights, batch, once, sums)
     return after(ctx, weights, batch, once, sums)
+'''
 
+_OVERLAPPING = '''
+
+def forward_backward(ctx, weights, batch):
+    """This rank's part of the loss, and of the gradient of every weight by name at the weights of one step ago."""
+    return ctx.flight.step(ctx, weights, batch, before, after)
+
+
+def flight():
+    """What is under way between steps."""
+    return Flight()
+'''
+
+NO_FLIGHT = "flight = None  # each step ends before the next begins\n"
+"""What a program has in place of `flight`."""
+
+_PARTS = """
 
 forward_backward.parts = (before, *PARTS.values(), after)  # whose lines profiles and --check-nan look at
-'''
+"""
 
 
 def _wrapped(words: str, width: int = 100) -> str:

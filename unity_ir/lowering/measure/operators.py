@@ -364,7 +364,8 @@ class _Worker:
         """Return the runtime's collectives, and this rank's context in a mesh whose second axis has `members` ranks."""
         if members not in self.runtimes:
             mesh = (self.count // members, members)
-            of = runtime.load(("ranks", "collectives"), NAME="measure", MESH=mesh, WORLD=self.count, GROUPS=((1,),))
+            plan = {"NAME": "measure", "MESH": mesh, "WORLD": self.count, "GROUPS": ((1,),), "flight": None}
+            of = runtime.load(("ranks", "collectives"), **plan)
             of.context = of.Context("gloo")
             self.runtimes[members] = of
         return self.runtimes[members]

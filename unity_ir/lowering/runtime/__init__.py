@@ -25,6 +25,7 @@ PARTS = (
     "halos",
     "pieces",
     "pipeline",
+    "flight",
     "files",
     "tokens",
     "data",

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import math
 import re
@@ -98,7 +99,9 @@ def in_double(ctx, weights, local):
             found_spec.loader.exec_module(double)
             weights = {n: _double(w) for n, w in weights.items()}
             local = {n: x if x is None else _double(x) for n, x in local.items()}
-            grads = double.forward_backward(ctx, weights, local)[1]
+            alone = copy.copy(ctx)  # what is under way is not its own
+            alone.flight = double.flight and double.flight()
+            grads = double.forward_backward(alone, weights, local)[1]
         parts = {n: grads[n] for n in double.WEIGHTS}
         found = {n: g for n, (g, _) in double.wholes(ctx, parts, double.WEIGHTS).items()}
     except Exception:  # kernels may fail to compile or to run in many ways; then the check reports float32's errors
@@ -109,7 +112,8 @@ def in_double(ctx, weights, local):
 def check(ctx, steps, seed, data, start=None, notes=None):
     """
     Train `steps` steps on batches of `data` (a Data) from the weights in the file `start`, or initial ones by `seed`,
-    and compare each step's loss, gradients and update with plain PyTorch's in float64 from the same state; before that,
+    and compare each step's loss, gradients and update with plain PyTorch's in float64 from the same state, where steps
+    overlap with its gradients at the weights of one step ago; before that,
     the optimizer alone. Return a line of text per difference ([]: none); those by rounding go to the list `notes`.
     """
     weights = init_weights(ctx, seed)
@@ -142,12 +146,19 @@ def check(ctx, steps, seed, data, start=None, notes=None):
         return [wholes(ctx, {n: part.get(n) for n in WEIGHTS}, WEIGHTS) for part in own]
 
     after = state()
+    older = after[0]
     for t in range(steps):
         ctx.moved()
         batch = {n: b.to(ctx.device) for n, b in data.batch(t).items()}
         local = {n: piece(ctx, batch[n], s) for n, s in INPUTS.items()}
         before = [{n: _double(x) for n, (x, _) in values.items()} for values in after]
-        plain = before[0]
+        plain, mine = before[0], weights
+        if ctx.flight:
+            plain = {n: _double(x) for n, (x, _) in older.items()}
+            mine = {n: piece(ctx, x, WEIGHTS[n]) for n, (x, _) in older.items() if n in weights}
+            older = after[0]
+            if t + 1 < steps:
+                ctx.flight.following = data.pieces(ctx, t + 1)
         loss, grads = forward_backward(ctx, weights, local)
         want_loss, want = gradients(plain, {n: _double(b) for n, b in batch.items()})
         line = compare(f"step {t}: loss", same(f"step {t}: loss", *whole(ctx, loss, LOSS)), want_loss)
@@ -162,7 +173,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
         off = {n: line for n in WEIGHTS if (line := compare(f"step {t}: gradient of {n}", got[n], want[n]))}
         if not everywhere(ctx, not off):
             ctx.moved()
-            wrong += tell(ctx, off, got, want, plain, batch, weights, local, notes)
+            wrong += tell(ctx, off, got, want, plain, batch, mine, local, notes)
         ctx.moved()
         scale, norm = 1.0, gradient_norm(ctx, grads) if CLIP else 0.0
         if CLIP:

@@ -34,8 +34,11 @@ from unity_ir.lowering.runtime.recipe import RECIPE
 # --- checkpoints: distributed, by full name, so that any plan and any number of ranks can load them
 
 
-def state_dict(ctx, weights, moments):
-    """Return this rank's pieces as DTensors by key: `weights.NAME`, `moments.0.NAME` (mean), `moments.1.NAME`."""
+def state_dict(ctx, weights, moments, older):
+    """
+    Return this rank's pieces as DTensors by key: `weights.NAME`, `older.NAME` (those of one step ago), and of each
+    weight's moments `moments.0.NAME` (mean), `moments.1.NAME`.
+    """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -54,6 +57,7 @@ def state_dict(ctx, weights, moments):
         return DTensor.from_local(local, meshes[pins(spec)], places, run_check=False)
 
     state = {f"weights.{n}": dtensor(w, WEIGHTS[n]) for n, w in weights.items()}
+    state.update({f"older.{n}": dtensor(w, WEIGHTS[n]) for n, w in older.items()})
     for n, pair in moments.items():
         state.update({f"moments.{k}.{n}": dtensor(m, WEIGHTS[n]) for k, m in enumerate(pair)})
     return state
@@ -70,7 +74,8 @@ def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=(), skipped=0,
     path = Path(folder) / f"step_{t:08d}"
     partial = path.with_name(f"partial_{path.name}")
     # One random state serves all ranks, as all make the same whole batches.
-    state = {**state_dict(ctx, weights, moments), "step": torch.tensor(t), "random": torch.get_rng_state()}
+    older = ctx.flight.older(weights) if ctx.flight else {}
+    state = {**state_dict(ctx, weights, moments, older), "step": torch.tensor(t), "random": torch.get_rng_state()}
     state.update({f"tables.{n}": tables[n] for n in tables})
     files = {}
     group = beside.group if beside else None
@@ -295,7 +300,9 @@ def load(ctx, weights, moments, folder, changed=(), tables=None):
     wrong = next(filter(None, from_all(_wrong(path, record, ctx.rank, changed))), None)
     if wrong:
         fail_alike(f"cannot load {path}: {wrong}")
-    state = {**state_dict(ctx, weights, moments), "step": torch.tensor(0), "random": torch.get_rng_state()}
+    has_older = ctx.flight and record["hyperparameters"].get("gradient_delay")
+    older = ctx.flight.older(weights) if has_older else {}
+    state = {**state_dict(ctx, weights, moments, older), "step": torch.tensor(0), "random": torch.get_rng_state()}
     there = record.get("tables", ())
     kept = {n: torch.empty(INPUTS[n].shape, dtype=INPUTS[n].dtype) for n in TABLES if n in there}
     kept.update({n: torch.zeros((), dtype=torch.int64) for n in COUNTERS if n in there})

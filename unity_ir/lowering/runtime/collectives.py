@@ -176,12 +176,23 @@ def reduce(ctx, x, root, axes):
     return Pending(axes, work, lambda: out if ctx.index(axes) == root else None, out)
 
 
+class _Unwaited(Pending):
+    """A send that somebody else waits for."""
+
+    def wait(self):
+        """Return None at once."""
+
+
 def send(ctx, x, root, to, shape, dtype, axes):
     """Start a send of `x` from position `root` to `to`: a Pending of `x` at `to`, of None at `root`; else None."""
     group, mine = ctx.groups[axes], ctx.index(axes)
     if mine == root:
         x = x.contiguous()
-        return Pending(axes, dist.isend(x, group=group, group_dst=to), lambda: None, x)
+        work = dist.isend(x, group=group, group_dst=to)
+        if ctx.unwaited is not None:  # where steps overlap, the other rank may come to it much later
+            ctx.unwaited.append(("", work, x))
+            return _Unwaited(axes, work, lambda: None, x)
+        return Pending(axes, work, lambda: None, x)
     if mine == to:
         out = torch.empty(shape, dtype=dtype, device=ctx.device)
         return Pending(axes, dist.irecv(out, group=group, group_src=root), lambda: out, out)

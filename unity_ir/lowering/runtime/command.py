@@ -30,6 +30,7 @@ from unity_ir.lowering.runtime.plan import (
     RUNNING,
     TABLES,
     WORLD,
+    flight,
     forward,
     forward_backward,
     update,
@@ -54,13 +55,15 @@ from unity_ir.lowering.runtime.weights import read_tables, read_weights, write_w
 # --- a step
 
 
-def step(ctx, weights, moments, batch, t, rate=1.0, before_update=None, profile=None):
+def step(ctx, weights, moments, batch, t, rate=1.0, before_update=None, profile=None, following=None):
     """
     Do step `t` (from 0) in place on a whole batch at `rate` times the learning rate; return this rank's loss. Running
     statistics, which are in the batch, are replaced in place. Call
     `before_update(pieces, loss, norm)` with the gradient's norm (None without CLIP); if that is not finite, do not
-    update.
+    update. Where steps overlap, this one begins the batch `following`, which must be that of the next call.
     """
+    if ctx.flight and following:
+        ctx.flight.following = {name: piece(ctx, following[name], spec) for name, spec in INPUTS.items()}
     local = {name: piece(ctx, batch[name], spec) for name, spec in INPUTS.items()}
     loss = step_on(ctx, weights, moments, local, t, rate, before_update, profile)
     for name in RUNNING:
@@ -100,7 +103,7 @@ def train(ctx, options, data, seed, folder, skipped=0):
         first = load(ctx, weights, moments, folder, options.changed, data.tables) if folder else 0
     evaluation = Evaluation(ctx, options, data) if options.eval_data else None
     beside = Beside(ctx) if options.save_async else None
-    log, in_a_row = Log(ctx, options.log, skipped), 0
+    log, in_a_row, following = Log(ctx, options.log, skipped), 0, None
     for t in range(first, options.steps):
         ctx.moved()
         if beside:
@@ -113,6 +116,9 @@ def train(ctx, options, data, seed, folder, skipped=0):
             is_skipped = norm is not None and not math.isfinite(norm)
             in_a_row = in_a_row + 1 if is_skipped else 0
             log.skipped += is_skipped
+            if ctx.flight:
+                ctx.flight.say_later(ctx, loss, t, lambda loss: log.step(t, loss, rate))
+                return
             loss, _ = whole(ctx, loss, LOSS)
             if not is_skipped or in_a_row == MOST_SKIPPED or options.check_nan:
                 guard(ctx, weights, batch, t, loss, options.check_nan)
@@ -120,7 +126,12 @@ def train(ctx, options, data, seed, folder, skipped=0):
             if in_a_row == MOST_SKIPPED:
                 fail_alike(f"step {t + 1}: the gradient of {MOST_SKIPPED} steps in a row is not finite")
 
-        local = data.pieces(ctx, t)
+        local = data.pieces(ctx, t) if following is None else following
+        saves = options.save and (is_last or (options.save_every and (t + 1) % options.save_every == 0))
+        evaluates = evaluation and evaluation.is_due(t + 1, options.steps)
+        if ctx.flight:  # nothing is under way where all ranks meet
+            following = None if is_last or saves or evaluates else data.pieces(ctx, t + 1)
+            ctx.flight.following = following
         ctx.moved()
         profile = Profile(ctx) if options.profile and is_last else None
         skipped = log.skipped
@@ -128,14 +139,16 @@ def train(ctx, options, data, seed, folder, skipped=0):
         step_on(ctx, weights, moments, local, t - log.skipped, rate, report, profile)
         if log.skipped == skipped:
             data.trained()
+        if ctx.flight and following is None:
+            ctx.flight.say()
         if profile:
             with ctx.unlimited():
                 profile.write(options.profile)
-        if options.save and (is_last or (options.save_every and (t + 1) % options.save_every == 0)):
+        if saves:
             with ctx.unlimited():
                 tables = data.whole_tables(ctx)
                 save(ctx, weights, moments, t + 1, options.save, seed, options.keep, tables, log.skipped, beside)
-        if evaluation and evaluation.is_due(t + 1, options.steps):
+        if evaluation and evaluates:
             log.evaluated(t, evaluation.loss(ctx, weights))
     if evaluation and first == options.steps:
         log.evaluated(first - 1, evaluation.loss(ctx, weights))
@@ -218,6 +231,8 @@ def arguments():
         parser.error("--eval-every and --eval-batches are of --eval-data, which has to be given")
     if options.eval_data and forward is None:
         parser.error("this program has no forward alone for --eval-data; emit it with evaluate among the options of -t")
+    if options.check_nan and flight is not None:
+        parser.error("--check-nan does a step again, which 2bw cannot; emit the model by another schedule")
     if options.save_async and not options.save:
         parser.error("--save-async is of --save, which has to be given")
     unknown = [n for n in options.changed if n not in (*OPTIMIZER[1], *RECIPE)]

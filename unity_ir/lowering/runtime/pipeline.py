@@ -30,28 +30,45 @@ def run_schedule(ctx, weights, batch, once, sums):
     Run what SCHEDULE has for this rank. A send starts behind what makes it, and is waited for before the next in its
     direction; a receive starts where the schedule has it, and is waited for where its stage needs it.
     """
-    if not ctx.ways:
-        ctx.ways = {way: ctx._group(PIPELINE) for way in "FB"}
-    kept = [{} for _ in range(MICRO_BATCHES)]
-    made, received, sent, done = {}, {}, {"F": [], "B": []}, dict.fromkeys(PARTS, 0)
+    start_groups(ctx)
+    under_way, sent = UnderWay(batch, once, sums), {"F": [], "B": []}
     for stage, kind, k in actions_of(ctx):
-        way = "F" if kind in ("F", "SEND_F", "RECV_F") else "B"
         if kind.startswith("SEND"):
-            wait_for(sent[way])
-            sent[way] = start_sends(ctx, stage, way, made.pop((stage, way, k), ()))  # a stage may have nothing
-        elif kind.startswith("RECV"):
-            received[stage, way, k] = start_receives(ctx, stage, way)
+            wait_for(sent[kind[-1]])
+            sent[kind[-1]] = under_way.send(ctx, stage, kind, k)
         else:
-            if kind != "W":
-                kept[k].update(wait_for(received.pop((stage, way, k), ())))
-            for part in parts_of(stage, kind):
-                done[part] += 1
-                ctx.micro_batch, ctx.is_last = k, done[part] == MICRO_BATCHES
-                result = PARTS[part](ctx, weights, batch, once, sums, kept[k])
-                made |= {} if result is None else {(stage, way, k): result}
+            under_way.run(ctx, weights, stage, kind, k)
     wait_for(sent["F"])
     wait_for(sent["B"])
     ctx.micro_batch = 0
+
+
+class UnderWay:
+    """The batch of a step under way: of each micro-batch what is kept, received, and made for other ranks."""
+
+    def __init__(self, batch, once=None, sums=None):
+        self.batch, self.once, self.sums = batch, once, {} if sums is None else sums
+        self.sends = []  # those of what is made once
+        self.kept = [{} for _ in range(MICRO_BATCHES)]
+        self.made, self.received, self.done = {}, {}, dict.fromkeys(PARTS, 0)
+
+    def send(self, ctx, stage, kind, k):
+        """Start the sends of what a stage has made of a micro-batch, which may be nothing; return them."""
+        return start_sends(ctx, stage, kind[-1], self.made.pop((stage, kind[-1], k), ()))
+
+    def run(self, ctx, weights, stage, kind, k):
+        """Do what a stage does of a micro-batch, or start to receive what it reads."""
+        way = "F" if kind in ("F", "RECV_F") else "B"
+        if kind.startswith("RECV"):
+            self.received[stage, way, k] = start_receives(ctx, stage, way)
+            return
+        if kind != "W":
+            self.kept[k].update(wait_for(self.received.pop((stage, way, k), ())))
+        for part in parts_of(stage, kind):
+            self.done[part] += 1
+            ctx.micro_batch, ctx.is_last = k, self.done[part] == MICRO_BATCHES
+            result = PARTS[part](ctx, weights, self.batch, self.once, self.sums, self.kept[k])
+            self.made |= {} if result is None else {(stage, way, k): result}
 
 
 def actions_of(ctx):
@@ -64,6 +81,12 @@ def parts_of(stage, kind):
     """Return the parts, by name, that an action runs: a backward is two where others of its stage are in halves."""
     names = (f"{stage}I", f"{stage}W") if kind == "B" and f"{stage}B" not in PARTS else (f"{stage}{kind}",)
     return [name for name in names if name in PARTS]
+
+
+def start_groups(ctx):
+    """Make the process groups of sends forward (F) and backward (B), if there are none yet: all ranks call it."""
+    if not ctx.ways:
+        ctx.ways = {way: ctx._group(PIPELINE) for way in "FB"}
 
 
 def start_sends(ctx, stage, way, tensors):

@@ -55,6 +55,9 @@ def forward_backward(ctx: Any, weights: Any, batch: Any) -> Any:
     raise NotImplementedError
 
 
+flight: Any = None
+"""Stand-in for the function that makes what is under way between steps; None where steps do not overlap."""
+
 forward: Any = None
 """
 Stand-in for a program's forward alone, a function of `forward_backward`'s arguments that returns this rank's part of

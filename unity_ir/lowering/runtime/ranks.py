@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from unity_ir.lowering.runtime.plan import GROUPS, MESH, NAME, WORLD
+from unity_ir.lowering.runtime.plan import GROUPS, MESH, NAME, WORLD, flight
 from unity_ir.lowering.runtime.watchdog import LONGEST_START, Watchdog
 
 # --- copied into the program from here on ---
@@ -64,6 +64,8 @@ class Context:
     writing = None  # the thread that writes files beside training, if there is one
     micro_batch = 0  # the number of the micro-batch that is run
     is_last = False  # whether no other follows it
+    flight = None  # what is under way between steps, where they overlap
+    unwaited = None  # the sends that somebody else waits for; None: nobody does
     ways = ()  # the process groups of a pipeline's sends, by their direction
     piece = 0  # the number of the piece of which the loss is made
 
@@ -75,6 +77,7 @@ class Context:
             torch.cuda.set_device(self.device)
         self.place = self._place(self.rank)
         self.groups = {axes: self._group(axes) for axes in GROUPS}
+        self.flight = flight and flight()
 
     @staticmethod
     def _place(rank: int) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from unity_ir.lowering.runtime.plan import (
     PARAMETER_GROUPS,
     PEAK,
     WEIGHTS,
+    flight,
 )
 
 # --- copied into the program from here on ---
@@ -42,7 +43,11 @@ SCHEDULES = ("constant", "linear", "cosine")
 
 
 RECIPE = {"clip": CLIP, "groups": [[p, s] for p, s in PARAMETER_GROUPS], "schedule": ["constant", 0, 0, 1.0]}
-"""What changes training beside hyperparameters: the norm's limit, groups of weights, the learning rate's schedule."""
+RECIPE["gradient_delay"] = 0 if flight is None else 1
+"""
+What changes training beside hyperparameters: the norm's limit, groups of weights, the learning rate's schedule, and by
+how many steps a gradient is of older weights than those that it updates.
+"""
 
 
 def schedule_of(options, error):

@@ -184,10 +184,10 @@ class Watchdog(threading.Thread):
 
 
 def _waits():
-    """Return whether the main thread waits for a collective; on GPUs it may wait for its stream elsewhere, unseen."""
+    """Return whether the main thread waits for other ranks; on GPUs it may wait for its stream elsewhere, unseen."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return frame is not None and (
-        frame.f_code.co_name == "wait" or f"{os.sep}distributed{os.sep}" in frame.f_code.co_filename
+        frame.f_code.co_name in ("wait", "wait_for") or f"{os.sep}distributed{os.sep}" in frame.f_code.co_filename
     )
 
 

@@ -19,6 +19,9 @@ from unity_ir.plan.pipeline.orders import (
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.pipeline.vee_orders import dual_pipe_v, zb_v
 
+STEPS = 4
+"""Training steps of an asynchronous schedule: the second and the third are as all further ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -30,6 +33,8 @@ class Order:
 
     make: Callable[[int, int, int], PipelineSchedule]
     chunks: int | None = 1
+    is_asynchronous: bool = False
+    """Whether its step computes something else than the serial step: gradients are of older weights."""
 
 
 ORDERS: Mapping[str, Order] = {
@@ -42,7 +47,7 @@ ORDERS: Mapping[str, Order] = {
     "zb-h2": Order(lambda p, m, v: zb_h2(p, m)),
     "zb-v": Order(lambda p, m, v: zb_v(p, m), 2),
     "dualpipe-v": Order(lambda p, m, v: dual_pipe_v(p, m), 2),
-    "2bw": Order(lambda p, m, v: double_buffered(p, m)),
+    "2bw": Order(lambda p, m, v: double_buffered(p, m, STEPS), is_asynchronous=True),
 }
 """All orders by name; every one but `2bw` is synchronous."""
 

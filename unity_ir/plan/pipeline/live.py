@@ -45,6 +45,9 @@ def peak_live(
         # Counted, not added up: sums of thirds would round.
         whole = dict.fromkeys(schedule.stages_of(rank), 0)
         half = dict.fromkeys(whole, 0)
+        for action in actions:
+            # What a step begins of the next one was there when it began itself.
+            whole[action.stage] += action.kind == "F" and schedule.ahead(action)
         peak = 0.0
         for stage, kind, _ in actions:
             if kind == "F":

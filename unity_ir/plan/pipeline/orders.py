@@ -7,6 +7,7 @@ first, and how many weight gradients it leaves for later.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from unity_ir.errors import UnityError
@@ -124,6 +125,31 @@ def double_buffered(ranks: int, micro_batches: int, steps: int = 2) -> PipelineS
         )
     running = one_f_one_b(ranks, micro_batches * steps)
     return replace(running, name="2bw", steps=steps, gradient_delay=1)
+
+
+def steady_step(schedule: PipelineSchedule) -> PipelineSchedule:
+    """
+    Return what each rank does from the end of its last backward of one training step to that of the next, given a
+    schedule of at least 3 steps that never drains: micro-batches are numbered from the first of the step whose
+    backwards these are, so those from `micro_batches` on are of the step after it.
+
+    A rank that repeats this, each time for the next step, does what the schedule has. In the first step it begins with
+    the actions of micro-batches from `micro_batches` on, taken as those of this step; in the last it leaves them out.
+    Sends and receives are kept; a send is in the step of what it sends.
+    """
+    count = schedule.micro_batches // schedule.steps
+    rows: list[tuple[StageAction, ...]] = []
+    for actions in schedule.ranks:
+        begin = _end_of_step(actions, count, 0)
+        end = _end_of_step(actions, count, 1)
+        rows.append(tuple(a._replace(micro_batch=(a.micro_batch or 0) - count) for a in actions[begin:end]))
+    return replace(schedule, micro_batches=count, steps=1, ranks=tuple(rows))
+
+
+def _end_of_step(actions: Sequence[StageAction], count: int, step: int) -> int:
+    """Return the place behind the last backward of a step, of `count` micro-batches, and the send of what it makes."""
+    last = count * (step + 1) - 1
+    return 1 + max(n for n, (_, kind, k) in enumerate(actions) if k == last and kind in ("B", "SEND_B"))
 
 
 def _one_forward_one_backward(

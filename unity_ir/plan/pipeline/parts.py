@@ -101,13 +101,16 @@ class StepParts:
 
 def step_parts(program: Program, schedule: PipelineSchedule) -> StepParts:
     """
-    Return the parts of a step for a schedule.
+    Return the parts of a step for a schedule, or for one step of it if it never drains (`orders.steady_step`).
 
     Raises `UnityError` if the step's operators are not in the schedule's stages, or not for its micro-batches.
     """
     where = f"spmd.program @{program.name}"
-    if schedule.gradient_delay:
-        raise UnityError(f"{where}: {schedule.name} computes {schedule.computes}; no program is emitted for it")
+    if schedule.gradient_delay and program.optimizer is not None and program.optimizer.clip:
+        raise UnityError(
+            f"{where}: clips by the norm of all stages' gradients, for which {schedule.name} would have to drain; use "
+            "clip=0, or a synchronous schedule"
+        )
     if program.loss_pieces > 1:
         raise UnityError(f"{where}: makes its loss in pieces, which stages do not yet; use loss_pieces=1")
     if schedule.micro_batches != program.micro_batches:
@@ -375,6 +378,7 @@ class _Parts:
             if not made or made[0] not in self.part:
                 continue
             stages = self._boundary(instruction)
+            self._check_once(instruction)
             if stages is None or not isinstance(instruction, ReshardMove) or not instruction.axes:
                 bodies.setdefault(self.part[made[0]], []).append(instruction)
                 continue
@@ -384,6 +388,22 @@ class _Parts:
             bodies.setdefault(sender, [])
         bodies.setdefault(("after", None), [])
         return bodies, sends
+
+    def _check_once(self, instruction: Instruction) -> None:
+        """
+        Check, where steps overlap, that what stages do once per step keeps none of them waiting for the end of a step:
+        later stages receive before it, and earlier ones after it.
+        """
+        if not self.schedule.gradient_delay or not isinstance(instruction, ReshardMove):
+            return
+        kind, stage = self.part[instruction.result]
+        if stage is None and min(instruction.axes, default=self.leading) < self.leading:
+            stages = instruction.stages
+            if stages is None or (stages[0] < stages[1]) != (kind == "before"):
+                raise UnityError(
+                    f"{self.where}: once per step {instruction.kind} goes over all stages, for which "
+                    f"{self.schedule.name} would have to drain; use a synchronous schedule"
+                )
 
     def _handed(self, key: Key, register: Register, last: Mapping[Register, Key]) -> str:
         """Return how a part gets a register that another one makes: what `Leaf.op` says of it."""
@@ -437,9 +457,12 @@ class _Parts:
         """
         order: list[dict[Key, int]] = [{} for _ in range(self.program.micro_batches)]
         for actions in self.schedule.ranks:
-            for n, (stage, kind, k) in enumerate(actions):
+            for n, action in enumerate(actions):
+                stage, kind, k = action
                 if kind in COMPUTE and k is not None:
-                    order[k][cast("PartKind", kind), stage] = n
+                    # What is done of the next step's micro-batches was done of this step's in the step before.
+                    before = len(actions) if self.schedule.ahead(action) else 0
+                    order[k % len(order)][cast("PartKind", kind), stage] = n - before
         found: dict[Register, Key] = {}
         for register, parts in read_in.items():
             if all(key in places for places in order for key in parts):

@@ -18,7 +18,8 @@ class PipelineSchedule:
     are numbered from 0.
 
     A synchronous schedule is one training step. An asynchronous one (`gradient_delay` > 0) never drains between `steps`
-    training steps, each of `micro_batches / steps` micro-batches.
+    training steps, each of `micro_batches / steps` micro-batches; as one step of many (`orders.steady_step`) its
+    micro-batches from `micro_batches` on are the first ones of the next step.
     """
 
     name: str
@@ -37,6 +38,10 @@ class PipelineSchedule:
     def splits_backward(self) -> bool:
         """Return whether some backward is done in halves, I and W."""
         return any(action.kind == "I" for rank in self.ranks for action in rank)
+
+    def ahead(self, action: StageAction) -> bool:
+        """Return whether an action is of a micro-batch of the next step."""
+        return (action.micro_batch or 0) >= self.micro_batches
 
     @property
     def computes(self) -> str:

@@ -9,10 +9,11 @@ from itertools import accumulate
 import numpy as np
 
 
-def balanced(seconds: Sequence[float], count: int) -> list[int]:
+def balanced(seconds: Sequence[float], count: int, sends: Sequence[float] = ()) -> list[int]:
     """
     Return where each of `count` contiguous, non-empty runs of items ends, such that the longest is the least (exactly,
-    by dynamic programming): given [1, 1, 2] and 2, returns [2, 3].
+    by dynamic programming): given [1, 1, 2] and 2, returns [2, 3]. A run takes the `seconds` of its items and, but for
+    the last run, those of the `sends` behind its last item; by default 0.
     """
     total = np.concatenate([[0.0], np.cumsum(seconds)])
     n = len(seconds)
@@ -21,7 +22,8 @@ def balanced(seconds: Sequence[float], count: int) -> list[int]:
     best[0, 0] = 0.0
     for k in range(1, count + 1):
         for end in range(k, n - (count - k) + 1):
-            longest = np.maximum(best[k - 1, :end], total[end] - total[:end])
+            behind = sends[end - 1] if sends and k < count else 0.0
+            longest = np.maximum(best[k - 1, :end], total[end] - total[:end] + behind)
             last[k, end] = int(longest.argmin())
             best[k, end] = longest[last[k, end]]
     ends = [n]

@@ -34,7 +34,8 @@ PLANS = 4
 
 FAR = 1.05
 """
-Fewer micro-batches are not estimated once they get slower, and are slower than the best estimate by this factor.
+Fewer micro-batches are not estimated once they get slower, and are slower than the best estimate by this factor; nor is
+a plan made of what is estimated slower than the best plan by it.
 """
 
 
@@ -71,7 +72,8 @@ def best_pipeline(
     best: PipelinePlan | None = None
     failed: UnityError | None = None
     for seconds, pair in sorted((s, pair) for pair, s in estimates.items())[:PLANS]:
-        if seconds >= min(faster_than, inf if best is None else best.makespan) and (best is not None or seconds < inf):
+        most = min(faster_than, inf if best is None else FAR * best.makespan)
+        if seconds >= most and (best is not None or seconds < inf):
             break
         if best is not None and ranges.of_ranges(*pair) >= best.makespan:
             continue

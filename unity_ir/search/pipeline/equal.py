@@ -48,7 +48,7 @@ from unity_ir.search.pipeline.stages import choose_stages
 ScheduleKind = tuple[str | None, int]
 """The name of a schedule, None for any, and the stages that it has on each part."""
 
-SYNCHRONOUS = tuple(name for name in ORDERS if name != "2bw")
+SYNCHRONOUS = tuple(name for name, order in ORDERS.items() if not order.is_asynchronous)
 """Schedules whose step computes what the serial step does."""
 
 TRIED: tuple[tuple[str, int], ...] = (

@@ -5,17 +5,20 @@ that are all that later operators read of earlier ones (`pcg.layers.parts`) wher
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 
-from unity_ir.cost.plan import cost
+from unity_ir.cost.plan import cost, update_time
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.machine.parts import part
-from unity_ir.pcg.graph import Graph, Node, Pipeline, erase_with
+from unity_ir.machine.parts import part, send_seconds
+from unity_ir.pcg.graph import Graph, Node, Pipeline, Value, erase_with
 from unity_ir.pcg.layers import parts
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.stages import in_stages
+from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.pipeline.catalogue import ORDERS, pipeline_schedule
 from unity_ir.search.pipeline.balance import balanced
 from unity_ir.search.pipeline.equal import SYNCHRONOUS
@@ -84,12 +87,7 @@ class Stages:
     def rank_of(self, micro_batches: int) -> tuple[int, ...]:
         """Return the rank of each stage. Raises `UnityError` for numbers of micro-batches that the order is not for."""
         pipeline = self.pipeline
-        schedule = pipeline_schedule(pipeline.order, pipeline.ranks, micro_batches, pipeline.chunks)
-        if schedule.gradient_delay:
-            raise UnityError(
-                f"schedule: {pipeline.order} computes {schedule.computes}; no program is emitted for it yet"
-            )
-        return schedule.rank_of
+        return pipeline_schedule(pipeline.order, pipeline.ranks, micro_batches, pipeline.chunks).rank_of
 
 
 def staged(plan: Graph, stages: Stages, micro_batches: int, machine: Machine, optimizer: Optimizer) -> Graph:
@@ -99,7 +97,10 @@ def staged(plan: Graph, stages: Stages, micro_batches: int, machine: Machine, op
     Raises `UnityError` for more stages than operators.
     """
     rank_of = stages.rank_of(micro_batches)
+    is_asynchronous = ORDERS[stages.pipeline.order].is_asynchronous
     cut = _Cut(plan, stages.part(machine), optimizer, stages.count)
+    if is_asynchronous:
+        cut = _OverlappingCut(plan, stages.part(machine), optimizer, stages.count, machine, micro_batches)
     return replace(in_stages(plan, cut.stages(), rank_of, machine.mesh), pipeline=stages.pipeline)
 
 
@@ -115,12 +116,18 @@ class _Cut:
     def stages(self) -> dict[Node, int]:
         """Return the stage of each compute node that a cut divides."""
         found: dict[Node, int] = {}
-        ends = balanced([sum(self._seconds.get(n, 0.0) for n in atom) for atom in self._atoms], self.count)
+        seconds = [sum(self._seconds.get(n, 0.0) for n in atom) for atom in self._atoms]
+        ends = balanced(seconds, self.count, self._sends)
         begin = 0
         for stage, end in enumerate(ends):
             found.update((node, stage) for atom in self._atoms[begin:end] for node in atom)
             begin = end
         return found
+
+    @cached_property
+    def _sends(self) -> Sequence[float]:
+        """The seconds of a send, and of one back, behind each atom as far as they count."""
+        return [0.0] * len(self._atoms)
 
     @cached_property
     def _atoms(self) -> list[list[Node]]:
@@ -147,3 +154,75 @@ class _Cut:
                 seconds = sum(self.machine.move_time(move, dtype) for move, dtype in reshard.moves)
                 found[reshard.users[0]] = found.get(reshard.users[0], 0.0) + seconds
         return found
+
+
+class _OverlappingCut(_Cut):
+    """
+    The cut where steps overlap: of the slowest stage also what it does once per step counts, a part in each of
+    `micro_batches`, and the sends behind it, since 1F1B waits for them there and back. It is between any operators.
+    """
+
+    def __init__(
+        self, plan: Graph, part: Machine, optimizer: Optimizer, count: int, machine: Machine, micro_batches: int
+    ):
+        super().__init__(plan, part, optimizer, count)
+        self.whole = machine
+        self.micro_batches = micro_batches
+
+    @cached_property
+    def _atoms(self) -> list[list[Node]]:
+        return [[node] for atom in super()._atoms for node in atom]
+
+    @cached_property
+    def _seconds(self) -> dict[Node, float]:
+        found = dict(super()._seconds)
+        priced = cost(self.plan, self.machine, self.optimizer)
+        moved = dict.fromkeys(self._readers, 0.0)
+        for reshard in (*priced.reshards, *priced.weight_reshards):
+            if reshard.value.node in moved:
+                moved[reshard.value.node] += sum(self.machine.move_time(move, dtype) for move, dtype in reshard.moves)
+        for weight, readers in self._readers.items():
+            first, last = readers[0], readers[-1]
+            sent = 2 * self._send(weight.result) if last is not first else 0.0
+            once = {first: update_time(weight, self.optimizer, self.machine) + moved[weight] + sent}
+            if sent:
+                once[last] = moved[weight] + sent  # of its own copy, whose gradient it sends back
+            for node, seconds in once.items():
+                found[node] = found.get(node, 0.0) + seconds / self.micro_batches
+        return found
+
+    @cached_property
+    def _readers(self) -> dict[Node, list[Node]]:
+        """The operators that read each weight, in graph order."""
+        found: dict[Node, list[Node]] = {}
+        for node in self.plan.nodes():
+            for value in map(_made, node.operands) if node.is_compute else ():
+                if value.node.op == "weight":
+                    found.setdefault(value.node, []).append(node)
+        return found
+
+    def _send(self, value: Value) -> float:
+        """Return the seconds of a send of a value to the next stage."""
+        elements = prod(value.shape) // prod(value.degrees)
+        return send_seconds(self.whole, self.count, 0, 1, elements, ELEMENT_BYTES[value.type.dtype])
+
+    @cached_property
+    def _sends(self) -> Sequence[float]:
+        number = {node: i for i, (node,) in enumerate(self._atoms)}
+        last: dict[Value, int] = {}
+        for node, i in number.items():
+            for value in map(_made, node.operands):
+                if value.node in number:
+                    last[value] = max(i, last.get(value, 0))
+        found = [0.0] * len(number)
+        for value, end in last.items():
+            for i in range(number[value.node], end):
+                found[i] += 2 * self._send(value)
+        return found
+
+
+def _made(value: Value) -> Value:
+    """Return what a chain of parallel operators begins with."""
+    while value.node.is_parallel:
+        value = value.node.operands[0]
+    return value

@@ -36,7 +36,8 @@ class Unity:
         and the progress callback.
         """
         own = Options(**{f.name: getattr(options, f.name) for f in fields(Options)})
-        found = unity(graph, machine, selected(options.rules), context.optimizer, own, context.progress)
+        once = 1 / context.micro_batches
+        found = unity(graph, machine, selected(options.rules), context.optimizer, own, context.progress, once)
         priced = cost(found.graph, machine, context.optimizer)
         return SearchResult(self.name, found.graph, priced, found.derivation, explored=found.explored)
 

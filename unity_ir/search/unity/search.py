@@ -87,14 +87,17 @@ def unity(
     optimizer: Optimizer,
     options: Options | None = None,
     progress: Progress | None = None,
+    once: float = 1.0,
 ) -> UnityPlan:
     """
     Return the parallel graph that Unity's search finds for a serial one.
 
     `rules` are the algebraic substitutions; parallelization rules follow from the operators. `options` None is the
-    defaults. `progress` is called with the number of candidates priced and the best seconds so far.
+    defaults. `progress` is called with the number of candidates priced and the best seconds so far. `once` is what
+    moves of weights, sums of their gradients and updates count: of one of m micro-batches, 1 / m.
     """
-    search = _UnitySearch(machine, rules, optimizer, options or Options(), progress)
+    costs = ViewCosts(machine, optimizer, once)
+    search = _UnitySearch(machine, rules, costs, options or Options(), progress)
     candidate, seconds = search.run(graph)
     with within(None):
         views = search.mapper.views(candidate.piece, candidate.degrees)
@@ -107,13 +110,13 @@ class _UnitySearch:
         self,
         machine: Machine,
         rules: Sequence[Rule],
-        optimizer: Optimizer,
+        costs: ViewCosts,
         options: Options,
         progress: Progress | None,
     ):
         self.machine = machine
         self.options = options
-        self.mapper = Mapper(ViewCosts(machine, optimizer), options.cache)
+        self.mapper = Mapper(costs, options.cache)
         self.rules = rules
         self.progress = progress
         self.explored = 0

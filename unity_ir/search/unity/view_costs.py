@@ -30,6 +30,8 @@ class ViewCosts:
 
     machine: Machine
     optimizer: Optimizer
+    once: float = 1.0
+    """What moves of weights, sums of their gradients and updates count, beside what every micro-batch does."""
     _moves: dict[tuple[object, ...], float] = field(default_factory=dict[tuple[object, ...], float])
 
     @cached_property
@@ -129,7 +131,7 @@ class ViewCosts:
             )
             piece = stored_piece(value.node, tensor_type(value.shape, value.dtype, pieces))
             seconds += update_time(piece, self.optimizer, self.machine)
-        return seconds
+        return seconds * (self.once if value.node.op == "weight" else 1.0)
 
 
 def _one_by_one(

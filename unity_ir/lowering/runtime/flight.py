@@ -1,0 +1,124 @@
+# pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+# pyright: reportOptionalMemberAccess=false
+"""
+Run the steps of a pipeline that never drains (PipeDream-2BW): w(t+1) = update(w(t), g(w(t-1))).
+
+On each rank a step ends with its last backward. By then the rank has begun the next batch, with the weights as they are
+before this step's update; so each batch is computed with the weights of one step ago, of which a copy is held.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from unity_ir.lowering.runtime.pieces import pins
+from unity_ir.lowering.runtime.pipeline import UnderWay, actions_of, start_groups, wait_for
+from unity_ir.lowering.runtime.plan import LOSS, MICRO_BATCHES, PIPELINE
+from unity_ir.lowering.runtime.ranks import fail_alike
+
+# --- copied into the program from here on ---
+
+
+# --- steps that overlap
+
+
+class Flight:
+    """
+    What is under way between the steps of a rank: the batch that it has begun, sends, and the older of two versions of
+    the weights. The steps of one run are those of one Flight; `following`, if set before a step, has this rank's pieces
+    of the next batch, so that the step begins it. A step without it leaves nothing under way, and computes the same.
+    """
+
+    def __init__(self):
+        self.following = None
+        self._older = None
+        self._ahead = None  # the next batch, as far as it has come
+        self._sent = {"F": [], "B": []}
+        self._groups = {}  # of sends to later stages: in one group sends there and back would wait for each other
+        self._gradients = []  # sends of gradients to other stages, once per step
+        self._said = None  # the loss under way to all ranks, and what else is to be said of its step
+
+    def older(self, weights):
+        """Return the weights of one step ago by name, with which the next batch is computed; at first, `weights`."""
+        if self._older is None:
+            self._older = {name: weight.clone() for name, weight in weights.items()}
+        return self._older
+
+    def step(self, ctx, weights, batch, before, after):
+        """
+        Do this rank's part of a step: return its part of the loss, and the gradient at the older weights by name. Then
+        `weights` has other tensors of the same values, which may be updated in place; those it had are the older ones.
+        """
+        if not ctx.ways:
+            start_groups(ctx)
+            self._groups = {axes: ctx._group(axes) for axes in ctx.groups if not {*axes}.isdisjoint(PIPELINE)}
+        older, now = self.older(weights), self._ahead
+        if now is None:
+            now = UnderWay(batch)
+            for stage, kind, k in actions_of(ctx):
+                if k >= MICRO_BATCHES:
+                    self._run(ctx, older, now, before, stage, kind, k - MICRO_BATCHES, True)
+        self._ahead = None if self.following is None else UnderWay(self.following)
+        self.following = None
+        for stage, kind, k in actions_of(ctx):
+            if k < MICRO_BATCHES:
+                self._run(ctx, older, now, before, stage, kind, k, False)
+            elif self._ahead:
+                self._run(ctx, weights, self._ahead, before, stage, kind, k - MICRO_BATCHES, True)
+        ctx.micro_batch = 0
+        # What these read is about to change; all other ranks receive it in this step.
+        wait_for([*now.sends, *self._gradients])
+        result, self._gradients = without_waiting(ctx, after, older, batch, now.once, now.sums)
+        if not self._ahead:
+            wait_for([*self._sent["F"], *self._sent["B"], *self._gradients])
+            self._sent, self._gradients = {"F": [], "B": []}, []
+        for name, spare in older.items():
+            spare.copy_(weights[name])
+            older[name], weights[name] = weights[name], spare
+        return result
+
+    def _run(self, ctx, weights, under_way, before, stage, kind, k, is_ahead):
+        """Do one thing that the schedule has, of a batch that is computed with `weights`."""
+        if kind.startswith("SEND"):
+            way = kind[-1]
+            if not is_ahead:  # else the other rank may receive what was sent before in its next step only
+                wait_for(self._sent[way])
+                self._sent[way] = []
+            self._sent[way] += under_way.send(ctx, stage, kind, k)
+            return
+        if under_way.once is None and not kind.startswith("RECV"):
+            own, ctx.groups = ctx.groups, {**ctx.groups, **self._groups}
+            under_way.once, under_way.sends = without_waiting(ctx, before, weights, under_way.batch)
+            ctx.groups = own
+        under_way.run(ctx, weights, stage, kind, k)
+
+    def say_later(self, ctx, loss, t, say):
+        """Start to sum the ranks' parts of step `t`'s loss, and call `say` with that of the step before."""
+        mine = torch.zeros(LOSS.shape, dtype=LOSS.dtype, device=ctx.device)
+        copied = (axis for axis, role in enumerate(LOSS.roles) if role in ("copy", "repeat"))
+        if ctx.at((*pins(LOSS), *((axis, 0) for axis in copied))):
+            mine += loss
+        work = dist.all_reduce(mine, async_op=True)
+        self.say()
+        self._said = work, mine, t, say
+
+    def say(self):
+        """Wait for the loss under way, if there is one, and say it; end the run if it is nan or inf."""
+        if self._said:
+            (work, loss, t, say), self._said = self._said, None
+            work.wait()
+            if not torch.isfinite(loss).all():
+                fail_alike(
+                    f"step {t + 1}: loss {float(loss):.6f}; 2bw cannot do a step again, so emit the model by another "
+                    "schedule for --check-nan to find what made it"
+                )
+            say(float(loss))
+
+
+def without_waiting(ctx, part, *arguments):
+    """Run a part that stages do once per step; return what it returns, and the sends that it has started."""
+    ctx.unwaited = []
+    result = part(ctx, *arguments)
+    sends, ctx.unwaited = ctx.unwaited, None
+    return result, sends
