@@ -115,14 +115,19 @@ def apart_seconds(row: Row, plan: Plan, machine: Machine) -> float:
     """
     apart = [*(["cross_entropy"] if row.loss == "alone" else []), *(["dropout"] if row.dropout else [])]
 
-    def seconds(compute: Compute) -> float:
-        return kernel_seconds(plan.program, compute, machine.device)
+    def seconds(of: Plan, compute: Compute) -> float:
+        return kernel_seconds(of.program, compute, machine.device)
 
-    groups = [i for i in plan.program.body if isinstance(i, Fused) and any(name in i.operator for name in apart)]
-    more = sum(plan.program.times(group) * (sum(map(seconds, group.members)) - seconds(group)) for group in groups)
+    def more(of: Plan) -> float:
+        """Return the seconds of a whole step, or of one micro-batch of a part of it."""
+        groups = [i for i in of.program.body if isinstance(i, Fused) and any(name in i.operator for name in apart)]
+        times = of.program.times if of.program.part_of is None else lambda _: 1
+        return sum(times(group) * (sum(seconds(of, m) for m in group.members) - seconds(of, group)) for group in groups)
+
     if (shape := plan.program.pipeline) is None:
-        return more
-    return more * (1 + (shape.ranks - 1) / (shape.chunks * plan.program.micro_batches)) / shape.ranks
+        return more(plan)
+    whole = sum(more(part) for _, part in plan.parts)
+    return whole * (plan.program.micro_batches + (shape.ranks - 1) / shape.chunks) / shape.ranks
 
 
 def with_attention(row: Row, plan: Plan, machine: Machine) -> Machine:
@@ -166,6 +171,12 @@ def predicted_seconds(row: Row) -> float:
 def key_of(row: Row) -> str:
     """Return the text by which a row is known in a file of results: all that it says."""
     return json.dumps(asdict(row), sort_keys=True)
+
+
+def work(row: Row) -> int:
+    """Return about how long a row takes to predict, in layers of stages: short ones come first."""
+    stages = re.search(r"stages=(\d+)", row.degrees)
+    return row.size("layers") * (1 if stages is None else 5 + int(stages[1]))
 
 
 def timed(row: Row) -> tuple[Row, float, float]:
@@ -219,7 +230,7 @@ def main() -> int:
         print(f"published.py: no row contains {options.only!r}", file=sys.stderr)
         return 1
     found = known(options.json)
-    left = sorted((row for row in chosen if key_of(row) not in found), key=lambda row: "stages" in row.degrees)
+    left = sorted((row for row in chosen if key_of(row) not in found), key=work)
     with Pool(options.jobs) as pool:
         for row, ms, seconds in pool.imap_unordered(timed, left):
             found[key_of(row)] = Predicted(row, ms)
