@@ -48,7 +48,8 @@ def throughput_lines(graph: Graph, machine: Machine, seconds: float) -> tuple[st
     dtype = max(sorted({*dtypes} & machine.device.flops.keys()), key=dtypes.count, default=None)
     if dtype is not None:
         part = model_flops(graph) / seconds / machine.devices / machine.device.peak(dtype)
-        line += f", MFU {part:.1%} of the peak in {dtype}"
+        share = f"{part:.1%}" if part >= 0.01 else f"{part * 100:.2g}%"
+        line += f", MFU {share} of the peak in {dtype}"
     error = error_text(graph, machine)
     return (f"throughput     {line}", *([f"accuracy       {error}"] if error else []))
 

@@ -32,8 +32,10 @@ def test_throughput_and_mfu_are_of_the_whole_step():
         throughput, accuracy = throughput_lines(placed, machine, 0.5)
         assert throughput.startswith("throughput     1,024 tokens per second and device, MFU ")
         part = model_flops(graph) / 0.5 / 8 / 312e12
-        assert f"MFU {part:.1%} of the peak in bf16" in throughput
+        assert f"MFU {part * 100:.2g}% of the peak in bf16" in throughput
         assert "published steps of transformer models on A100" in accuracy
+        large, _ = throughput_lines(placed, machine, model_flops(graph) / 8 / 312e12 / 0.5)
+        assert "MFU 50.0% of the peak in bf16" in large
 
 
 def test_products_in_f32_are_of_the_peak_in_f32():
