@@ -53,8 +53,7 @@ WHY = """\
 ## Where it errs
 
 - **Tensor parallelism of NeMo.** It overlaps the moves of tensor parallelism with products (userbuffers), which no
-  plan here does: GPT-3 175B and Nemotron-4 are predicted too slow, by about the moves that are exposed (28% of a step
-  of Nemotron-4 15B).
+  plan here does: Nemotron-4 15B is predicted 18 to 24% too slow, of which the moves that are exposed are more.
 - **Products on H100** alone reach 0.78 of the peak (74 shapes that XLA's autotuner measured,
   `bench/published/kernels/matmul_h100.csv`), 0.80 at the best shape; in training, rows whose products are most of the
   step point to 0.62 to 0.65: clocks under load. 0.7 is between. Boards of 500 W are priced at 0.56 (`grand-teton`),
@@ -66,10 +65,10 @@ WHY = """\
   not modelled.
 - **Tensor parallelism over two nodes** (vTrain, tp 16) takes longer than its all-reduces at the adapters' bandwidth;
   three of vTrain's steps (9,839, 8,881 and 6,228 ms) stand out beside their neighbours, and nothing predicts them.
-- **BigScience** ran with `CUDA_LAUNCH_BLOCKING=1`, so that no move was beside a kernel, on a network of half the
-  bandwidth.
+- **BigScience** is predicted 7 to 35% too fast. It ran with `CUDA_LAUNCH_BLOCKING=1`, so that no move was beside a
+  kernel, and micro-batches of 1 and 2 are further off than of 4.
 - **nanoGPT of December 2022** took twice what its kernels allow: products of 768 columns, and launches.
-- **BERT and ResNet on V100** are predicted 12 to 30% too slow: cuBLAS and cuDNN reach more than 0.7 of its peaks.
+- **BERT and ResNet on V100** are predicted 4 to 33% too slow: cuBLAS and cuDNN reach more than 0.7 of its peaks.
 - **Convolutions** are priced at 0.7 of the peak whatever their shape: AlexNet's on P100 ran as Winograd, above the
   peak of direct ones, Inception's small ones reach less, and so did TF32 in its first cuDNN. K80s are priced at base
   clocks; which they had is not said.
