@@ -113,12 +113,25 @@ def test_papers_name_paths_that_exist():
 
 @pytest.mark.parametrize("script", ["update_dialects", "update_models", "update_operators", "update_torch_operators"])
 def test_made_documents_are_what_their_scripts_make(script: str):
-    spec = importlib.util.spec_from_file_location(script, ROOT / "docs" / f"{script}.py")
+    module = script_of(script)
+    assert module.PATH.read_text() == module.table()
+
+
+def test_the_page_on_accuracy_its_picture_and_bands_are_what_their_script_makes():
+    """Rows of the data without a prediction are counted on the page, and nothing was edited by hand."""
+    module = script_of("update_accuracy")
+    for path, text in module.MADE.items():
+        assert path.read_text() == text(), path.name
+
+
+def script_of(name: str) -> Any:
+    """Return a script of `docs/` as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.PATH.read_text() == module.table()
+    return module
 
 
 def shown_commands() -> list[tuple[str, str]]:

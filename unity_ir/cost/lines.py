@@ -34,6 +34,7 @@ from unity_ir.plan.program import (
     most_of_a_device,
     piece_of_line,
 )
+from unity_ir.plan.saved_softmax import attributes_of_variant
 from unity_ir.plan.schedule import piece_bytes
 from unity_ir.tdl.counts import flops
 
@@ -127,7 +128,12 @@ def _unsaved(compute: Compute) -> Compute:
     count = len(compute.operands)
     if reads is not None:
         count = len(operator(plain).line.parameters)
-    return replace(compute, operator=plain, operands=compute.operands[:count], results=compute.results)
+    return replace(
+        compute,
+        operator=plain,
+        operands=compute.operands[:count],
+        attributes=attributes_of_variant(plain, compute.attributes),
+    )
 
 
 def step_bytes(plan: Plan) -> int:

@@ -46,6 +46,8 @@ class Simulated:
     """The same, of placements with all operators and weights on all devices."""
     pipeline: tuple[str, ...] = field(default=(), kw_only=True)
     """Of a plan in stages: a line with its schedule and bubble, and one with seconds and bytes for each stage."""
+    throughput: tuple[str, ...] = field(default=(), kw_only=True)
+    """Lines with tokens or samples per second, MFU, and the error of predictions (`cost.throughput`)."""
 
 
 def report(
@@ -115,6 +117,8 @@ def text(
             f"kernels and update read and write {bytes_text(simulated.bytes)} per device",
             soft_wrap=True,
         )
+        for line in simulated.throughput:
+            console.print(f"  {line}", soft_wrap=True)
     over = max(plan.memory_bytes, 0 if simulated is None else simulated.peak) - machine.device.usable
     if over > 0:
         console.print(

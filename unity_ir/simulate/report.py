@@ -7,6 +7,7 @@ from functools import lru_cache
 from unity_ir.cost.least import emitted_bound
 from unity_ir.cost.lines import step_bytes
 from unity_ir.cost.stats import Simulated
+from unity_ir.cost.throughput import throughput_lines
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
@@ -48,11 +49,15 @@ def simulated(graph: Graph, machine: Machine, optimizer: Optimizer | None = None
     if plan.pipeline is not None:
         staged, waiting = simulate_stages(plan, machine), simulate_stages(plan, machine, overlap=False)
         peaks = max(staged.peaks)
-        return Simulated(staged.seconds, waiting.seconds, peaks, *counts, 0.0, 0.0, pipeline=staged.lines)
+        lines = throughput_lines(graph, machine, staged.seconds)
+        return Simulated(
+            staged.seconds, waiting.seconds, peaks, *counts, 0.0, 0.0, pipeline=staged.lines, throughput=lines
+        )
     seconds, timeline = step_seconds(plan, machine)
     waiting, _ = step_seconds(plan, machine, overlap=False)
     bounds = (emitted_bound(graph, machine, optimizer, everywhere) for everywhere in (False, True))
-    return Simulated(seconds, waiting, peak(timeline), *counts, *bounds)
+    lines = throughput_lines(graph, machine, seconds)
+    return Simulated(seconds, waiting, peak(timeline), *counts, *bounds, throughput=lines)
 
 
 def peak(timeline: Timeline) -> int:

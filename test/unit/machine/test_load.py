@@ -1,5 +1,6 @@
 """Machine files: what is a machine, and one sentence for everything that is not."""
 
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,8 @@ def test_parameter_sets_a_level():
 
 
 ONE_GPU = {
+    "a100-40gb:1x1": "A100-SXM4-40GB",
+    "dgx-b200:1x1": "B200-SXM-180GB",
     "dgx-a100:1x1": "A100-SXM4-80GB",
     "dgx-h100:1x1": "H100-SXM5-80GB",
     "dgx-h200:1x1": "H200-SXM-141GB",
@@ -76,6 +79,51 @@ def test_sizes_of_all_levels_make_a_part_of_a_cluster():
     assert load("dgx-h100:2x4").mesh.sizes == (2, 2, 2)
     assert load("dgx-h100:2x8").mesh == load("dgx-h100:2").mesh
     assert load("summit:1x1x3").mesh.sizes == (3,)
+
+
+FIGURES = ("flops", "memory_bandwidth", "memory", "reserve", "launch", "efficiency", "bandwidth", "hub", "overhead")
+"""What is measured, or from a datasheet: a comment on its line, or above it in its table, says where it is from."""
+
+
+def without_a_source(text: str) -> list[str]:
+    """
+    Return the lines of a preset with a figure of which no comment says where it is from. Peaks and the bandwidth of the
+    memory may share a comment above them, as those of a datasheet; protocols and curves one above their table.
+    """
+    found: list[str] = []
+    above = table = False
+    for text_line in text.splitlines():
+        line = text_line.strip()
+        if line.startswith("["):
+            table = above and line.startswith(("[protocols]", "[device.curves"))
+        if line.startswith("#") or not line:
+            above = line.startswith("#")
+            continue
+        name = line.partition(" = ")[0]
+        shared = above and name in ("flops", "memory_bandwidth")
+        if name in FIGURES and not (table or shared or "#" in line):
+            found.append(line)
+        if not shared:
+            above = False
+    return found
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_figure_of_a_preset_says_where_it_is_from(name: str):
+    text = files("unity_ir.machine").joinpath("presets", f"{name}.toml").read_text(encoding="utf-8")
+    assert without_a_source(text) == []
+
+
+def test_a_figure_without_a_source_is_found():
+    text = (
+        "[device]\nname = 'X'\n# A datasheet.\nflops = {}\nmemory_bandwidth = 1.0\nmemory = 2\nlaunch = 3 # assumed\n"
+    )
+    assert without_a_source(text) == ["memory = 2"]
+    assert without_a_source(text.replace("# A datasheet.\n", "")) == [
+        "flops = {}",
+        "memory_bandwidth = 1.0",
+        "memory = 2",
+    ]
 
 
 @pytest.mark.parametrize("name", sorted({*presets()} - {"cpu"}))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from math import prod
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from unity_ir.cost.throughput import counted
 from unity_ir.cost.work import model_flops
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.emit.repeats import LEAST, Repeat, numbered, pattern, repeats
@@ -80,7 +80,7 @@ def plan_text(
         f"STATE = {OPTIMIZERS[optimizer.name].state!r}  # what it keeps of each weight from step to step",
         f"PARAMETER_GROUPS = {_parameter_groups(optimizer.groups, reference)!r}  # own settings, by patterns of names",
         f"CLIP = {optimizer.clip!r}  # most the norm of the whole gradient may be; 0.0 for no limit",
-        f"COUNTED = {_counted(reference, tables)!r}  # how many, and of what, a step takes",
+        f"COUNTED = {counted(reference, tables)!r}  # how many, and of what, a step takes",
         f"FLOPS, PEAK = {model_flops(reference)!r}, {peaks.get(coarsest)!r}  # of a step; per second, of all devices",
     ]
     if origin is None:
@@ -133,18 +133,6 @@ def _embeddings(reference: Graph) -> list[str]:
         if node in tables and node.op != "weight" and node.operands:
             tables.add(node.operands[0].node)
     return [re.sub(r"([*?[])", r"[\1]", node.name) for node in reference.weights() if node in tables]
-
-
-def _counted(reference: Graph, tables: Collection[str]) -> tuple[int, str]:
-    """
-    Return how many tokens a step takes, those of an input of ids [samples, length], or else how many samples; `tables`
-    are inputs that no batch has.
-    """
-    shapes = [(n.result.type.shape, n.result.type.dtype) for n in reference.inputs if n.name not in tables]
-    ids = next((shape for shape, dtype in shapes if len(shape) > 1 and dtype in ("i32", "i64")), None)
-    if ids is not None:
-        return prod(ids), "tokens"
-    return max((shape[0] for shape, _ in shapes if shape), default=1), "samples"
 
 
 def _table(entries: Sequence[tuple[str, str]]) -> list[str]:
