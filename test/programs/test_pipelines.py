@@ -33,15 +33,20 @@ from unity_ir.dialects.convert_program import from_op, to_op
 from unity_ir.errors import UnityError
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.models import build
-from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.fuse_collectives import fuse_collectives
+from unity_ir.pcg.graph import Graph, Node, Pipeline, Value, apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.forward import forward_of
+from unity_ir.plan.lower import lower
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
 from unity_ir.plan.pipeline.csv_text import from_csv
 from unity_ir.plan.pipeline.sends import with_sends
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Program
+from unity_ir.search.pipeline.staged import Stages
+from unity_ir.search.with_stages import run_with_stages
 
 ADAM = Optimizer("adam", 1e-2, weight_decay=0.1)
 
@@ -99,6 +104,19 @@ def test_equals_pytorch(ranks: Ranks, case: tuple[str, str, str, int]):
     text = program(build(name, **keys), f"{order}:{plan}", world, ADAM, double=True)
     found = ranks.run(text, world, trained, 2, False)[0]
     assert differences(found, lambda w, inputs: zoo_by_hand(name, keys, w, inputs), ADAM, "f64") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["interleaved:2", "zb-v"])
+def test_several_stages_per_part_as_joint_chooses_them_equal_pytorch(ranks: Ranks, order: str):
+    torch.set_num_threads(1)
+    name, keys = sized("gpt2")
+    graph, on = build(name, **keys), machine(MACHINES[4])
+    found = run_with_stages(graph, on, "joint", ADAM, micro_batches=4, stages=Stages.of(4, order))
+    assert found.graph.pipeline == Pipeline(order.partition(":")[0], 2, 2)
+    step = lower(fuse_collectives(differentiate(found.graph, ADAM, on.mesh)), on)
+    losses = ranks.run(text_of(step, graph), 4, trained, 2, False)[0]
+    assert differences(losses, lambda w, inputs: zoo_by_hand(name, keys, w, inputs), ADAM, "f64") == []
 
 
 def test_the_sample_has_everything():

@@ -5,6 +5,7 @@ equal those of a loop written by hand in PyTorch, whose gradients are of the wei
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from zoo import by_hand as zoo_by_hand
 from zoo_plans import MACHINES, planned, program, sized
 
 from unity_ir.errors import UnityError
+from unity_ir.lowering import runtime
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.models import build
 from unity_ir.pcg.optimizer import Optimizer
@@ -135,6 +137,13 @@ def test_a_synchronous_checkpoint_goes_on_only_where_that_is_said(ranks: Ranks, 
     assert (code, "gradient_delay=0, and this program has gradient_delay=1" in line) == (1, True)
     changed = ranks.run(text, 2, run_main, [*options, "--changed", "gradient_delay"], {}, folder)[0]
     assert [line.split(" loss")[0] for line in changed] == ["step 3", "step 4"]
+    # A checkpoint of a program that knew no delays.
+    (path,) = (tmp_path / "c").glob("step_*/complete.json")
+    record = json.loads(path.read_text())
+    del record["sha256"]
+    assert record["hyperparameters"].pop("gradient_delay") == 0
+    path.write_bytes(runtime.load(("checkpoints",))._sealed(record))
+    assert ranks.run(synchronous, 2, run_main, options, {}, folder)[0][0].startswith("step 3")
 
 
 @pytest.mark.slow

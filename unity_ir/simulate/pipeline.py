@@ -133,11 +133,11 @@ def simulate_pipeline(schedule: PipelineSchedule, seconds: StageSeconds, is_clip
     while runnable:
         rank = runnable.pop()
         waits[rank] = False
-        actions, mine, until = computed.ranks[rank], starts[rank], ends[rank]
+        actions, mine, until, pause = computed.ranks[rank], starts[rank], ends[rank], pauses[rank]
         now = until[-1] if until else before[rank]
         for i in range(len(mine), len(actions)):
             stage, kind, k = actions[i]
-            now += pauses[rank].get(i, 0)
+            now += pause.get(i, 0) if pause else 0
             at = stage * m + (k or 0)
             arrived = forward_at[at] if kind == "F" else backward_at[at] if kind != "W" else now
             if arrived < 0:

@@ -48,9 +48,11 @@ def text(parts: Sequence[str] = PARTS, step: str | None = None) -> str:
     Return the text of the runtime modules named in `parts`, in order, as it is copied into an emitted program.
 
     Given `step`, the text of the program's `forward_backward`, functions and classes are left out that neither it uses,
-    directly or through others, nor the modules' statements at top level.
+    directly or through others, nor the modules' statements at top level; so is what is done only where steps overlap
+    (`if ctx.flight ..`), if it has no `Flight`.
     """
-    modules = {part: _module(part) for part in parts}
+    overlaps = step is None or "Flight" in _names(ast.parse(step))
+    modules = {part: _module(part, overlaps) for part in parts}
     bodies = {part: module.text for part, module in modules.items()} if step is None else _reached(modules, step)
     return "\n\n".join(body.rstrip("\n") + "\n" for body in bodies.values())
 
@@ -75,8 +77,9 @@ class _Module:
 
 
 @cache
-def _module(part: str) -> _Module:
+def _module(part: str, overlaps: bool) -> _Module:
     body = _file(part).split(MARK, 1)[1].strip("\n")
+    body = body if overlaps else _without_overlap(body)
     lines = body.splitlines()
     functions: list[_Function] = []
     others = frozenset[str]()
@@ -90,6 +93,28 @@ def _module(part: str) -> _Module:
             end += 1
         functions.append(_Function(statement.name, first, end, _names(statement)))
     return _Module(body, tuple(functions), others)
+
+
+def _without_overlap(body: str) -> str:
+    """Return a module's text without the statements `if ctx.flight ..` and `if flight is not None ..`."""
+    lines = body.splitlines(keepends=True)
+    found = [s for s in ast.walk(ast.parse(body)) if isinstance(s, ast.If) and not s.orelse and _is_flight(s.test)]
+    for statement in sorted(found, key=lambda s: s.lineno, reverse=True):
+        del lines[statement.lineno - 1 : statement.end_lineno]
+    return "".join(lines)
+
+
+def _is_flight(test: ast.expr) -> bool:
+    """Return whether a condition is false where steps do not overlap: it asks for what is under way, and maybe more."""
+    match test:
+        case ast.BoolOp(ast.And(), [first, *_]):
+            return _is_flight(first)
+        case ast.Attribute(ast.Name("ctx"), "flight") | ast.Compare(
+            ast.Name("flight"), [ast.IsNot()], [ast.Constant(None)]
+        ):
+            return True
+        case _:
+            return False
 
 
 def _reached(modules: Mapping[str, _Module], step: str) -> dict[str, str]:

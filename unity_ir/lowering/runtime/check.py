@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import math
 import re
@@ -99,9 +98,7 @@ def in_double(ctx, weights, local):
             found_spec.loader.exec_module(double)
             weights = {n: _double(w) for n, w in weights.items()}
             local = {n: x if x is None else _double(x) for n, x in local.items()}
-            alone = copy.copy(ctx)  # what is under way is not its own
-            alone.flight = double.flight and double.flight()
-            grads = double.forward_backward(alone, weights, local)[1]
+            grads = double.forward_backward(ctx.flight.apart(ctx, double) if ctx.flight else ctx, weights, local)[1]
         parts = {n: grads[n] for n in double.WEIGHTS}
         found = {n: g for n, (g, _) in double.wholes(ctx, parts, double.WEIGHTS).items()}
     except Exception:  # kernels may fail to compile or to run in many ways; then the check reports float32's errors
@@ -112,8 +109,7 @@ def in_double(ctx, weights, local):
 def check(ctx, steps, seed, data, start=None, notes=None):
     """
     Train `steps` steps on batches of `data` (a Data) from the weights in the file `start`, or initial ones by `seed`,
-    and compare each step's loss, gradients and update with plain PyTorch's in float64 from the same state, where steps
-    overlap with its gradients at the weights of one step ago; before that,
+    and compare each step's loss, gradients and update with plain PyTorch's in float64 from the same state; before that,
     the optimizer alone. Return a line of text per difference ([]: none); those by rounding go to the list `notes`.
     """
     weights = init_weights(ctx, seed)
@@ -146,19 +142,17 @@ def check(ctx, steps, seed, data, start=None, notes=None):
         return [wholes(ctx, {n: part.get(n) for n in WEIGHTS}, WEIGHTS) for part in own]
 
     after = state()
-    older = after[0]
     for t in range(steps):
         ctx.moved()
         batch = {n: b.to(ctx.device) for n, b in data.batch(t).items()}
         local = {n: piece(ctx, batch[n], s) for n, s in INPUTS.items()}
         before = [{n: _double(x) for n, (x, _) in values.items()} for values in after]
         plain, mine = before[0], weights
-        if ctx.flight:
-            plain = {n: _double(x) for n, (x, _) in older.items()}
-            mine = {n: piece(ctx, x, WEIGHTS[n]) for n, (x, _) in older.items() if n in weights}
-            older = after[0]
-            if t + 1 < steps:
-                ctx.flight.following = data.pieces(ctx, t + 1)
+        if ctx.flight:  # gradients are at the weights of one step ago
+            mine = {n: w.clone() for n, w in ctx.flight.older(weights).items()}
+            found = wholes(ctx, {n: mine.get(n) for n in WEIGHTS}, WEIGHTS)
+            plain = {n: _double(x) for n, (x, _) in found.items()}
+            ctx.flight.following = data.pieces(ctx, t + 1) if t + 1 < steps else None
         loss, grads = forward_backward(ctx, weights, local)
         want_loss, want = gradients(plain, {n: _double(b) for n, b in batch.items()})
         line = compare(f"step {t}: loss", same(f"step {t}: loss", *whole(ctx, loss, LOSS)), want_loss)

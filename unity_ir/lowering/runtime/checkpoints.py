@@ -34,11 +34,8 @@ from unity_ir.lowering.runtime.recipe import RECIPE
 # --- checkpoints: distributed, by full name, so that any plan and any number of ranks can load them
 
 
-def state_dict(ctx, weights, moments, older):
-    """
-    Return this rank's pieces as DTensors by key: `weights.NAME`, `older.NAME` (those of one step ago), and of each
-    weight's moments `moments.0.NAME` (mean), `moments.1.NAME`.
-    """
+def state_dict(ctx, weights, moments, record=None):
+    """Return this rank's pieces as DTensors by key: `weights.NAME`, `moments.0.NAME` (mean), `moments.1.NAME`."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -57,7 +54,8 @@ def state_dict(ctx, weights, moments, older):
         return DTensor.from_local(local, meshes[pins(spec)], places, run_check=False)
 
     state = {f"weights.{n}": dtensor(w, WEIGHTS[n]) for n, w in weights.items()}
-    state.update({f"older.{n}": dtensor(w, WEIGHTS[n]) for n, w in older.items()})
+    if ctx.flight and (record is None or record["hyperparameters"].get("gradient_delay")):  # those of one step ago
+        state.update({f"older.{n}": dtensor(w, WEIGHTS[n]) for n, w in ctx.flight.older(weights).items()})
     for n, pair in moments.items():
         state.update({f"moments.{k}.{n}": dtensor(m, WEIGHTS[n]) for k, m in enumerate(pair)})
     return state
@@ -74,8 +72,7 @@ def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=(), skipped=0,
     path = Path(folder) / f"step_{t:08d}"
     partial = path.with_name(f"partial_{path.name}")
     # One random state serves all ranks, as all make the same whole batches.
-    older = ctx.flight.older(weights) if ctx.flight else {}
-    state = {**state_dict(ctx, weights, moments, older), "step": torch.tensor(t), "random": torch.get_rng_state()}
+    state = {**state_dict(ctx, weights, moments), "step": torch.tensor(t), "random": torch.get_rng_state()}
     state.update({f"tables.{n}": tables[n] for n in tables})
     files = {}
     group = beside.group if beside else None
@@ -300,9 +297,7 @@ def load(ctx, weights, moments, folder, changed=(), tables=None):
     wrong = next(filter(None, from_all(_wrong(path, record, ctx.rank, changed))), None)
     if wrong:
         fail_alike(f"cannot load {path}: {wrong}")
-    has_older = ctx.flight and record["hyperparameters"].get("gradient_delay")
-    older = ctx.flight.older(weights) if has_older else {}
-    state = {**state_dict(ctx, weights, moments, older), "step": torch.tensor(0), "random": torch.get_rng_state()}
+    state = {**state_dict(ctx, weights, moments, record), "step": torch.tensor(0), "random": torch.get_rng_state()}
     there = record.get("tables", ())
     kept = {n: torch.empty(INPUTS[n].shape, dtype=INPUTS[n].dtype) for n in TABLES if n in there}
     kept.update({n: torch.zeros((), dtype=torch.int64) for n in COUNTERS if n in there})
@@ -346,7 +341,7 @@ def _wrong(path, record, rank, changed):
     if record.get("optimizer") != ours["optimizer"]:
         return f"it was trained with {record.get('optimizer')}, and this program has {ours['optimizer']}"
     for name, here in ours["hyperparameters"].items():
-        there = record["hyperparameters"].get(name)
+        there = {"gradient_delay": 0, **record["hyperparameters"]}.get(name)  # which older checkpoints do not say
         here = json.loads(json.dumps(here))
         if there != here and name not in changed:
             said = f"it was trained with {name}={there}, and this program has {name}={here}"

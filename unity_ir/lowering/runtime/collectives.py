@@ -189,8 +189,8 @@ def send(ctx, x, root, to, shape, dtype, axes):
     if mine == root:
         x = x.contiguous()
         work = dist.isend(x, group=group, group_dst=to)
-        if ctx.unwaited is not None:  # where steps overlap, the other rank may come to it much later
-            ctx.unwaited.append(("", work, x))
+        if ctx.flight and ctx.flight.unwaited is not None:  # the other rank may come to it much later
+            ctx.flight.unwaited.append(("", work, x))
             return _Unwaited(axes, work, lambda: None, x)
         return Pending(axes, work, lambda: None, x)
     if mine == to:

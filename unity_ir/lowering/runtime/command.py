@@ -57,10 +57,9 @@ from unity_ir.lowering.runtime.weights import read_tables, read_weights, write_w
 
 def step(ctx, weights, moments, batch, t, rate=1.0, before_update=None, profile=None, following=None):
     """
-    Do step `t` (from 0) in place on a whole batch at `rate` times the learning rate; return this rank's loss. Running
-    statistics, which are in the batch, are replaced in place. Call
-    `before_update(pieces, loss, norm)` with the gradient's norm (None without CLIP); if that is not finite, do not
-    update. Where steps overlap, this one begins the batch `following`, which must be that of the next call.
+    Do step `t` (from 0) in place on a whole batch at `rate` times the learning rate, running statistics in the batch
+    too; where steps overlap, begin the `following` batch. Call `before_update(pieces, loss, norm)` with the gradient's
+    norm (None without CLIP); if that is not finite, do not update. Return this rank's loss.
     """
     if ctx.flight and following:
         ctx.flight.following = {name: piece(ctx, following[name], spec) for name, spec in INPUTS.items()}
@@ -128,8 +127,8 @@ def train(ctx, options, data, seed, folder, skipped=0):
 
         local = data.pieces(ctx, t) if following is None else following
         saves = options.save and (is_last or (options.save_every and (t + 1) % options.save_every == 0))
-        evaluates = evaluation and evaluation.is_due(t + 1, options.steps)
         if ctx.flight:  # nothing is under way where all ranks meet
+            evaluates = evaluation and evaluation.is_due(t + 1, options.steps)
             following = None if is_last or saves or evaluates else data.pieces(ctx, t + 1)
             ctx.flight.following = following
         ctx.moved()
@@ -139,8 +138,6 @@ def train(ctx, options, data, seed, folder, skipped=0):
         step_on(ctx, weights, moments, local, t - log.skipped, rate, report, profile)
         if log.skipped == skipped:
             data.trained()
-        if ctx.flight and following is None:
-            ctx.flight.say()
         if profile:
             with ctx.unlimited():
                 profile.write(options.profile)
@@ -148,7 +145,7 @@ def train(ctx, options, data, seed, folder, skipped=0):
             with ctx.unlimited():
                 tables = data.whole_tables(ctx)
                 save(ctx, weights, moments, t + 1, options.save, seed, options.keep, tables, log.skipped, beside)
-        if evaluation and evaluates:
+        if evaluation and evaluation.is_due(t + 1, options.steps):
             log.evaluated(t, evaluation.loss(ctx, weights))
     if evaluation and first == options.steps:
         log.evaluated(first - 1, evaluation.loss(ctx, weights))
@@ -231,7 +228,7 @@ def arguments():
         parser.error("--eval-every and --eval-batches are of --eval-data, which has to be given")
     if options.eval_data and forward is None:
         parser.error("this program has no forward alone for --eval-data; emit it with evaluate among the options of -t")
-    if options.check_nan and flight is not None:
+    if flight is not None and options.check_nan:
         parser.error("--check-nan does a step again, which 2bw cannot; emit the model by another schedule")
     if options.save_async and not options.save:
         parser.error("--save-async is of --save, which has to be given")

@@ -9,6 +9,8 @@ before this step's update; so each batch is computed with the weights of one ste
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import torch.distributed as dist
 
@@ -32,12 +34,19 @@ class Flight:
 
     def __init__(self):
         self.following = None
+        self.unwaited = None  # the sends of what is under way that somebody else waits for; None: nobody does
         self._older = None
         self._ahead = None  # the next batch, as far as it has come
         self._sent = {"F": [], "B": []}
         self._groups = {}  # of sends to later stages: in one group sends there and back would wait for each other
         self._gradients = []  # sends of gradients to other stages, once per step
         self._said = None  # the loss under way to all ranks, and what else is to be said of its step
+
+    def apart(self, ctx, program):
+        """Return a copy of a context for another program, of which nothing is under way."""
+        alone = copy.copy(ctx)
+        alone.flight = program.flight()
+        return alone
 
     def older(self, weights):
         """Return the weights of one step ago by name, with which the next batch is computed; at first, `weights`."""
@@ -102,6 +111,8 @@ class Flight:
         work = dist.all_reduce(mine, async_op=True)
         self.say()
         self._said = work, mine, t, say
+        if not self._ahead:
+            self.say()
 
     def say(self):
         """Wait for the loss under way, if there is one, and say it; end the run if it is nan or inf."""
@@ -118,7 +129,7 @@ class Flight:
 
 def without_waiting(ctx, part, *arguments):
     """Run a part that stages do once per step; return what it returns, and the sends that it has started."""
-    ctx.unwaited = []
+    ctx.flight.unwaited = []
     result = part(ctx, *arguments)
-    sends, ctx.unwaited = ctx.unwaited, None
+    sends, ctx.flight.unwaited = ctx.flight.unwaited, None
     return result, sends

@@ -64,8 +64,6 @@ class Context:
     writing = None  # the thread that writes files beside training, if there is one
     micro_batch = 0  # the number of the micro-batch that is run
     is_last = False  # whether no other follows it
-    flight = None  # what is under way between steps, where they overlap
-    unwaited = None  # the sends that somebody else waits for; None: nobody does
     ways = ()  # the process groups of a pipeline's sends, by their direction
     piece = 0  # the number of the piece of which the loss is made
 

@@ -44,10 +44,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 
 RECIPE = {"clip": CLIP, "groups": [[p, s] for p, s in PARAMETER_GROUPS], "schedule": ["constant", 0, 0, 1.0]}
 RECIPE["gradient_delay"] = 0 if flight is None else 1
-"""
-What changes training beside hyperparameters: the norm's limit, groups of weights, the learning rate's schedule, and by
-how many steps a gradient is of older weights than those that it updates.
-"""
+"""What changes training beside hyperparameters; a gradient is at the weights of `gradient_delay` steps ago."""
 
 
 def schedule_of(options, error):
