@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from unity_ir.errors import UnityError
 from unity_ir.plan.pipeline.actions import COMPUTE, StageAction
@@ -11,7 +12,7 @@ from unity_ir.plan.pipeline.actions import COMPUTE, StageAction
 Actions = tuple[StageAction, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PipelineSchedule:
     """
     A pipeline schedule: `ranks[r]` are the actions of rank r, in order; stage s is on rank `rank_of[s]`; micro-batches
@@ -34,7 +35,7 @@ class PipelineSchedule:
     def stages(self) -> int:
         return len(self.rank_of)
 
-    @property
+    @cached_property
     def splits_backward(self) -> bool:
         """Return whether some backward is done in halves, I and W."""
         return any(action.kind == "I" for rank in self.ranks for action in rank)
