@@ -164,6 +164,8 @@ class _Stages:
         self.timelines = {part.name: simulate(replay(own, machine, overlap)) for part, own in plan.parts}
         self._most: dict[tuple[str, int], int] = {}
         """What `_inside` has found."""
+        self._changes: dict[str, int] = {}
+        """What `_change` has found: every micro-batch runs the same parts."""
 
     def step(self) -> StagedStep:
         optimizer = self.program.optimizer or Optimizer()
@@ -235,8 +237,14 @@ class _Stages:
         """Return the device classes of a timeline that a rank has."""
         streams = timeline.tasks.streams
         place = self.parts.mesh.coordinates(rank)
-        coordinates = [streams.machine.mesh.coordinates(d) for d in range(self.program.devices)]
-        return sorted({streams.class_of(d) for d, at in enumerate(coordinates) if at[: len(place)] == place})
+        at = self._coordinates
+        return sorted({streams.class_of(d) for d in range(self.program.devices) if at[d][: len(place)] == place})
+
+    @cached_property
+    def _coordinates(self) -> list[tuple[int, ...]]:
+        """The coordinates of every device on the mesh of all of the machine."""
+        mesh = self.machine.mesh
+        return [mesh.coordinates(device) for device in range(self.program.devices)]
 
     def _is_on(self, register: Register, rank: int) -> bool:
         """Return whether some device of a rank holds a register."""
@@ -318,6 +326,11 @@ class _Stages:
 
     def _change(self, part: StepPart) -> int:
         """Return by how many bytes a part changes what its rank keeps of micro-batches."""
+        if part.name not in self._changes:
+            self._changes[part.name] = self._change_of(part)
+        return self._changes[part.name]
+
+    def _change_of(self, part: StepPart) -> int:
         size, received = self.program.bytes, self._receives(part)
         given = {i.result: i.op for i in _handed(part)}
         made = {r for i in part.program.body if not isinstance(i, Leaf) for r in makes(i)}
