@@ -197,7 +197,7 @@ class _Pipelines:
             other = best_pipeline(rewritten, self.machine, self.optimizer, *pair, schedule, faster_than=most)
             choice, derivation = (choice, ()) if other is None else (other, derivation)
         step = replace(pipeline_step(choice.plan, self.machine, choice.search.dims), optimizer=self.given)
-        least, family = bound(choice, with_layouts=False)
+        least, family = bound(choice, parts, self.micro_batches, with_layouts=False)
         priced = cost(step, self.machine, self.optimizer)
         seconds = perf_counter() - start
         return SearchResult(

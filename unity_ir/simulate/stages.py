@@ -165,7 +165,7 @@ class _Stages:
         self._most: dict[tuple[str, int], int] = {}
         """What `_inside` has found."""
         self._changes: dict[str, int] = {}
-        """What `_change` has found: every micro-batch runs the same parts."""
+        """What `_change` has found, in bytes by part: it is the same for every micro-batch."""
 
     def step(self) -> StagedStep:
         optimizer = self.program.optimizer or Optimizer()

@@ -44,7 +44,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 
 RECIPE = {"clip": CLIP, "groups": [[p, s] for p, s in PARAMETER_GROUPS], "schedule": ["constant", 0, 0, 1.0]}
 RECIPE["gradient_delay"] = 0 if flight is None else 1
-"""What changes training beside hyperparameters; a gradient is at the weights of `gradient_delay` steps ago."""
+"""What changes training beside hyperparameters. Gradients are those of the weights `gradient_delay` steps before."""
 
 
 def schedule_of(options, error):

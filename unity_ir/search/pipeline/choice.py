@@ -1,10 +1,10 @@
 """
 Choose whether to run a step as a pipeline: the number of stages, of micro-batches, and the schedule; and bound all that
-was tried.
+there are.
 
 Pairs of stages and micro-batches are estimated (`PipelineSearch.estimate`), unless kernels alone take longer than the
-best estimate; of the most promising a whole plan is made. The bound is of the least of all pairs tried: the loosest is
-made tighter until it is as tight as can be.
+best estimate; of the most promising a whole plan is made. The bound is the least of all pairs, those that were
+left out by their estimates among them: the loosest is made tighter until it is as tight as can be.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from unity_ir.machine.model import Machine
 from unity_ir.machine.parts import part, part_counts
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.search.pipeline.cuts import units
 from unity_ir.search.pipeline.equal import GAIN, PipelinePlan, PipelineSearch, ScheduleKind
 from unity_ir.search.pipeline.layout_bound import LayoutBounds
 
@@ -41,7 +40,7 @@ a plan made of what is estimated slower than the best plan by it.
 
 @dataclass(frozen=True)
 class PipelineChoice:
-    """The fastest pipeline found, and the pairs that were tried."""
+    """The fastest pipeline found, and the pairs that were estimated."""
 
     plan: PipelinePlan
     tried: tuple[Pair, ...]
@@ -91,21 +90,27 @@ def best_pipeline(
     return PipelineChoice(best, tuple(estimates), search)
 
 
-def bound(choice: PipelineChoice, *, with_layouts: bool = True) -> tuple[float, str]:
+def bound(
+    choice: PipelineChoice, parts: int | None = None, micro_batches: int | None = None, *, with_layouts: bool = True
+) -> tuple[float, str]:
     """
-    Return (a lower bound in seconds, its family): of every pipeline of one of the pairs that were tried, with one
-    contiguous stage per part, or any number of them if the choice has several, whatever its layouts and recompute, all
-    moves of a stage waited for. It is looser if not `with_layouts`, which take several times as long as the choice.
+    Return (a lower bound in seconds, its family): of every pipeline of the graph that was chosen, of as many `parts`
+    and `micro_batches` as are forced, else of two or more, with one contiguous stage per part, or any number of them if
+    the choice has several, whatever its layouts and recompute, all moves of a stage waited for. It is looser if not
+    `with_layouts`, which take several times as long as the choice.
     """
+    search = choice.search
+    counts, divisors = _part_counts(search.machine, parts), _divisors(search, micro_batches)
+    pairs = [(p, m) for p in counts for m in divisors if search.has_units(p, m)]
     if choice.plan.stages > choice.plan.parts:
-        bounds = LayoutBounds(choice.search, is_split=True)
+        bounds = LayoutBounds(search, is_split=True)
         work = bounds.work_of_layouts if with_layouts else bounds.work_of_kernels
-        least = min(work(*pair) for pair in choice.tried)
+        least = min(work(*pair) for pair in pairs)
         return min(least, choice.plan.makespan), "any number of stages per equal part"
     is_split = choice.plan.outcome.schedule.splits_backward
-    bounds = LayoutBounds(choice.search, is_split, is_1f1b=True)
+    bounds = LayoutBounds(search, is_split, is_1f1b=True)
     steps = (bounds.of_kernels, bounds.of_ranges, *((bounds.of_layouts,) if with_layouts else ()))
-    queue = [(bounds.of_kernels(*pair), 0, pair) for pair in choice.tried]
+    queue = [(bounds.of_kernels(*pair), 0, pair) for pair in pairs]
     heapq.heapify(queue)
     while queue[0][1] + 1 < len(steps):
         least, step, pair = queue[0]
@@ -126,7 +131,7 @@ def _estimates(
     """
     found: dict[Pair, float] = {}
     bounds = LayoutBounds(search, is_split=True)
-    divisors = [micro_batches] if micro_batches is not None else _divisors(search)
+    divisors = _divisors(search, micro_batches)
 
     def best() -> float:
         return min(found.values(), default=faster_than)
@@ -134,8 +139,8 @@ def _estimates(
     def estimate(p: int) -> float:
         least = inf
         for m in divisors:
-            is_small = p <= len(units(search.small(m)).parts)
-            if parts is None and (not is_small or bounds.of_kernels(p, m) >= min(faster_than, best())):
+            is_slow = parts is None and bounds.of_kernels(p, m) >= min(faster_than, best())
+            if is_slow or (parts is None and not search.has_units(p, m)):
                 continue
             found[p, m] = seconds = search.estimate(p, m)
             if seconds > least and seconds > FAR * best():
@@ -146,7 +151,7 @@ def _estimates(
     if parts is not None:
         estimate(parts)
         return found
-    counts = _part_counts(search.machine)
+    counts = _part_counts(search.machine, None)
     inner = search.machine.levels[-1].size if counts else 1
     more = [count for count in counts if search.machine.devices // count <= inner]
     for direction in (more, [count for count in reversed(counts) if count not in more]):
@@ -156,8 +161,10 @@ def _estimates(
     return found
 
 
-def _part_counts(machine: Machine) -> list[int]:
-    """Return the numbers of equal parts of a machine from 2 on."""
+def _part_counts(machine: Machine, forced: int | None) -> list[int]:
+    """Return the numbers of equal parts of a machine from 2 on, or the one that is forced."""
+    if forced is not None:
+        return [forced]
     found: list[int] = []
     for count in part_counts(machine)[1:]:
         with suppress(UnityError):
@@ -166,8 +173,13 @@ def _part_counts(machine: Machine) -> list[int]:
     return found
 
 
-def _divisors(search: PipelineSearch) -> list[int]:
-    """Return the numbers of micro-batches from 2 on in which a step can run its batch, the largest first."""
+def _divisors(search: PipelineSearch, forced: int | None) -> list[int]:
+    """
+    Return the numbers of micro-batches from 2 on in which a step can run its batch, the largest first, or the one that
+    is forced.
+    """
+    if forced is not None:
+        return [forced]
     inputs = ((node, search.dims.get(node.name)) for node in search.graph.inputs)
     samples = gcd(*(node.result.shape[dim] for node, dim in inputs if dim is not None))
     found: list[int] = []

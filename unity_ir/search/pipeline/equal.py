@@ -165,6 +165,10 @@ class PipelineSearch:
             self._small[micro_batches] = self.graph if whole else micro_batch(self.graph, self.dims, micro_batches)
         return self._small[micro_batches]
 
+    def has_units(self, stages: int, micro_batches: int) -> bool:
+        """Return whether the graph of one micro-batch can be cut into so many stages."""
+        return stages <= len(units(self.small(micro_batches)).parts)
+
     def solver(self, parts: int, micro_batches: int) -> Solver:
         """
         Return the solver of layouts of one micro-batch on a part, in seconds of a step per micro-batch. Mesh axes of

@@ -25,8 +25,15 @@ def test_no_other_pair_is_faster():
     assert choice.plan.makespan <= min(makespans.values()) * 1.02
     assert makespans[choice.plan.stages, choice.plan.micro_batches] == pytest.approx(choice.plan.makespan)
     least, family = bound(choice)
-    assert 0 < least <= min(makespans[pair] for pair in choice.tried)
+    assert 0 < least <= min(makespans.values())
     assert "one contiguous stage per equal part" in family
+
+
+def test_the_bound_is_of_all_pairs_whichever_were_tried():
+    choice = best_pipeline(GPT2, MACHINE, OPTIMIZER, parts=4, micro_batches=2)
+    assert choice is not None
+    each = {(p, m): bound(choice, p, m)[0] for p in part_counts(MACHINE)[1:] for m in (2, 4, 8)}
+    assert bound(choice)[0] == min(each.values()) < each[4, 2]
 
 
 def test_what_is_forced_is_taken():
