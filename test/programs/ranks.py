@@ -144,6 +144,18 @@ def check(program: Any, steps: int = 3, seed: int = 0) -> list[str]:
     return program.check(program.build("gloo"), steps, seed, program.Data(None, seed))
 
 
+def error_in_double(program: Any) -> float:
+    """How far the gradients that `--check` makes in float64 are from PyTorch's, of the largest entry of each weight."""
+    ctx = program.build("gloo")
+    weights, batch = program.init_weights(ctx, 0), program.Data(None, 0).batch(0)
+    local = {n: program.piece(ctx, batch[n], s) for n, s in program.INPUTS.items()}
+    found = program.in_double(ctx, weights, local)
+    whole = program.wholes(ctx, {n: weights.get(n) for n in program.WEIGHTS}, program.WEIGHTS)
+    plain = {n: x.double() for n, (x, _) in whole.items()}
+    want = program.gradients(plain, batch)[1]
+    return max(float((found[n] - want[n]).abs().max() / want[n].abs().max()) for n in want)
+
+
 def checked(program: Any, folder: str, weights: str, source: str) -> list[str]:
     """Return what `--check` reports of one step, with weights and data read from files in `folder`."""
     os.chdir(folder)

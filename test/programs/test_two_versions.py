@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from by_hand import differences
 from models import machine, mlp
-from ranks import Ranks, bytes_of_versions, check, order_of_second_step, refused, run_main, trained
+from ranks import Ranks, bytes_of_versions, check, error_in_double, order_of_second_step, refused, run_main, trained
 from zoo import by_hand as zoo_by_hand
 from zoo_plans import MACHINES, planned, program, sized
 
@@ -94,6 +94,13 @@ def test_a_wrong_version_of_the_weights_is_told(ranks: Ranks, mutant: str):
     text, (right, wrong) = text_of("gpt2", "2bw,2:data-parallel/4", 2, ADAMW), MUTANTS[mutant]
     assert text.count(right) == 1
     assert any(ranks.run(text.replace(right, wrong), 2, check, 3))
+
+
+@pytest.mark.slow
+def test_gradients_in_float64_are_those_of_a_batch_alone(ranks: Ranks):
+    """A check makes them beside a step in float32, of which a batch is under way."""
+    text = text_of("gpt2", "2bw,2:data-parallel/4", 2, ADAMW, double=False)
+    assert max(ranks.run(text, 2, error_in_double)) < 1e-12
 
 
 @pytest.mark.slow

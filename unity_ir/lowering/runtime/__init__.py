@@ -97,11 +97,9 @@ def _module(part: str, overlaps: bool) -> _Module:
 
 def _without_overlap(body: str) -> str:
     """Return a module's text without the statements `if ctx.flight ..` and `if flight is not None ..`."""
-    lines = body.splitlines(keepends=True)
     found = [s for s in ast.walk(ast.parse(body)) if isinstance(s, ast.If) and not s.orelse and _is_flight(s.test)]
-    for statement in sorted(found, key=lambda s: s.lineno, reverse=True):
-        del lines[statement.lineno - 1 : statement.end_lineno]
-    return "".join(lines)
+    left_out = {number for s in found for number in range(s.lineno, (s.end_lineno or s.lineno) + 1)}
+    return "".join(line for at, line in enumerate(body.splitlines(keepends=True), 1) if at not in left_out)
 
 
 def _is_flight(test: ast.expr) -> bool:
