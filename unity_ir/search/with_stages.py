@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from math import inf
 from time import perf_counter
 from typing import Literal
@@ -20,18 +21,34 @@ from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.layers import shortened
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.rules.algebraic import selected
-from unity_ir.search.joint.best_first import Progress, joint, rewritten_alike
+from unity_ir.rules.derivation import RuleApplication
+from unity_ir.search.choose.worker import ForkedWorker
+from unity_ir.search.joint.best_first import JointPlan, Progress, joint, rewritten_alike
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
-from unity_ir.search.pipeline.choice import best_pipeline, bound
+from unity_ir.search.pipeline.choice import PipelineChoice, best_pipeline, bound
+from unity_ir.search.pipeline.equal import ScheduleKind
 from unity_ir.search.pipeline.placed import pipeline_step
 from unity_ir.search.pipeline.staged import Stages
+from unity_ir.search.recompute.least import least_unstaged
 from unity_ir.search.result import SearchResult
 from unity_ir.search.run import run, run_in_time
 from unity_ir.search.strategies.joint import RewriteOptions
 from unity_ir.search.strategy import OptionValue, make_options, strategy_named
 from unity_ir.search.throughput import most_throughput
 from unity_ir.simulate.report import as_emitted
+
+RECOMPUTES = 1.1
+"""
+Pipelines are looked for before plans without stages where these recompute so much that they take at least this many
+times their kernels: stages hold fewer micro-batches at a time, and recompute less.
+"""
+
+NEAR = 0.99
+"""
+Plans without stages are not looked for if all of them take more than this part of a pipeline's seconds, every kernel
+one by one and every move waited for.
+"""
 
 Asked = Stages | Literal["auto", "none"] | None
 """Stages that are asked for: so many, as many as are fastest, none; None leaves it to the search."""
@@ -81,6 +98,14 @@ def run_with_stages(
         assert found is not None
         return replace(found, budget=budget)
     is_open = stages == "auto" or (stages is None and _may_be_pipeline(graph, machine))
+    pipeline: SearchResult | None = None
+    if is_open and micro_batches == 1:
+        least = least_unstaged(pipelines.graph, machine, pipelines.optimizer)
+        if least.seconds > RECOMPUTES * least.kernels:
+            with suppress(OutOfBudget, UnityError), within(budget):
+                pipeline = pipelines.faster_than(None)
+            if pipeline is not None and pipeline.waited is not None and least.seconds >= NEAR * pipeline.waited:
+                return replace(pipeline, budget=budget)
     failed: UnityError | None = None
     result: SearchResult | None = None
     try:
@@ -92,11 +117,13 @@ def run_with_stages(
         if not is_open:
             raise
         failed = error  # a pipeline may fit where nothing else does
-    if is_open and not (result is not None and result.interrupted):
-        other: SearchResult | None = None
+    if pipeline is not None:
+        if result is not None and not pipelines.is_faster(pipeline, result):
+            pipeline = None
+    elif is_open and not (result is not None and result.interrupted):
         with suppress(OutOfBudget, KeyboardInterrupt), within(budget):
-            other = pipelines.faster_than(result)
-        result = result if other is None else replace(other, budget=budget)
+            pipeline = pipelines.faster_than(result)
+    result = result if pipeline is None else replace(pipeline, budget=budget)
     if result is None:
         assert failed is not None
         raise failed
@@ -162,15 +189,21 @@ class _Pipelines:
 
     def faster_than(self, result: SearchResult | None) -> SearchResult | None:
         """Return a pipeline that is faster as emitted than a plan, or than none, and fits; None where none is found."""
-        seconds = inf if result is None else as_emitted(result.graph, self.machine, self.optimizer)[0]
+        seconds = inf if result is None else self._emitted(result)
         try:
             other = self.fastest(None, seconds)
         except UnityError:
             return None  # no parts, no micro-batches, or none that fits
         if other is None or needed(other.graph, other.cost, self.optimizer) > self.machine.device.usable:
             return None
-        then = as_emitted(other.graph, self.machine, self.optimizer)[0]
-        return other if then < seconds * limits().faster else None
+        return other if result is None or self.is_faster(other, result) else None
+
+    def is_faster(self, pipeline: SearchResult, result: SearchResult) -> bool:
+        """Return whether a pipeline is faster, as emitted, than another plan."""
+        return self._emitted(pipeline) < self._emitted(result) * limits().faster
+
+    def _emitted(self, result: SearchResult) -> float:
+        return as_emitted(result.graph, self.machine, self.optimizer)[0]
 
     def fastest(self, stages: Stages | None, than: float = inf) -> SearchResult | None:
         """
@@ -187,18 +220,15 @@ class _Pipelines:
         )
         if choice is None:
             return None
-        plan = choice.plan
-        small = choice.search.small(plan.micro_batches)
-        short = shortened(small, limits().rewritten_layers) or small
-        found = joint(short, plan.part, self.rules, self.optimizer)
-        rewritten, derivation = rewritten_alike(self.graph, self.rules, found)
-        if derivation:
-            pair, most = (plan.parts, plan.micro_batches), plan.makespan * limits().faster
-            other = best_pipeline(rewritten, self.machine, self.optimizer, *pair, schedule, faster_than=most)
-            choice, derivation = (choice, ()) if other is None else (other, derivation)
-        step = replace(pipeline_step(choice.plan, self.machine, choice.search.dims), optimizer=self.given)
-        least, family = bound(choice, parts, self.micro_batches, with_layouts=False)
-        priced = cost(step, self.machine, self.optimizer)
+        with ForkedWorker(partial(self._bound, choice, parts), beside=_is_large(self.graph)) as bounding:
+            bounded = bounding.ask(None)
+            found, choice, derivation = self._rewritten(choice, schedule)
+            step = pipeline_step(choice.plan, self.machine, choice.search.dims)
+            step = replace(step, optimizer=self.given)
+            priced = cost(step, self.machine, self.optimizer)
+            if _is_large(self.graph):
+                as_emitted(step, self.machine, self.optimizer)  # what it needs is looked up later
+            least, family = self._bound(choice, parts, None) if derivation else bounded()
         seconds = perf_counter() - start
         return SearchResult(
             "joint",
@@ -212,12 +242,36 @@ class _Pipelines:
             seconds=seconds,
         )
 
+    def _bound(self, choice: PipelineChoice, parts: int | None, _: None) -> tuple[float, str]:
+        return bound(choice, parts, self.micro_batches, with_layouts=False)
+
+    def _rewritten(
+        self, choice: PipelineChoice, schedule: ScheduleKind | None
+    ) -> tuple[JointPlan, PipelineChoice, tuple[RuleApplication, ...]]:
+        """
+        Return the plan of a few layers on one part of the machine, rewritten as is best for them; the pipeline of the
+        graph rewritten alike, if that is faster, else the one chosen; and the rewrites of that.
+        """
+        plan = choice.plan
+        small = choice.search.small(plan.micro_batches)
+        short = shortened(small, limits().rewritten_layers) or small
+        found = joint(short, plan.part, self.rules, self.optimizer)
+        rewritten, derivation = rewritten_alike(self.graph, self.rules, found)
+        if not derivation:
+            return found, choice, ()
+        pair, most = (plan.parts, plan.micro_batches), plan.makespan * limits().faster
+        other = best_pipeline(rewritten, self.machine, self.optimizer, *pair, schedule, faster_than=most)
+        return (found, choice, ()) if other is None else (found, other, derivation)
+
 
 def _may_be_pipeline(graph: Graph, machine: Machine) -> bool:
     """
     Return whether joint searches look for pipelines unasked: of large models on several nodes. Elsewhere stages hardly
     ever pay, and looking for them takes as long as the rest.
     """
-    operators = sum(node.is_compute for node in graph.nodes())
     is_cluster = len(machine.levels) > 1 and machine.levels[0].size > 1
-    return is_cluster and operators > limits().rewritten_operators
+    return is_cluster and _is_large(graph)
+
+
+def _is_large(graph: Graph) -> bool:
+    return sum(node.is_compute for node in graph.nodes()) > limits().rewritten_operators

@@ -197,9 +197,11 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
             variables[key] = Variable(len(rows), rows, seconds, every(len(rows)), (port(rows),), needs)
         return variables[key]
 
-    def pairwise(self, value: Value, source: int, made: Port, needs: Port, training: bool, kept: bool) -> PairwiseCost:
+    def pairwise(
+        self, solver: Solver, value: Value, source: int, made: Port, needs: Port, training: bool, kept: bool
+    ) -> PairwiseCost:
         """
-        Return the cost [layout made, layout needed], in the solver's objective, that one reader is charged for the
+        Return the cost [layout made, layout needed], in the objective of `solver`, that one reader is charged for the
         reshard of a value.
 
         `source` is the number of the variable that provides the value, its producer's or its relay, which makes the
@@ -211,27 +213,35 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
         move where it has not. Any other edge costs what it costs in `FactorGraphBuilder`.
         """
         if self.numbers.get(value) != source or not self.may_share(value):
-            return super().pairwise(value, source, made, needs, training, kept)
+            return super().pairwise(solver, value, source, made, needs, training, kept)
         part, tracked = self.reader_share(value), self.tracked.get(value, ())
         key = ("part", value.type, value.node.op == "weight", training, kept, id(made), id(needs), part, tracked)
-        known = self.solver.pairwise
+        known = solver.pairwise
         if key not in known:
-            known[key] = self._shared_cost(value, made, needs, training, kept, part, tracked)
+            known[key] = self._shared_cost(solver, value, made, needs, training, kept, part, tracked)
         return known[key]
 
     def _shared_cost(
-        self, value: Value, made: Port, needs: Port, training: bool, kept: bool, part: float, tracked: tuple[int, ...]
+        self,
+        solver: Solver,
+        value: Value,
+        made: Port,
+        needs: Port,
+        training: bool,
+        kept: bool,
+        part: float,
+        tracked: tuple[int, ...],
     ) -> PairwiseCost:
         if not tracked:
-            whole = self.solver.between(value, made, needs, training, kept)
+            whole = solver.between(value, made, needs, training, kept)
             return (
                 DenseCost(made, needs, part * whole.seconds)
                 if isinstance(whole, DenseCost)
                 else ScaledCost(whole, part)
             )
-        space, states = self.solver.space(value), self.states(value, tracked)
+        space, states = solver.space(value), self.states(value, tracked)
         plain = port(np.arange(len(space)))
-        seconds = between(space, plain, needs, training, self.solver.price, kept).seconds
+        seconds = between(space, plain, needs, training, solver.price, kept).seconds
         layouts, which = made.layouts // len(states), made.layouts % len(states)
         parts = np.where(np.isin(needs.layouts, tracked), 1.0, part)
         seconds = (seconds * parts)[layouts]

@@ -105,16 +105,19 @@ class _ReshardRows:
     def whole(self) -> Floats:
         """Return the whole table [from, to]."""
         if self.price.byte == 0:
-            return self.space.training if self.training else self.space.forward
+            return self._priced(self.space.training if self.training else self.space.forward)
         every = np.arange(len(self.space))
         return self.price.reshard(self.space, every, every, self.training, self.kept)
 
     def _row(self, at: int) -> Floats:
         if self.price.byte == 0:
-            return self.space.reshard_one(at, self.training, self.there)
+            return self._priced(self.space.reshard_one(at, self.training, self.there))
         one, every = np.array([at]), np.arange(len(self.space))
         ends = (one, every) if self.there else (every, one)
         return self.price.reshard(self.space, *ends, self.training, self.kept).reshape(-1)
+
+    def _priced(self, seconds: Floats) -> Floats:
+        return seconds if self.price.second == 1 else self.price.second * seconds
 
 
 @dataclass(frozen=True)
@@ -482,6 +485,14 @@ class FactorGraphBuilder:
             elif self.relayed(node.result):
                 self._relay(node.result)
 
+    def at(self, node: Node) -> Solver:
+        """Return the solver at whose price the choices of a node count, and of what it makes; here one for all."""
+        return self.solver
+
+    def keeps_all_rows(self, node: Node) -> bool:
+        """Return whether all rows of an operator are wanted, dominated or not."""
+        return node is self.whole
+
     def problem(self) -> FactorGraph:
         """
         Return the graph's factor graph: a variable per operator and per relay, with all their rows but dominated ones,
@@ -514,18 +525,24 @@ class FactorGraphBuilder:
         rows = {key: chosen[i] for key, i in self.numbers.items() if isinstance(key, Node)}
         layouts = {key: self.found(key, chosen[i]) for key, i in self.numbers.items() if isinstance(key, Value)}
         rests = {
-            v: int(self.solver.leaf(v, self.with_gradient, True, self.keeps.value(v))[1][found])
+            v: int(self.at(v.node).leaf(v, self.with_gradient, True, self.keeps.value(v))[1][found])
             for v, found in layouts.items()
             if v.node.is_leaf
         }
         for value, user, slot in self.single_leaves:
             need = int(self.solver.table(user, self.with_gradient).operands[slot][rows[user]])
             read = self.keeps.operands(user)[slot]
-            layouts[value] = self.solver.leaf(value, self.with_gradient, user in self.with_gradient, read)[1][need]
+            layouts[value] = self.at(user).leaf(value, self.with_gradient, user in self.with_gradient, read)[1][need]
         among, left = sum(v.among for v in self.variables), sum(map(len, problem.rows))
         may = frozenset[Node]() if self.solver.price.again else self.keeps.may_recompute
         again = frozenset(n for n in may if self._recomputes(n, rows[n]))
         return ExactPlan(seconds, rows, layouts, rests, again, bound, among, left)
+
+    def with_row(self, plan: ExactPlan, node: Node, row: int) -> ExactPlan:
+        """Return a plan with another row of one operator; leaves that it alone reads rest as is best for that."""
+        rows = {**plan.rows, node: row}
+        chosen = [rows[key] if isinstance(key, Node) else plan.layouts[key] for key in self.numbers]
+        return self.chosen(self.problem(), plan.seconds, chosen, plan.bound)
 
     def found(self, value: Value, row: int) -> int:
         """
@@ -550,7 +567,7 @@ class FactorGraphBuilder:
         if value.node.is_leaf or any(map(self.keeps.value, value.node.results)):
             return 0.0
         if value not in self._had:
-            price, table = self.solver.price, self.solver.table(value.node, self.with_gradient)
+            price, table = self.at(value.node).price, self.solver.table(value.node, self.with_gradient)
             again = price.second * float(table.again.min()) + self._to_have_all(value.node)
             kept = price.byte * price.live * float(table.made[value.index].min())
             readers = {user for user, _ in self.uses[value]}
@@ -562,7 +579,7 @@ class FactorGraphBuilder:
 
     def _recomputes(self, node: Node, row: int) -> bool:
         table = self.solver.table(node, self.with_gradient)
-        return bool(self.solver.price.recomputes(table, self.keeps.results(node))[row])
+        return bool(self.at(node).price.recomputes(table, self.keeps.results(node))[row])
 
     def relayed(self, value: Value) -> bool:
         """
@@ -585,10 +602,9 @@ class FactorGraphBuilder:
         results = [
             self.training(v, [user for user, _ in self.uses[v]]) if v in self.uses else None for v in node.results
         ]
-        before = self._to_have_all(node) if self.solver.price.again else 0.0
-        variable = self.solver.variable(
-            node, self.with_gradient, single, results, self.keeps, node is self.whole, self.shared(), before
-        )
+        solver, whole = self.at(node), self.keeps_all_rows(node)
+        before = self._to_have_all(node) if solver.price.again else 0.0
+        variable = solver.variable(node, self.with_gradient, single, results, self.keeps, whole, self.shared(), before)
         own = self._enter(node, variable)
         ports = iter(variable.needs)
         for i, value in enumerate(node.operands):
@@ -598,36 +614,40 @@ class FactorGraphBuilder:
             source = self.numbers[value if self.relayed(value) else value.node]
             made = self.variables[source].made[0 if self.relayed(value) else value.index]
             kept = self.keeps.operands(node)[i]
-            self._add_edge(value, source, made, own, next(ports), self.training(value, [node]), kept)
+            self._add_edge(value, source, made, own, next(ports), self.training(value, [node]), kept, node)
         for i, value in enumerate(node.results):
             if self.relayed(value):
                 relay = self._relay(value)
                 training = self.training(value, [user for user, _ in self.uses[value]])
                 kept = self.keeps.relayed(value, self.uses[value])
-                self._add_edge(value, own, variable.made[i], relay, self.variables[relay].needs[0], training, kept)
+                needs = self.variables[relay].needs[0]
+                self._add_edge(value, own, variable.made[i], relay, needs, training, kept, node)
 
     def _add_edge(
-        self, value: Value, source: int, made: Port, target: int, needs: Port, training: bool, kept: bool
+        self, value: Value, source: int, made: Port, target: int, needs: Port, training: bool, kept: bool, payer: Node
     ) -> None:
-        self.edges.append(Edge(source, target, self.pairwise(value, source, made, needs, training, kept)))
+        solver = self.at(payer)
+        self.edges.append(Edge(source, target, self.pairwise(solver, value, source, made, needs, training, kept)))
 
-    def pairwise(self, value: Value, source: int, made: Port, needs: Port, training: bool, kept: bool) -> PairwiseCost:
+    def pairwise(
+        self, solver: Solver, value: Value, source: int, made: Port, needs: Port, training: bool, kept: bool
+    ) -> PairwiseCost:
         """
-        Return the cost [layout made, layout needed], in the solver's objective, of the reshard of a value along one
+        Return the cost [layout made, layout needed], in the objective of `solver`, of the reshard of a value along one
         edge.
 
         `source` is the number of the variable that provides the value, its producer's or its relay, which makes the
         layouts `made`. The variable at the other end needs the layouts `needs`. `training` says whether a gradient
         comes back along the edge, `kept` whether the backward reads the resharded value, so that its bytes count.
         """
-        return self.solver.between(value, made, needs, training, kept)
+        return solver.between(value, made, needs, training, kept)
 
     def relay(self, value: Value) -> Variable:
         """
         Return the variable of a leaf or a value with several users, its relay: a row per layout in which the users find
         it.
         """
-        return self.solver.relay(value, self.with_gradient, self.keeps.value(value))
+        return self.at(value.node).relay(value, self.with_gradient, self.keeps.value(value))
 
     def _relay(self, value: Value) -> int:
         return self._enter(value, self.relay(value))

@@ -105,7 +105,7 @@ class Price:
         `training` adds the seconds of resharding its gradient back, `kept` the bytes of keeping the moved leaf for the
         backward. For a `weight` (rather than an input), the share `hidden` of the cost is not charged, as overlapped.
         """
-        if weight and self.once < 1:
+        if weight and self.once != 1:
             seconds = self.second * self.once * space.reshard_from_few(rests, training)
             if self.byte:
                 kept_elements = space.moved_bytes(rests, np.arange(len(space))) / space.item

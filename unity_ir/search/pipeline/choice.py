@@ -2,9 +2,10 @@
 Choose whether to run a step as a pipeline: the number of stages, of micro-batches, and the schedule; and bound all that
 there are.
 
-Pairs of stages and micro-batches are estimated (`PipelineSearch.estimate`), unless kernels alone take longer than the
-best estimate; of the most promising a whole plan is made. The bound is the least of all pairs, those that were
-left out by their estimates among them: the loosest is made tighter until it is as tight as can be.
+Pairs of stages and micro-batches are estimated (`PipelineSearch.estimate`), unless the kernels of a part alone take
+longer than the best estimate. Of the most promising, stages are sketched with layouts of few layers, and whole plans
+made of the best sketches; of small graphs, of all pairs. The bound is the least of all pairs, those that were left out
+by their estimates among them: the loosest is made tighter until it is as tight as can be.
 """
 
 from __future__ import annotations
@@ -67,15 +68,21 @@ def best_pipeline(
     if parts is not None:
         part(machine, parts)
     estimates = _estimates(search, parts, micro_batches, faster_than)
-    ranges = LayoutBounds(search, is_split=True)
-    best: PipelinePlan | None = None
+    promising = sorted((s, pair) for pair, s in estimates.items())[: None if search.is_small else PLANS]
+    sketches: list[tuple[float, Pair]] = []
     failed: UnityError | None = None
-    for seconds, pair in sorted((s, pair) for pair, s in estimates.items())[:PLANS]:
-        most = min(faster_than, inf if best is None else FAR * best.makespan)
-        if seconds >= most and (best is not None or seconds < inf):
+    for seconds, pair in promising:
+        most = min([faster_than, *(FAR * least for least, _ in sketches)])
+        if not search.is_small and seconds >= most and (sketches or seconds < inf):
             break
-        if best is not None and ranges.of_ranges(*pair) >= best.makespan:
-            continue
+        try:
+            sketches.append((search.sketch(*pair, schedule).least, pair))
+        except UnityError as error:
+            failed = failed or error
+    best: PipelinePlan | None = None
+    for least, pair in sorted(sketches):
+        if best is not None and least >= best.makespan and not search.is_small:
+            break
         try:
             plan = search.plan(*pair, schedule)
         except UnityError as error:
@@ -139,11 +146,12 @@ def _estimates(
     def estimate(p: int) -> float:
         least = inf
         for m in divisors:
-            is_slow = parts is None and bounds.of_kernels(p, m) >= min(faster_than, best())
+            known = faster_than if search.is_small else min(faster_than, best())
+            is_slow = parts is None and bounds.work_of_kernels(p, m) >= known
             if is_slow or (parts is None and not search.has_units(p, m)):
                 continue
             found[p, m] = seconds = search.estimate(p, m)
-            if seconds > least and seconds > FAR * best():
+            if seconds > least and seconds > FAR * best() and not search.is_small:
                 break
             least = min(least, seconds)
         return least
@@ -156,7 +164,7 @@ def _estimates(
     more = [count for count in counts if search.machine.devices // count <= inner]
     for direction in (more, [count for count in reversed(counts) if count not in more]):
         for p in direction:
-            if estimate(p) > ASTRAY * best():
+            if estimate(p) > ASTRAY * best() and not search.is_small:
                 break
     return found
 

@@ -12,11 +12,11 @@ Plan a step as a pipeline of equal parts of a machine: layouts within the part, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import combinations, product
+from itertools import combinations, islice, product
 from math import comb, inf
 from typing import NamedTuple
 
@@ -35,7 +35,7 @@ from unity_ir.search.baselines.batch_dims import sample_dims
 from unity_ir.search.exact.axis_groups import solve
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.shared_moves import with_shared_moves
-from unity_ir.search.exact.solver import ExactPlan, Solver
+from unity_ir.search.exact.solver import ExactPlan, FactorGraphBuilder, Solver
 from unity_ir.search.layouts.limits import limited, limits
 from unity_ir.search.layouts.objective import Price
 from unity_ir.search.pipeline.balance import least_longest
@@ -44,6 +44,7 @@ from unity_ir.search.pipeline.fastest import ScheduleOutcome, StageLoads
 from unity_ir.search.pipeline.ranges import CountedSchedule, Cuts, FittedStages, StageRanges
 from unity_ir.search.pipeline.rows import PricedUnits, UnitRows, priced_units
 from unity_ir.search.pipeline.stages import choose_stages
+from unity_ir.search.pipeline.together import Slopes, solved_together
 
 ScheduleKind = tuple[str | None, int]
 """The name of a schedule, None for any, and the stages that it has on each part."""
@@ -72,12 +73,27 @@ Prices of a byte that are tried where memory is short: times the seconds of a mi
 At 1 a plan that takes all memory costs twice its time.
 """
 
+FEW_PRICES = BYTE_PRICES[1::2]
+"""Those of them that estimates try."""
+
 SPREAD = 1.5
 """Stages of more than this many times the mean, or of less than the mean by it, are chosen only if no others fit."""
 
 
 GAIN = 1 - 1e-4
 """Part of a makespan at most that other stages must take to be preferred: each step is a simulation or more."""
+
+SENDS = 0.995
+"""Part of a makespan above which what it would be without sends leaves the layouts of large graphs as they are."""
+
+SMALL = 16
+"""Operators up to which a graph is small: more is tried for it."""
+
+ROUNDS, FEW_ROUNDS = 8, 2
+"""How often layouts are chosen anew by what stages and sends add to the makespan: of small graphs, and of others."""
+
+FEW_STARTS = 40
+"""Ways to cut a small graph up to which layouts are chosen for each."""
 
 FEW_CUTS = 200
 """Ways to cut a graph up to which all are simulated."""
@@ -129,6 +145,22 @@ class PipelinePlan:
         return self.outcome.peaks
 
 
+@dataclass(frozen=True)
+class Sketch:
+    """Stages on equal parts of a machine and the schedule of these, chosen from given layouts, and all schedules."""
+
+    stages: FittedStages
+    outcome: ScheduleOutcome
+    orders: Sequence[CountedSchedule]
+
+    @property
+    def least(self) -> float:
+        """Return the makespan in seconds; without sends, where these count so much that layouts are chosen by them."""
+        without = _without_sends(self.stages, self.outcome, self.orders)
+        makespan = self.outcome.times.makespan
+        return without if without <= SENDS * makespan else makespan
+
+
 def pipeline_plan(
     graph: Graph,
     machine: Machine,
@@ -156,7 +188,8 @@ class PipelineSearch:
         self.dims = sample_dims(graph)
         self._small: dict[int, Graph] = {}
         self._solvers: dict[tuple[int, int], Solver] = {}
-        self._found: dict[tuple[int, int], list[tuple[Price, UnitRows]]] = {}
+        self._found: dict[tuple[int, int, float], tuple[Price, UnitRows]] = {}
+        self._sketches: dict[tuple[int, int, ScheduleKind | None], Sketch] = {}
 
     def small(self, micro_batches: int) -> Graph:
         """Return the serial graph of one micro-batch."""
@@ -187,21 +220,58 @@ class PipelineSearch:
 
     def plan(self, parts: int, micro_batches: int, schedule: ScheduleKind | None = None) -> PipelinePlan:
         """Return the fastest plan found, as `pipeline_plan` does."""
-        small = self.small(micro_batches)
-        count = len(units(small).parts)
-        _check_units(count, parts * (schedule[1] if schedule else 1))
-        orders = _orders(parts, micro_batches, schedule, count)
-        solver = self.solver(parts, micro_batches)
-        variants = self.variants(parts, micro_batches)
-        found = self._fastest([rows for _, rows in variants], orders, parts)
-        if found is None:
+        sketch = self.sketch(parts, micro_batches, schedule)
+        small, orders = self.small(micro_batches), sketch.orders
+        solver, variants = self.solver(parts, micro_batches), self.variants(parts, micro_batches)
+        chosen = sketch.stages
+        cuts, rank_of = chosen.cuts, sketch.outcome.schedule.rank_of
+
+        def settled(starts: Iterable[_Start]) -> Iterator[_Settled]:
+            for start in starts:
+                alike = [order for order in orders if order.schedule.rank_of == start.rank_of]
+                found = self._whole(small, solver, start.prices, start.cuts, alike, micro_batches)
+                if found is not None:
+                    yield found
+
+        starts = [_Start(cuts, [variants[at][0] for at in chosen.variants], rank_of)]
+        if self.is_small:
+            starts += self._starts(variants, orders, parts)
+        # What few layers take fits, but maybe not all moves of all layers: then pay more for bytes.
+        dear = (_Start(cuts, [price] * len(starts[0].prices), rank_of) for price, _ in variants)
+        plans = list(settled(starts)) or list(islice(settled(dear), 1))
+        if not plans:
             raise UnityError(
-                f"pipeline: no stages on {parts} parts with {micro_batches} micro-batches fit devices of "
-                f"{self.memory:,.0f} bytes; use more parts or smaller micro-batches"
+                f"pipeline: {len(starts[0].prices)} stages with {micro_batches} micro-batches do not fit devices of "
+                f"{self.memory:,.0f} bytes once all moves between them are known; use more stages"
             )
-        prices = [variants[variant][0] for variant in found[0].variants]
-        alike = [order for order in orders if order.schedule.rank_of == found[1].schedule.rank_of]
-        return self._whole(small, solver, prices, found[0].cuts, alike, micro_batches)
+        best = min(plans, key=lambda each: each.makespan)
+        if self.is_small:
+            best = self._one_by_one(small, solver, best, orders, micro_batches)
+        return best.pipeline(solver.spaces.machine, micro_batches, small)
+
+    def sketch(self, parts: int, micro_batches: int, schedule: ScheduleKind | None = None) -> Sketch:
+        """
+        Return stages of the layouts of few equal layers, at the price of each, and their schedule: about what a plan
+        takes. Raises `UnityError` as `pipeline_plan` does. Memoised.
+        """
+        key = parts, micro_batches, schedule
+        if key not in self._sketches:
+            count = len(units(self.small(micro_batches)).parts)
+            _check_units(count, parts * (schedule[1] if schedule else 1))
+            orders = _orders(parts, micro_batches, schedule, count)
+            found = self._fastest([rows for _, rows in self.variants(parts, micro_batches)], orders, parts)
+            if found is None:
+                raise UnityError(
+                    f"pipeline: no stages on {parts} parts with {micro_batches} micro-batches fit devices of "
+                    f"{self.memory:,.0f} bytes; use more parts or smaller micro-batches"
+                )
+            self._sketches[key] = Sketch(*found, orders)
+        return self._sketches[key]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether more is tried, as the graph has few operators."""
+        return sum(node.is_compute for node in self.graph.nodes()) <= SMALL
 
     @property
     def memory(self) -> float:
@@ -210,29 +280,37 @@ class PipelineSearch:
     def variants(self, stages: int, micro_batches: int) -> list[tuple[Price, UnitRows]]:
         """
         Return the rows of all units in the best layouts at several prices of a byte; without one alone, if what these
-        hold is far from what fits. Of equal layers few are solved. Memoised.
+        hold is far from what fits. Of equal layers few are solved.
         """
-        if (stages, micro_batches) not in self._found:
-            self._found[stages, micro_batches] = self._variants(stages, micro_batches)
-        return self._found[stages, micro_batches]
+        return self._variants(stages, micro_batches, BYTE_PRICES)
 
-    def _variants(self, stages: int, micro_batches: int) -> list[tuple[Price, UnitRows]]:
-        solver = self.solver(stages, micro_batches)
-        short, of = like_shortened(self.small(micro_batches), limits().rewritten_layers)
-        found = [(solver.price, self._rows(short, of, solver, micro_batches))]
+    def _variants(self, stages: int, micro_batches: int, prices: Iterable[float]) -> list[tuple[Price, UnitRows]]:
+        found = [self._variant(stages, micro_batches, 0.0)]
         rows = found[0][1]
         live = min(stages, micro_batches)
         needs = rows.held.sum() + live * rows.live[0].sum() + stages * rows.working[0].max()
         if needs <= stages * self.memory / SPREAD:
             return found
-        seconds = float((rows.forward + rows.input_gradient + rows.weight_gradient).sum())
-        for times in BYTE_PRICES:
-            byte = times * seconds / (stages * self.memory)
-            price = replace(solver.price, byte=byte, again=True, live=(live + 1) / 2)
-            rows = self._rows(short, of, solver.at(price), micro_batches)
+        for times in prices:
+            price, rows = self._variant(stages, micro_batches, times)
             if not any(rows.is_like(other) for _, other in found):
                 found.append((price, rows))
         return found
+
+    def _variant(self, stages: int, micro_batches: int, times: float) -> tuple[Price, UnitRows]:
+        """Return a price of a byte, in units of `BYTE_PRICES`, and the rows of the best layouts at it. Memoised."""
+        key = stages, micro_batches, times
+        if key not in self._found:
+            solver = self.solver(stages, micro_batches)
+            price = solver.price
+            if times:
+                rows = self._variant(stages, micro_batches, 0.0)[1]
+                seconds = float((rows.forward + rows.input_gradient + rows.weight_gradient).sum())
+                live = (min(stages, micro_batches) + 1) / 2
+                price = replace(price, byte=times * seconds / (stages * self.memory), again=True, live=live)
+            short, of = like_shortened(self.small(micro_batches), limits().rewritten_layers)
+            self._found[key] = price, self._rows(short, of, solver.at(price), micro_batches)
+        return self._found[key]
 
     def estimate(self, stages: int, micro_batches: int) -> float:
         """
@@ -241,7 +319,7 @@ class PipelineSearch:
         """
         p, m, best = stages, micro_batches, inf
         live = (min(p, m) + 1) / 2
-        for _, rows in self.variants(p, m):
+        for _, rows in self._variants(p, m, FEW_PRICES):
             needs = (rows.held.sum() + live * rows.live.sum(axis=1)) / p + rows.working.max(axis=1)
             fits = needs <= self.memory
             if fits.any():
@@ -262,11 +340,16 @@ class PipelineSearch:
         return priced_units(priced, placed, self.optimizer, micro_batches)
 
     def _fastest(
-        self, variants: Sequence[UnitRows], orders: Sequence[CountedSchedule], parts: int, cuts: Cuts | None = None
+        self,
+        variants: Sequence[UnitRows],
+        orders: Sequence[CountedSchedule],
+        parts: int,
+        cuts: Cuts | None = None,
+        is_fixed: bool = False,
     ) -> tuple[FittedStages, ScheduleOutcome] | None:
         last = norm_seconds(self.optimizer, self.machine)
         ranges = StageRanges(variants, self.machine, parts, self.memory, last)
-        return fastest_stages(ranges, orders, self.optimizer.clip > 0, cuts)
+        return fastest_stages(ranges, orders, self.optimizer.clip > 0, cuts, is_fixed)
 
     def _whole(
         self,
@@ -276,11 +359,64 @@ class PipelineSearch:
         cuts: Cuts,
         orders: Sequence[CountedSchedule],
         micro_batches: int,
-    ) -> PipelinePlan:
+    ) -> _Settled | None:
         """
         Return the plan whose stages, at `cuts`, have the best layouts of all of the graph at the price of each; borders
-        are moved once more, with all moves known.
+        are moved once more, with all moves known. Where sends count, layouts are chosen again by what stages and sends
+        add to the makespan (`together`). None if it does not fit.
         """
+        best = last = self._settled(
+            small, solver, self._by_price(small, solver, prices, cuts), orders, micro_batches, cuts
+        )
+        slopes: Slopes | None = None
+        for number in range(ROUNDS if self.is_small else FEW_ROUNDS):
+            if best is None or last is None:
+                break
+            if not self.is_small and _without_sends(last.stages, last.outcome, orders) > SENDS * last.makespan:
+                break
+            found = last.slopes(orders)
+            slopes = found if slopes is None else slopes.mixed(found, 1 / (number + 1))
+            cuts, ranks = last.stages.cuts, last.outcome.schedule.rank_of
+            plan = solved_together(small, solver, self.machine, cuts, ranks, prices, slopes)
+            last = self._settled(small, solver, plan, orders, micro_batches, cuts)
+            if last is not None and last.makespan < best.makespan * GAIN:
+                best = last
+        return best
+
+    def _starts(
+        self, variants: Sequence[tuple[Price, UnitRows]], orders: Sequence[CountedSchedule], parts: int
+    ) -> Iterator[_Start]:
+        """Yield all cuts with the prices of their stages and the ranks of these, as far as they fit and are few."""
+        ranges = StageRanges([rows for _, rows in variants], self.machine, parts, self.memory)
+        for order in {order.schedule.rank_of: order for order in orders}.values():
+            stages = order.schedule.stages
+            if comb(ranges.count - 1, stages - 1) <= FEW_STARTS:
+                for cuts in combinations(range(1, ranges.count), stages - 1):
+                    fitted = ranges.fitted(cuts, order)
+                    if fitted is not None:
+                        yield _Start(cuts, [variants[at][0] for at in fitted.variants], order.schedule.rank_of)
+
+    def _one_by_one(
+        self, small: Graph, solver: Solver, best: _Settled, orders: Sequence[CountedSchedule], micro_batches: int
+    ) -> _Settled:
+        """Return the stages with one operator's configuration after the other changed while that helps."""
+        builder = FactorGraphBuilder(solver, small)
+        tables = [(node, solver.table(node, builder.with_gradient)) for node in small.nodes() if node.is_compute]
+        alike = [order for order in orders if order.schedule.rank_of == best.outcome.schedule.rank_of]
+        changes = [(node, row) for node, table in tables for row in range(len(table))]
+        since = 0
+        while since < len(changes):
+            changes.append(changes.pop(0))
+            since += 1
+            node, row = changes[-1]
+            plan = builder.with_row(best.plan, node, row)
+            other = self._settled(small, solver, plan, alike, micro_batches, best.stages.cuts)
+            if other is not None and other.makespan < best.makespan * GAIN:
+                best, since = other, 0
+        return best
+
+    def _by_price(self, small: Graph, solver: Solver, prices: Sequence[Price], cuts: Cuts) -> ExactPlan:
+        """Return the layouts of which stage s, between `cuts`, has the best of all of the graph at `prices[s]`."""
         of = units(small)
         plans = {price: self.solved(small, solver.at(price)) for price in dict.fromkeys(prices)}
         stage_of = np.searchsorted(cuts, np.arange(len(of.parts)), side="right")
@@ -289,46 +425,101 @@ class PipelineSearch:
             return plans[prices[int(stage_of[of.unit_of[node]])]]
 
         first = plans[prices[0]]
-        plan = replace(
+        return replace(
             first,
             rows={node: at(node).rows[node] for node in first.rows},
             layouts={value: at(value.node).layouts[value] for value in first.layouts},
             rests={value: at(value.node).rests[value] for value in first.rests},
         )
+
+    def _settled(
+        self,
+        small: Graph,
+        solver: Solver,
+        plan: ExactPlan,
+        orders: Sequence[CountedSchedule],
+        micro_batches: int,
+        cuts: Cuts,
+    ) -> _Settled | None:
+        """
+        Return layouts with the fastest stages found from `cuts` on, or of a small graph at these, all moves known; None
+        if none fit.
+        """
         priced = self.priced(small, plan, solver, micro_batches)
-        found = self._fastest([priced.rows], orders, len(orders[0].schedule.ranks), cuts)
-        if found is None:
-            raise UnityError(
-                f"pipeline: {len(prices)} stages with {micro_batches} micro-batches do not fit devices of "
-                f"{self.memory:,.0f} bytes once all moves between them are known; use more stages"
-            )
-        fitted, outcome = found
-        graph = priced.marked(fitted.levels)
-        stage_of = np.searchsorted(fitted.cuts, np.arange(priced.rows.count), side="right")
+        found = self._fastest([priced.rows], orders, len(orders[0].schedule.ranks), cuts, self.is_small)
+        return None if found is None else _Settled(plan, priced, *found)
+
+
+class _Start(NamedTuple):
+    """Cuts, and the price of the layouts and the rank of each stage, from which on stages are chosen."""
+
+    cuts: Cuts
+    prices: Sequence[Price]
+    rank_of: Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """Layouts of a micro-batch, priced, with stages and a schedule."""
+
+    plan: ExactPlan
+    priced: PricedUnits
+    stages: FittedStages
+    outcome: ScheduleOutcome
+
+    @property
+    def makespan(self) -> float:
+        return self.outcome.times.makespan
+
+    def pipeline(self, part: Machine, micro_batches: int, serial: Graph) -> PipelinePlan:
+        graph = self.priced.marked(self.stages.levels)
+        stage_of = np.searchsorted(self.stages.cuts, np.arange(self.priced.rows.count), side="right")
         _, serials = erase_with(graph)
-        stages = {node: int(stage_of[priced.units.unit_of[serial]]) for node, serial in serials.items()}
-        return PipelinePlan(graph, stages, solver.spaces.machine, micro_batches, fitted.loads, outcome, small)
+        stages = {node: int(stage_of[self.priced.units.unit_of[serial]]) for node, serial in serials.items()}
+        return PipelinePlan(graph, stages, part, micro_batches, self.stages.loads, self.outcome, serial)
+
+    def slopes(self, orders: Sequence[CountedSchedule]) -> Slopes:
+        order = _simulated_order(self.outcome, orders)
+        return Slopes.of(self.stages.loads.seconds, order.schedule.micro_batches, order.levelled.makespan)
+
+
+def _simulated_order(outcome: ScheduleOutcome, orders: Sequence[CountedSchedule]) -> CountedSchedule:
+    return next(order for order in orders if order.schedule is outcome.schedule)
+
+
+def _without_sends(stages: FittedStages, outcome: ScheduleOutcome, orders: Sequence[CountedSchedule]) -> float:
+    """Return the makespan of stages if sends took no time, in seconds."""
+    return _simulated_order(outcome, orders).levelled.makespan(replace(stages.loads.seconds, send=()))
 
 
 def fastest_stages(
-    ranges: StageRanges, orders: Sequence[CountedSchedule], is_clipped: bool, cuts: Cuts | None = None
+    ranges: StageRanges,
+    orders: Sequence[CountedSchedule],
+    is_clipped: bool,
+    cuts: Cuts | None = None,
+    is_fixed: bool = False,
 ) -> tuple[FittedStages, ScheduleOutcome] | None:
     """
     Return the stages and the schedule of the least simulated makespan found: from `cuts`, by default the stages of
     least formula (`choose_stages`), or of equal seconds where parts have several, borders are moved by one unit at a
-    time while that helps; of few units, all cuts are tried. None if none fit.
+    time while that helps; of few units, all cuts are tried. If `is_fixed`, those at `cuts`. None if none fit.
     """
     best: _Found | None = None
     by_stages: dict[int, list[CountedSchedule]] = {}
     for order in orders:
         by_stages.setdefault(order.schedule.stages, []).append(order)
     for of_one in by_stages.values():
-        best = _fastest_cuts(ranges, of_one, is_clipped, cuts, best) or best
+        best = _fastest_cuts(ranges, of_one, is_clipped, cuts, is_fixed, best) or best
     return None if best is None else (best.stages, ranges.outcome(best.stages, best.order, is_clipped))
 
 
 def _fastest_cuts(
-    ranges: StageRanges, orders: Sequence[CountedSchedule], is_clipped: bool, cuts: Cuts | None, than: _Found | None
+    ranges: StageRanges,
+    orders: Sequence[CountedSchedule],
+    is_clipped: bool,
+    cuts: Cuts | None,
+    is_fixed: bool,
+    than: _Found | None,
 ) -> _Found | None:
     """Return what `fastest_stages` does, of schedules of as many stages; None if none takes less than another."""
     best: _Found | None = None
@@ -339,8 +530,9 @@ def _fastest_cuts(
         return None if found is None or found[1] >= limit else _Found(*found, order)
 
     stages, micro_batches = orders[0].schedule.stages, orders[0].schedule.micro_batches
-    if comb(ranges.count - 1, stages - 1) <= FEW_CUTS:
-        for order, each in product(orders, combinations(range(1, ranges.count), stages - 1)):
+    if is_fixed or comb(ranges.count - 1, stages - 1) <= FEW_CUTS:
+        every = [cuts] if is_fixed and cuts is not None else combinations(range(1, ranges.count), stages - 1)
+        for order, each in product(orders, every):
             best = faster(each, order) or best
         return best
     if cuts is None:

@@ -1,0 +1,57 @@
+"""Of small graphs and machines, joint's pipeline is the best of all there are, and no bound is above it."""
+
+from __future__ import annotations
+
+import pytest
+from brute import TooMany
+from brute_pipeline import Pair, least_pipelines, trunk
+from extent import ALL
+from graphs import boxes
+
+from unity_ir.machine import Machine
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.search.pipeline.choice import best_pipeline, bound
+from unity_ir.search.pipeline.equal import GAIN
+
+OPTIMIZER = Optimizer("adamw")
+
+COSTS = {"slow links": (0.0, 1e9), "starts": (1e-6, 1e9), "fast links": (0.0, 1e11)}
+"""Seconds that a kernel or collective takes to start, and bytes per second of the slowest level."""
+
+MACHINES = [
+    pytest.param(boxes(*sizes, overhead=overhead, bandwidth=bandwidth), id=f"{'x'.join(map(str, sizes))}, {name}")
+    for sizes in ((2, 2), (2, 3), (4,))
+    for name, (overhead, bandwidth) in COSTS.items()
+]
+
+EACH = 23 if ALL else 1
+"""Graphs on every machine: 207 in all; in `make test` a few."""
+
+ROOM = 400 if ALL else 60
+"""Placements of one graph."""
+
+
+def small_trunk(seed: int, machine: Machine) -> tuple[Graph, dict[Pair, float]]:
+    """The largest graph of this seed of which everything can be tried, and the least makespan of each pair."""
+    for size in (5, 4, 3, 2):
+        graph = trunk(seed, size)
+        try:
+            found = least_pipelines(graph, machine, OPTIMIZER, ROOM)
+        except TooMany:
+            continue
+        if found:
+            return graph, found
+    raise AssertionError("no room")
+
+
+@pytest.mark.parametrize("seed", range(EACH))
+@pytest.mark.parametrize("machine", MACHINES)
+def test_no_pipeline_is_faster_and_none_below_the_bound(machine: Machine, seed: int):
+    graph, found = small_trunk(seed, machine)
+    choice = best_pipeline(graph, machine, OPTIMIZER)
+    assert choice is not None
+    assert set(choice.tried) == set(found)
+    least = min(found.values())
+    assert least * (1 - 1e-9) <= choice.plan.makespan <= least / GAIN
+    assert 0 < bound(choice)[0] <= least * (1 + 1e-9)

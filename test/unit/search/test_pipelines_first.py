@@ -1,0 +1,52 @@
+"""Pipelines are looked for first where plans without stages recompute much; these are left out if all are slower."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import pytest
+from graphs import boxes, with_memory
+
+from unity_ir.machine import load
+from unity_ir.models import from_text
+from unity_ir.pcg.graph import erase
+from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.search import run, with_stages
+from unity_ir.search.recompute.least import least_unstaged
+from unity_ir.search.with_stages import run_with_stages
+
+GPT2 = from_text("gpt2,batch=8,sequence=64,layers=3,hidden=64,heads=4,vocabulary=64")
+DEEP = from_text("gpt2,batch=8,sequence=64,layers=6,hidden=64,heads=4,vocabulary=16")
+OPTIMIZER = Optimizer("adamw")
+
+
+def test_no_plan_that_fits_takes_less():
+    """On one device, where nothing moves, the bound is near: what does not fit is recomputed, and that counts."""
+    machine, graph = load("box:1"), erase(DEEP)
+    wide = run(DEEP, machine, "joint", OPTIMIZER)
+    least = least_unstaged(graph, machine, OPTIMIZER)
+    assert least.seconds == least.kernels <= wide.cost.time
+    for share in (0.7, 0.5):
+        short = with_memory(machine, int(share * wide.cost.memory_bytes))
+        more = run(DEEP, short, "joint", OPTIMIZER).cost.time - wide.cost.time
+        least = least_unstaged(graph, short, OPTIMIZER)
+        assert 0.5 * more < least.seconds - least.kernels <= more
+
+
+def test_plans_without_stages_are_left_out_where_all_are_slower(monkeypatch: pytest.MonkeyPatch):
+    machine = boxes(2, 2, overhead=1e-9, bandwidth=1e10)
+    machine = with_memory(machine, int(0.5 * run(GPT2, machine, "joint", OPTIMIZER).cost.memory_bytes))
+    monkeypatch.setattr(with_stages, "RECOMPUTES", 1.05)
+
+    def none(*_: object) -> NoReturn:
+        raise AssertionError("looked for a plan without stages")
+
+    both = run_with_stages(GPT2, machine, optimizer=OPTIMIZER, stages="auto")
+    assert both.graph.pipeline is not None
+    monkeypatch.setattr(with_stages, "run", none)
+    monkeypatch.setattr(with_stages, "NEAR", float("inf"))
+    with pytest.raises(AssertionError, match="without stages"):
+        run_with_stages(GPT2, machine, optimizer=OPTIMIZER, stages="auto")
+    monkeypatch.setattr(with_stages, "NEAR", 0.0)
+    alone = run_with_stages(GPT2, machine, optimizer=OPTIMIZER, stages="auto")
+    assert alone.graph == both.graph

@@ -1,0 +1,158 @@
+"""
+Choose the layouts of all stages of a pipeline together: what an operator takes counts at the price of its stage, and
+what is sent on to the next stage is charged for by the layout in which it is made.
+
+The sum that the exact solver minimises is not the makespan. But near given stages the makespan is linear in what each
+of them takes, so its slopes are the prices: a stage that all others wait for counts in every micro-batch, another one
+only where the pipeline fills and drains (`Slopes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from unity_ir.machine.model import Machine
+from unity_ir.machine.parts import send_seconds
+from unity_ir.pcg.graph import Graph, Node, Value
+from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.search.exact.factor_graph import FactorGraph
+from unity_ir.search.exact.solver import ExactPlan, FactorGraphBuilder, Solver
+from unity_ir.search.layouts.axes import Floats
+from unity_ir.search.layouts.objective import Price
+from unity_ir.search.pipeline.cuts import units
+from unity_ir.simulate.pipeline import StageSeconds
+
+LEAST = 0.02
+"""Least price of a second of a stage: one that nobody waits for is not to take any time."""
+
+STEP = 1e-6
+"""Part of a makespan by which slopes look ahead."""
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """By how many seconds a step gets longer for each second that stages take longer, over its micro-batches."""
+
+    second: tuple[float, ...]
+    """Of a micro-batch, forward and backward."""
+    once: tuple[float, ...]
+    """Of what is done once per step."""
+    send: tuple[float, ...]
+    """Of a send between a stage and the next, there and back."""
+
+    @staticmethod
+    def of(seconds: StageSeconds, micro_batches: int, makespan: Callable[[StageSeconds], float]) -> Slopes:
+        """Return the slopes of a makespan, given as a function of the seconds of stages, at some of them."""
+        now = makespan(seconds)
+        step = STEP * now
+
+        def slope(**longer: tuple[float, ...]) -> float:
+            return (makespan(replace(seconds, **longer)) - now) / step / micro_batches
+
+        def at(of: Sequence[float], stage: int, by: float) -> tuple[float, ...]:
+            return tuple(each + by * (s == stage) for s, each in enumerate(of))
+
+        second: list[float] = []
+        for stage, (forward, half, rest) in enumerate(
+            zip(seconds.forward, seconds.input_gradient, seconds.weight_gradient, strict=True)
+        ):
+            by = step / (forward + half + rest) if forward + half + rest else 0.0
+            second.append(
+                slope(
+                    forward=at(seconds.forward, stage, by * forward),
+                    backward=at(seconds.backward, stage, by * (half + rest)),
+                    input_gradient=at(seconds.input_gradient, stage, by * half),
+                    weight_gradient=at(seconds.weight_gradient, stage, by * rest),
+                )
+            )
+        once = tuple(slope(update=at(seconds.update, stage, step)) for stage in range(len(second)))
+        sends = tuple(slope(send=at(seconds.send, stage, step)) for stage in range(len(second) - 1))
+        return Slopes(tuple(second), once, sends)
+
+    def mixed(self, other: Slopes, share: float) -> Slopes:
+        """Return slopes between these and others, of which the latter have that share."""
+
+        def between(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple((1 - share) * x + share * y for x, y in zip(a, b, strict=True))
+
+        return Slopes(*(between(a, b) for a, b in zip(self._all, other._all, strict=True)))
+
+    @property
+    def _all(self) -> tuple[tuple[float, ...], ...]:
+        return self.second, self.once, self.send
+
+    def price(self, stage: int, price: Price) -> Price:
+        """Return the price of a stage by its slopes, where bytes cost as `price` says."""
+        second = max(self.second[stage], LEAST)
+        return replace(price, second=second, once=max(self.once[stage], LEAST / 100) / second)
+
+
+class StagesFactorGraphBuilder(FactorGraphBuilder):
+    """
+    Builds the factor graph of a graph in stages: `solvers` has that of each stage, at its price, `stage_of` the stage
+    of each node, `charges` what an operator costs for the layout [layout] in which it makes a value that is sent.
+    """
+
+    def __init__(
+        self, solvers: Sequence[Solver], graph: Graph, stage_of: Mapping[Node, int], charges: Mapping[Value, Floats]
+    ):
+        self.solvers, self.stage_of, self.charges = solvers, stage_of, charges
+        super().__init__(max(solvers, key=lambda solver: solver.price.byte), graph)
+
+    def at(self, node: Node) -> Solver:
+        """Return the solver of a node's stage."""
+        return self.solvers[self.stage_of[node]]
+
+    def keeps_all_rows(self, node: Node) -> bool:
+        """Return whether a result is sent: a row that is charged more for that does not dominate one that is not."""
+        return any(value in self.charges for value in node.results)
+
+    def problem(self) -> FactorGraph:
+        """Return the factor graph, charges included."""
+        found = super().problem()
+        alike: dict[tuple[int, bytes], Floats] = {}  # equal layers share one array, which memos know by its identity
+        for value, charge in self.charges.items():
+            number = self.numbers[value.node]
+            made, seconds = self.variables[number].made[value.index], found.seconds[number]
+            key = id(seconds), charge.tobytes()
+            if key not in alike:
+                alike[key] = seconds + charge[made.layouts][made.at]
+            found.seconds[number] = alike[key]
+        return found
+
+
+def solved_together(
+    graph: Graph,
+    solver: Solver,
+    machine: Machine,
+    cuts: Sequence[int],
+    rank_of: Sequence[int],
+    prices: Sequence[Price],
+    slopes: Slopes,
+) -> ExactPlan:
+    """
+    Return the layouts of a serial graph of one micro-batch on a part of `machine`, of least cost by the slopes of its
+    stages: those between `cuts` of units, stage s on part `rank_of[s]`, with bytes at `prices[s]`.
+    """
+    of = units(graph)
+    at: dict[Price, Solver] = {}
+    solvers: list[Solver] = []
+    for stage, price in enumerate(prices):
+        own = slopes.price(stage, price)
+        solvers.append(at.setdefault(own, solver.at(own)))
+    number = np.searchsorted(cuts, np.arange(len(of.parts)), side="right")
+    stage_of = {node: int(number[unit]) for node, unit in of.unit_of.items()}
+    charges: dict[Value, Floats] = {}
+    for cut, (source, target), slope in zip(cuts, pairwise(rank_of), slopes.send, strict=True):
+        for value in of.passing[cut - 1]:
+            item = max(ELEMENT_BYTES[value.type.dtype], ELEMENT_BYTES[value.type.grad_dtype])
+            sizes, places = np.unique(solver.space(value).elements, return_inverse=True)
+            parts = max(rank_of) + 1
+            sent = [0.0 if source == target else send_seconds(machine, parts, source, target, n, item) for n in sizes]
+            charges[value] = charges.get(value, 0.0) + slope * np.array(sent)[places]
+    found = StagesFactorGraphBuilder(solvers, graph, stage_of, charges).solve()
+    return replace(found, again=frozenset())
