@@ -33,18 +33,18 @@ def plan_moves(
     key = type.micro_shape, type.grad_dtype if gradient else type.dtype
     of_stages = source[:stage_axes], target[:stage_axes]
     if of_stages[0] == of_stages[1]:
-        return _plan_cached(*key, source, target, ByIdentity(machine), stage_axes)
+        return _plan_cached(*key, source, target, MachineKey(machine), stage_axes)
     if set(of_stages[0]) <= {COPY, REPEAT} and all(map(is_pinned, of_stages[1])):
         # Each stage has it already: first its name changes, then the stage does the rest by itself.
         there = (*target[:stage_axes], *source[stage_axes:])
-        named = _plan_cached(*key, source, there, ByIdentity(machine), 0)
+        named = _plan_cached(*key, source, there, MachineKey(machine), 0)
         return (*named, *plan_moves(value, there, target, machine, gradient, stage_axes))
-    return _plan_cached(*key, source, target, ByIdentity(machine), 0)
+    return _plan_cached(*key, source, target, MachineKey(machine), 0)
 
 
 @lru_cache(maxsize=65536)
 def _plan_cached(
-    shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, machine: ByIdentity, stage_axes: int
+    shape: tuple[int, ...], dtype: str, source: Layout, target: Layout, machine: MachineKey, stage_axes: int
 ) -> tuple[Move, ...]:
     of = machine.machine
     fixed = tuple((i, coordinate_of(a)) for i, (a, b) in enumerate(zip(source, target, strict=True)) if _is_at(a, b))
@@ -80,7 +80,7 @@ def _is_at(source: int, target: int) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _memo(machine: ByIdentity, dtype: str, axes: tuple[int, ...]) -> RunMemo:
+def _memo(machine: MachineKey, dtype: str, axes: tuple[int, ...]) -> RunMemo:
     """
     Return the memo of plans for one machine and element type, over some of its axes (() for all), which lives as long
     as this cache keeps it.
@@ -90,13 +90,15 @@ def _memo(machine: ByIdentity, dtype: str, axes: tuple[int, ...]) -> RunMemo:
 
 
 @dataclass(frozen=True, eq=False)
-class ByIdentity:
-    """A machine as a cache key: machines hold mappings, so they are compared by identity."""
+class MachineKey:
+    """A machine as a cache key. It holds mappings, which have no hash: its name is hashed, all of it compared."""
 
     machine: Machine
 
     def __hash__(self) -> int:
-        return id(self.machine)
+        return hash(self.machine.name)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ByIdentity) and other.machine is self.machine
+        if not isinstance(other, MachineKey):
+            return False
+        return other.machine is self.machine or other.machine == self.machine

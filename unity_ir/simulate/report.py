@@ -11,12 +11,12 @@ from unity_ir.cost.throughput import throughput_lines
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.plan.moves import ByIdentity
+from unity_ir.plan.moves import MachineKey
 from unity_ir.plan.plan import Plan, plan_graph
 from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.memory import memory
 from unity_ir.simulate.replay import replay
-from unity_ir.simulate.stages import simulate_stages
+from unity_ir.simulate.stages import StagedStep, simulate_stages
 
 PLAYED = 3
 """
@@ -44,15 +44,17 @@ def simulated(graph: Graph, machine: Machine, optimizer: Optimizer | None = None
     communication overlapped and with every move waited for, the peak memory in bytes on a device, counts of launches,
     collectives, their copies and bytes, and two lower bounds in seconds. `optimizer` is used if the graph names none.
     """
-    plan = plan_graph(graph, machine, optimizer)
-    counts = plan.launches, plan.collectives, plan.copied, step_bytes(plan)
-    if plan.pipeline is not None:
-        staged, waiting = simulate_stages(plan, machine), simulate_stages(plan, machine, overlap=False)
+    if graph.pipeline is not None:
+        plan, staged = _in_stages(graph, MachineKey(machine), graph.optimizer or optimizer)
+        counts = plan.launches, plan.collectives, plan.copied, step_bytes(plan)
+        waiting = simulate_stages(plan, machine, overlap=False)
         peaks = max(staged.peaks)
         lines = throughput_lines(graph, machine, staged.seconds)
         return Simulated(
             staged.seconds, waiting.seconds, peaks, *counts, 0.0, 0.0, pipeline=staged.lines, throughput=lines
         )
+    plan = plan_graph(graph, machine, optimizer)
+    counts = plan.launches, plan.collectives, plan.copied, step_bytes(plan)
     seconds, timeline = step_seconds(plan, machine)
     waiting, _ = step_seconds(plan, machine, overlap=False)
     bounds = (emitted_bound(graph, machine, optimizer, everywhere) for everywhere in (False, True))
@@ -72,15 +74,20 @@ def as_emitted(graph: Graph, machine: Machine, optimizer: Optimizer | None = Non
 
     `optimizer` is used if the graph names none.
     """
-    return _as_emitted(graph, ByIdentity(machine), optimizer)
+    return _as_emitted(graph, MachineKey(machine), optimizer)
 
 
 @lru_cache(maxsize=256)
-def _as_emitted(graph: Graph, machine: ByIdentity, optimizer: Optimizer | None) -> tuple[float, int]:
-    on = machine.machine
-    plan = plan_graph(graph, on, optimizer)
-    if plan.pipeline is not None:
-        staged = simulate_stages(plan, on)
+def _as_emitted(graph: Graph, machine: MachineKey, optimizer: Optimizer | None) -> tuple[float, int]:
+    if graph.pipeline is not None:
+        _, staged = _in_stages(graph, machine, graph.optimizer or optimizer)
         return staged.seconds, max(staged.peaks)
-    seconds, timeline = step_seconds(plan, on)
+    seconds, timeline = step_seconds(plan_graph(graph, machine.machine, optimizer), machine.machine)
     return seconds, peak(timeline)
+
+
+@lru_cache(maxsize=1)
+def _in_stages(graph: Graph, machine: MachineKey, optimizer: Optimizer | None) -> tuple[Plan, StagedStep]:
+    """Return the plan of a step in stages, simulated as emitted: what a search has found is what is reported next."""
+    plan = plan_graph(graph, machine.machine, optimizer)
+    return plan, simulate_stages(plan, machine.machine)

@@ -20,7 +20,7 @@ from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, Node, Value, rebuild, rewrite
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.plan.moves import ByIdentity
+from unity_ir.plan.moves import MachineKey
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.recompute.chosen import ANY_PRICE, Recomputable, check_kind, in_blocks, in_groups
@@ -153,12 +153,12 @@ def recomputed(
         few = Recomputable.of(cost(plan, machine, optimizer), plan, with_products=False)
         return few.marked(few.at(ANY_PRICE))
     if whole is None:
-        return _fitted(plan, ByIdentity(machine), optimizer, weights)
+        return _fitted(plan, MachineKey(machine), optimizer, weights)
     return _fitting(plan, machine, optimizer, whole, weights, on)
 
 
 @lru_cache(maxsize=64)
-def _fitted(plan: Graph, machine: ByIdentity, optimizer: Optimizer, weights: bool) -> Graph:
+def _fitted(plan: Graph, machine: MachineKey, optimizer: Optimizer, weights: bool) -> Graph:
     return _fitting(plan, machine.machine, optimizer, _same, weights)
 
 
