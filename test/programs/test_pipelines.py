@@ -119,6 +119,30 @@ def test_several_stages_per_part_as_joint_chooses_them_equal_pytorch(ranks: Rank
     assert differences(losses, lambda w, inputs: zoo_by_hand(name, keys, w, inputs), ADAM, "f64") == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "plan", "world"),
+    [
+        ("gpt2", "1f1b,2:data-parallel/4*2", 2),
+        ("gpt2", "zb-h1,4:data-parallel/4*2", 4),
+        ("gpt2", "zb-v,2,2:fsdp/4i*2", 4),
+        ("llama3_8b", "interleaved,2,2:degrees,tp=2/4*2", 4),
+        ("llama3_8b", "gpipe,2:recompute-2/2*2", 4),
+    ],
+)
+def test_a_loss_in_pieces_equals_pytorch(ranks: Ranks, model: str, plan: str, world: int):
+    """Also where stages that are counted by operators end between the head and the loss."""
+    torch.set_num_threads(1)
+    name, keys = sized(model)
+    graph = build(name, **keys)
+    step = planned(graph, plan, world, ADAM)
+    assert from_op(to_op(step)) == step
+    text = text_of(step, graph)
+    assert text.count("in loss_pieces(ctx, 2)") == 1
+    found = ranks.run(text, world, trained, 2, False)[0]
+    assert differences(found, lambda w, inputs: zoo_by_hand(name, keys, w, inputs), ADAM, "f64") == []
+
+
 def test_the_sample_has_everything():
     parts = [set(each) for each in zip(*SAMPLE, strict=True)]
     assert parts == [{*MODELS}, {*ORDERS}, {*PLANS}, {2, 4, 8}]
@@ -274,14 +298,16 @@ def test_a_run_on_files_is_that_of_other_plans(ranks: Ranks, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_profile_and_the_guard_see_the_lines_of_all_stages(ranks: Ranks, tmp_path: Path):
-    text = staged_gpt2("zb-h1,2:data-parallel/4", 4, ADAM)
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_profile_and_the_guard_see_the_lines_of_all_stages(ranks: Ranks, tmp_path: Path, pieces: int):
+    text = staged_gpt2(f"zb-h1,2:data-parallel/4*{pieces}", 4, ADAM)
     ranks.run(text, 4, run_main, ["--steps", "1", "--profile", "p.json"], {}, str(tmp_path))
     events = json.loads((tmp_path / "p.json").read_text())["traceEvents"]
     spans = [(e["pid"], e["name"], e["cat"]) for e in events if e["ph"] == "X"]
     # Each of the 4 micro-batches: on ranks of the first stage the embeddings, on those of the last the loss.
     assert spans.count((0, "embedding", "forward")) == 4
-    assert spans.count((2, "cross_entropy", "forward")) == spans.count((2, "cross_entropy_grad", "backward")) == 4
+    made = [spans.count((2, *each)) for each in (("cross_entropy", "forward"), ("cross_entropy_grad", "backward"))]
+    assert made == [4 * pieces] * 2
     assert {kind for rank, _, kind in spans if rank == 0} >= {"forward", "backward", "update"}
     wrong = re.sub(r"(    cross_entropy = .*?)  #", r"\1 * float('nan')  #", text)
     assert wrong != text

@@ -257,6 +257,20 @@ class Program:
         return not self.in_pieces.isdisjoint(makes(instruction))
 
     @cached_property
+    def loop_of_pieces(self) -> tuple[tuple[Instruction, ...], Compute] | None:
+        """
+        The instructions of the loop over the pieces of the loss, which are consecutive, and one operator in their place
+        that reads and makes what they do; None without such a loop.
+        """
+        loop = tuple(i for i in self.body if self.is_in_pieces(i))
+        if not loop:
+            return None
+        made = {r for i in loop for r in makes(i)}
+        given = tuple(dict.fromkeys(r for i in loop for r in reads(i) if r not in made))
+        left = tuple(i.result for i in loop if isinstance(i, TimeStep) and i.result not in self.in_pieces)
+        return loop, Compute("loss in pieces", given, left, (), (REPEAT,) * len(self.mesh.sizes))
+
+    @cached_property
     def when(self) -> Mapping[Register, When]:
         """
         In which micro-batches each register is made: `every` for all registers of a step without micro-batches.
@@ -302,6 +316,8 @@ class Program:
     @cached_property
     def loss(self) -> Register | None:
         """The register in which an operator makes the loss, in every micro-batch or piece; None for a forward alone."""
+        if self.part_of is not None:
+            return self.part_of.loss
         if self.optimizer is None or not self.outputs:
             return None
         steps = {i.result: i.operand for i in self.body if isinstance(i, TimeStep)}

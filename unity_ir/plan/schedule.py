@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from unity_ir.pcg.collectives import AMONG_ALL, BETWEEN_DEVICES, COLLECTIVES
-from unity_ir.pcg.sharding import REPEAT, is_pinned, pins
+from unity_ir.pcg.sharding import is_pinned, pins
 from unity_ir.plan.program import (
     Compute,
     HaloExchange,
@@ -39,7 +39,6 @@ from unity_ir.plan.program import (
     UpdateWeight,
     When,
     makes,
-    reads,
 )
 
 BUCKET_BYTES = 2**20
@@ -180,16 +179,12 @@ def schedule(program: Program, bucket: int = BUCKET_BYTES, under_way: int = UNDE
 
 def _scheduler(program: Program, bucket: int, under_way: int) -> _Scheduler:
     """Return the scheduler of a program; the loop over the pieces of the loss, if it has one, is an operator to it."""
-    loop = [i for i in program.body if program.is_in_pieces(i)]
-    if not loop:
+    if program.loop_of_pieces is None:
         return _Scheduler(program, bucket, under_way, program.body, program.returned)
-    made = {r for i in loop for r in makes(i)}
-    given = tuple(dict.fromkeys(r for i in loop for r in reads(i) if r not in made))
-    left = tuple(i.result for i in loop if isinstance(i, TimeStep) and i.result not in program.in_pieces)
-    whole = Compute("loss in pieces", given, left, (), (REPEAT,) * len(program.mesh.sizes))
+    loop, whole = program.loop_of_pieces
     start = program.body.index(loop[0])
     body = (*program.body[:start], whole, *program.body[start + len(loop) :])
-    inner = _Scheduler(program, bucket, under_way, (*(Leaf("input", r) for r in given), *loop), left)
+    inner = _Scheduler(program, bucket, under_way, (*(Leaf("input", r) for r in whole.operands), *loop), whole.results)
     return _Scheduler(program, bucket, under_way, body, program.returned, (whole, inner))
 
 

@@ -273,8 +273,9 @@ class _Stages:
     @cached_property
     def _sums(self) -> set[Register]:
         """The registers in which micro-batches add up what they make."""
-        steps = (i for i in self.program.body if isinstance(i, TimeStep) and i.kind in ("accumulate", "batch"))
-        return {i.result for i in steps if self.program.when[i.result] == "every"}
+        steps = (i for i in self.program.body if isinstance(i, TimeStep) and not i.is_of_pieces)
+        added = (i.result for i in steps if i.kind in ("accumulate", "batch"))
+        return {r for r in added if self.program.when[r] == "every"}
 
     def _always(self, rank: int, optimizer: Optimizer) -> int:
         """Return the bytes that a device of a rank holds while micro-batches run."""

@@ -58,13 +58,15 @@ class PartWriter(StepWriter):
     def text(self) -> str:
         """Return the Python text of the part's function."""
         kind = self.part.kind
+        if self.program.in_pieces:
+            self.last_piece = self.identifier("last_piece")
         rows = merged(row for line in self.schedule.lines for row in self._rows(line))
         early = [row for row in rows if row.when == "early" or row.is_early]
         lines: list[tuple[str, str]] = []
         if early:
             lines += [(f"{' = '.join(self.sums)} = None", "what micro-batches add up"), (self._loop(), "")]
             lines += [(f"    {code}", comment) for code, comment in (row.text() for row in early)]
-        lines += [row.text() for row in rows if row.when != "early"]
+        lines += self._in_order([row for row in rows if row.when != "early"])
         lines[:0] = [
             (f"{name} = ctx.at({pinned!r})", "whether this rank is there") for pinned, name in self.here.items()
         ]
@@ -104,7 +106,7 @@ class PartWriter(StepWriter):
         """Return the registers that the part hands to other parts of the rank, but for sums over micro-batches."""
         makers = makers_of(self.program.body)
         handed = [r for r in self.program.outputs if r in self.keys]
-        return [r for r in handed if not isinstance(makers[r], TimeStep)]
+        return [r for r in handed if not (isinstance(step := makers[r], TimeStep) and not step.is_of_pieces)]
 
     def _returned(self) -> str:
         step = self.program.part_of
@@ -123,8 +125,9 @@ class PartWriter(StepWriter):
         if isinstance(action, Leaf) and action.op == "weight" and self.known:
             self.own[action.result] = f"weights[{action.name!r}]"
             return []
-        (row, *_) = super()._rows(line)
-        return [row] if row.targets else []
+        row, *marker = super()._rows(line)
+        # A loss in pieces has its backward in the forward of its stage.
+        return [row, *(marker if line.in_pieces else ())] if row.targets else []
 
     def _handed(self, leaf: Leaf, line: ScheduledLine) -> list[Row]:
         """Return the row that takes what another part has made."""

@@ -3,9 +3,9 @@ Divide a step whose operators are in stages into the parts that a pipeline sched
 micro-batches, a forward and a backward of each stage for one micro-batch, and what is done after all of them.
 
 A part is a program of its own. What one part makes and others read is in their bodies a leaf (`plan.program.Leaf`).
-Forward is what the step's outputs depend on; the backward of a stage can be divided further into what leads to the
-gradient that an earlier stage reads (I), and the rest, which reaches gradients of weights only (W): a cut of the graph,
-since the backward is explicit.
+Forward is what the step's outputs depend on, and with it all of a loss in pieces, whose gradients stand beside it. The
+backward of a stage can be divided further into what leads to the gradient that an earlier stage reads (I), and the
+rest, which reaches gradients of weights only (W): a cut of the graph, since the backward is explicit.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from unity_ir.plan.deadlock import makers
 from unity_ir.plan.pipeline.actions import COMPUTE
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.program import (
+    Compute,
     Instruction,
     Leaf,
     Program,
@@ -111,8 +112,6 @@ def step_parts(program: Program, schedule: PipelineSchedule) -> StepParts:
             f"{where}: clips by the norm of all stages' gradients, for which {schedule.name} would have to drain; use "
             "clip=0, or a synchronous schedule"
         )
-    if program.loss_pieces > 1:
-        raise UnityError(f"{where}: makes its loss in pieces, which stages do not yet; use loss_pieces=1")
     if schedule.micro_batches != program.micro_batches:
         raise UnityError(
             f"{where}: has {program.micro_batches} micro-batches, its schedule {schedule.micro_batches}; use one number"
@@ -130,7 +129,7 @@ class _Parts:
         self.mesh = Mesh(sizes[: self.leading])
         self.makers = makers_of(program.body)
         self.order = {id(i): n for n, i in enumerate(program.body)}
-        self.forward = self._ancestors(program.outputs)
+        self.forward = self._ancestors((*program.outputs, *self._in_pieces()))
         self.part: dict[Register, Key] = {}
         """For each register that is made in one part only: which."""
         self.received: set[Register] = set()
@@ -138,6 +137,21 @@ class _Parts:
         self._assign()
 
     # -- which part does what
+
+    def _in_pieces(self) -> set[Register]:
+        """
+        Return what the loop over the pieces of the loss makes, and the sums over micro-batches of gradients that it
+        makes of weights: with it they are of the forward, so that none is held until a backward.
+        """
+        loop, _ = self.program.loop_of_pieces or ((), None)
+        grads = {i.result for i in loop if isinstance(i, TimeStep) and i.kind == "accumulate"}
+        for instruction in self.program.body if loop else ():
+            read, made = reads(instruction), makes(instruction)
+            is_moved = isinstance(instruction, TimeStep | ReshardMove) and self._boundary(instruction) is None
+            is_cast = isinstance(instruction, Compute) and instruction.operator == "cast"
+            if read and grads.issuperset(read) and (is_moved or is_cast) and self.program.when[made[0]] == "every":
+                grads.update(made)
+        return {r for i in loop for r in makes(i)} | grads
 
     def _ancestors(self, registers: Iterable[Register]) -> set[Register]:
         """Return these registers, and all that they are made of."""
@@ -193,7 +207,7 @@ class _Parts:
 
     def _assign(self) -> None:
         program, when = self.program, self.program.when
-        of_loss, again = self._of_the_loss(), list[Instruction]()
+        of_loss, again, loop = self._of_the_loss(), list[Instruction](), program.loop_of_pieces
         for instruction in program.body:
             made = makes(instruction)
             self._check_within(instruction)
@@ -201,6 +215,15 @@ class _Parts:
                 self._check_alike(instruction)
                 continue
             time = when[made[0]]
+            if loop is not None and program.is_in_pieces(instruction):
+                if self._boundary(instruction) is not None:
+                    raise UnityError(
+                        f"{self.where}: makes its loss in pieces of which each goes from stage to stage; put the last "
+                        "product and the loss into one stage, or leave loss_pieces out"
+                    )
+                if made[0] not in self.part:
+                    self._put((r for i in loop[0] for r in makes(i)), "F", self._stage(loop[1], "F"))
+                continue
             if time != "every":
                 self._put(made, "after" if time == "last" else "before", None)
                 continue
@@ -216,10 +239,11 @@ class _Parts:
     def _of_the_loss(self) -> set[Register]:
         """Return the registers that the gradient of the loss goes into: not those of a forward that is done again."""
         found: set[Register] = set()
+        outputs = self._ancestors(self.program.outputs)
         for instruction in self.program.body:
             made = makes(instruction)
             is_seed = isinstance(instruction, Leaf) and instruction.op == "constant"
-            if self.forward.isdisjoint(made) and (is_seed or not found.isdisjoint(reads(instruction))):
+            if outputs.isdisjoint(made) and (is_seed or not found.isdisjoint(reads(instruction))):
                 found.update(made)
         return found
 
@@ -433,8 +457,9 @@ class _Parts:
 
     def _keys(self, read_in: Mapping[Register, object]) -> dict[Register, str]:
         """Return a name for each register that one part makes and others read, or receive; sums always have one."""
-        sums = [r for r in self.program.sums if r in self.part]
-        joined = [i.result for i in self.program.body if isinstance(i, TimeStep) and i.kind == "batch"]
+        steps = [i for i in self.program.body if isinstance(i, TimeStep) and not i.is_of_pieces]
+        sums = [i.result for i in steps if i.kind == "accumulate" and i.result in self.part]
+        joined = [i.result for i in steps if i.kind == "batch"]
         found: dict[Register, str] = {}
         names = makers(self.program)
         taken: set[str] = set()
