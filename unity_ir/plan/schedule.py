@@ -278,7 +278,9 @@ class _Scheduler:
         step = body if program.part_of is None else program.part_of.body
         grads = [i.grad for i in step if isinstance(i, UpdateWeight)]
         if program.part_of is not None:
-            grads = [grad for grad in grads if grad in returned]
+            # What it hands on to updates, if through other parts.
+            steps = {i.result for i in body if isinstance(i, TimeStep) and not i.is_of_pieces}
+            grads = [r for r in returned if r in steps or r in grads]
         self.wanted = [self._held(grad) for grad in grads]
         self.returned = tuple(self._held(r) for r in returned if program.part_of is None or r not in grads)
         self._delay()

@@ -16,8 +16,10 @@ from unity_ir.pcg.micro_batches import in_micro_batches, micro_batch
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.pipeline.parts import StepPart
 from unity_ir.plan.plan import Plan, plan_graph
-from unity_ir.plan.program import Compute, Leaf, TimeStep
+from unity_ir.plan.program import Compute, Leaf, ReshardMove, TimeStep
+from unity_ir.plan.schedule import Wait
 from unity_ir.search.baselines.batch_dims import sample_dims
+from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.run import run
 from unity_ir.simulate.stages import simulate_stages
 
@@ -92,3 +94,16 @@ def test_a_piece_that_goes_from_stage_to_stage_is_refused():
     placed = replace(staged(of_micro_batch(), Pipeline("1f1b", 2), on(), cut_at_the_loss()), loss_pieces=2)
     with pytest.raises(UnityError, match="in pieces of which each goes from stage to stage; put the last product"):
         plan_graph(in_micro_batches(placed, sample_dims(from_text(TEXT)), 4), on(), Optimizer("adam"))
+
+
+def test_a_stage_makes_weights_gradients_while_it_would_wait_for_others():
+    """In a backward whose kernels are divided, as in a step without stages."""
+    on, options = load("box:4"), {"tp": 2}
+    placed = run(from_text(TEXT), on, "degrees", Optimizer("adam"), options, micro_batches=4, stages=Stages(2)).graph
+    (backward,) = (own for part, own in plan_graph(placed, on, Optimizer("adam")).parts if part.name == "0B")
+    actions = [line.action for line in backward.schedule.lines]
+    begins = {a.result: i for i, a in enumerate(actions) if isinstance(a, ReshardMove)}
+    waits = [(i, a.registers[0]) for i, a in enumerate(actions) if isinstance(a, Wait)]
+    beside = [[a.operator for a in actions[begins[r] : i] if isinstance(a, Compute)] for i, r in waits]
+    assert len(beside) == 2
+    assert all("matmul_tn" in each for each in beside)
