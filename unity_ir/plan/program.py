@@ -85,7 +85,8 @@ class Leaf:
     """
     An `input` or `weight` (with a name) or a `constant` (with a value), as `op` says, in its resting layout; in a part
     of a step, what another part has made, with a name: `once` per step, a sum over micro-batches (`sum`), or of the
-    micro-batch at hand, `kept` for others to read, too, or read by this part for the `last` time.
+    micro-batch at hand, `kept` for others to read, too, or read by this part for the `last` time; or of a sum over
+    devices that is under way (`started`), what it will make.
     """
 
     op: str
@@ -232,6 +233,8 @@ class Program:
     """How a step is run whose operators are in stages; None for others."""
     part_of: Program | None = field(default=None, compare=False, repr=False)
     """The step that this program is a part of, if it is (`plan.pipeline.parts`)."""
+    started: frozenset[Register] = frozenset()
+    """Of a part, the outputs that it hands on under way: what a collective makes that another part waits for."""
 
     @property
     def devices(self) -> int:

@@ -280,7 +280,7 @@ class _Scheduler:
         if program.part_of is not None:
             # What it hands on to updates, if through other parts.
             steps = {i.result for i in body if isinstance(i, TimeStep) and not i.is_of_pieces}
-            grads = [r for r in returned if r in steps or r in grads]
+            grads = [r for r in returned if r in steps or r in program.started or r in grads]
         self.wanted = [self._held(grad) for grad in grads]
         self.returned = tuple(self._held(r) for r in returned if program.part_of is None or r not in grads)
         self._delay()
@@ -509,7 +509,8 @@ class _Scheduler:
         for register in (*self.returned, *self.wanted):
             self._make(register)
         for register in (*self.returned, *self.wanted):
-            self._need(register)
+            if register not in self.program.started:
+                self._need(register)
         if "early" in self.program.when.values():
             # The loop before comes first, and inputs before that.
             self.lines.sort(key=lambda a: 0 if isinstance(a, Leaf) else 1 if self._when(a) == "early" else 2)
@@ -528,6 +529,9 @@ class _Scheduler:
         self.made.add(register)
         if register in self.leaves:
             self.lines.append(self.leaves[register])
+            if self.leaves[register].op == "started":
+                self.pending[register] = (register,)
+                self.started[register] = self.done
             return
         move = self.move_of[register]
         self._need(move.operand)
@@ -591,7 +595,7 @@ class _Scheduler:
         but for those that started fewer than `LAG` operators ago.
         """
         first = started[0]
-        if first.result not in self.wanted or first.kind == "all_reduce":
+        if first.kind == "all_reduce" or (first.result not in self.wanted and first.result not in self.program.started):
             return  # an all-reduce holds nothing but its result
         self.late[first.result] = sum(piece_bytes(self.program, m.operand) for m in started)
         self.began[first.result] = self.done
@@ -606,7 +610,7 @@ class _Scheduler:
         """Return the lines, each with the registers that it reads for the last time."""
         alive = {*self.returned, *self.wanted}
         # The caller holds these.
-        kept = {r for r, leaf in self.leaves.items() if leaf.op not in ("constant", "last", "sum")}
+        kept = {r for r, leaf in self.leaves.items() if leaf.op not in ("constant", "last", "sum", "started")}
         out: list[ScheduledLine] = []
         unfreed = Schedule((), self.same)
         # What is made once, or adds up, stays from one micro-batch to the next.

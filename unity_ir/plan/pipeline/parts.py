@@ -10,6 +10,7 @@ rest, which reaches gradients of weights only (W): a cut of the graph, since the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,6 +36,7 @@ from unity_ir.plan.program import (
     makes,
     reads,
 )
+from unity_ir.plan.schedule import SYNCS
 
 PartKind = Literal["before", "F", "B", "I", "W", "after"]
 
@@ -100,9 +102,11 @@ class StepParts:
         return tuple(sent.received for part in found if part is not None for sent in part.sends)
 
 
-def step_parts(program: Program, schedule: PipelineSchedule) -> StepParts:
+def step_parts(program: Program, schedule: PipelineSchedule, bucket: int = 0) -> StepParts:
     """
-    Return the parts of a step for a schedule, or for one step of it if it never drains (`orders.steady_step`).
+    Return the parts of a step for a schedule, or for one step of it if it never drains (`orders.steady_step`). Sums of
+    gradients over a stage's devices start where the last micro-batch's is made, and are waited for `after`; those of
+    fewer than `bucket` bytes, which share calls, are made there.
 
     Raises `UnityError` if the step's operators are not in the schedule's stages, or not for its micro-batches.
     """
@@ -116,11 +120,11 @@ def step_parts(program: Program, schedule: PipelineSchedule) -> StepParts:
         raise UnityError(
             f"{where}: has {program.micro_batches} micro-batches, its schedule {schedule.micro_batches}; use one number"
         )
-    return _Parts(program, schedule).parts()
+    return _Parts(program, schedule, bucket).parts()
 
 
 class _Parts:
-    def __init__(self, program: Program, schedule: PipelineSchedule):
+    def __init__(self, program: Program, schedule: PipelineSchedule, bucket: int):
         self.program = program
         self.schedule = schedule
         self.where = f"spmd.program @{program.name}"
@@ -134,7 +138,10 @@ class _Parts:
         """For each register that is made in one part only: which."""
         self.received: set[Register] = set()
         """Registers that come from another rank."""
+        self.started: dict[Register, Register] = {}
+        """Sums over devices that begin while micro-batches run, by what they are of."""
         self._assign()
+        self._start_early(bucket)
 
     # -- which part does what
 
@@ -362,6 +369,22 @@ class _Parts:
             self._put(made, "I" if is_input else "W", stage)
             wanted.update(r for r in self._behind(instruction) if is_input or self.part[r][1] != stage)
 
+    def _start_early(self, bucket: int) -> None:
+        """Put sums of gradients over the devices of a stage in the part that makes the last addend."""
+        readers = Counter(r for instruction in self.program.body for r in reads(instruction))
+        for instruction in self.program.body:
+            if not isinstance(instruction, ReshardMove) or instruction.kind not in SYNCS:
+                continue
+            if self.part.get(instruction.result) != ("after", None) or min(instruction.axes) < self.leading:
+                continue
+            moved = instruction.operand, instruction.result
+            (of, *more) = self._behind(instruction)
+            is_total = isinstance(self.makers[of], TimeStep) and self.part[of][1] is not None
+            is_alone = not more and readers[of] == readers[instruction.operand] == 1
+            if is_total and is_alone and max(self.program.bytes[r] for r in moved) >= bucket:
+                self.part[instruction.result] = self.part[of]
+                self.started[of] = instruction.result
+
     # -- their programs
 
     def parts(self) -> StepParts:
@@ -380,7 +403,8 @@ class _Parts:
         for key, body in whole.items():
             leaves = [Leaf(self._handed(key, r, last), r, keys[r]) for r in given[key]]
             own = {r for i in bodies[key] for r in makes(i)}
-            outputs = (*(() if key[0] == "after" else (r for r in keys if r in own)), *ends[key])
+            handed = () if key[0] == "after" else (r for r in keys if r in own and r not in self.started)
+            outputs = (*handed, *ends[key])
             used = {r for i in (*leaves, *body) for r in (*reads(i), *makes(i))}
             program = replace(
                 self.program,
@@ -389,6 +413,7 @@ class _Parts:
                 outputs=tuple(dict.fromkeys(outputs)),
                 optimizer=None,
                 part_of=self.program,
+                started=frozenset(r for r in self.started.values() if r in own),
             )
             made.append(StepPart(*key, program, tuple(sends.get(key, ())), self._place_of(key[1])))
         return StepParts(self.schedule, tuple(sorted(made, key=_place)), keys, self.mesh)
@@ -435,7 +460,7 @@ class _Parts:
         if home == "before":
             return "once"
         if key[0] == "after" and home is not None:
-            return "sum"
+            return "started" if register in self.started.values() else "sum"
         return "last" if last.get(register) == key else "kept"
 
     def _place_of(self, stage: int | None) -> Pins:
