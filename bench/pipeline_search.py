@@ -31,7 +31,11 @@ from unity_ir.search.pipeline.choice import best_pipeline, bound
 TOKENS = 8192
 """Tokens of a sample."""
 
-ROWS = (("llama3_70b", 256, "dgx-h100:8"), ("llama3_405b", 256, "dgx-h100:64"))
+ROWS = (
+    ("llama3_70b", 256, "dgx-h100:8"),
+    ("llama3_405b", 256, "dgx-h100:64"),
+    ("llama3_405b", 2048, "dgx-h100:512"),
+)
 """Model, samples, machine."""
 
 

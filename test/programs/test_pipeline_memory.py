@@ -16,11 +16,14 @@ from unity_ir.simulate.stages import simulate_stages
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["1f1b", "gpipe", "zb-h1", "2bw"])
-def test_ranks_keep_the_bytes_that_are_simulated(ranks: Ranks, order: str):
+@pytest.mark.parametrize(
+    ("order", "pieces"), [("1f1b", "1"), ("gpipe", "1"), ("zb-h1", "1"), ("2bw", "1"), ("1f1b", "2"), ("zb-h1", "2")]
+)
+def test_ranks_keep_the_bytes_that_are_simulated(ranks: Ranks, order: str, pieces: str):
     graph = from_text("gpt2,layers=2,hidden=8,heads=2,vocabulary=16,sequence=4,batch=8")
     machine, optimizer = load("box:4"), Optimizer("adamw")
-    placed = run(graph, machine, "data-parallel", optimizer, micro_batches=4, stages=Stages(2, order)).graph
+    given = {"micro_batches": 4, "loss_pieces": pieces, "stages": Stages(2, order)}
+    placed = run(graph, machine, "data-parallel", optimizer, **given).graph
     # Saved softmaxes are as PyTorch's kernels have them.
     plan = plan_graph(placed, machine, optimizer, PlanOptions(kernels="torch"))
     expected = simulate_stages(plan, machine)

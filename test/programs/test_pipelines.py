@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -23,7 +24,7 @@ import pytest
 import torch
 from by_hand import differences
 from models import convolved, data, machine, masked, mlp, weight
-from ranks import Ranks, check, loaded, refused, run_main, saved, trained
+from ranks import Ranks, check, loaded, order_of_second_step, refused, run_main, saved, trained
 from recipe import against_torch
 from witness import against_torch_pipelining
 from zoo import by_hand as zoo_by_hand
@@ -45,6 +46,7 @@ from unity_ir.plan.pipeline.csv_text import from_csv
 from unity_ir.plan.pipeline.sends import with_sends
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Program
+from unity_ir.plan.schedule import schedule
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.with_stages import run_with_stages
 
@@ -107,6 +109,22 @@ def test_equals_pytorch(ranks: Ranks, case: tuple[str, str, str, int]):
 
 
 @pytest.mark.slow
+def test_sums_over_devices_that_hold_too_much_are_waited_for_in_their_part(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+):
+    graph, options = build("gpt2", **SIZES["gpt2"]), PlanOptions(kernels="torch", bucket=0)
+    step = planned(graph, "zb-h1,2:degrees,zero=1/4", 4, ADAM)
+    texts = [emit(plan_step(step, options), graph).text]
+    monkeypatch.setattr("unity_ir.plan.plan.schedule", partial(schedule, under_way=1000))
+    texts.append(emit(plan_step(step, options), graph).text)
+    waited = [re.findall(r"sums\['(\w+)'\]\.wait\(\)", text.partition("def after")[0]) for text in texts]
+    assert not waited[0]
+    assert len(waited[1]) > 4
+    found, want = (ranks.run(text, 4, trained, 2, False)[0] for text in texts)
+    torch.testing.assert_close(found["gradients"], want["gradients"], rtol=0, atol=0)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["interleaved:2", "zb-v"])
 def test_several_stages_per_part_as_joint_chooses_them_equal_pytorch(ranks: Ranks, order: str):
     torch.set_num_threads(1)
@@ -117,6 +135,75 @@ def test_several_stages_per_part_as_joint_chooses_them_equal_pytorch(ranks: Rank
     step = lower(fuse_collectives(differentiate(found.graph, ADAM, on.mesh)), on)
     losses = ranks.run(text_of(step, graph), 4, trained, 2, False)[0]
     assert differences(losses, lambda w, inputs: zoo_by_hand(name, keys, w, inputs), ADAM, "f64") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "plan", "world"),
+    [
+        ("gpt2", "1f1b,2:data-parallel/4*2", 2),
+        ("gpt2", "zb-h1,4:data-parallel/4*2", 4),
+        ("gpt2", "zb-v,2,2:fsdp/4i*2", 4),
+        ("llama3_8b", "interleaved,2,2:degrees,tp=2/4*2", 4),
+        ("llama3_8b", "gpipe,2:recompute-2/2*2", 4),
+    ],
+)
+def test_a_loss_in_pieces_equals_pytorch(ranks: Ranks, model: str, plan: str, world: int):
+    """Also where stages that are counted by operators end between the head and the loss."""
+    torch.set_num_threads(1)
+    name, keys = sized(model)
+    graph = build(name, **keys)
+    step = planned(graph, plan, world, ADAM)
+    assert from_op(to_op(step)) == step
+    text = text_of(step, graph)
+    assert text.count("in loss_pieces(ctx, 2)") == 1
+    found = ranks.run(text, world, trained, 2, False)[0]
+    assert differences(found, lambda w, inputs: zoo_by_hand(name, keys, w, inputs), ADAM, "f64") == []
+
+
+NOTED = """
+DONE = []
+run_part, own = UnderWay.run, {name: globals()[name] for name in ("all_reduce", "reduce_scatter") if name in globals()}
+
+def noted(self, ctx, weights, stage, kind, k):
+    run_part(self, ctx, weights, stage, kind, k)
+    DONE.append(f"{stage}{kind}{k}")
+
+def summed(name):
+    return lambda ctx, x, *more: DONE.append("sum") or own[name](ctx, x, *more)
+
+UnderWay.run = noted
+globals().update({name: summed(name) for name in own})
+"""
+"""What is put behind a program: it notes what a rank does, and the sums over devices that it starts, in order."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("plan", "order"),
+    [
+        # Of the first of 2 parts: those of stage 2 are under way while stage 0 still has two backwards to do.
+        ("interleaved,2,2:data-parallel/4", "2B2 sums 2B3 0B2 sums 0B3"),
+        ("zb-h1,2:degrees,zero=1/4", "0I3 sums 0W3"),
+        ("1f1b,2:data-parallel/4*2", "0B2 sums 0B3"),
+        ("2bw,2:degrees,zero=1/4", "0F0 sums 0B3"),
+    ],
+)
+def test_sums_over_devices_begin_beside_what_a_rank_has_left(ranks: Ranks, plan: str, order: str):
+    """They are the same, digit by digit, as those that begin behind all micro-batches, and share calls."""
+    graph = build("gpt2", **SIZES["gpt2"])
+    step = planned(graph, plan, 4, ADAM)
+    early, late = (emit(plan_step(step, PlanOptions(kernels="torch", bucket=b)), graph).text for b in (0, 2**20))
+    found, want = (ranks.run(text, 4, trained, 3, False)[0] for text in (early, late))
+    for what in ("losses", "gradients", "after"):
+        torch.testing.assert_close(found[what], want[what], rtol=0, atol=0)
+    done = [ranks.run(text + NOTED, 4, order_of_second_step)[0].split() for text in (early, late)]
+    computed, behind = ([each for each in words if "RECV" not in each] for words in done)
+    words = [each for i, each in enumerate(computed) if each != "sum" or computed[i - 1] != "sum"]
+    assert " ".join(words).replace("sum", "sums").endswith(order)
+    last = order.split()[-1]
+    assert computed[-1] == last
+    assert behind[-2:] == [last, "sum"]
 
 
 def test_the_sample_has_everything():
@@ -274,14 +361,16 @@ def test_a_run_on_files_is_that_of_other_plans(ranks: Ranks, tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_profile_and_the_guard_see_the_lines_of_all_stages(ranks: Ranks, tmp_path: Path):
-    text = staged_gpt2("zb-h1,2:data-parallel/4", 4, ADAM)
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_profile_and_the_guard_see_the_lines_of_all_stages(ranks: Ranks, tmp_path: Path, pieces: int):
+    text = staged_gpt2(f"zb-h1,2:data-parallel/4*{pieces}", 4, ADAM)
     ranks.run(text, 4, run_main, ["--steps", "1", "--profile", "p.json"], {}, str(tmp_path))
     events = json.loads((tmp_path / "p.json").read_text())["traceEvents"]
     spans = [(e["pid"], e["name"], e["cat"]) for e in events if e["ph"] == "X"]
     # Each of the 4 micro-batches: on ranks of the first stage the embeddings, on those of the last the loss.
     assert spans.count((0, "embedding", "forward")) == 4
-    assert spans.count((2, "cross_entropy", "forward")) == spans.count((2, "cross_entropy_grad", "backward")) == 4
+    made = [spans.count((2, *each)) for each in (("cross_entropy", "forward"), ("cross_entropy_grad", "backward"))]
+    assert made == [4 * pieces] * 2
     assert {kind for rank, _, kind in spans if rank == 0} >= {"forward", "backward", "update"}
     wrong = re.sub(r"(    cross_entropy = .*?)  #", r"\1 * float('nan')  #", text)
     assert wrong != text

@@ -31,7 +31,7 @@ ADAMW = Optimizer("adamw", 1e-2, weight_decay=0.1)
 CASES = [
     ("mlp", "2bw,2:data-parallel/4", 2, MOMENTUM),
     ("mlp", "2bw,4:data-parallel/8", 4, ADAMW),
-    ("gpt2", "2bw,2:data-parallel/4", 2, ADAMW),
+    ("gpt2", "2bw,2:data-parallel/4*2", 2, ADAMW),
     ("gpt2", "2bw,4:data-parallel/4", 4, MOMENTUM),
     ("gpt2", "2bw,2:fsdp/4i", 4, ADAMW),
     ("gpt2", "2bw,2:degrees,tp=2/4", 4, MOMENTUM),

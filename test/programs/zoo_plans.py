@@ -114,12 +114,12 @@ def planned(graph: Graph, plan: str, world: int, optimizer: Optimizer) -> Progra
     dims = sample_dims(graph)
     part = micro_batch(graph, dims, count) if count > 1 else graph
     placed, on = _placed(part, plan, world // int(ranks), optimizer)
+    placed = replace(placed, loss_pieces=int(pieces or 1))
     if stages:
         on = machine(MACHINES[world])
         placed = staged(placed, Pipeline(order, int(ranks), int(chunks)), on)
     if count > 1:
         placed = in_micro_batches(placed, dims, count, lambda weight: loop.endswith("i"))
-    placed = replace(placed, loss_pieces=int(pieces or 1))
     return lower(fuse_collectives(differentiate(placed, optimizer, on.mesh)), on)
 
 

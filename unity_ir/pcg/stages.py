@@ -15,6 +15,7 @@ from math import prod
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, Node, Value, parallel, rebuild
+from unity_ir.pcg.loss_part import head
 from unity_ir.pcg.parallel import HALO_OPERATORS
 from unity_ir.pcg.sharding import (
     REPEAT,
@@ -55,10 +56,10 @@ def in_stages(plan: Graph, stage_of: Mapping[Node, int], rank_of: Sequence[int],
 
     `stage_of` has the stage, from 0, of the plan's compute nodes; what it leaves out, such as casts of weights, is done
     by the first stage that reads it, or by every stage that does where it needs no weight. Weights rest where the first
-    stage that reads them is. Raises `UnityError` for stages that do not fit the mesh, or of which one reads what a
-    later one makes.
+    stage that reads them is. A loss in pieces is made by one stage, the last of those of its operators. Raises
+    `UnityError` for stages that do not fit the mesh, or of which one reads what a later one makes.
     """
-    staged = _Stages(plan, stage_of, rank_of, mesh)
+    staged = _Stages(plan, _with_whole_loss(plan, stage_of), rank_of, mesh)
     found = staged.graph()
     # Without a view a parallel operator's result is where its operand leads it; a view says where that is elsewhere.
     at = place(found, mesh).layouts
@@ -164,6 +165,18 @@ class _Stages:
             (value,) = value.node.operands
             before = min(before, _piece(value))
         return own == before
+
+
+def _with_whole_loss(plan: Graph, stage_of: Mapping[Node, int]) -> Mapping[Node, int]:
+    """Return the stages in which the head, of a loss in pieces, is in that of the loss, with all between them."""
+    if plan.loss_pieces == 1:
+        return stage_of
+    after = {head(plan)}
+    for node in plan.nodes():
+        if not after.isdisjoint(v.node for v in node.operands):
+            after.add(node)
+    last = max((stage_of[n] for n in after if n in stage_of), default=0)
+    return {node: last if node in after else stage for node, stage in stage_of.items()}
 
 
 def _piece(value: Value) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 
@@ -40,6 +40,8 @@ from unity_ir.plan.pipeline.sends import check_sends, with_sends
 from unity_ir.plan.program import (
     Compute,
     Fused,
+    Instruction,
+    Leaf,
     Program,
     Register,
     ReshardMove,
@@ -127,7 +129,11 @@ class Plan:
         """The parts of a step in stages, each with its own plan; () for other steps."""
         if self.pipeline is None:
             return ()
-        return tuple((part, _plan_part(part, self.options)) for part in self.pipeline.parts)
+        *stages, after = self.pipeline.parts
+        found = [(part, _plan_part(part, self.options)) for part in stages]
+        lines = (line.action for _, own in found for line in own.schedule.lines)
+        waited = {r for action in lines if isinstance(action, Wait) for r in action.registers}
+        return *found, (after, _plan_part(_without_waits(after, waited), self.options))
 
     def by_rank(self, count: Callable[[Plan], int]) -> int:
         """Return a count of a step in stages: that of all parts that a rank does, on the rank with the most."""
@@ -170,7 +176,7 @@ class Plan:
         own = ("all_reduce", "reduce_scatter", "all_gather")
         stored = {i.result for i in self.program.body if isinstance(i, ReshardMove) and i.kind in own}
         stored |= {i.result for i in self.program.body if isinstance(i, TimeStep) and i.kind == "accumulate"}
-        stored |= {i.result for i in self.program.leaves("sum")}
+        stored |= {i.result for op in ("sum", "started") for i in self.program.leaves(op)}
         makers = {register: i for i in self.program.body if isinstance(i, Compute) for register in i.results}
         lines = [line for line in schedule.lines if not isinstance(line.action, Wait)]
         readers = Counter(r for line in lines for r in schedule.reads_and_makes(line.action)[0])
@@ -294,6 +300,16 @@ class Plan:
                 yield line.action
 
 
+def _without_waits(after: StepPart, waited: Collection[Register]) -> StepPart:
+    """Return what is done after all micro-batches, in which sums are there that other parts have waited for."""
+
+    def known(instruction: Instruction) -> Instruction:
+        is_waited = isinstance(instruction, Leaf) and instruction.op == "started" and instruction.result in waited
+        return replace(instruction, op="sum") if is_waited else instruction
+
+    return replace(after, program=replace(after.program, body=tuple(map(known, after.program.body))))
+
+
 def _plan_part(part: StepPart, options: PlanOptions) -> Plan:
     """Return the plan of a part of a step."""
     program = part.program
@@ -346,7 +362,7 @@ def _plan_stages(program: Program, options: PlanOptions, pipeline: Pipeline) -> 
         order = with_sends(order)
     check_sends(order)
     step = steady_step(order) if order.gradient_delay else order
-    return Plan(program, Schedule((), {}), options, step_parts(program, step))
+    return Plan(program, Schedule((), {}), options, step_parts(program, step, options.bucket))
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -85,7 +85,8 @@ class Leaf:
     """
     An `input` or `weight` (with a name) or a `constant` (with a value), as `op` says, in its resting layout; in a part
     of a step, what another part has made, with a name: `once` per step, a sum over micro-batches (`sum`), or of the
-    micro-batch at hand, `kept` for others to read, too, or read by this part for the `last` time.
+    micro-batch at hand, `kept` for others to read, too, or read by this part for the `last` time; or of a sum over
+    devices that is under way (`started`), what it will make.
     """
 
     op: str
@@ -232,6 +233,8 @@ class Program:
     """How a step is run whose operators are in stages; None for others."""
     part_of: Program | None = field(default=None, compare=False, repr=False)
     """The step that this program is a part of, if it is (`plan.pipeline.parts`)."""
+    started: frozenset[Register] = frozenset()
+    """Of a part, the outputs that it hands on under way: what a collective makes that another part waits for."""
 
     @property
     def devices(self) -> int:
@@ -255,6 +258,20 @@ class Program:
         if isinstance(instruction, TimeStep):
             return instruction.is_of_pieces or instruction.result in self.in_pieces
         return not self.in_pieces.isdisjoint(makes(instruction))
+
+    @cached_property
+    def loop_of_pieces(self) -> tuple[tuple[Instruction, ...], Compute] | None:
+        """
+        The instructions of the loop over the pieces of the loss, which are consecutive, and one operator in their place
+        that reads and makes what they do; None without such a loop.
+        """
+        loop = tuple(i for i in self.body if self.is_in_pieces(i))
+        if not loop:
+            return None
+        made = {r for i in loop for r in makes(i)}
+        given = tuple(dict.fromkeys(r for i in loop for r in reads(i) if r not in made))
+        left = tuple(i.result for i in loop if isinstance(i, TimeStep) and i.result not in self.in_pieces)
+        return loop, Compute("loss in pieces", given, left, (), (REPEAT,) * len(self.mesh.sizes))
 
     @cached_property
     def when(self) -> Mapping[Register, When]:
@@ -302,6 +319,8 @@ class Program:
     @cached_property
     def loss(self) -> Register | None:
         """The register in which an operator makes the loss, in every micro-batch or piece; None for a forward alone."""
+        if self.part_of is not None:
+            return self.part_of.loss
         if self.optimizer is None or not self.outputs:
             return None
         steps = {i.result: i.operand for i in self.body if isinstance(i, TimeStep)}

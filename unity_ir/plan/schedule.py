@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from unity_ir.pcg.collectives import AMONG_ALL, BETWEEN_DEVICES, COLLECTIVES
-from unity_ir.pcg.sharding import REPEAT, is_pinned, pins
+from unity_ir.pcg.sharding import is_pinned, pins
 from unity_ir.plan.program import (
     Compute,
     HaloExchange,
@@ -39,7 +39,6 @@ from unity_ir.plan.program import (
     UpdateWeight,
     When,
     makes,
-    reads,
 )
 
 BUCKET_BYTES = 2**20
@@ -180,16 +179,12 @@ def schedule(program: Program, bucket: int = BUCKET_BYTES, under_way: int = UNDE
 
 def _scheduler(program: Program, bucket: int, under_way: int) -> _Scheduler:
     """Return the scheduler of a program; the loop over the pieces of the loss, if it has one, is an operator to it."""
-    loop = [i for i in program.body if program.is_in_pieces(i)]
-    if not loop:
+    if program.loop_of_pieces is None:
         return _Scheduler(program, bucket, under_way, program.body, program.returned)
-    made = {r for i in loop for r in makes(i)}
-    given = tuple(dict.fromkeys(r for i in loop for r in reads(i) if r not in made))
-    left = tuple(i.result for i in loop if isinstance(i, TimeStep) and i.result not in program.in_pieces)
-    whole = Compute("loss in pieces", given, left, (), (REPEAT,) * len(program.mesh.sizes))
+    loop, whole = program.loop_of_pieces
     start = program.body.index(loop[0])
     body = (*program.body[:start], whole, *program.body[start + len(loop) :])
-    inner = _Scheduler(program, bucket, under_way, (*(Leaf("input", r) for r in given), *loop), left)
+    inner = _Scheduler(program, bucket, under_way, (*(Leaf("input", r) for r in whole.operands), *loop), whole.results)
     return _Scheduler(program, bucket, under_way, body, program.returned, (whole, inner))
 
 
@@ -283,7 +278,9 @@ class _Scheduler:
         step = body if program.part_of is None else program.part_of.body
         grads = [i.grad for i in step if isinstance(i, UpdateWeight)]
         if program.part_of is not None:
-            grads = [grad for grad in grads if grad in returned]
+            # What it hands on to updates, if through other parts.
+            steps = {i.result for i in body if isinstance(i, TimeStep) and not i.is_of_pieces}
+            grads = [r for r in returned if r in steps or r in program.started or r in grads]
         self.wanted = [self._held(grad) for grad in grads]
         self.returned = tuple(self._held(r) for r in returned if program.part_of is None or r not in grads)
         self._delay()
@@ -512,7 +509,8 @@ class _Scheduler:
         for register in (*self.returned, *self.wanted):
             self._make(register)
         for register in (*self.returned, *self.wanted):
-            self._need(register)
+            if register not in self.program.started:
+                self._need(register)
         if "early" in self.program.when.values():
             # The loop before comes first, and inputs before that.
             self.lines.sort(key=lambda a: 0 if isinstance(a, Leaf) else 1 if self._when(a) == "early" else 2)
@@ -531,6 +529,9 @@ class _Scheduler:
         self.made.add(register)
         if register in self.leaves:
             self.lines.append(self.leaves[register])
+            if self.leaves[register].op == "started":
+                self.pending[register] = (register,)
+                self.started[register] = self.done
             return
         move = self.move_of[register]
         self._need(move.operand)
@@ -594,7 +595,7 @@ class _Scheduler:
         but for those that started fewer than `LAG` operators ago.
         """
         first = started[0]
-        if first.result not in self.wanted or first.kind == "all_reduce":
+        if first.kind == "all_reduce" or (first.result not in self.wanted and first.result not in self.program.started):
             return  # an all-reduce holds nothing but its result
         self.late[first.result] = sum(piece_bytes(self.program, m.operand) for m in started)
         self.began[first.result] = self.done
@@ -609,7 +610,7 @@ class _Scheduler:
         """Return the lines, each with the registers that it reads for the last time."""
         alive = {*self.returned, *self.wanted}
         # The caller holds these.
-        kept = {r for r, leaf in self.leaves.items() if leaf.op not in ("constant", "last", "sum")}
+        kept = {r for r, leaf in self.leaves.items() if leaf.op not in ("constant", "last", "sum", "started")}
         out: list[ScheduledLine] = []
         unfreed = Schedule((), self.same)
         # What is made once, or adds up, stays from one micro-batch to the next.

@@ -84,7 +84,6 @@ def run(
         if micro_batches == 1:
             raise UnityError("search: stages of a pipeline run micro-batches; give micro_batches, 2 or more")
         stages.rank_of(micro_batches)
-        loss_pieces = "1" if loss_pieces is None else loss_pieces
     kind, pieces = _recompute(strategy, recompute), _pieces(strategy, loss_pieces)
     if graph.updates:
         raise UnityError(f"func.func @{graph.name}: search before pcg-differentiate, not after it")

@@ -9,7 +9,7 @@ ranks and the needs of actions, found by running each rank until it waits. Given
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -99,10 +99,16 @@ class PipelineTimes:
         )
 
 
-def simulate_pipeline(schedule: PipelineSchedule, seconds: StageSeconds, is_clipped: bool = False) -> PipelineTimes:
+def simulate_pipeline(
+    schedule: PipelineSchedule,
+    seconds: StageSeconds,
+    is_clipped: bool = False,
+    longer: Sequence[Mapping[int, float]] = (),
+) -> PipelineTimes:
     """
     Simulate a schedule that passes `plan.pipeline.check`; its own sends and receives are not looked at.
 
+    `longer[r]` has the seconds by which some of rank r's computations take longer than `seconds` says, by their number.
     With `is_clipped`, updates need a sum over all ranks (the norm of the gradient), so all begin when the last rank has
     ended. Raises `UnityError` for seconds of other stages, and where ranks wait for ever.
     """
@@ -134,6 +140,7 @@ def simulate_pipeline(schedule: PipelineSchedule, seconds: StageSeconds, is_clip
         rank = runnable.pop()
         waits[rank] = False
         actions, mine, until, pause = computed.ranks[rank], starts[rank], ends[rank], pauses[rank]
+        extra = longer[rank] if longer else None
         now = until[-1] if until else before[rank]
         for i in range(len(mine), len(actions)):
             stage, kind, k = actions[i]
@@ -144,7 +151,7 @@ def simulate_pipeline(schedule: PipelineSchedule, seconds: StageSeconds, is_clip
                 waits[rank] = True
                 break
             start = arrived if arrived > now else now
-            now = start + takes[kind][stage]
+            now = start + takes[kind][stage] + (extra.get(i, 0) if extra else 0)
             mine.append(start)
             until.append(now)
             if kind == "F" and stage < stages - 1:

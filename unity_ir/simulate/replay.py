@@ -15,7 +15,7 @@ of the loop over the pieces of the loss once for each piece.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -41,6 +41,8 @@ def replay(
     overlap: bool = True,
     axes: Sequence[int] | None = None,
     micro_batches: int | None = None,
+    is_last: bool = True,
+    under_way: Sequence[StartedSum] = (),
 ) -> TaskGraph:
     """
     Return the task graph of one iteration of a rank's planned step on a machine: a task for every kernel, collective
@@ -48,13 +50,27 @@ def replay(
 
     Without `overlap`, every collective holds the compute stream, too. `axes` are the mesh axes along which devices are
     simulated separately: by default those that some tensor is pinned on, so that devices differ. `micro_batches` is the
-    number of micro-batches to play, by default all; of a part of a step, it is one.
+    number of micro-batches to play, by default all; of a part of a step, it is one, the last if `is_last`. `under_way`
+    are collectives that other parts have started, and this one waits for.
     """
     if axes is None:
         axes = pinned_axes(t.layout for t in plan.program.tensors.values())
     count = plan.program.micro_batches if plan.program.part_of is None else 1
     played = count if micro_batches is None else min(count, micro_batches)
-    return _Replay(plan, Streams(machine, tuple(axes)), overlap).tasks(played)
+    return _Replay(plan, Streams(machine, tuple(axes)), overlap).tasks(played, is_last, under_way)
+
+
+@dataclass(frozen=True, slots=True)
+class StartedSum:
+    """
+    A sum of gradients over devices that a part of a step has started and another one waits for: its result, the seconds
+    for which it still goes on, the machine levels it crosses, and the bytes of its operand, held until the wait.
+    """
+
+    result: Register
+    seconds: float
+    levels: tuple[int, ...]
+    bytes: int
 
 
 class _Replay:
@@ -70,10 +86,14 @@ class _Replay:
         self.labels: list[Label] = []
         self.last = [-1] * streams.count
         """The last task on each stream."""
+        self.first = [-1] * streams.count
+        """The first task on each stream."""
         self.pending: dict[tuple[Register, int], int] = {}
         """The collective that makes a register, by device class, until it is waited for."""
         self.started: dict[Register, Start] = {}
         """The collectives that have started and are not waited for yet, by their first result."""
+        self.held_until: dict[Register, tuple[int, list[int]]] = {}
+        """Of collectives that other parts started: the bytes they hold until they are waited for, and their tasks."""
         self.copied: list[tuple[int, list[int]]] = []
         """For each buffer that holds copies: its bytes, and the tasks that use it."""
         self.uses: dict[tuple[Register, int, int], list[int]] = {}
@@ -88,10 +108,16 @@ class _Replay:
         steps = (i for i in plan.program.body if isinstance(i, TimeStep) and not i.is_of_pieces)
         self.kept = {step.result for step in steps if step.kind != "pipeline"}
         """Results that accumulate over micro-batches."""
+        moves = {i.result: i for i in plan.program.body if isinstance(i, ReshardMove)}
+        own = plan.program.started - plan.in_place
+        self.summed = {plan.schedule.held(moves[r].operand): r for r in own}
+        """Of a part, the sums over micro-batches of which it starts sums over devices in memory of their own."""
 
-    def tasks(self, micro_batches: int) -> TaskGraph:
+    def tasks(self, micro_batches: int, is_last: bool, under_way: Sequence[StartedSum]) -> TaskGraph:
         """Return the tasks of a step of which `micro_batches` are played."""
         program = self.program
+        for each in under_way:
+            self._started_before(each)
         early = [line for line in self.plan.schedule.lines if line.when == "early"]
         for self.micro_batch in range(micro_batches if early else 0):
             for line in early:
@@ -99,7 +125,7 @@ class _Replay:
         for self.micro_batch in range(micro_batches):
             self.is_backward = False
             skipped = {"early", *(["first"] if self.micro_batch else ())}
-            skipped |= {"last"} if self.micro_batch < micro_batches - 1 else set[str]()
+            skipped |= set[str]() if is_last and self.micro_batch == micro_batches - 1 else {"last"}
             lines = (line for line in self.plan.schedule.lines if line.when not in skipped)
             for in_pieces, found in groupby(lines, lambda line: line.in_pieces):
                 body = [*found]
@@ -107,15 +133,29 @@ class _Replay:
                     self.is_backward &= not in_pieces
                     for line in body:
                         self._line(line)
-        if program.part_of is not None and self.ticks:
-            # Handed to other parts at the end.
-            self._use(program.outputs, [len(self.ticks) - 1])
+        if program.part_of is not None:
+            self._hand_on(is_last)
         updates = [i for i in program.body if isinstance(i, UpdateWeight)]
         if updates and program.optimizer is not None and program.optimizer.clip and program.devices > 1:
             self._norm(program.optimizer, updates[0])
         for update in updates:
             self._update(update)
-        return self._graph(updates)
+        return self._graph(updates, is_last)
+
+    def _hand_on(self, is_last: bool) -> None:
+        """Hold what a part hands to others to its end, and from its beginning what it gives back in its last run."""
+        for register in self.program.outputs:
+            if is_last or register not in self.program.started:
+                self._use([register], self._at_ends(register, self.last))
+        for of, made in self.summed.items() if is_last else ():
+            self._use([of], self._at_ends(of, self.first))
+            if any(register == made for register, _ in self.pending):
+                self._use([of], self._at_ends(of, self.last))
+
+    def _at_ends(self, register: Register, tasks: Sequence[int]) -> list[int]:
+        """Return which of these tasks, the first or the last of each stream, are kernels where a register is."""
+        found = (tasks[self.streams.compute(k)] for k in self.streams.where(self._layout(register)))
+        return [task for task in found if task >= 0]
 
     def _line(self, line: ScheduledLine) -> None:
         match line.action:
@@ -177,6 +217,17 @@ class _Replay:
             self._hold(operands, packed)
         self.started[results[0]] = start
 
+    def _started_before(self, each: StartedSum) -> None:
+        """Add what is left of a sum that another part has started, on each device class that takes part."""
+        label = Label(SYNC, "rest", self.names[each.result], self.program.tensors[each.result])
+        where = self.streams.where(self._layout(each.result))
+        left = ticks(each.seconds)
+        done = [self._collective((k,), each.levels, left, label, [each.result]) for k in where]
+        # All are under way from the beginning.
+        held = [*done, *(self.first[self.streams.port(k, level)] for k in where for level in each.levels)]
+        self._use([each.result], held)
+        self.held_until[each.result] = each.bytes, held
+
     def _copy(self, copied: Copies, of: Label, layout: Layout) -> list[int]:
         """Add the kernels that copy for a collective, as one task, on the devices that hold something of a layout."""
         if not copied.kernels:
@@ -206,6 +257,9 @@ class _Replay:
                 done.append(self._on_compute(k, 0, label, arrived))
         self._use(registers, done)
         for register in registers:
+            if register in self.held_until:
+                size, tasks = self.held_until.pop(register)
+                self.copied.append((size, [*tasks, *done]))
             if (start := self.started.pop(register, None)) is None:
                 continue
             moves = moves_of(start)
@@ -252,6 +306,8 @@ class _Replay:
         self.labels.append(label)
         for stream in held:
             self.last[stream] = number
+            if self.first[stream] < 0:
+                self.first[stream] = number
         return number
 
     def _use(self, registers: Iterable[Register], tasks: Sequence[int]) -> None:
@@ -268,16 +324,17 @@ class _Replay:
     def _layout(self, register: Register) -> Layout:
         return self.program.tensors[register].layout
 
-    def _graph(self, updates: Sequence[UpdateWeight]) -> TaskGraph:
+    def _graph(self, updates: Sequence[UpdateWeight], is_last: bool) -> TaskGraph:
         """Return the tasks as arrays. Leaves are held throughout, and so is the optimizer's state."""
         program = self.program
         optimizer = program.optimizer or Optimizer()
         always = [0] * self.streams.classes
         updated = {update.weight for update in updates}
-        leaves = {i.result for i in program.body if isinstance(i, Leaf) and i.op != "sum"}
+        leaves = {i.result for i in program.body if isinstance(i, Leaf) and i.op not in ("sum", "started")}
         if program.part_of is not None:
-            # Held by the step, as what a part adds to is.
-            leaves |= self.kept
+            # Held by the step, as what a part adds to is; sums over devices in place are in its memory.
+            leaves |= self.kept | (program.started & self.plan.in_place)
+            leaves -= self.summed.keys() if is_last else set()
         for register in leaves if program.part_of is None else ():
             for k in self.streams.where(self._layout(register)):
                 always[k] += leaf_bytes(program, register, optimizer.states if register in updated else 0)
@@ -292,6 +349,7 @@ class _Replay:
             np.array([size for size, _ in used], dtype=np.int64),
             flat(tasks for _, tasks in used),
             tuple(always),
+            {r: tuple(t for (of, _), t in self.pending.items() if of == r) for r, _ in self.pending},
         )
 
 

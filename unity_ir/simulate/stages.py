@@ -1,11 +1,16 @@
 """
 Simulate a step whose operators are in stages: the plan of each of its parts is replayed by itself (`replay`), and the
 pipeline's schedule with the seconds that they take (`pipeline`).
+
+What starts sums of gradients over devices, for its last micro-batch, is replayed with them, too. They go on beside what
+its rank still has to do, one after the other where they cross links of one level; moves of parts that follow are taken
+not to be held up by them. What is left of them when the rank has done its last backward is replayed with `after`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,14 +26,35 @@ from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
 from unity_ir.plan.pipeline.live import peak_live
 from unity_ir.plan.pipeline.parts import StepPart
+from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Leaf, Register, ReshardMove, TimeStep, UpdateWeight, makes
+from unity_ir.plan.program import (
+    Instruction,
+    Leaf,
+    Register,
+    ReshardMove,
+    TimeStep,
+    UpdateWeight,
+    makers_of,
+    makes,
+    reads,
+)
 from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.memory import memory
 from unity_ir.simulate.pipeline import PipelineTimes, Seconds, StageSeconds, simulate_pipeline
-from unity_ir.simulate.replay import leaf_bytes, replay
+from unity_ir.simulate.replay import StartedSum, leaf_bytes, replay
 from unity_ir.simulate.streams import TICKS, Streams, ticks
 from unity_ir.simulate.tasks import BACKWARD, FORWARD, SYNC, UPDATE, Label, TaskGraph, flat
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSum:
+    """A sum of gradients over devices: its result, the machine levels it crosses, and when it is under way, in s."""
+
+    result: Register
+    levels: tuple[int, ...]
+    begin: float
+    end: float
 
 
 @dataclass(frozen=True)
@@ -54,6 +80,8 @@ class StagedStep:
     """The most bytes that each action, such as `2F`, holds beside those: of what it makes and receives."""
     kept: Mapping[str, int]
     """By how many bytes each action, such as `2F`, changes what its rank keeps of micro-batches."""
+    started: tuple[tuple[RunningSum, ...], ...]
+    """Of each rank, the sums of gradients that start before its last backward of a step has ended; from then, in s."""
 
     @cached_property
     def seconds(self) -> float:
@@ -112,8 +140,10 @@ class StagedStep:
         labels: list[Label] = []
         buffers: list[tuple[int, list[int]]] = []
 
-        def add(rank: int, kind: int, word: str, begin: float, end: float) -> int:
-            held.append((self.streams.compute(rank),))  # a class of devices for each rank
+        def add(rank: int, kind: int, word: str, begin: float, end: float, levels: Sequence[int] = ()) -> int:
+            # A class of devices for each rank.
+            ports = tuple(self.streams.port(rank, level) for level in levels)
+            held.append(ports or (self.streams.compute(rank),))
             labels.append(Label(kind, word, "", ""))
             ticks_of.append(ticks(end) - ticks(begin))
             ends.append(ticks(end))
@@ -128,6 +158,8 @@ class StagedStep:
                 buffers.append((self.inside.get(part, 0), [task]))
             buffers += [(self.kept.get(f"{stage}F", 0), tasks) for (stage, _), tasks in kept.items()]
             for last in times.ends_of_steps(rank):
+                for each in self.started[rank]:
+                    add(rank, SYNC, "sum of a gradient", last + each.begin, last + each.end, each.levels)
                 summed = last + self.sums[rank]
                 end = summed + self.updates[rank] if self.is_asynchronous else self.seconds
                 add(rank, SYNC, "sums of gradients", last, summed)
@@ -161,8 +193,17 @@ class _Stages:
         self.parts = plan.pipeline
         self.schedule = plan.pipeline.schedule
         self.ranks = range(len(self.schedule.ranks))
-        self.timelines = {part.name: simulate(replay(own, machine, overlap)) for part, own in plan.parts}
-        self._most: dict[tuple[str, int], int] = {}
+        self.timelines: dict[str, Timeline] = {}
+        self.lasts: dict[str, _LastRun] = {}
+        """How parts that start sums run for their last micro-batch."""
+        for part, own in plan.parts:
+            if part.kind != "after":
+                self.timelines[part.name] = simulate(replay(own, machine, overlap, is_last=part.stage is None))
+            if own.program.started:
+                self.lasts[part.name] = _last_run(own, simulate(replay(own, machine)))
+        self.after = next(own for part, own in plan.parts if part.kind == "after")
+        self.overlap = overlap
+        self._most: dict[tuple[str, int, bool], int] = {}
         """What `_inside` has found."""
         self._changes: dict[str, int] = {}
         """What `_change` has found, in bytes by part: it is the same for every micro-batch."""
@@ -170,14 +211,20 @@ class _Stages:
     def step(self) -> StagedStep:
         optimizer = self.program.optimizer or Optimizer()
         norm = norm_seconds(optimizer, self.machine) if optimizer.clip and self.program.devices > 1 else 0.0
-        sums = tuple(self._end("after", rank) for rank in self.ranks)
         updates = tuple(self._updates(rank, optimizer) for rank in self.ranks)
         stages, order = self._stage_seconds(), self.schedule
         if order.gradient_delay:
+            # Of a rank that does the actions of a step without a break.
+            started = tuple(self._started(rank) for rank in self.ranks)
+            sums = self._sums_after(started)
             order = pipeline_schedule(order.name, len(order.ranks), order.micro_batches)
             once = [sums[rank] + updates[rank] for rank in order.rank_of]
             stages = replace(stages, update=tuple(once))
-        times = simulate_pipeline(order, stages)
+            times = simulate_pipeline(order, stages, longer=self._longer(order))
+        else:
+            times = simulate_pipeline(order, stages, longer=self._longer(order))
+            started = tuple(self._started(rank, times.starts[rank]) for rank in self.ranks)
+            sums = self._sums_after(started)
         always = tuple(self._always(rank, optimizer) for rank in self.ranks)
         peaks = tuple(self._peak(rank, optimizer) for rank in self.ranks)
         inside: dict[str, int] = {}
@@ -187,7 +234,7 @@ class _Stages:
                 inside[word] = max((self._inside(p.name, rank) + self._received(p) for p in parts), default=0)
                 kept[word] = sum(map(self._change, parts))
         streams = Streams(self.machine, tuple(range(len(self.parts.mesh.sizes))))
-        return StagedStep(times, stages, sums, updates, norm, peaks, streams, always, inside, kept)
+        return StagedStep(times, stages, sums, updates, norm, peaks, streams, always, inside, kept, started)
 
     # -- seconds
 
@@ -214,6 +261,72 @@ class _Stages:
     def _seconds(self, name: str) -> float:
         timeline = self.timelines.get(name)
         return 0.0 if timeline is None else timeline.seconds
+
+    def _runs(self, order: PipelineSchedule, rank: int) -> list[list[tuple[StepPart, bool]]]:
+        """Return, for each computation of a rank, the parts that it runs, and whether for the last micro-batch."""
+        done: Counter[str] = Counter()
+        found: list[list[tuple[StepPart, bool]]] = []
+        for stage, kind, _ in order.computation().ranks[rank]:
+            parts = self.parts.run_by(stage, kind)
+            done.update(part.name for part in parts)
+            found.append([(part, done[part.name] % self.program.micro_batches == 0) for part in parts])
+        return found
+
+    def _run_seconds(self, part: StepPart, is_last: bool) -> float:
+        starts_sums = is_last and self.overlap and part.name in self.lasts
+        return self.lasts[part.name].seconds if starts_sums else self._seconds(part.name)
+
+    def _longer(self, order: PipelineSchedule) -> list[dict[int, float]]:
+        """Return by how much computations of each rank take longer that also start sums."""
+        found: list[dict[int, float]] = []
+        for rank in self.ranks:
+            extra = (
+                sum(self._run_seconds(part, is_last) - self._seconds(part.name) for part, is_last in parts)
+                for parts in self._runs(order, rank)
+            )
+            found.append({i: more for i, more in enumerate(extra) if more})
+        return found
+
+    def _started(self, rank: int, starts: Sequence[float] | None = None) -> tuple[RunningSum, ...]:
+        """Return the sums that a rank starts, given when its computations do; None: one after the other."""
+        free: dict[int, float] = {}
+        found: list[RunningSum] = []
+        now = 0.0
+        for i, parts in enumerate(self._runs(self.schedule, rank)):
+            now = now if starts is None else starts[i]
+            for part, is_last in parts:
+                for each in self.lasts[part.name].sums if is_last and part.name in self.lasts else ():
+                    begin = max([now + each.begin, *(free.get(level, 0.0) for level in each.levels)])
+                    end = begin + each.end - each.begin
+                    free.update(dict.fromkeys(each.levels, end))
+                    found.append(replace(each, begin=begin, end=end))
+                now += self._run_seconds(part, is_last)
+        return tuple(replace(each, begin=each.begin - now, end=each.end - now) for each in found)
+
+    def _sums_after(self, started: Sequence[Sequence[RunningSum]]) -> Seconds:
+        """Return the seconds that each rank takes for sums after its last backward, given those that it has started."""
+        left = [
+            StartedSum(each.result, self._rest(each), each.levels, self._operand(each.result))
+            for mine in started
+            for each in mine
+        ]
+        self.timelines["after"] = simulate(replay(self.after, self.machine, self.overlap, under_way=left))
+        return tuple(self._end("after", rank) for rank in self.ranks)
+
+    @cached_property
+    def _makers(self) -> Mapping[Register, Instruction]:
+        """The instruction that makes each register of the step."""
+        return makers_of(self.program.body)
+
+    def _rest(self, each: RunningSum) -> float:
+        """Return the seconds for which a sum goes on after its rank's last backward: all, if it is waited for."""
+        return max(each.end - max(each.begin, 0.0), 0.0) if self.overlap else each.end - each.begin
+
+    def _operand(self, started: Register) -> int:
+        """Return the bytes of what a sum over devices reads, where it is not done in place."""
+        move = self._makers[started]
+        is_in_place = isinstance(move, ReshardMove) and move.kind == "all_reduce"
+        return 0 if is_in_place else sum(self.program.bytes[r] for r in reads(move))
 
     def _send(self, stage: int, kind: str) -> float:
         """Return the seconds of the sends of a stage's forward, or of its backward."""
@@ -263,18 +376,21 @@ class _Stages:
         ahead = [a for a in actions if a.kind == "F" and self.schedule.ahead(a)]
         # What a step begins of the next one was there when it began itself.
         live = most = begun = sum(self._change(part) for a in ahead for part in self.parts.run_by(a.stage, "F"))
-        for stage, kind, _ in actions:
-            for part in self.parts.run_by(stage, kind):
-                most = max(most, live + self._inside(part.name, rank) + self._received(part))
-                live += self._change(part)
+        for parts in self._runs(self.schedule, rank):
+            for part, is_last in parts:
+                last = self.lasts.get(part.name) if is_last else None
+                inside = self._inside(part.name, rank, is_last) - (last.summed if last else 0)
+                most = max(most, live + inside + self._received(part))
+                live += self._change(part) + (last.change if last else 0)
         last = self._held(rank, optimizer) + begun + self._inside("after", rank)
         return max(self._always(rank, optimizer) + most, last)
 
     @cached_property
     def _sums(self) -> set[Register]:
         """The registers in which micro-batches add up what they make."""
-        steps = (i for i in self.program.body if isinstance(i, TimeStep) and i.kind in ("accumulate", "batch"))
-        return {i.result for i in steps if self.program.when[i.result] == "every"}
+        steps = (i for i in self.program.body if isinstance(i, TimeStep) and not i.is_of_pieces)
+        added = (i.result for i in steps if i.kind in ("accumulate", "batch"))
+        return {r for r in added if self.program.when[r] == "every"}
 
     def _always(self, rank: int, optimizer: Optimizer) -> int:
         """Return the bytes that a device of a rank holds while micro-batches run."""
@@ -307,12 +423,13 @@ class _Stages:
         made = {r for i in program.body if not isinstance(i, Leaf) for r in makes(i)}
         return sum(program.bytes[r] for r in program.outputs if r in made and self._is_on(r, rank))
 
-    def _inside(self, name: str, rank: int) -> int:
+    def _inside(self, name: str, rank: int, is_last: bool = False) -> int:
         """Return the most bytes that a device of a rank holds at once of what a part makes itself."""
-        if (name, rank) not in self._most:
-            timeline = self.timelines[name]
-            self._most[name, rank] = max(memory(timeline, k).peak for k in self._classes(timeline, rank))
-        return self._most[name, rank]
+        key = name, rank, is_last and name in self.lasts
+        if key not in self._most:
+            timeline = self.lasts[name].timeline if key[2] else self.timelines[name]
+            self._most[key] = max(memory(timeline, k).peak for k in self._classes(timeline, rank))
+        return self._most[key]
 
     def _received(self, part: StepPart) -> int:
         """Return the bytes that a part receives, and holds beside what its rank had."""
@@ -334,10 +451,44 @@ class _Stages:
         size, received = self.program.bytes, self._receives(part)
         given = {i.result: i.op for i in _handed(part)}
         made = {r for i in part.program.body if not isinstance(i, Leaf) for r in makes(i)}
-        kept = {r for r in self.parts.keys if r in made and r not in self._sums}
+        kept = {r for r in self.parts.keys if r in made and r not in self._sums | part.program.started}
         kept |= {r for r in received if given.get(r) == "kept"}
         freed = {r for r, op in given.items() if op == "last" and r not in received}
         return sum(size[r] for r in kept) - sum(size[r] for r in freed)
+
+
+@dataclass(frozen=True, slots=True)
+class _LastRun:
+    """
+    A part as it runs for its last micro-batch: its timeline, its seconds, and the sums over devices that go on from it.
+
+    `summed` are the bytes that sums over micro-batches take, of which it makes those over devices; `change` is by how
+    many more bytes are held of both at its end.
+    """
+
+    timeline: Timeline
+    seconds: float
+    sums: tuple[RunningSum, ...]
+    summed: int
+    change: int
+
+
+def _last_run(plan: Plan, timeline: Timeline) -> _LastRun:
+    """Return the run of the plan of a part, which waits for all but the sums that it starts."""
+    tasks, streams = timeline.tasks, timeline.tasks.streams
+    waited = tasks.held.owners[tasks.held.flat % streams.width == 0]
+    found: list[RunningSum] = []
+    for result, numbers in tasks.unwaited.items():
+        levels = sorted({stream % streams.width - 1 for n in numbers for stream in tasks.held[n]} - {-1})
+        begin, end = (max(int(at[n]) for n in numbers) / TICKS for at in (timeline.starts, timeline.ends))
+        found.append(RunningSum(result, tuple(levels), begin, end))
+    seconds = float(timeline.ends[waited].max(initial=0)) / TICKS
+    program, made = plan.program, plan.program.started - plan.in_place
+    of = {i.result: plan.schedule.held(i.operand) for i in program.body if isinstance(i, ReshardMove)}
+    freed = sum(program.held_bytes(of[r]) for r in made if r not in tasks.unwaited)
+    summed = sum(program.held_bytes(of[r]) for r in made)
+    change = sum(program.bytes[r] for r in made) - freed
+    return _LastRun(timeline, seconds, tuple(sorted(found, key=lambda each: each.begin)), summed, change)
 
 
 def _handed(part: StepPart) -> list[Leaf]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +80,8 @@ class TaskGraph:
     """
     always: tuple[int, ...]
     """Per class, the bytes that a device holds throughout the iteration."""
+    unwaited: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    """Of a part of a step, by register, the collectives that nothing in it waits for."""
 
     def __len__(self) -> int:
         return len(self.ticks)

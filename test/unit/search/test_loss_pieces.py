@@ -17,6 +17,7 @@ from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search import run
 from unity_ir.search.memory.lagrangian import Refused, needed
+from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.fit import recomputed
 from unity_ir.search.run import DoesNotFit
 from unity_ir.simulate.report import as_emitted
@@ -47,6 +48,17 @@ def at(pieces: int) -> int:
 def test_memory_that_suffices_takes_one_piece():
     for strategy in ("data-parallel", "joint"):
         assert run(model(), load("box:2"), strategy, SGD, loss_pieces="auto").graph.loss_pieces == 1
+
+
+@pytest.mark.parametrize(("strategy", "given"), [("data-parallel", "auto"), ("sequential", None)])
+def test_a_pipeline_whose_last_stage_has_no_room_makes_its_loss_in_pieces(strategy: str, given: str | None):
+    def found(machine: Machine, pieces: str | None) -> Graph:
+        return run(model(), machine, strategy, SGD, micro_batches=2, loss_pieces=pieces, stages=Stages(2)).graph
+
+    whole, pieces = (need(found(load("box:2"), count), of_memory(1)) for count in ("1", "4"))
+    assert pieces < 0.9 * whole
+    assert found(load("box:2"), given).loss_pieces == 1
+    assert found(of_memory((pieces + whole) // 2), given).loss_pieces > 1
 
 
 @pytest.mark.parametrize("pieces", [2, 4, 8])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
+from itertools import pairwise
 from math import isclose
 
 import pytest
@@ -15,7 +17,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import pins
 from unity_ir.plan.plan import Plan, plan_graph
 from unity_ir.plan.program import Leaf
-from unity_ir.plan.schedule import piece_bytes
+from unity_ir.plan.schedule import piece_bytes, schedule
 from unity_ir.search.pipeline.balance import balanced
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.run import run
@@ -139,3 +141,82 @@ def test_runs_are_balanced():
     # What is sent behind the second item takes long; behind the last run nothing is sent.
     assert balanced([1, 1, 1, 1], 2, [0, 5, 0, 5]) == [1, 4]
     assert balanced([1, 1, 1, 1], 2, [3, 1.5, 0, 5]) == [3, 4]
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Plan]:
+    """Plans of which no sum over devices begins before the rank's last backward has ended."""
+
+    def planned(order: str) -> Plan:
+        with monkeypatch.context() as patch:
+            patch.setattr("unity_ir.plan.pipeline.parts._Parts._start_early", lambda *_: None)
+            return plan_graph(graph(order), on(), Optimizer("adamw"))
+
+    return planned
+
+
+@pytest.mark.parametrize("order", ["1f1b", "zb-h1", "2bw"])
+def test_sums_over_devices_begin_beside_the_last_backward(order: str, late: Callable[[str], Plan]):
+    """Over one link they follow each other; together they take as long as behind it."""
+    early, behind = step(order), simulate_stages(late(order), on())
+    for mine, left, whole in zip(early.started, early.sums, behind.sums, strict=True):
+        assert len(mine) == 4
+        assert sum(each.end - each.begin for each in mine) == pytest.approx(whole)
+        assert max(each.begin for each in mine) <= 0
+        assert all(then.begin >= each.end - 1e-12 for each, then in pairwise(mine))
+        assert left == pytest.approx(max(mine[-1].end, 0.0), abs=1e-12)
+        assert left < 0.3 * whole
+    assert behind.started == ((),) * RANKS
+    assert early.seconds < behind.seconds
+    # They are made in place of what they are of.
+    assert early.peaks == behind.peaks
+    drawn = [label.what for label in early.timeline().tasks.labels]
+    assert drawn.count("sum of a gradient") == 4 * RANKS * early.times.schedule.steps
+
+
+def test_without_overlap_sums_over_devices_are_behind_the_last_backward(late: Callable[[str], Plan]):
+    waiting, behind = (simulate_stages(plan, on(), overlap=False) for plan in (planned("1f1b"), late("1f1b")))
+    assert waiting.seconds == pytest.approx(behind.seconds)
+    assert waiting.sums == pytest.approx(behind.sums)
+
+
+WEIGHT = 1024 * 1024 * 4
+"""Bytes of each of the 16 weights that a rank of `of_weights` has."""
+
+
+@cache
+def of_weights(order: str, count: int, **options: int) -> Graph:
+    """A perceptron whose weights are more than all else; each device has a half of their sums."""
+    serial = from_text("mlp,batch=256,hidden=1024,layers=64,classes=1024")
+    given = {"micro_batches": MICRO_BATCHES, "stages": Stages(count, order)}
+    return run(serial, on(), "degrees", Optimizer("adamw"), {"zero": 1, **options}, **given).graph
+
+
+@pytest.mark.parametrize(("order", "count"), [("1f1b", RANKS), ("interleaved", 2 * RANKS)])
+def test_sums_that_are_waited_for_give_back_what_they_are_of(order: str, count: int, monkeypatch: pytest.MonkeyPatch):
+    """If none is waited for, a device has what they make, half of 16 weights, beside all that they are of."""
+
+    def found(under_way: int) -> StagedStep:
+        monkeypatch.setattr("unity_ir.plan.plan.schedule", partial(schedule, under_way=under_way))
+        return simulate_stages(plan_graph(of_weights(order, count), on(), Optimizer("adamw")), on())
+
+    few, free = found(1), found(2**40)
+    assert few.always == free.always
+    for rank in range(RANKS):
+        assert few.peaks[rank] - few.always[rank] < 3 * WEIGHT
+    for rank in range(1, RANKS):
+        assert free.peaks[rank] - free.always[rank] == pytest.approx(8 * WEIGHT, abs=0.4 * WEIGHT)
+
+
+def test_sums_of_several_stages_of_a_rank_follow_each_other():
+    found = simulate_stages(plan_graph(of_weights("zb-v", 2 * RANKS), on(), Optimizer("adamw")), on())
+    for mine in found.started:
+        assert len(mine) == 16
+        assert all(then.begin >= each.end - 1e-12 for each, then in pairwise(mine))
+
+
+def test_a_stage_s_own_moves_wait_for_sums_over_the_same_links():
+    """So its last backward takes longer than those before."""
+    found = simulate_stages(plan_graph(of_weights("1f1b", 2, tp=2), on(), Optimizer("adamw")), on())
+    for begin, end in zip(found.times.starts, found.times.ends, strict=True):
+        assert end[-1] - begin[-1] > 1.01 * found.stages.backward[0]

@@ -6,6 +6,7 @@ backward or the halves of that), and the order in which each rank of the pipelin
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.emit.rows import Row, merged
@@ -58,13 +59,17 @@ class PartWriter(StepWriter):
     def text(self) -> str:
         """Return the Python text of the part's function."""
         kind = self.part.kind
+        if self.program.in_pieces:
+            self.last_piece = self.identifier("last_piece")
         rows = merged(row for line in self.schedule.lines for row in self._rows(line))
         early = [row for row in rows if row.when == "early" or row.is_early]
         lines: list[tuple[str, str]] = []
         if early:
             lines += [(f"{' = '.join(self.sums)} = None", "what micro-batches add up"), (self._loop(), "")]
             lines += [(f"    {code}", comment) for code, comment in (row.text() for row in early)]
-        lines += [row.text() for row in rows if row.when != "early"]
+        for is_last, some in groupby((r for r in rows if r.when != "early"), self._is_of_the_last):
+            found = self._in_order([*some])
+            lines += [("if ctx.is_last:", ""), *((f"    {code}", what) for code, what in found)] if is_last else found
         lines[:0] = [
             (f"{name} = ctx.at({pinned!r})", "whether this rank is there") for pinned, name in self.here.items()
         ]
@@ -89,6 +94,10 @@ class PartWriter(StepWriter):
             body += [f"    return ({sent},)"] if sent else []
         return "\n".join([head, f'    """{what}"""', *(body or ["    pass"])]) + "\n"
 
+    def _is_of_the_last(self, row: Row) -> bool:
+        """Return whether a row is of the last micro-batch that the part is done for."""
+        return self.part.stage is not None and row.when == "last"
+
     def _loop(self) -> str:
         first, last = self.identifier("first"), self.identifier("last")
         self.flags = {"first": first, "last": last}
@@ -103,8 +112,8 @@ class PartWriter(StepWriter):
     def _handed_on(self) -> list[Register]:
         """Return the registers that the part hands to other parts of the rank, but for sums over micro-batches."""
         makers = makers_of(self.program.body)
-        handed = [r for r in self.program.outputs if r in self.keys]
-        return [r for r in handed if not isinstance(makers[r], TimeStep)]
+        handed = [r for r in self.program.outputs if r in self.keys and r not in self.program.started]
+        return [r for r in handed if not (isinstance(step := makers[r], TimeStep) and not step.is_of_pieces)]
 
     def _returned(self) -> str:
         step = self.program.part_of
@@ -118,19 +127,21 @@ class PartWriter(StepWriter):
 
     def _rows(self, line: ScheduledLine) -> list[Row]:
         action = line.action
-        if isinstance(action, Leaf) and action.op in ("once", "sum", "kept", "last"):
+        if isinstance(action, Leaf) and action.op in ("once", "sum", "started", "kept", "last"):
             return self._handed(action, line)
         if isinstance(action, Leaf) and action.op == "weight" and self.known:
             self.own[action.result] = f"weights[{action.name!r}]"
             return []
-        (row, *_) = super()._rows(line)
-        return [row] if row.targets else []
+        row, *marker = super()._rows(line)
+        # A loss in pieces has its backward in the forward of its stage.
+        return [row, *(marker if line.in_pieces else ())] if row.targets else []
 
     def _handed(self, leaf: Leaf, line: ScheduledLine) -> list[Row]:
         """Return the row that takes what another part has made."""
         texts = {
             "once": f"once[{leaf.name!r}]",
             "sum": f"sums.pop({leaf.name!r}, None)",
+            "started": f"sums.pop({leaf.name!r}, None)",
             "kept": f"kept[{leaf.name!r}]",
             "last": f"kept.pop({leaf.name!r})",
         }
@@ -146,6 +157,12 @@ class PartWriter(StepWriter):
         key = self.keys[step.result]
         self.own[step.result] = f"sums[{key!r}]"
         return self.own[step.result], f"sums.get({key!r})"
+
+    def _name(self, register: Register, wish: str) -> str:
+        if register not in self.program.started:
+            return super()._name(register, wish)
+        self.own[register] = f"sums[{self.keys[register]!r}]"
+        return self.own[register]
 
     def _only(self, text: str, pinned: Pins, results: int = 1) -> str:
         return super()._only(text, tuple(pin for pin in pinned if self.known.get(pin[0]) != pin[1]), results)

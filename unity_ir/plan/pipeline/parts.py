@@ -3,13 +3,14 @@ Divide a step whose operators are in stages into the parts that a pipeline sched
 micro-batches, a forward and a backward of each stage for one micro-batch, and what is done after all of them.
 
 A part is a program of its own. What one part makes and others read is in their bodies a leaf (`plan.program.Leaf`).
-Forward is what the step's outputs depend on; the backward of a stage can be divided further into what leads to the
-gradient that an earlier stage reads (I), and the rest, which reaches gradients of weights only (W): a cut of the graph,
-since the backward is explicit.
+Forward is what the step's outputs depend on, and with it all of a loss in pieces, whose gradients stand beside it. The
+backward of a stage can be divided further into what leads to the gradient that an earlier stage reads (I), and the
+rest, which reaches gradients of weights only (W): a cut of the graph, since the backward is explicit.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,6 +24,7 @@ from unity_ir.plan.deadlock import makers
 from unity_ir.plan.pipeline.actions import COMPUTE
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.program import (
+    Compute,
     Instruction,
     Leaf,
     Program,
@@ -34,6 +36,7 @@ from unity_ir.plan.program import (
     makes,
     reads,
 )
+from unity_ir.plan.schedule import SYNCS
 
 PartKind = Literal["before", "F", "B", "I", "W", "after"]
 
@@ -99,9 +102,11 @@ class StepParts:
         return tuple(sent.received for part in found if part is not None for sent in part.sends)
 
 
-def step_parts(program: Program, schedule: PipelineSchedule) -> StepParts:
+def step_parts(program: Program, schedule: PipelineSchedule, bucket: int = 0) -> StepParts:
     """
-    Return the parts of a step for a schedule, or for one step of it if it never drains (`orders.steady_step`).
+    Return the parts of a step for a schedule, or for one step of it if it never drains (`orders.steady_step`). Sums of
+    gradients over a stage's devices start where the last micro-batch's is made, and are waited for `after`; those of
+    fewer than `bucket` bytes, which share calls, are made there.
 
     Raises `UnityError` if the step's operators are not in the schedule's stages, or not for its micro-batches.
     """
@@ -111,17 +116,15 @@ def step_parts(program: Program, schedule: PipelineSchedule) -> StepParts:
             f"{where}: clips by the norm of all stages' gradients, for which {schedule.name} would have to drain; use "
             "clip=0, or a synchronous schedule"
         )
-    if program.loss_pieces > 1:
-        raise UnityError(f"{where}: makes its loss in pieces, which stages do not yet; use loss_pieces=1")
     if schedule.micro_batches != program.micro_batches:
         raise UnityError(
             f"{where}: has {program.micro_batches} micro-batches, its schedule {schedule.micro_batches}; use one number"
         )
-    return _Parts(program, schedule).parts()
+    return _Parts(program, schedule, bucket).parts()
 
 
 class _Parts:
-    def __init__(self, program: Program, schedule: PipelineSchedule):
+    def __init__(self, program: Program, schedule: PipelineSchedule, bucket: int):
         self.program = program
         self.schedule = schedule
         self.where = f"spmd.program @{program.name}"
@@ -130,14 +133,32 @@ class _Parts:
         self.mesh = Mesh(sizes[: self.leading])
         self.makers = makers_of(program.body)
         self.order = {id(i): n for n, i in enumerate(program.body)}
-        self.forward = self._ancestors(program.outputs)
+        self.forward = self._ancestors((*program.outputs, *self._in_pieces()))
         self.part: dict[Register, Key] = {}
         """For each register that is made in one part only: which."""
         self.received: set[Register] = set()
         """Registers that come from another rank."""
+        self.started: dict[Register, Register] = {}
+        """Sums over devices that begin while micro-batches run, by what they are of."""
         self._assign()
+        self._start_early(bucket)
 
     # -- which part does what
+
+    def _in_pieces(self) -> set[Register]:
+        """
+        Return what the loop over the pieces of the loss makes, and the sums over micro-batches of gradients that it
+        makes of weights: with it they are of the forward, so that none is held until a backward.
+        """
+        loop, _ = self.program.loop_of_pieces or ((), None)
+        grads = {i.result for i in loop if isinstance(i, TimeStep) and i.kind == "accumulate"}
+        for instruction in self.program.body if loop else ():
+            read, made = reads(instruction), makes(instruction)
+            is_moved = isinstance(instruction, TimeStep | ReshardMove) and self._boundary(instruction) is None
+            is_cast = isinstance(instruction, Compute) and instruction.operator == "cast"
+            if read and grads.issuperset(read) and (is_moved or is_cast) and self.program.when[made[0]] == "every":
+                grads.update(made)
+        return {r for i in loop for r in makes(i)} | grads
 
     def _ancestors(self, registers: Iterable[Register]) -> set[Register]:
         """Return these registers, and all that they are made of."""
@@ -193,7 +214,7 @@ class _Parts:
 
     def _assign(self) -> None:
         program, when = self.program, self.program.when
-        of_loss, again = self._of_the_loss(), list[Instruction]()
+        of_loss, again, loop = self._of_the_loss(), list[Instruction](), program.loop_of_pieces
         for instruction in program.body:
             made = makes(instruction)
             self._check_within(instruction)
@@ -201,6 +222,15 @@ class _Parts:
                 self._check_alike(instruction)
                 continue
             time = when[made[0]]
+            if loop is not None and program.is_in_pieces(instruction):
+                if self._boundary(instruction) is not None:
+                    raise UnityError(
+                        f"{self.where}: makes its loss in pieces of which each goes from stage to stage; put the last "
+                        "product and the loss into one stage, or leave loss_pieces out"
+                    )
+                if made[0] not in self.part:
+                    self._put((r for i in loop[0] for r in makes(i)), "F", self._stage(loop[1], "F"))
+                continue
             if time != "every":
                 self._put(made, "after" if time == "last" else "before", None)
                 continue
@@ -216,10 +246,11 @@ class _Parts:
     def _of_the_loss(self) -> set[Register]:
         """Return the registers that the gradient of the loss goes into: not those of a forward that is done again."""
         found: set[Register] = set()
+        outputs = self._ancestors(self.program.outputs)
         for instruction in self.program.body:
             made = makes(instruction)
             is_seed = isinstance(instruction, Leaf) and instruction.op == "constant"
-            if self.forward.isdisjoint(made) and (is_seed or not found.isdisjoint(reads(instruction))):
+            if outputs.isdisjoint(made) and (is_seed or not found.isdisjoint(reads(instruction))):
                 found.update(made)
         return found
 
@@ -338,6 +369,22 @@ class _Parts:
             self._put(made, "I" if is_input else "W", stage)
             wanted.update(r for r in self._behind(instruction) if is_input or self.part[r][1] != stage)
 
+    def _start_early(self, bucket: int) -> None:
+        """Put sums of gradients over the devices of a stage in the part that makes the last addend."""
+        readers = Counter(r for instruction in self.program.body for r in reads(instruction))
+        for instruction in self.program.body:
+            if not isinstance(instruction, ReshardMove) or instruction.kind not in SYNCS:
+                continue
+            if self.part.get(instruction.result) != ("after", None) or min(instruction.axes) < self.leading:
+                continue
+            moved = instruction.operand, instruction.result
+            (of, *more) = self._behind(instruction)
+            is_total = isinstance(self.makers[of], TimeStep) and self.part[of][1] is not None
+            is_alone = not more and readers[of] == readers[instruction.operand] == 1
+            if is_total and is_alone and max(self.program.bytes[r] for r in moved) >= bucket:
+                self.part[instruction.result] = self.part[of]
+                self.started[of] = instruction.result
+
     # -- their programs
 
     def parts(self) -> StepParts:
@@ -356,7 +403,8 @@ class _Parts:
         for key, body in whole.items():
             leaves = [Leaf(self._handed(key, r, last), r, keys[r]) for r in given[key]]
             own = {r for i in bodies[key] for r in makes(i)}
-            outputs = (*(() if key[0] == "after" else (r for r in keys if r in own)), *ends[key])
+            handed = () if key[0] == "after" else (r for r in keys if r in own and r not in self.started)
+            outputs = (*handed, *ends[key])
             used = {r for i in (*leaves, *body) for r in (*reads(i), *makes(i))}
             program = replace(
                 self.program,
@@ -365,6 +413,7 @@ class _Parts:
                 outputs=tuple(dict.fromkeys(outputs)),
                 optimizer=None,
                 part_of=self.program,
+                started=frozenset(r for r in self.started.values() if r in own),
             )
             made.append(StepPart(*key, program, tuple(sends.get(key, ())), self._place_of(key[1])))
         return StepParts(self.schedule, tuple(sorted(made, key=_place)), keys, self.mesh)
@@ -411,7 +460,7 @@ class _Parts:
         if home == "before":
             return "once"
         if key[0] == "after" and home is not None:
-            return "sum"
+            return "started" if register in self.started.values() else "sum"
         return "last" if last.get(register) == key else "kept"
 
     def _place_of(self, stage: int | None) -> Pins:
@@ -433,8 +482,9 @@ class _Parts:
 
     def _keys(self, read_in: Mapping[Register, object]) -> dict[Register, str]:
         """Return a name for each register that one part makes and others read, or receive; sums always have one."""
-        sums = [r for r in self.program.sums if r in self.part]
-        joined = [i.result for i in self.program.body if isinstance(i, TimeStep) and i.kind == "batch"]
+        steps = [i for i in self.program.body if isinstance(i, TimeStep) and not i.is_of_pieces]
+        sums = [i.result for i in steps if i.kind == "accumulate" and i.result in self.part]
+        joined = [i.result for i in steps if i.kind == "batch"]
         found: dict[Register, str] = {}
         names = makers(self.program)
         taken: set[str] = set()
