@@ -5,7 +5,7 @@ Sweep a grid of machines for Llama 3 8B or 405B, and print how long that takes b
 
 Both are in bf16 mixed precision with AdamW, 8,192 tokens a sample; what is recomputed is chosen. `8b`: 252 points of
 512 samples on 8 to 512 H100 with other NVLink, network and memory (222 that differ, as one node has no network).
-`405b`: 60 points of 512 samples on 512 H100, pipelines included. `--every N` takes each Nth point only. The JSON has
+`405b`: 18 points of 512 samples on 512 H100, pipelines included. `--every N` takes each Nth point only. The JSON has
 every point with its gap, and wall and processor seconds.
 """
 
@@ -56,7 +56,7 @@ STUDIES = {
             tuple(
                 map(
                     read_knob,
-                    ("memory=85.52G,150.75G,206.1G", "bandwidth.gpus=80G..640G*2", "bandwidth.nodes=12.5G..200G*2"),
+                    ("memory=85.52G,150.75G", "bandwidth.gpus=160G..640G*2", "bandwidth.nodes=25G..100G*2"),
                 )
             ),
             "bf16",
@@ -64,7 +64,7 @@ STUDIES = {
         How("bf16", "adamw", has_stages=True),
     ),
 }
-"""Each study: its grid, and how its points are searched. Memory is that of H100, H200 and (405b) MI300X."""
+"""Each study: its grid, and how its points are searched. Memory is that of H100 and H200."""
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from unity_ir.errors import UnityError
 from unity_ir.machine.describe import described, machine_from
-from unity_ir.machine.load import read_tables
+from unity_ir.machine.load import load, read_tables
 from unity_ir.machine.model import Machine
 from unity_ir.models import from_text
 from unity_ir.pcg.graph import Graph
@@ -135,6 +135,7 @@ def machine_with(name: str, settings: Settings) -> Machine:
 
     Raises `UnityError` for a knob that it lacks, or that measured times would not follow, and for impossible figures.
     """
+    load(name)  # what is wrong with its description is said first
     tables, profile = read_tables(name)
     given = dict(settings)
     levels = [dict(level) for level in tables.get("levels", ())]

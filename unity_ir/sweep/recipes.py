@@ -32,6 +32,9 @@ AUTO = "auto"
 KINDS = ("none", "attention", AUTO, "block")
 """Kinds of recompute, from the least to the most; `auto` is as little as fits the device, the loss in pieces too."""
 
+PARTS = 16
+"""Parts of the pipeline to begin with, at most: those of published recipes are 4 to 16."""
+
 SHARDINGS = ((0, False), (1, False), (2, False), (3, False), (2, True), (3, True))
 """ZeRO stages, and whether weights are sharded among the devices of a node only."""
 
@@ -122,13 +125,10 @@ class Family:
         return tuple(part_counts(self.machine))
 
     def starts(self) -> Iterator[Recipe]:
-        """Yield recipes to begin with: fully sharded, tensor-parallel in a node, in stages of a node."""
+        """Yield recipes to begin with: fully sharded, tensor-parallel in a node, and that in stages."""
         most = self.tensor[-1]
-        node = prod(level.size for level in self.machine.levels[:-1])
-        ways = [(1, 1), (most, 1), (most, node), (1, node)]
-        for tp, stages in dict.fromkeys(ways):
-            if stages > 1 and not self.has_stages:
-                continue
+        parts = max((count for count in self.stages() if count <= PARTS), default=1)
+        for tp, stages in dict.fromkeys([(1, 1), (most, 1), (most, parts)]):
             dp = self.machine.devices // tp // stages
             found = Recipe(tp, 2 if dp > 1 else 0, None, 1, "attention", stages)
             most_batches = self._most(found)

@@ -113,6 +113,18 @@ latency = 0.0
 """
 
 
+BROKEN = """
+levels = [1]
+[device]
+name = "chip"
+flops = { f32 = 1e12 }
+memory_bandwidth = 1e11
+memory = 1_000_000_000
+launch = 0
+efficiency = 0.5
+"""
+
+
 @pytest.mark.parametrize(
     ("machine", "knob", "message"),
     [
@@ -121,12 +133,13 @@ latency = 0.0
         ("cpu:2", "hbm=1G", "cpu:2 has no knob hbm: its times are measured"),
         ("listed.toml", "bandwidth.gpus=1G", "has no knob bandwidth.gpus: its links are listed one by one"),
         ("nosuch", "gpus=2", "no machine 'nosuch'"),
+        ("broken.toml", "gpus=2", "levels must be a list of tables"),
     ],
 )
 def test_knobs_that_a_machine_lacks_are_refused(machine: str, knob: str, message: str, tmp_path: Path):
     if machine.endswith(".toml"):
         machine = str(tmp_path / machine)
-        Path(machine).write_text(LISTED)
+        Path(machine).write_text(LISTED if "listed" in machine else BROKEN)
     with pytest.raises(UnityError) as error:
         Grid((SMALL,), (machine,), (read_knob(knob),)).points()
     assert message in str(error.value)
