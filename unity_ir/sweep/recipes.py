@@ -127,7 +127,7 @@ class Family:
     def starts(self) -> Iterator[Recipe]:
         """Yield recipes to begin with: fully sharded, tensor-parallel in a node, and that in stages."""
         most = self.tensor[-1]
-        parts = max((count for count in self.stages() if count <= PARTS), default=1)
+        parts = max(count for count in self.stages() if count * most <= self.machine.devices and count <= PARTS)
         for tp, stages in dict.fromkeys([(1, 1), (most, 1), (most, parts)]):
             dp = self.machine.devices // tp // stages
             found = Recipe(tp, 2 if dp > 1 else 0, None, 1, "attention", stages)
