@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from unity_ir.tools import unity_aot, unity_opt, unity_profile, unity_rules, unity_tune
+from unity_ir.tools import unity_aot, unity_opt, unity_profile, unity_rules, unity_sweep, unity_tune
 
 VALUES = (
     *(
@@ -146,6 +146,7 @@ RULES = (
     "--jobs",
     "-o",
 )
+KNOBS = ("gpus", "gpus_per_node", "hbm", "memory", "bandwidth.gpus", "bandwidth.", "batch", "", "x")
 COMMANDS = ("list", "show", "prove", "import", "generate", "nothing", "")
 
 Main = Callable[[list[str]], int]
@@ -182,6 +183,10 @@ def random_argv(random: Random, module: str, folder: Path) -> tuple[Main, list[s
             return unity_tune.main, [*options(("--machine", "--out", "--plan", "--types", "--seconds"), 6), value()]
         case 4:
             return unity_aot.main, [*options(("--types", "--targets", "--plans", "--machines"), 5), "nothing"]
+        case 5:
+            names = ("--machine", "--over", "--jobs", "--store", "--csv", "--plot", "--x", "--optimizer", "--joint")
+            over = [f"--over={random.choice(KNOBS)}={value()}" for _ in range(random.randrange(3))]
+            return unity_sweep.main, [*options(names, 5), *over, "nothing"]
         case _:
             argv = [*options(OPT, 5), *(random.choice(OPT_FLAGS) for _ in range(random.choice((0, 0, 0, 1, 1, 2))))]
             random.shuffle(argv) if random.random() < 0.2 else None

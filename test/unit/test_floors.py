@@ -21,6 +21,7 @@ FLOORS = [
     {"cost"},
     {"simulate"},
     {"search", "models", "frontends"},
+    {"sweep"},
     {"dialects"},
     {"lowering"},
     {"passes"},

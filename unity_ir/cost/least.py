@@ -68,6 +68,20 @@ def emitted_bound(
     return _Tasks(step, machine, optimizer, everywhere).bound()
 
 
+def work_bound(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> float:
+    """
+    Return a lower bound in seconds on one synchronous training step of `graph`, for any plan of it, those in stages and
+    in micro-batches among them: the work of all kernels (as in `emitted_bound`), spread evenly over all devices.
+
+    Micro-batches of stages are computed side by side, so no path of operators bounds them, but together they take no
+    less work: of each operator as many FLOPs and results, and its weights are read in every one.
+    """
+    serial = erase(graph)
+    optimizer = graph.optimizer or optimizer or Optimizer()
+    step = serial if serial.updates else training_step(serial, optimizer)
+    return _Tasks(step, machine, optimizer, everywhere=False).work()
+
+
 @dataclass(frozen=True, slots=True)
 class _Reached:
     """The longest path to a value."""
@@ -110,6 +124,10 @@ class _Tasks:
     def bound(self) -> float:
         """Return the bound in seconds."""
         return max(self._arithmetic(), *map(self._weighted, WEIGHTS if len(self.sizes) > 1 else (1.0,)))
+
+    def work(self) -> float:
+        """Return the bound in seconds of the work alone."""
+        return max(self._arithmetic(), self._weighted(1.0))
 
     def _seconds(self, floor: Floor) -> Floats:
         if floor not in self.known:

@@ -32,14 +32,25 @@ def load(name: str) -> Machine:
 
     Raises `UnityError` for an unknown name, an unreadable file, or impossible figures.
     """
-    described, _, profile = name.partition(PROFILE)
-    if PROFILE in profile:
-        raise UnityError(f"machine: {described} has two profiles; leave one out")
-    machine = _load(described, profile)
+    tables, profile = read_tables(name)
+    machine = machine_from(name.partition(PROFILE)[0], tables, profile=profile)
     return machine if machine.name == name else replace(machine, name=name)
 
 
-def _load(name: str, profile: str) -> Machine:
+def read_tables(name: str) -> tuple[dict[str, Any], str]:
+    """
+    Return the tables that describe the machine called `name`, with the sizes that the name gives, and the path of its
+    file of measurements; "" if the name has none. `machine_from` makes the machine of them.
+
+    Raises `UnityError` as `load` does for the name and the file; figures are not looked at.
+    """
+    described, _, profile = name.partition(PROFILE)
+    if PROFILE in profile:
+        raise UnityError(f"machine: {described} has two profiles; leave one out")
+    return _read(described), profile
+
+
+def _read(name: str) -> dict[str, Any]:
     stem, _, parameter = name.partition(":")
     if name.endswith(".toml"):
         path, parameter = Path(name), ""
@@ -58,14 +69,14 @@ def _load(name: str, profile: str) -> Machine:
     if not name.isprintable():
         raise UnityError(f"machine: {name!a}: the name of the file has characters that cannot be printed; rename it")
     if not parameter:
-        return machine_from(name, tables, profile=profile)
+        return tables
     if "x" in parameter:
-        return machine_from(name, _cut(name, tables, parameter), profile=profile)
+        return _cut(name, tables, parameter)
     if not (parameter.isascii() and parameter.isdecimal() and len(parameter) <= len(str(MAX_DEVICES))):
         raise UnityError(f"machine: {name}: what follows the colon must be a number from 1 to {MAX_DEVICES}")
     if "parameter" not in tables:
         raise UnityError(f"machine: {name}: this machine has no parameter; write it without :{parameter}")
-    return machine_from(name, tables, int(parameter), profile)
+    return {**tables, "parameter": int(parameter)}
 
 
 def _cut(name: str, tables: dict[str, Any], sizes: str) -> dict[str, Any]:

@@ -31,6 +31,11 @@ def unity_profile() -> int:
     return _run("unity-profile")
 
 
+def unity_sweep() -> int:
+    """Run `unity-sweep` on the process's command line; return its exit code."""
+    return _run("unity-sweep")
+
+
 def unity_tune() -> int:
     """Run `unity-tune` on the process's command line; return its exit code."""
     return _run("unity-tune")

@@ -1,0 +1,228 @@
+"""
+Make the points of a grid: every model and machine with every setting of the knobs; what cannot be is refused before
+anything is searched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import gcd, prod
+from typing import Any
+
+from unity_ir.errors import UnityError
+from unity_ir.machine.describe import described, machine_from
+from unity_ir.machine.load import load, read_tables
+from unity_ir.machine.model import Machine
+from unity_ir.models import from_text
+from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.search.baselines.batch_dims import sample_dims
+from unity_ir.sweep.knobs import BANDWIDTH, BATCH, GPUS, GPUS_PER_NODE, HBM, MACHINE, MEMORY, MOST, Knob
+
+Settings = tuple[tuple[str, float], ...]
+"""Knobs by name, and the value of each, in the order of the grid."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A model (its text) on a machine (its name), and the knobs that were set."""
+
+    model: str
+    machine: str
+    settings: Settings = ()
+
+    @property
+    def text(self) -> str:
+        """The model with its keys: `llama3_8b,batch=16`."""
+        return ",".join([self.model, *(f"{name}={value:.0f}" for name, value in _of_model(self.settings))])
+
+    @property
+    def family(self) -> str:
+        """The model with its keys, but its batch."""
+        return ",".join(part for part in self.text.split(",") if not part.startswith(f"{BATCH}="))
+
+    @property
+    def said(self) -> str:
+        """The point as messages name it."""
+        return ", ".join([self.model, self.machine, *(f"{name}={value:g}" for name, value in self.settings)])
+
+    def place(self) -> Machine:
+        """Return the machine with its knobs set. Raises `UnityError` where it lacks one, or for impossible figures."""
+        return machine_with(self.machine, tuple((n, v) for n, v in self.settings if Knob(n, ()).is_of_machine))
+
+
+def _of_model(settings: Settings) -> Settings:
+    return tuple((name, value) for name, value in settings if not Knob(name, ()).is_of_machine)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Models, machines, and the knobs; `mixed` is the type of mixed precision, None for none."""
+
+    models: tuple[str, ...]
+    machines: tuple[str, ...]
+    knobs: tuple[Knob, ...] = ()
+    mixed: str | None = None
+
+    def points(self) -> tuple[Point, ...]:
+        """
+        Return all points, the last knob varying fastest. Raises `UnityError` for an unknown knob, one that a machine
+        lacks, impossible figures, more points than `MOST`, and a batch that no part of a machine divides.
+        """
+        names = [knob.name for knob in self.knobs]
+        for name in names:
+            if names.count(name) > 1:
+                raise UnityError(f"sweep: {name} is given twice; leave one out")
+        count = len(self.models) * len(self.machines) * prod(len(knob.values) for knob in self.knobs)
+        if count > MOST:
+            raise UnityError(f"sweep: {count} points are too many; at most {MOST} are allowed")
+        values = product(*(knob.values for knob in self.knobs))
+        settings = [tuple(zip(names, each, strict=True)) for each in values]
+        found = tuple(Point(*each) for each in product(self.models, self.machines, settings))
+        for point in found:
+            _check(point, point.place(), self.mixed)
+        return found
+
+
+def graph_of(text: str, mixed: str | None) -> Graph:
+    """Return the serial forward graph of a model's text, in mixed precision if `mixed` names a type."""
+    graph = _graph(text)
+    return graph if mixed is None else mixed_precision(graph, mixed)
+
+
+@lru_cache(maxsize=8)
+def _graph(text: str) -> Graph:
+    try:
+        return from_text(text)
+    except UnityError as error:
+        # A knob of neither the machine nor the model.
+        if "has no key" not in str(error):
+            raise
+        said = f"sweep: {error.args[0].partition('--model: ')[2]}; knobs of machines are {', '.join(MACHINE)}"
+        raise UnityError(said) from error
+
+
+@lru_cache(maxsize=64)
+def samples(text: str) -> int:
+    """Return the number of samples of a step of a model; 1 if its inputs have none."""
+    graph = _graph(text)
+    dims = sample_dims(graph)
+    return gcd(*(n.result.shape[dims[n.name]] for n in graph.inputs if n.name in dims)) or 1
+
+
+def _check(point: Point, machine: Machine, mixed: str | None) -> None:
+    """Raise `UnityError` for a batch that no leading part of a machine divides, and for a type it has no peak for."""
+    batch = samples(point.text)
+    # Tensor parallelism is over innermost mesh axes, within a member of the outermost level.
+    inner = prod(level.size for level in machine.levels[1:]) if len(machine.levels) > 1 else machine.devices
+    if gcd(batch, machine.devices) * inner < machine.devices:
+        raise UnityError(
+            f"sweep: {point.text}: {batch} samples do not divide over {machine.devices} devices of {machine.name}; "
+            "take a multiple, or fewer devices"
+        )
+    if mixed is not None:
+        machine.device.peak(mixed)
+
+
+@lru_cache(maxsize=4096)
+def machine_with(name: str, settings: Settings) -> Machine:
+    """
+    Return the machine called `name` with knobs of machines set: its tables are changed, and then read as any others.
+
+    Raises `UnityError` for a knob that it lacks, or that measured times would not follow, and for impossible figures.
+    """
+    load(name)  # what is wrong with its description is said first
+    tables, profile = read_tables(name)
+    given = dict(settings)
+    levels = [dict(level) for level in tables.get("levels", ())]
+    if not levels and given:
+        raise _lacks(name, next(iter(given)), "its links are listed one by one")
+    tables = {**tables, "levels": levels} if levels else tables
+    for knob, value in given.items():
+        if knob.startswith(BANDWIDTH):
+            _set_bandwidth(name, levels, knob, value)
+    if {HBM, MEMORY} & given.keys():
+        tables["device"] = _device(name, tables, given)
+    _set_sizes(name, tables, levels, given)
+    changed = f"{name} with {', '.join(f'{k}={v:g}' for k, v in settings)}" if settings else name
+    machine = machine_from(changed, tables, profile=profile)
+    if machine.device.profile is not None:
+        for knob in given:
+            if knob == HBM or knob.startswith(BANDWIDTH):
+                raise _lacks(name, knob, "its times are measured, so that nothing would follow")
+    return machine
+
+
+def _lacks(name: str, knob: str, why: str) -> UnityError:
+    return UnityError(f"sweep: {name} has no knob {knob}: {why}; leave it out")
+
+
+def _set_bandwidth(name: str, levels: Sequence[dict[str, Any]], knob: str, value: float) -> None:
+    level = next((level for level in levels if level.get("name") == knob.removeprefix(BANDWIDTH)), None)
+    if level is None:
+        raise _lacks(name, knob, f"its levels are {', '.join(str(level.get('name')) for level in levels)}")
+    if level.get("link") == "links":
+        raise _lacks(name, knob, "its links are listed one by one")
+    level["bandwidth"] = value
+
+
+def _device(name: str, tables: Mapping[str, Any], given: Mapping[str, float]) -> dict[str, Any]:
+    if "device" not in tables:
+        raise _lacks(name, next(k for k in (HBM, MEMORY) if k in given), "it has several kinds of devices")
+    device = dict(tables["device"])
+    if HBM in given:
+        device["memory_bandwidth"] = given[HBM]
+    if MEMORY in given:
+        device["memory"] = int(given[MEMORY])
+    return device
+
+
+def _set_sizes(name: str, tables: dict[str, Any], levels: Sequence[dict[str, Any]], given: Mapping[str, float]) -> None:
+    """Set the sizes of levels to those that `gpus` and `gpus_per_node` ask for."""
+    if not {GPUS, GPUS_PER_NODE} & given.keys():
+        return
+    if any(level.get("kinds") for level in levels):
+        raise _lacks(name, next(k for k in (GPUS, GPUS_PER_NODE) if k in given), "its members are of several kinds")
+    count = tables.get("parameter", 1)
+    sizes = [count if level["size"] == "parameter" else level["size"] for level in levels]
+    if GPUS_PER_NODE in given:
+        if len(levels) == 1:
+            raise _lacks(name, GPUS_PER_NODE, f"it has one level; use {GPUS}")
+        sizes[-1] = int(given[GPUS_PER_NODE])
+    if GPUS in given:
+        left = int(given[GPUS])
+        for i in range(len(sizes) - 1, 0, -1):
+            sizes[i] = min(sizes[i], left)
+            if left % sizes[i]:
+                inner = f"{sizes[i]} {levels[i]['name']}"
+                raise UnityError(f"sweep: {GPUS}={int(given[GPUS])} is no whole number of {inner} of {name}")
+            left //= sizes[i]
+        if levels[0]["size"] != "parameter" and left > levels[0]["size"]:
+            most = prod(sizes[1:]) * levels[0]["size"]
+            raise UnityError(f"sweep: {GPUS}={int(given[GPUS])}, but {name} has {most}; take fewer")
+        sizes[0] = left
+    for level, size in zip(levels, sizes, strict=True):
+        level["size"] = size
+
+
+def key_of(machine: Machine) -> dict[str, Any]:
+    """Return what makes a machine: its description, whatever its name."""
+    return described(machine)
+
+
+def mesh_of(machine: Machine) -> str:
+    """
+    Return as text what machines must share for a program of one to run on another, and to take no longer there if no
+    figure (`programs.figures`) is less: all but these figures and the size of memory.
+    """
+    tables = key_of(machine)
+    if "device" in tables:
+        changing = ("memory_bandwidth", "memory", "reserve")
+        tables["device"] = {key: value for key, value in tables["device"].items() if key not in changing}
+    for level in tables.get("levels", ()):
+        del level["bandwidth"]
+    return json.dumps(tables, sort_keys=True)

@@ -1,0 +1,77 @@
+"""Say what was found at a point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from unity_ir.errors import UnityError
+from unity_ir.sweep.grid import Point
+from unity_ir.sweep.programs import Figures
+
+FAMILY = "any plan of the graph in a synchronous step, stages and micro-batches among them; moves count nothing"
+"""What the bound of a point bounds."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The fastest step found at a point; `seconds` None if none that fits was."""
+
+    point: Point
+    mesh: str
+    """What a machine must share for its programs to run on another: all but figures; with the model, but its batch."""
+    figures: Figures
+    usable: int
+    """Bytes that a plan may take of a device."""
+    devices: int
+    samples: int
+    flops: float
+    """Of a step of the model, over the devices' peak: seconds at an MFU of 1."""
+    bound: float
+    """Seconds that no plan is below: see `FAMILY`."""
+    seconds: float | None = None
+    memory: int | None = None
+    """The most bytes that a device holds."""
+    recipe: str | None = None
+    """As `--degrees` takes it; `joint` of the joint search's plan."""
+    taken: str = ""
+    """The other point whose program this is, if that is faster here than what was found."""
+    processor: float = 0.0
+    """Seconds of a processor that the point took: those of a mesh are counted with its first points."""
+
+    @property
+    def gap(self) -> float | None:
+        """How far the step is above the lower bound, as a part of it."""
+        return None if self.seconds is None or not self.bound else self.seconds / self.bound - 1
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs per second, as a part of the devices' peak."""
+        return None if self.seconds is None else self.flops / self.seconds
+
+    @property
+    def rate(self) -> float | None:
+        """Samples per second."""
+        return None if self.seconds is None else self.samples / self.seconds
+
+    def is_harder(self, than: Answer) -> bool:
+        """Return whether a step of this point runs at another in no more time: it is nowhere faster or larger here."""
+        slower = all(a <= b for a, b in zip(self.figures, than.figures, strict=True))
+        return self.mesh == than.mesh and slower and self.usable <= than.usable and self.samples >= than.samples
+
+    def table(self) -> dict[str, Any]:
+        """Return the answer as JSON has it."""
+        table = asdict(self)
+        return {**table, "point": {**asdict(self.point), "settings": dict(self.point.settings)}}
+
+
+def answer_from(table: Mapping[str, Any]) -> Answer:
+    """Return the answer that `Answer.table` wrote. Raises `UnityError` for another table."""
+    try:
+        point = table["point"]
+        of = Point(point["model"], point["machine"], tuple(point["settings"].items()))
+        fields: dict[str, Any] = {**table, "point": of, "figures": tuple(table["figures"])}
+        return Answer(**fields)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UnityError(f"sweep: this is no answer of a point: {error}") from error
