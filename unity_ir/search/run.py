@@ -111,7 +111,18 @@ def run(
         return [plan for plan, _ in _baselines(serial, on, optimizer)] if strategy == "joint" else []
 
     def again(plan: Graph, whole: Callable[[Graph], Graph] | None = None) -> Graph:
-        return fitted(plan, kind, pieces, on, optimizer, whole, on=machine)
+        found = fitted(plan, kind, pieces, on, optimizer, whole, on=machine)
+        if stages is None or whole is None or kind != "auto":
+            return found
+
+        def need(plan: Graph) -> int:
+            step = whole(plan)
+            return needed(step, cost(step, machine, optimizer), optimizer)
+
+        if need(found) <= machine.device.usable:
+            return found
+        # Where recompute is not enough, stages gather weights in every micro-batch, and again for its backward.
+        return min(found, fitted(plan, kind, pieces, on, optimizer, whole, weights=True, on=machine), key=need)
 
     with _seldom_collected():
         if micro_batches == 1:

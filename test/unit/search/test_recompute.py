@@ -23,9 +23,12 @@ from unity_ir.pcg.graph import Graph, apply, erase, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept, with_recompute
 from unity_ir.pcg.types import tensor_type
+from unity_ir.plan.plan import plan_graph
+from unity_ir.plan.program import ReshardMove
 from unity_ir.search import run
 from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.search.memory.lagrangian import needed
+from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.chosen import groups
 from unity_ir.search.recompute.fit import recomputed
 from unity_ir.search.recompute.min_cut import SavedValues, cheapest
@@ -219,3 +222,27 @@ def test_the_message_names_what_recompute_would_need():
         run(graph, with_memory(machine, int(0.1 * whole)), "fsdp")
     with pytest.raises(DoesNotFit, match=r"in reserve\); use more micro-batches, more devices or a smaller batch$"):
         run(graph, with_memory(machine, int(0.1 * whole)), "fsdp", recompute="auto")
+
+
+def test_stages_gather_weights_in_every_micro_batch_where_recompute_is_not_enough():
+    """Large ones, in the forward and again in the backward of each part; others still once per step."""
+    keys = {"layers": 4, "hidden": 512, "intermediate": 1024, "heads": 8, "kv_heads": 4, "vocabulary": 512}
+    graph, on = build("llama3_8b", batch=32, sequence=64, **keys), load("box:4")
+
+    def planned(on: Machine, recompute: str) -> Graph:
+        given = {"micro_batches": 8, "recompute": recompute, "stages": Stages(2)}
+        return run(graph, on, "fsdp", Optimizer("adamw"), **given).graph
+
+    def gathers(memory: float) -> list[int]:
+        """Of what is done before all micro-batches, and of each forward and backward."""
+        found = plan_graph(planned(with_memory(on, memory), "auto"), on)
+        parts = [part for part, _ in found.parts if part.kind != "after"]
+        moves = [[i for i in part.program.body if isinstance(i, ReshardMove)] for part in parts]
+        return [sum(move.kind == "all_gather" for move in each) for each in moves]
+
+    _, least = as_emitted(planned(on, "all"), on, Optimizer("adamw"))
+    once, again = gathers(least), gathers(0.92 * least)
+    assert once[1:] == [0] * 4
+    # 7 products in each of the 2 layers of a stage.
+    assert again[1:] == [14] * 4
+    assert again[0] == once[0] - 28 > 0
