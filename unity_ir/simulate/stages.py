@@ -1,6 +1,7 @@
 """
 Simulate a step whose operators are in stages: the plan of each of its parts is replayed by itself (`replay`), and the
-pipeline's schedule with the seconds that they take (`pipeline`).
+pipeline's schedule with the seconds that they take (`pipeline`). A part is replayed as it runs for the first
+micro-batch; for another one it takes longer by the additions of gradients to those before.
 
 What starts sums of gradients over devices, for its last micro-batch, is replayed with them, too. They go on beside what
 its rank still has to do, one after the other where they cross links of one level; moves of parts that follow are taken
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -194,10 +196,14 @@ class _Stages:
         self.schedule = plan.pipeline.schedule
         self.ranks = range(len(self.schedule.ranks))
         self.timelines: dict[str, Timeline] = {}
+        """How parts run for the first micro-batch."""
+        self.additions: dict[str, float] = {}
+        """Seconds that a part takes more for another one, to add its gradients to those before."""
         self.lasts: dict[str, _LastRun] = {}
         """How parts that start sums run for their last micro-batch."""
         for part, own in plan.parts:
             if part.kind != "after":
+                self.additions[part.name] = _additions(own, machine)
                 self.timelines[part.name] = simulate(replay(own, machine, overlap, is_last=part.stage is None))
             if own.program.started:
                 self.lasts[part.name] = _last_run(own, simulate(replay(own, machine)))
@@ -259,30 +265,36 @@ class _Stages:
         )
 
     def _seconds(self, name: str) -> float:
+        """Return the seconds of a part for any micro-batch but the first."""
         timeline = self.timelines.get(name)
-        return 0.0 if timeline is None else timeline.seconds
+        return 0.0 if timeline is None else timeline.seconds + self.additions[name]
 
-    def _runs(self, order: PipelineSchedule, rank: int) -> list[list[tuple[StepPart, bool]]]:
-        """Return, for each computation of a rank, the parts that it runs, and whether for the last micro-batch."""
+    def _runs(self, order: PipelineSchedule, rank: int) -> list[list[_Run]]:
+        """Return, for each computation of a rank, the parts that it runs."""
         done: Counter[str] = Counter()
-        found: list[list[tuple[StepPart, bool]]] = []
+        found: list[list[_Run]] = []
+        count = self.program.micro_batches
         for stage, kind, _ in order.computation().ranks[rank]:
             parts = self.parts.run_by(stage, kind)
             done.update(part.name for part in parts)
-            found.append([(part, done[part.name] % self.program.micro_batches == 0) for part in parts])
+            found.append(
+                [_Run(part, done[part.name] % count == 1 % count, done[part.name] % count == 0) for part in parts]
+            )
         return found
 
-    def _run_seconds(self, part: StepPart, is_last: bool) -> float:
-        starts_sums = is_last and self.overlap and part.name in self.lasts
-        return self.lasts[part.name].seconds if starts_sums else self._seconds(part.name)
+    def _run_seconds(self, run: _Run) -> float:
+        name = run.part.name
+        starts_sums = run.is_last and self.overlap and name in self.lasts
+        alone = self.lasts[name].seconds if starts_sums else self.timelines[name].seconds
+        return alone + (0.0 if run.is_first else self.additions[name])
 
     def _longer(self, order: PipelineSchedule) -> list[dict[int, float]]:
-        """Return by how much computations of each rank take longer that also start sums."""
+        """Return by how much computations of each rank take longer that also start sums; less those of the first."""
         found: list[dict[int, float]] = []
         for rank in self.ranks:
             extra = (
-                sum(self._run_seconds(part, is_last) - self._seconds(part.name) for part, is_last in parts)
-                for parts in self._runs(order, rank)
+                sum(self._run_seconds(run) - self._seconds(run.part.name) for run in runs)
+                for runs in self._runs(order, rank)
             )
             found.append({i: more for i, more in enumerate(extra) if more})
         return found
@@ -292,15 +304,16 @@ class _Stages:
         free: dict[int, float] = {}
         found: list[RunningSum] = []
         now = 0.0
-        for i, parts in enumerate(self._runs(self.schedule, rank)):
+        for i, runs in enumerate(self._runs(self.schedule, rank)):
             now = now if starts is None else starts[i]
-            for part, is_last in parts:
-                for each in self.lasts[part.name].sums if is_last and part.name in self.lasts else ():
+            for run in runs:
+                name = run.part.name
+                for each in self.lasts[name].sums if run.is_last and name in self.lasts else ():
                     begin = max([now + each.begin, *(free.get(level, 0.0) for level in each.levels)])
                     end = begin + each.end - each.begin
                     free.update(dict.fromkeys(each.levels, end))
                     found.append(replace(each, begin=begin, end=end))
-                now += self._run_seconds(part, is_last)
+                now += self._run_seconds(run)
         return tuple(replace(each, begin=each.begin - now, end=each.end - now) for each in found)
 
     def _sums_after(self, started: Sequence[Sequence[RunningSum]]) -> Seconds:
@@ -376,8 +389,8 @@ class _Stages:
         ahead = [a for a in actions if a.kind == "F" and self.schedule.ahead(a)]
         # What a step begins of the next one was there when it began itself.
         live = most = begun = sum(self._change(part) for a in ahead for part in self.parts.run_by(a.stage, "F"))
-        for parts in self._runs(self.schedule, rank):
-            for part, is_last in parts:
+        for runs in self._runs(self.schedule, rank):
+            for part, _, is_last in runs:
                 last = self.lasts.get(part.name) if is_last else None
                 inside = self._inside(part.name, rank, is_last) - (last.summed if last else 0)
                 most = max(most, live + inside + self._received(part))
@@ -457,6 +470,14 @@ class _Stages:
         return sum(size[r] for r in kept) - sum(size[r] for r in freed)
 
 
+class _Run(NamedTuple):
+    """A part that is run for a micro-batch, and whether that is the first or the last one."""
+
+    part: StepPart
+    is_first: bool
+    is_last: bool
+
+
 @dataclass(frozen=True, slots=True)
 class _LastRun:
     """
@@ -471,6 +492,17 @@ class _LastRun:
     sums: tuple[RunningSum, ...]
     summed: int
     change: int
+
+
+def _additions(plan: Plan, machine: Machine) -> float:
+    """Return the seconds that a part takes for a micro-batch beside the first to add to what those before have made."""
+    every = (i for i in plan.program.body if isinstance(i, TimeStep) and i.kind == "accumulate" and not i.is_of_pieces)
+    bytes = [plan.time_step_bytes(step) for step in every]
+    return sum(_copy_seconds(each[1], machine) - _copy_seconds(each[0], machine) for each in bytes if len(each) > 1)
+
+
+def _copy_seconds(bytes: int, machine: Machine) -> float:
+    return machine.copy_time(1, bytes) if bytes else 0.0
 
 
 def _last_run(plan: Plan, timeline: Timeline) -> _LastRun:

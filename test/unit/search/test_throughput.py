@@ -16,8 +16,8 @@ from unity_ir.search.throughput import most_throughput
 from unity_ir.search.with_stages import run_with_stages
 from unity_ir.simulate.report import as_emitted
 
-MLP = from_text("mlp,batch=16,hidden=512,layers=8,classes=512")
-MACHINE = boxes(2, 2, overhead=1e-6)
+MLP = from_text("mlp,batch=128,hidden=512,layers=8,classes=512")
+MACHINE = boxes(2, 2, overhead=1e-6, bandwidth=1e10)
 OPTIMIZER = Optimizer("adamw")
 
 

@@ -89,6 +89,18 @@ def test_a_stage_keeps_what_its_backward_reads_and_gives_it_back():
         assert found.kept[f"{stage}F"] + found.kept[f"{stage}B"] == 0
 
 
+def test_all_but_the_first_micro_batch_add_their_gradients_to_those_before():
+    """Each addition reads both and writes the sum: three times the bytes of the gradients of a stage's weights."""
+    found = step("gpipe")
+    weights = 2048 * 2048 * 4
+    for rank in range(RANKS):
+        starts, ends = found.times.starts[rank], found.times.ends[rank]
+        took = [end - start for start, end in zip(starts, ends, strict=True)][MICRO_BATCHES:]
+        added = 4 * on().copy_time(1, 3 * weights)
+        assert isclose(took[1] - took[0], added, rel_tol=0.05)
+        assert all(isclose(each, took[1]) for each in took[1:-1])
+
+
 def test_clipping_waits_for_all_ranks():
     program = planned("1f1b").program
     assert program.optimizer is not None

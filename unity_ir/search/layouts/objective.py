@@ -27,8 +27,8 @@ class Price:
 
     Of a graph that is one of several micro-batches, `once` is how much a second counts that a step spends once (moves
     of weights and their gradients, updates), such as 1 / micro-batches; below 1, what is moved is kept for the whole
-    step, and so is the gradient that accumulates there. `live` is the number of micro-batches whose activations are
-    held.
+    step, and so is the gradient that accumulates there: to add a micro-batch's gradient to those before takes `add`
+    seconds for each byte of it. `live` is the number of micro-batches whose activations are held.
     """
 
     second: float = 1.0
@@ -37,6 +37,7 @@ class Price:
     again: bool = False
     once: float = 1.0
     live: float = 1.0
+    add: float = 0.0
 
     def of(self, seconds: Floats, bytes: Floats) -> Floats:
         """
@@ -107,6 +108,8 @@ class Price:
         """
         if weight and self.once != 1:
             seconds = self.second * self.once * space.reshard_from_few(rests, training)
+            if training and self.add:
+                seconds = seconds + self.second * self.add * space.elements * space.gradient.item
             if self.byte:
                 kept_elements = space.moved_bytes(rests, np.arange(len(space))) / space.item
                 seconds = seconds + self.byte * kept_elements * (space.item + training * space.gradient.item)

@@ -42,7 +42,7 @@ from unity_ir.search.pipeline.balance import least_longest
 from unity_ir.search.pipeline.cuts import units
 from unity_ir.search.pipeline.fastest import ScheduleOutcome, StageLoads
 from unity_ir.search.pipeline.ranges import CountedSchedule, Cuts, FittedStages, StageRanges
-from unity_ir.search.pipeline.rows import PricedUnits, UnitRows, priced_units
+from unity_ir.search.pipeline.rows import ADDED, PricedUnits, UnitRows, priced_units
 from unity_ir.search.pipeline.stages import choose_stages
 from unity_ir.search.pipeline.together import Slopes, solved_together
 
@@ -215,8 +215,13 @@ class PipelineSearch:
                 short, _ = like_shortened(self.small(micro_batches), limits().rewritten_layers)
                 with limited(group_rows=0):
                     found, _ = solve(short, part(self.machine, parts), self.optimizer)
-            self._solvers[parts, micro_batches] = found.at(Price(once=1 / micro_batches))
+            self._solvers[parts, micro_batches] = found.at(self.price(micro_batches))
         return self._solvers[parts, micro_batches]
+
+    def price(self, micro_batches: int) -> Price:
+        """Return the price of a step per micro-batch, which has a share of what is done once, and adds gradients."""
+        each = self.machine.copy_time(0, ADDED) * (micro_batches - 1) / micro_batches
+        return Price(once=1 / micro_batches, add=each)
 
     def plan(self, parts: int, micro_batches: int, schedule: ScheduleKind | None = None) -> PipelinePlan:
         """Return the fastest plan found, as `pipeline_plan` does."""

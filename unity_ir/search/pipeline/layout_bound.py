@@ -37,7 +37,6 @@ from unity_ir.search.bounds.axis_counts import Bounds, bound_at, is_tabulated
 from unity_ir.search.exact.factor_graph import FactorGraph
 from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, bounded, certain
 from unity_ir.search.exact.solver import ExactPlan, Solver
-from unity_ir.search.layouts.objective import Price
 from unity_ir.search.pipeline.cuts import units
 from unity_ir.search.pipeline.equal import SPREAD, PipelineSearch
 from unity_ir.search.pipeline.table import Floats
@@ -85,9 +84,9 @@ class LayoutBounds:
         solver = self._solver(p, m)
         if solver is None:
             known = self.search.solved(small, self.search.solver(p, m)).seconds
-            least = bound_at(small, self._bounds_of(p), Price(once=1 / m), known)
+            least = bound_at(small, self._bounds_of(p), self.search.price(m), known)
         else:
-            least = _least_sum(small, solver.at(Price(once=1 / m)))
+            least = _least_sum(small, solver.at(self.search.price(m)))
         return max(self.work_of_kernels(p, m), m / p * least)
 
     def of_ranges(self, stages: int, micro_batches: int) -> float:
@@ -109,7 +108,7 @@ class LayoutBounds:
             return best
         whole = work * p / m
         if not self.is_split:
-            best = max(best, _closed(_least_sum(small, solver.at(Price(once=0.0))), p, m, 1.0))
+            best = max(best, _closed(_least_sum(small, solver.at(replace(self.search.price(m), once=0.0))), p, m, 1.0))
         if not self.is_1f1b:
             return best
         byte = PRICE * whole / (p * self.search.memory)
@@ -118,7 +117,7 @@ class LayoutBounds:
         for k in range(p):
             live = _counted(min(k + 1, m))
             if live not in by_live:
-                priced = solver.at(Price(byte=byte, again=True, once=0.0, live=live))
+                priced = solver.at(replace(self.search.price(m), byte=byte, again=True, once=0.0, live=live))
                 by_live[live] = least_ranges(small, priced, self._most(p, m)) - byte * self.search.memory
             tables.append(np.maximum(self._free(p, m), by_live[live]))
         return max(best, self._least_makespan(tables, p, m))
@@ -133,7 +132,8 @@ class LayoutBounds:
             solver = self._solver(stages, micro_batches)
             assert solver is not None
             small, most = self.search.small(micro_batches), self._most(stages, micro_batches)
-            self._ranges[stages, micro_batches] = least_ranges(small, solver.at(Price(once=0.0)), most)
+            price = replace(self.search.price(micro_batches), once=0.0)
+            self._ranges[stages, micro_batches] = least_ranges(small, solver.at(price), most)
         return self._ranges[stages, micro_batches]
 
     def _bounds_of(self, stages: int) -> Bounds:

@@ -3,8 +3,8 @@ Price the units of a placed micro-batch (`cuts`): what each takes in a step of s
 pipeline runs it. Every move is waited for, as in `cost.plan`.
 
 Moves of weights, sums of their gradients, and updates are done once per step. What a weight is moved to is kept for all
-micro-batches, and its gradient accumulates there. A move of an activation belongs to the unit that reads it. The last
-value of a unit is held by the next one, which reads it.
+micro-batches, and its gradient accumulates there: each micro-batch but one adds its own to those before. A move of an
+activation belongs to the unit that reads it. The last value of a unit is held by the next one, which reads it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ from unity_ir.search.recompute.min_cut import SavedValues, cheapest
 
 PRICES = 12
 """Prices of a byte at which what is recomputed is looked for, between that of the cheapest operator and the dearest."""
+
+ADDED = 3
+"""Times that an addition of a gradient to those before reads or writes its bytes: it reads both, and writes the sum."""
 
 Sent = tuple[float, int]
 """Elements of a piece, and the bytes of each."""
@@ -165,6 +168,9 @@ class _Sums:
         self.placed = {serial: node for node, serial in serials.items()}
         count = len(found.parts)
         self.forward, self.input_gradient, self.weight_gradient, self.once, self.held = np.zeros((5, count))
+        self.again = (micro_batches - 1) / micro_batches
+        self.moved: set[Node] = set()
+        """Weights whose gradients accumulate elsewhere than they rest."""
         self.made: dict[Node, float] = {}
         """Bytes that the results of a serial compute node take, with those of their moved copies."""
         unit_of = _placed_units(plan, serials, found)
@@ -189,6 +195,8 @@ class _Sums:
             self.held[unit_of[node]] += each * prod(type.piece_shape)
             if is_updated:
                 self.once[unit_of[node]] += update_time(node, optimizer, self.machine)
+                if node not in self.moved:
+                    self._add(unit_of[node], prod(type.piece_shape) * ELEMENT_BYTES[type.grad_dtype])
 
     def sent(self, value: Value) -> Sent:
         """Return what is sent of a value of the serial graph."""
@@ -200,6 +208,10 @@ class _Sums:
         (type,) = self.placed[weight].types
         elements, item, grad = prod(type.piece_shape), ELEMENT_BYTES[type.dtype], ELEMENT_BYTES[type.grad_dtype]
         return TiedWeight(unit, reader, (elements, max(item, grad)), float(elements * (item + grad)))
+
+    def _add(self, unit: int, bytes: float) -> None:
+        """Count the addition of a gradient to those of the micro-batches before."""
+        self.weight_gradient[unit] += self.again * self.machine.copy_time(1, ADDED * bytes)
 
     def _input_gradient(self, node: Node) -> float:
         """Return the seconds of a compute node's backward that do not make gradients of weights."""
@@ -218,6 +230,9 @@ class _Sums:
             self.once[unit] += forward + backward
             grad = ELEMENT_BYTES[type.grad_dtype] if reshard.backward else 0
             self.held[unit] += brought * (ELEMENT_BYTES[type.dtype] + grad)
+            if brought and reshard.backward:
+                self.moved.add(maker)
+                self._add(unit, brought * grad)
             return
         self.forward[unit] += forward
         self.input_gradient[unit] += backward

@@ -30,10 +30,10 @@ def test_no_other_pair_is_faster():
 
 
 def test_the_bound_is_of_all_pairs_whichever_were_tried():
-    choice = best_pipeline(GPT2, MACHINE, OPTIMIZER, parts=4, micro_batches=2)
+    choice = best_pipeline(GPT2, MACHINE, OPTIMIZER, parts=2, micro_batches=4)
     assert choice is not None
     each = {(p, m): bound(choice, p, m)[0] for p in part_counts(MACHINE)[1:] for m in (2, 4, 8)}
-    assert bound(choice)[0] == min(each.values()) < each[4, 2]
+    assert bound(choice)[0] == min(each.values()) < each[2, 4]
 
 
 def test_what_is_forced_is_taken():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations, pairwise
+from math import prod
 
 import pytest
 from graphs import boxes, with_memory
@@ -55,6 +56,19 @@ def test_rows_add_up_to_the_cost_of_the_graph(strategy: str):
     moves = (m for r in (*priced.reshards, *priced.weight_reshards) if root(r.value).op == "weight" for m in r.moves)
     once = sum(machine.move_time(move, dtype) for move, dtype in moves)
     assert rows.once.sum() == pytest.approx(once + priced.update)
+
+
+@pytest.mark.parametrize(("strategy", "rests"), [("data-parallel", 1), ("fsdp", 4)])
+def test_micro_batches_add_up_gradients_where_they_are_made(strategy: str, rests: int):
+    """Of FSDP, too, in the layout that weights are brought to: whole, as of data parallelism."""
+    machine = boxes(2, 2)
+    placed = run(from_text(MLP), machine, strategy, OPTIMIZER).graph
+    priced = cost(placed, machine, OPTIMIZER)
+    one, four = (priced_units(priced, placed, OPTIMIZER, count).rows.weight_gradient.sum() for count in (1, 4))
+    matrices = [n for n in placed.weights() if len(n.types[0].shape) == 2]
+    assert {prod(n.types[0].degrees) for n in matrices} == {rests}
+    added = sum(machine.copy_time(1, 3 * 4 * prod(n.types[0].shape)) for n in placed.weights())
+    assert four - one == pytest.approx(0.75 * added)
 
 
 def root(value: Value) -> Node:
