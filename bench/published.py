@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from published_figures import Predicted, by, figures
-from published_rows import ROWS, Published, Row, machine_of, published
+from published_kernels import STEPS, host_seconds_of_layer, library, library_seconds, steps_seconds
+from published_rows import NO_LIMIT, ROWS, Published, Row, machine_of, published
 from rich.console import Console
 from rich.table import Table
 
@@ -130,23 +131,33 @@ def apart_seconds(row: Row, plan: Plan, machine: Machine) -> float:
     return whole * (plan.program.micro_batches + (shape.ranks - 1) / shape.chunks) / shape.ranks
 
 
-def with_attention(row: Row, plan: Plan, machine: Machine) -> Machine:
+def with_kernels(row: Row, plan: Plan, machine: Machine) -> Machine:
     """
-    Return a machine whose flash attention takes as long as the kernels that the row names were measured to, of the
-    FLOPs that the mask leaves (`published/kernels/attention.toml`), by way of a profile with those kernels alone.
+    Return a machine whose products and convolutions take as long as those of the libraries that the row's code called
+    (`published_kernels.py`), norms as long as their steps where the row says so, and flash attention as long as the
+    kernels that the row names were measured to, of the FLOPs that the mask leaves (`published/kernels/attention.toml`),
+    by way of a profile with those kernels alone.
     """
-    if row.attention == "products":
-        return machine
-    reached = tomllib.loads((ROWS / "kernels" / "attention.toml").read_text(encoding="utf-8"))[row.attention]
+    device, of = machine.device, library(row.device)
+    reached = tomllib.loads((ROWS / "kernels" / "attention.toml").read_text(encoding="utf-8")).get(row.attention)
     known: dict[str, dict[tuple[int, ...], float]] = {}
     for line in plan.program.body:
         for member in line.members if isinstance(line, Fused) else [line]:
-            if isinstance(member, Compute) and member.operator.startswith("attention"):
-                kernel = kernel_of_line(plan.program, member)
+            if not isinstance(member, Compute):
+                continue
+            kernel = kernel_of_line(plan.program, member)
+            if kernel.sizes in known.get(kernel.operator, {}):
+                continue
+            if member.operator.startswith("attention") and reached is not None:
                 flops = kernel.flops / (2 if "causal=1" in kernel.operator else 1)
-                least = flops / (machine.device.peak(kernel.dtype) * reached[row.device])
-                known.setdefault(kernel.operator, {})[kernel.sizes] = machine.device.launch + least
-    return replace(machine, device=replace(machine.device, profile=Profile(machine.device.name, known)))
+                seconds = device.launch + flops / (device.peak(kernel.dtype) * reached[row.device])
+            elif row.norms == "steps" and member.operator in STEPS:
+                seconds = steps_seconds(plan.program, member, device)
+            else:
+                seconds = library_seconds(plan.program, member, device, of)
+            if seconds is not None:
+                known.setdefault(kernel.operator, {})[kernel.sizes] = seconds
+    return replace(machine, device=replace(device, profile=Profile(device.name, known)))
 
 
 def recomputed_seconds(row: Row, machine: Machine) -> float:
@@ -162,10 +173,43 @@ def predicted_seconds(row: Row) -> float:
     """Predict the seconds of a row's step."""
     machine = machine_of(row.machine)
     plan = plan_of(row, machine)
-    machine = with_attention(row, plan, machine)
-    staged = plan.pipeline is not None
-    seconds = simulate_stages(plan, machine).seconds if staged else step_seconds(plan, machine)[0]
-    return seconds + apart_seconds(row, plan, machine) + recomputed_seconds(row, machine)
+    machine = with_kernels(row, plan, machine)
+    more = apart_seconds(row, plan, machine) + recomputed_seconds(row, machine) + host_seconds(row)
+    return moved_seconds(row, plan, machine) + more
+
+
+def host_seconds(row: Row) -> float:
+    """
+    Return the seconds of the host that a step takes more where each kernel waits for its launch: those of its layers,
+    of every micro-batch, in a pipeline with the bubble of 1F1B.
+    """
+    if row.launches == "ahead":
+        return 0.0
+    forwards = 2 if "recompute=block" in row.degrees else 1
+    # A backward launches about twice what a forward does.
+    layers = host_seconds_of_layer() * (forwards + 2) / 3 * row.size("layers") / row.degree("stages")
+    return layers * (row.degree("micro_batches") + row.degree("stages") - 1)
+
+
+def moved_seconds(row: Row, plan: Plan, machine: Machine) -> float:
+    """
+    Return the simulated seconds of a plan, with the moves beside kernels that the row's code had there.
+
+    Moves of tensor parallelism (those inside of a node) that run beside their products are cut into a piece for each
+    rank, and one of the pieces has no product beside it: of what these moves add to a step, that part stays.
+    """
+
+    def seconds(on: Machine) -> float:
+        overlap = row.overlap != "none"
+        staged = plan.pipeline is not None
+        return simulate_stages(plan, on, overlap).seconds if staged else step_seconds(plan, on, overlap)[0]
+
+    whole = seconds(machine)
+    if row.overlap != "products":
+        return whole
+    *outer, inner = machine.levels
+    hidden = seconds(replace(machine, levels=(*outer, replace(inner, bandwidth=NO_LIMIT))))
+    return hidden + (whole - hidden) / row.degree("tp")
 
 
 def key_of(row: Row) -> str:

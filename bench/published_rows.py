@@ -27,10 +27,16 @@ from unity_ir.machine import Machine, load
 from unity_ir.machine.describe import machine_from
 
 ROWS = Path(__file__).with_name("published")
-ATTENTION = ("flash1", "flash2", "cudnn", "products")
-LOSS = ("fused", "alone")
-FUSED = ("all", "pointwise", "none")
-CHECKPOINTS = ("", "op")
+CHOICES = {
+    "attention": ("flash1", "flash2", "cudnn", "products"),
+    "loss": ("fused", "alone"),
+    "fused": ("all", "pointwise", "none"),
+    "checkpoints": ("", "op"),
+    "overlap": ("all", "none", "products"),
+    "norms": ("fused", "steps"),
+    "launches": ("ahead", "waited"),
+}
+"""What fields of a row may be."""
 MEASURES = ("ms", "seconds", "samples_per_second", "tokens_per_second", "tokens_per_second_and_gpu")
 DEFAULTS = {("llama3_8b", "sequence"): 8192, ("llama3_8b", "layers"): 32, ("gpt2", "sequence"): 1024}
 """Sizes that the zoo's models have unless their text says another."""
@@ -69,11 +75,21 @@ class Row:
     """`fused`, or `alone`: casts of logits and of their gradient are kernels of their own."""
     checkpoints: str = ""
     """`op`: all but attention and every second product is recomputed, which no degrees say (torchtitan's policy)."""
+    overlap: str = "all"
+    """
+    Which moves ran beside kernels: `all` that the plan starts early; `none` (Megatron-LM until 2022 waits for each, and
+    for the gradients' sum after the backward); or `products`, `all` and those of tensor parallelism in pieces beside
+    the products that make or read them (Transformer Engine's userbuffers).
+    """
+    norms: str = "fused"
+    """`fused`, or `steps`: each step of an RMSNorm and of a rotary embedding is a kernel of its own, in f32."""
+    launches: str = "ahead"
+    """`ahead` of the device, or `waited`: a kernel ends before the next is launched (CUDA_LAUNCH_BLOCKING=1)."""
     optimizer: str = "adamw"
     uncertain: str = ""
 
     def __post_init__(self) -> None:
-        for key, known in (("attention", ATTENTION), ("loss", LOSS), ("fused", FUSED), ("checkpoints", CHECKPOINTS)):
+        for key, known in CHOICES.items():
             if getattr(self, key) not in known:
                 raise ValueError(f"{self.source}: {self.name}: {key} is {getattr(self, key)!r}, not one of {known}")
         if len(self.measured) != 1:
@@ -101,6 +117,11 @@ class Row:
         found = re.search(rf"\b{name}=(\d+)", self.model)
         return int(found[1]) if found else DEFAULTS.get((self.model.partition(",")[0], name), 1)
 
+    def degree(self, name: str) -> int:
+        """Return a number that the degrees give, such as `tp`; 1 if they do not."""
+        found = re.search(rf"\b{name}=(\d+)", self.degrees)
+        return int(found[1]) if found else 1
+
     @property
     def family(self) -> str:
         """The family of the model."""
@@ -111,7 +132,7 @@ class Row:
     def device(self) -> str:
         """The kind of GPU."""
         stem = self.machine.partition(":")[0]
-        kinds = {"jean-zay": "A100", "grand-teton": "H100"}
+        kinds = {"jean-zay": "A100", "vtrain": "A100", "grand-teton": "H100"}
         return kinds.get(stem) or next(k for k in ("A100", "H100", "V100", "P100", "K80") if k.lower() in stem)
 
 

@@ -53,6 +53,29 @@ def split_seconds(
     )
 
 
+def sends_waited_for(seconds: StageSeconds, rank_of: Sequence[int]) -> StageSeconds:
+    """
+    Return the seconds of stages of which each waits until what it sends has arrived: sends become a part of the forward
+    or backward (or of its gradient of inputs) before them. `rank_of[s]` is the rank of stage s; a rank sends itself
+    nothing.
+    """
+    links = [rank_of[s] != rank_of[s + 1] for s in range(len(rank_of) - 1)]
+    ahead = [s * at for s, at in zip(seconds.send or (0,) * len(links), links, strict=True)]
+    back = [s * at for s, at in zip(seconds.send_back or seconds.send or (0,) * len(links), links, strict=True)]
+
+    def add(of: Seconds, sends: list[float]) -> Seconds:
+        return tuple(each + send for each, send in zip(of, sends, strict=True)) if of else of
+
+    return replace(
+        seconds,
+        forward=add(seconds.forward, [*ahead, 0.0]),
+        backward=add(seconds.backward, [0.0, *back]),
+        input_gradient=add(seconds.input_gradient, [0.0, *back]),
+        send=(),
+        send_back=(),
+    )
+
+
 @dataclass(frozen=True)
 class PipelineTimes:
     """

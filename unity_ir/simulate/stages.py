@@ -43,7 +43,7 @@ from unity_ir.plan.program import (
 )
 from unity_ir.simulate.full import Timeline, simulate
 from unity_ir.simulate.memory import memory
-from unity_ir.simulate.pipeline import PipelineTimes, Seconds, StageSeconds, simulate_pipeline
+from unity_ir.simulate.pipeline import PipelineTimes, Seconds, StageSeconds, sends_waited_for, simulate_pipeline
 from unity_ir.simulate.replay import StartedSum, leaf_bytes, replay
 from unity_ir.simulate.streams import TICKS, Streams, ticks
 from unity_ir.simulate.tasks import BACKWARD, FORWARD, SYNC, UPDATE, Label, TaskGraph, flat
@@ -182,7 +182,7 @@ class StagedStep:
 def simulate_stages(plan: Plan, machine: Machine, overlap: bool = True) -> StagedStep:
     """
     Return the simulated step of a plan in stages on a machine. Without `overlap` collectives inside of a stage are
-    waited for; sends between stages go on beside its kernels in any case. All but the bytes is in seconds.
+    waited for, and a stage waits until its sends have arrived. All but the bytes is in seconds.
     """
     return _Stages(plan, machine, overlap).step()
 
@@ -254,7 +254,7 @@ class _Stages:
         first = {rank: self.schedule.stages_of(rank)[0] for rank in self.ranks}
         before = tuple(self._end("before", rank) for rank in self.ranks)
         by_stage = [before[self.schedule.rank_of[s]] if first[self.schedule.rank_of[s]] == s else 0.0 for s in stages]
-        return StageSeconds(
+        seconds = StageSeconds(
             forward,
             whole,
             inputs if self.schedule.splits_backward else (),
@@ -263,6 +263,7 @@ class _Stages:
             before=tuple(by_stage),
             send_back=tuple(self._send(s + 1, "B") for s in stages[:-1]),
         )
+        return seconds if self.overlap else sends_waited_for(seconds, self.schedule.rank_of)
 
     def _seconds(self, name: str) -> float:
         """Return the seconds of a part for any micro-batch but the first."""

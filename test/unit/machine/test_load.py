@@ -4,6 +4,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from sources import without_a_source
 
 from unity_ir.errors import UnityError
 from unity_ir.machine import load
@@ -83,33 +84,6 @@ def test_sizes_of_all_levels_make_a_part_of_a_cluster():
     assert load("dgx-h100:2x4").mesh.sizes == (2, 2, 2)
     assert load("dgx-h100:2x8").mesh == load("dgx-h100:2").mesh
     assert load("summit:1x1x3").mesh.sizes == (3,)
-
-
-FIGURES = ("flops", "memory_bandwidth", "memory", "reserve", "launch", "efficiency", "bandwidth", "hub", "overhead")
-"""What is measured, or from a datasheet: a comment on its line, or above it in its table, says where it is from."""
-
-
-def without_a_source(text: str) -> list[str]:
-    """
-    Return the lines of a preset with a figure of which no comment says where it is from. Peaks and the bandwidth of the
-    memory may share a comment above them, as those of a datasheet; protocols and curves one above their table.
-    """
-    found: list[str] = []
-    above = table = False
-    for text_line in text.splitlines():
-        line = text_line.strip()
-        if line.startswith("["):
-            table = above and line.startswith(("[protocols]", "[device.curves"))
-        if line.startswith("#") or not line:
-            above = line.startswith("#")
-            continue
-        name = line.partition(" = ")[0]
-        shared = above and name in ("flops", "memory_bandwidth")
-        if name in FIGURES and not (table or shared or "#" in line):
-            found.append(line)
-        if not shared:
-            above = False
-    return found
 
 
 @pytest.mark.parametrize("name", presets())

@@ -22,7 +22,13 @@ from unity_ir.plan.pipeline.orders import double_buffered
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.pipeline.sends import with_sends
 from unity_ir.simulate.makespan import LevelledSchedule
-from unity_ir.simulate.pipeline import PipelineTimes, StageSeconds, simulate_pipeline, split_seconds
+from unity_ir.simulate.pipeline import (
+    PipelineTimes,
+    StageSeconds,
+    sends_waited_for,
+    simulate_pipeline,
+    split_seconds,
+)
 
 ONE = Fraction(1)
 
@@ -229,6 +235,17 @@ def test_a_longer_part_never_makes_a_step_shorter(size: tuple[str, int, int, int
     one, other = (simulate_pipeline(schedule, s) for s in (seconds, replace(seconds, forward=tuple(longer))))
     assert one.makespan <= other.makespan <= one.makespan + schedule.micro_batches * Fraction(1, 2)
     assert one.makespan >= max(one.work)
+
+
+def test_a_stage_that_waits_for_its_sends_starts_later():
+    """Of two micro-batches on two ranks: the second forward, and the second backward, are half a second later each."""
+    schedule, stages = pipeline_schedule("gpipe", 2, 2), StageSeconds((1.0, 1.0), (2.0, 2.0), send=(0.5,))
+    waited = sends_waited_for(stages, schedule.rank_of)
+    assert simulate_pipeline(schedule, stages).makespan == 10
+    assert simulate_pipeline(schedule, waited).makespan == 11
+    # A rank sends itself nothing, and what is sent back may take longer.
+    assert sends_waited_for(replace(stages, send_back=(4.0,)), (0, 1)).backward == (2.0, 6.0)
+    assert sends_waited_for(stages, (0, 0)) == replace(stages, send=())
 
 
 def test_sends_of_a_schedule_read_from_text_are_not_done_twice():

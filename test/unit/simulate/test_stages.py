@@ -119,6 +119,13 @@ def test_the_picture_has_every_action_and_the_memory_of_each_rank():
     assert drawn.seconds == pytest.approx(found.seconds)
 
 
+def test_without_overlap_sends_are_part_of_their_stages():
+    beside, waited = step("1f1b").stages, simulate_stages(planned("1f1b"), on(), overlap=False)
+    assert waited.seconds > step("1f1b").seconds
+    assert waited.stages.send == ()
+    assert waited.stages.forward[0] >= beside.forward[0] + beside.send[0] > beside.forward[0]
+
+
 def test_counts_are_of_the_rank_with_the_most():
     found = simulated(graph("1f1b"), on(), Optimizer("adamw"))
     parts = {part.name: own.launches for part, own in planned("1f1b").parts}
