@@ -5,15 +5,16 @@ Sweep a grid of machines for Llama 3 8B or 405B, and print how long that takes b
 
 Both are in bf16 mixed precision with AdamW, 8,192 tokens a sample; what is recomputed is chosen. `8b`: 252 points of
 512 samples on 8 to 512 H100 with other NVLink, network and memory (222 that differ, as one node has no network).
-`405b`: 18 points of 512 samples on 512 H100, pipelines included. `--every N` takes each Nth point only. The JSON has
-every point with its gap, and wall and processor seconds.
+`405b`: 32 points of a slice of it: 16 of its 126 layers on 64 of 512 H100, and 64 of 512 samples, so that a GPU has
+about as many weights and samples as in the whole, of which each plan takes ten times as long to make. `--every N` takes
+each Nth point only, `--found` those that the store has already. The JSON has every point with its gap, and what it took
+of a processor.
 """
 
 from __future__ import annotations
 
 import argparse
 import platform
-import resource
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -51,17 +52,17 @@ STUDIES = {
     ),
     "405b": (
         Grid(
-            ("llama3_405b,batch=512",),
-            ("dgx-h100:64",),
+            ("llama3_405b,layers=16,batch=64",),
+            ("dgx-h100:8",),
             tuple(
                 map(
                     read_knob,
-                    ("memory=85.52G,150.75G", "bandwidth.gpus=160G..640G*2", "bandwidth.nodes=25G..100G*2"),
+                    ("memory=85.52G,150.75G", "bandwidth.nodes=12.5G..100G*2", "bandwidth.gpus=80G..640G*2"),
                 )
             ),
             "bf16",
         ),
-        How("bf16", "adamw", has_stages=True),
+        How("bf16", "adamw"),
     ),
 }
 """Each study: its grid, and how its points are searched. Memory is that of H100 and H200."""
@@ -72,6 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--study", choices=tuple(STUDIES), default="8b")
     parser.add_argument("--every", type=int, default=1, metavar="N")
+    parser.add_argument("--found", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--store", type=Path)
     parser.add_argument("--json", type=Path)
@@ -84,15 +86,14 @@ def main() -> None:
     store.prepare()
     start = time.perf_counter()
     points = grid.points()[:: args.every]
+    if args.found:
+        points = tuple(point for point in points if store.read(point) is not None)
     answers = sweep(points, how, store, args.jobs)
     wall = time.perf_counter() - start
-    used = sum(
-        each.ru_utime + each.ru_stime
-        for each in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    )
     Console(width=180).print(table_of(answers))
     gaps = sorted(answer.gap for answer in answers if answer.gap is not None)
-    distinct = len({(a.mesh, a.figures, a.usable, a.samples) for a in answers})
+    took = {(a.mesh, a.figures, a.usable, a.samples): a.processor for a in answers}
+    distinct, used = len(took), sum(took.values())
     print(
         f"{len(points)} points, {distinct} that differ, {len(gaps)} with a plan: {wall:.0f} s, {used:.0f} of processors"
     )
