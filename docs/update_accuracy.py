@@ -68,7 +68,7 @@ WHY = """\
   boards of 350 and 700 W.
 - **Tensor parallelism of NeMo** runs in pieces beside products (userbuffers). What stays exposed is taken as one piece
   of so many; Nemotron-4 15B is predicted some 10% too slow (20% if nothing were hidden).
-- **BigScience** is predicted 12 to 20% too fast where it was tried, micro-batches of 1 and 2 more than of 4. With
+- **BigScience** is predicted 10 to 38% too fast (43 rows, half of them by 16%), small micro-batches more. With
   `CUDA_LAUNCH_BLOCKING=1` a layer took 14 to 23 ms per micro-batch beyond what grows with its samples; here it is 4 ms,
   the host time of vTrain's profiles.
 - **MPT 13B on H100** in micro-batches of two, and 30B and 70B on few GPUs, are measured slower than neighbours, beyond
