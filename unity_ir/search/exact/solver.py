@@ -538,9 +538,9 @@ class FactorGraphBuilder:
         again = frozenset(n for n in may if self._recomputes(n, rows[n]))
         return ExactPlan(seconds, rows, layouts, rests, again, bound, among, left)
 
-    def with_row(self, plan: ExactPlan, node: Node, row: int) -> ExactPlan:
-        """Return a plan with another row of one operator; leaves that it alone reads rest as is best for that."""
-        rows = {**plan.rows, node: row}
+    def with_rows(self, plan: ExactPlan, changed: Mapping[Node, int]) -> ExactPlan:
+        """Return a plan with other rows of some operators; leaves that one of them alone reads rest as is best then."""
+        rows = {**plan.rows, **changed}
         chosen = [rows[key] if isinstance(key, Node) else plan.layouts[key] for key in self.numbers]
         return self.chosen(self.problem(), plan.seconds, chosen, plan.bound)
 

@@ -12,6 +12,7 @@ Plan a step as a pipeline of equal parts of a machine: layouts within the part, 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -94,6 +95,9 @@ ROUNDS, FEW_ROUNDS = 8, 2
 
 FEW_STARTS = 40
 """Ways to cut a small graph up to which layouts are chosen for each."""
+
+FEW_PAIRS = 300
+"""Pairs of configurations of two operators up to which all are tried."""
 
 FEW_CUTS = 200
 """Ways to cut a graph up to which all are simulated."""
@@ -251,7 +255,7 @@ class PipelineSearch:
             )
         best = min(plans, key=lambda each: each.makespan)
         if self.is_small:
-            best = self._one_by_one(small, solver, best, orders, micro_batches)
+            best = self._changed(small, solver, best, orders, micro_batches)
         return best.pipeline(solver.spaces.machine, micro_batches, small)
 
     def sketch(self, parts: int, micro_batches: int, schedule: ScheduleKind | None = None) -> Sketch:
@@ -401,22 +405,24 @@ class PipelineSearch:
                     if fitted is not None:
                         yield _Start(cuts, [variants[at][0] for at in fitted.variants], order.schedule.rank_of)
 
-    def _one_by_one(
+    def _changed(
         self, small: Graph, solver: Solver, best: _Settled, orders: Sequence[CountedSchedule], micro_batches: int
     ) -> _Settled:
-        """Return the stages with one operator's configuration after the other changed while that helps."""
+        """Return the stages with configurations of one operator, and of few any two, changed while that helps."""
         builder = FactorGraphBuilder(solver, small)
         tables = [(node, solver.table(node, builder.with_gradient)) for node in small.nodes() if node.is_compute]
         alike = [order for order in orders if order.schedule.rank_of == best.outcome.schedule.rank_of]
-        changes = [(node, row) for node, table in tables for row in range(len(table))]
+        singles = [{node: row} for node, table in tables for row in range(len(table))]
+        pairs = [one | other for one, other in combinations(singles, 2) if one.keys() != other.keys()]
+        changes = deque([*singles, *(pairs if len(pairs) <= FEW_PAIRS else ())])
         since = 0
         while since < len(changes):
-            changes.append(changes.pop(0))
-            since += 1
-            node, row = changes[-1]
-            plan = builder.with_row(best.plan, node, row)
+            plan = builder.with_rows(best.plan, changes[0])
+            changes.rotate(-1)
             other = self._settled(small, solver, plan, alike, micro_batches, best.stages.cuts)
-            if other is not None and other.makespan < best.makespan * GAIN:
+            if other is None or other.makespan >= best.makespan * GAIN:
+                since += 1
+            else:
                 best, since = other, 0
         return best
 

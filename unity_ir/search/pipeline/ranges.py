@@ -139,16 +139,21 @@ class StageRanges:
         """Yield (first unit, unit behind the last) of each stage."""
         return zip((0, *cuts), (*cuts, self.count), strict=True)
 
-    def own(self, variant: int, first: int, last: int) -> tuple[float, float]:
-        """Return (seconds once, bytes whatever is live) of units `first` .. `last` - 1 as a stage."""
+    def own(self, variant: int, first: int, last: int) -> tuple[float, float, float]:
+        """
+        Return (seconds once, bytes whatever is live, seconds per micro-batch of adding up gradients of weights that an
+        earlier stage has) of units `first` .. `last` - 1 as a stage.
+        """
         rows = self.variants[variant]
         once = float(rows.once[last] - rows.once[first]) + self.last
         held = float(rows.held[last] - rows.held[first])
-        for unit, reader, (elements, item), copy in rows.rows.tied:
+        added = 0.0
+        for unit, reader, (elements, item), copy, addition in rows.rows.tied:
             if unit < first <= reader < last:
+                added += addition
                 once += 2 * max(self._send(b, b + 1, elements, item) for b in range(self.parts - 1))
                 held += copy
-        return once, held
+        return once, held, added
 
     def send(self, variant: int, cut: int, source: int, target: int) -> float:
         """
@@ -183,13 +188,13 @@ class StageRanges:
                 forward, half, rest = rows.seconds(first, last)
                 if not totals[variant] / spread <= forward + half + rest <= spread * totals[variant]:
                     continue
-                once, held = self.own(variant, first, last)
+                once, held, added = self.own(variant, first, last)
                 before: float | None = None
                 for count in counts:
                     least = rows.recompute(first, last, self.memory - held, count)
                     if least is not None and least.again != before:
                         before = least.again
-                        backward = half + rest + before
+                        backward = half + rest + added + before
                         found.append(StageOption(forward, backward, once, held + least.working, least.live))
                     if before == 0:
                         break
@@ -262,32 +267,33 @@ class StageRanges:
             return None if stage is None else (stage,)
         rows = self.variants[variant]
         own = [self.own(variant, first, last) for first, last, _ in ranges]
-        held = sum(bytes for _, bytes in own)
+        held = sum(bytes for _, bytes, _ in own)
         for level in range(len(rows.live)):
             live = [float(rows.live[level, last] - rows.live[level, first]) for first, last, _ in ranges]
             working = [float(rows.rows.working[level, first:last].max()) for first, last, _ in ranges]
             if held + sum(n * each for (_, _, n), each in zip(ranges, live, strict=True)) + max(working) > self.memory:
                 continue
             found: list[_FittedStage] = []
-            for (first, last, _), (once, bytes), each, most in zip(ranges, own, live, working, strict=True):
+            for (first, last, _), (once, bytes, added), each, most in zip(ranges, own, live, working, strict=True):
                 forward, half, rest = rows.seconds(first, last)
                 again = float(rows.again[level, last] - rows.again[level, first])
                 # One backward runs at a time: the stage that works in most bytes has them for all.
                 is_most = most == max(working) and not any(stage[3].working for stage in found)
                 least = _Recompute(level, last - first, again, most if is_most else 0.0, each)
-                found.append((variant, (forward, half + again, rest, once - self.last * bool(found)), bytes, least))
+                took = forward, half + again, rest + added, once - self.last * bool(found)
+                found.append((variant, took, bytes, least))
             return tuple(found)
         return None
 
     def _as_stage(self, variant: int, first: int, last: int, live: int) -> _FittedStage | None:
         """Return the stage that units make in a variant, with so many live micro-batches; None if it does not fit."""
-        once, held = self.own(variant, first, last)
+        once, held, added = self.own(variant, first, last)
         rows = self.variants[variant]
         least = rows.recompute(first, last, self.memory - held, live)
         if least is None:
             return None
         forward, half, rest = rows.seconds(first, last)
-        return variant, (forward, half + least.again, rest, once), held, least
+        return variant, (forward, half + least.again, rest + added, once), held, least
 
     def makespan(
         self, cuts: Cuts, order: CountedSchedule, is_clipped: bool, limit: float = inf

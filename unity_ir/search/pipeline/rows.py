@@ -48,6 +48,8 @@ class TiedWeight(NamedTuple):
     sent: Sent
     held: float
     """Bytes on a device of the reader's stage."""
+    added: float
+    """Seconds per micro-batch of adding its gradients there to those before."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,8 @@ class _Sums:
             if is_updated:
                 self.once[unit_of[node]] += update_time(node, optimizer, self.machine)
                 if node not in self.moved:
-                    self._add(unit_of[node], prod(type.piece_shape) * ELEMENT_BYTES[type.grad_dtype])
+                    bytes = prod(type.piece_shape) * ELEMENT_BYTES[type.grad_dtype]
+                    self.weight_gradient[unit_of[node]] += self._addition(bytes)
 
     def sent(self, value: Value) -> Sent:
         """Return what is sent of a value of the serial graph."""
@@ -207,11 +210,12 @@ class _Sums:
         """Return what a weight of the serial graph takes where a later unit reads it."""
         (type,) = self.placed[weight].types
         elements, item, grad = prod(type.piece_shape), ELEMENT_BYTES[type.dtype], ELEMENT_BYTES[type.grad_dtype]
-        return TiedWeight(unit, reader, (elements, max(item, grad)), float(elements * (item + grad)))
+        sent, held = (elements, max(item, grad)), float(elements * (item + grad))
+        return TiedWeight(unit, reader, sent, held, self._addition(elements * grad))
 
-    def _add(self, unit: int, bytes: float) -> None:
-        """Count the addition of a gradient to those of the micro-batches before."""
-        self.weight_gradient[unit] += self.again * self.machine.copy_time(1, ADDED * bytes)
+    def _addition(self, bytes: float) -> float:
+        """Return the seconds, per micro-batch, in which all but one add a gradient to those before."""
+        return self.again * self.machine.copy_time(1, ADDED * bytes)
 
     def _input_gradient(self, node: Node) -> float:
         """Return the seconds of a compute node's backward that do not make gradients of weights."""
@@ -232,7 +236,7 @@ class _Sums:
             self.held[unit] += brought * (ELEMENT_BYTES[type.dtype] + grad)
             if brought and reshard.backward:
                 self.moved.add(maker)
-                self._add(unit, brought * grad)
+                self.weight_gradient[unit] += self._addition(brought * grad)
             return
         self.forward[unit] += forward
         self.input_gradient[unit] += backward

@@ -98,9 +98,10 @@ def test_a_tied_weight_is_held_by_both_stages():
     ranges = StageRanges([priced.rows], machine, 2, machine.device.usable)
     table = 512 * 64 * 4
     for cut in range(1, ranges.count - 1):
-        once, held = ranges.own(0, cut, ranges.count)
+        once, held, added = ranges.own(0, cut, ranges.count)
         assert held - priced.rows.held[cut:].sum() == 2 * table
         assert once - priced.rows.once[cut:].sum() == pytest.approx(2 * table / 1e9, rel=0.1)
+        assert added == pytest.approx(0.75 * machine.copy_time(1, 3 * table))
     assert ranges.own(0, 0, ranges.count)[1] == pytest.approx(priced.rows.held.sum())
 
 
