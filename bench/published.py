@@ -193,10 +193,10 @@ def host_seconds(row: Row) -> float:
 
 def moved_seconds(row: Row, plan: Plan, machine: Machine) -> float:
     """
-    Return the simulated seconds of a plan, with the moves beside kernels that the row's code had there.
+    Return the simulated seconds of a plan; moves overlap kernels where they did in the measured code.
 
-    Moves of tensor parallelism (those inside of a node) that run beside their products are cut into a piece for each
-    rank, and one of the pieces has no product beside it: of what these moves add to a step, that part stays.
+    Moves inside of a node (tensor parallelism) that ran beside their products were cut into a piece for each rank, and
+    one piece has no product beside it: these moves count for that part of what they add to a step.
     """
 
     def seconds(on: Machine) -> float:

@@ -41,7 +41,7 @@ OUTPUTS = 4
 
 @dataclass(frozen=True)
 class Library:
-    """What the kernels of a kind of GPU reach; see `published/kernels/library.toml`."""
+    """Measured rates of the library kernels on one kind of GPU (`published/kernels/library.toml`)."""
 
     processors: int
     cache: float

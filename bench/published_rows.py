@@ -36,7 +36,7 @@ CHOICES = {
     "norms": ("fused", "steps"),
     "launches": ("ahead", "waited"),
 }
-"""What fields of a row may be."""
+"""The values that fields of a row may have."""
 MEASURES = ("ms", "seconds", "samples_per_second", "tokens_per_second", "tokens_per_second_and_gpu")
 DEFAULTS = {("llama3_8b", "sequence"): 8192, ("llama3_8b", "layers"): 32, ("gpt2", "sequence"): 1024}
 """Sizes that the zoo's models have unless their text says another."""
@@ -77,9 +77,9 @@ class Row:
     """`op`: all but attention and every second product is recomputed, which no degrees say (torchtitan's policy)."""
     overlap: str = "all"
     """
-    Which moves ran beside kernels: `all` that the plan starts early; `none` (Megatron-LM until 2022 waits for each, and
-    for the gradients' sum after the backward); or `products`, `all` and those of tensor parallelism in pieces beside
-    the products that make or read them (Transformer Engine's userbuffers).
+    Which moves overlapped kernels in the measured code: `all` that the plan starts early; `none` (Megatron-LM until
+    2022 waits for each, and for the gradients' sum after the backward); or `products`, `all` and those of tensor
+    parallelism in pieces beside the products that make or read them (Transformer Engine's userbuffers).
     """
     norms: str = "fused"
     """`fused`, or `steps`: each step of an RMSNorm and of a rotary embedding is a kernel of its own, in f32."""

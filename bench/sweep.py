@@ -1,5 +1,5 @@
 """
-Sweep a grid of machines for Llama 3 8B or 405B, and print how long that takes beside what it found.
+Sweep a grid of machines for Llama 3 8B or 405B; print the plans found, and the seconds of the sweep.
 
     python bench/sweep.py [--study 8b|405b] [--every N] [--jobs 2] [--store DIR] [--json FILE] [--plot FILE]
 

@@ -24,7 +24,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
 from unity_ir.search.baselines.batch_dims import sample_dims
 from unity_ir.search.pipeline.cuts import units
-from unity_ir.search.pipeline.equal import TRIED
+from unity_ir.search.pipeline.orders import TRIED
 from unity_ir.search.pipeline.ranges import CountedSchedule, StageRanges
 from unity_ir.search.pipeline.rows import UnitRows, priced_units
 
@@ -33,7 +33,7 @@ Pair = tuple[int, int]
 
 
 def trunk(seed: int, size: int) -> Graph:
-    """A graph of about so many operators over samples, most of them one after the other, with weights and a loss."""
+    """Return a random graph of `size` operators, mostly a chain, over 4 or 8 samples, with weights and a loss."""
     random = Random(seed)
     rows = random.choice((4, 8))
     widths = (4, 8, 24)

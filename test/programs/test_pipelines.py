@@ -175,7 +175,7 @@ def summed(name):
 UnderWay.run = noted
 globals().update({name: summed(name) for name in own})
 """
-"""What is put behind a program: it notes what a rank does, and the sums over devices that it starts, in order."""
+"""Code appended to a program: it records, in order, the actions of a rank and the sums over devices it starts."""
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from unity_ir.search.joint.best_first import JointPlan, Progress, joint, rewritt
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.pipeline.choice import PipelineChoice, best_pipeline, bound
-from unity_ir.search.pipeline.equal import ScheduleKind
+from unity_ir.search.pipeline.orders import ScheduleKind
 from unity_ir.search.pipeline.placed import pipeline_step
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.least import least_unstaged
@@ -71,9 +71,11 @@ def run_with_stages(
     Search as `search.run.run` does, or with `micro_batches` auto as `run_in_time`, for a plan or a pipeline.
 
     Joint searches look for pipelines where `stages` asks for some, or says `auto`, or unasked for large models on
-    several nodes; 1 micro-batch then leaves their number open. Other strategies plan one part of the machine, and cut
-    it in the stages that are asked for. Unity's `auto` is its paper's: pipelines whose steps overlap, for the least
-    time from step to step (`search.throughput`). Raises `UnityError` as they do, and for `auto` of other strategies.
+    several nodes; 1 micro-batch then leaves their number open. These make their loss whole: where `loss_pieces` is a
+    number above 1, `auto` finds none, and a number of stages is refused. Other strategies plan one part of the machine,
+    and cut it in the stages that are asked for. Unity's `auto` is its paper's: pipelines whose steps overlap, for the
+    least time from step to step (`search.throughput`). Raises `UnityError` as they do, and for `auto` of other
+    strategies.
     """
     budget = budget or Budget()
     given = strategy, optimizer, options, progress, budget
@@ -88,6 +90,12 @@ def run_with_stages(
         return run(graph, machine, *given, micro_batches, recompute, loss_pieces, asked)
     own = make_options(strategy_named(strategy), options or {})
     assert isinstance(own, RewriteOptions)
+    in_pieces = loss_pieces not in (None, "1", "auto")
+    if in_pieces and isinstance(stages, Stages):
+        raise UnityError(
+            f"search: joint makes the loss of a pipeline whole, not in {loss_pieces} pieces; leave loss_pieces out, or "
+            "use degrees with stages"
+        )
     pipelines = _Pipelines(graph, machine, own, optimizer, None if micro_batches in (1, "auto") else micro_batches)
     if isinstance(stages, Stages):
         try:
@@ -97,7 +105,7 @@ def run_with_stages(
             raise UnityError("search: its budget ended before a pipeline was found; give it more") from None
         assert found is not None
         return replace(found, budget=budget)
-    is_open = stages == "auto" or (stages is None and _may_be_pipeline(graph, machine))
+    is_open = not in_pieces and (stages == "auto" or (stages is None and _may_be_pipeline(graph, machine)))
     pipeline: SearchResult | None = None
     if is_open and micro_batches == 1:
         least = least_unstaged(pipelines.graph, machine, pipelines.optimizer)
@@ -227,7 +235,7 @@ class _Pipelines:
             step = replace(step, optimizer=self.given)
             priced = cost(step, self.machine, self.optimizer)
             if _is_large(self.graph):
-                as_emitted(step, self.machine, self.optimizer)  # what it needs is looked up later
+                as_emitted(step, self.machine, self.optimizer)  # beside the bound; memoised for those who ask later
             least, family = self._bound(choice, parts, None) if derivation else bounded()
         seconds = perf_counter() - start
         return SearchResult(

@@ -1,4 +1,4 @@
-"""What a rank's parts are given as it goes through its schedule: of which micro-batch, and whether that is the last."""
+"""`run_schedule` tells each part its micro-batch, and whether that is the last one that it runs for."""
 
 from __future__ import annotations
 

@@ -7,11 +7,13 @@ from typing import NoReturn
 import pytest
 from graphs import boxes, with_memory
 
+from unity_ir.errors import UnityError
 from unity_ir.machine import load
 from unity_ir.models import from_text
 from unity_ir.pcg.graph import erase
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search import run, with_stages
+from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.least import least_unstaged
 from unity_ir.search.with_stages import run_with_stages
 
@@ -50,3 +52,14 @@ def test_plans_without_stages_are_left_out_where_all_are_slower(monkeypatch: pyt
     monkeypatch.setattr(with_stages, "NEAR", 0.0)
     alone = run_with_stages(GPT2, machine, optimizer=OPTIMIZER, stages="auto")
     assert alone.graph == both.graph
+
+
+def test_losses_in_pieces_are_not_made_whole_unasked():
+    """Pipelines that joint chooses make their loss whole: a number of pieces is kept to, or refused."""
+    machine = boxes(2, 2)
+    with pytest.raises(
+        UnityError, match="joint makes the loss of a pipeline whole, not in 4 pieces; leave loss_pieces"
+    ):
+        run_with_stages(GPT2, machine, optimizer=OPTIMIZER, loss_pieces="4", stages=Stages(2))
+    found = run_with_stages(GPT2, machine, optimizer=OPTIMIZER, loss_pieces="4", stages="auto")
+    assert (found.graph.pipeline, found.graph.loss_pieces) == (None, 4)

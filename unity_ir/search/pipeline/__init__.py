@@ -6,6 +6,8 @@ choice) -> `windows` and `sweep` (dynamic programming over all choices) -> `stag
 the least bound) -> `fastest` (the schedule, simulated). `bound` is the least makespan of any order of given stages.
 
 For a graph on equal parts of a machine: `cuts` (the units of which stages are made) -> `rows` (what each takes, in
-given layouts) -> `ranges` (stages of them, with recompute) -> `equal` (layouts, stages and schedule) -> `layout_bound`
-(lower bounds over all layouts) -> `choice` (how many stages and micro-batches, and the bound of all that was tried).
+given layouts) -> `ranges` (stages of them, with recompute) -> `orders` (the schedules to choose from) -> `best_cuts`
+(cuts and a schedule, for given layouts) -> `together` (layouts of all stages, by what each adds to the makespan) ->
+`equal` (all of it together) -> `layout_bound` (lower bounds over all layouts) -> `choice` (how many stages and
+micro-batches, and the bound of all that there are).
 """

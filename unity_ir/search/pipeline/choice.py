@@ -20,8 +20,10 @@ from unity_ir.machine.model import Machine
 from unity_ir.machine.parts import part, part_counts
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.search.pipeline.equal import GAIN, PipelinePlan, PipelineSearch, ScheduleKind
+from unity_ir.search.pipeline.best_cuts import GAIN
+from unity_ir.search.pipeline.equal import PipelinePlan, PipelineSearch
 from unity_ir.search.pipeline.layout_bound import LayoutBounds
+from unity_ir.search.pipeline.orders import ScheduleKind
 
 Pair = tuple[int, int]
 """Numbers of parts of the machine and of micro-batches."""

@@ -13,11 +13,10 @@ Plan a step as a pipeline of equal parts of a machine: layouts within the part, 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import combinations, islice, product
+from functools import partial
+from itertools import combinations, islice
 from math import comb, inf
 from typing import NamedTuple
 
@@ -31,7 +30,6 @@ from unity_ir.pcg.graph import Graph, Node, Pipeline, erase_with
 from unity_ir.pcg.layers import like_shortened
 from unity_ir.pcg.micro_batches import micro_batch
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.plan.pipeline.catalogue import ORDERS, pipeline_schedule
 from unity_ir.search.baselines.batch_dims import sample_dims
 from unity_ir.search.exact.axis_groups import solve
 from unity_ir.search.exact.plan_graph import realise
@@ -40,33 +38,14 @@ from unity_ir.search.exact.solver import ExactPlan, FactorGraphBuilder, Solver
 from unity_ir.search.layouts.limits import limited, limits
 from unity_ir.search.layouts.objective import Price
 from unity_ir.search.pipeline.balance import least_longest
+from unity_ir.search.pipeline.best_cuts import GAIN, SPREAD, fastest_stages
 from unity_ir.search.pipeline.cuts import units
 from unity_ir.search.pipeline.fastest import ScheduleOutcome, StageLoads
+from unity_ir.search.pipeline.orders import ScheduleKind, schedules
 from unity_ir.search.pipeline.ranges import CountedSchedule, Cuts, FittedStages, StageRanges
 from unity_ir.search.pipeline.rows import ADDED, PricedUnits, UnitRows, priced_units
-from unity_ir.search.pipeline.stages import choose_stages
 from unity_ir.search.pipeline.together import Slopes, solved_together
-
-ScheduleKind = tuple[str | None, int]
-"""The name of a schedule, None for any, and the stages that it has on each part."""
-
-SYNCHRONOUS = tuple(name for name, order in ORDERS.items() if not order.is_asynchronous)
-"""Schedules whose step computes what the serial step does."""
-
-TRIED: tuple[tuple[str, int], ...] = (
-    *((name, 1) for name in SYNCHRONOUS if ORDERS[name].chunks == 1),
-    ("interleaved", 2),
-    ("interleaved", 4),
-    ("zb-v", 2),
-    ("dualpipe-v", 2),
-)
-"""Schedules from which one is chosen."""
-
-ACTIONS = 100_000
-"""
-Forwards and backwards up to which schedules of several stages per part are tried: making and simulating one takes about
-a second, and with as many micro-batches the bubble that they shorten is small.
-"""
+from unity_ir.simulate.pipeline import StageSeconds
 
 BYTE_PRICES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 """
@@ -76,13 +55,6 @@ At 1 a plan that takes all memory costs twice its time.
 
 FEW_PRICES = BYTE_PRICES[1::2]
 """Those of them that estimates try."""
-
-SPREAD = 1.5
-"""Stages of more than this many times the mean, or of less than the mean by it, are chosen only if no others fit."""
-
-
-GAIN = 1 - 1e-4
-"""Part of a makespan at most that other stages must take to be preferred: each step is a simulation or more."""
 
 SENDS = 0.995
 """Part of a makespan above which what it would be without sends leaves the layouts of large graphs as they are."""
@@ -98,9 +70,6 @@ FEW_STARTS = 40
 
 FEW_PAIRS = 300
 """Pairs of configurations of two operators up to which all are tried."""
-
-FEW_CUTS = 200
-"""Ways to cut a graph up to which all are simulated."""
 
 
 @dataclass(frozen=True)
@@ -156,13 +125,8 @@ class Sketch:
     stages: FittedStages
     outcome: ScheduleOutcome
     orders: Sequence[CountedSchedule]
-
-    @property
-    def least(self) -> float:
-        """Return the makespan in seconds; without sends, where these count so much that layouts are chosen by them."""
-        without = _without_sends(self.stages, self.outcome, self.orders)
-        makespan = self.outcome.times.makespan
-        return without if without <= SENDS * makespan else makespan
+    least: float
+    """The makespan in seconds; without sends, where these count so much that layouts are chosen by them."""
 
 
 def pipeline_plan(
@@ -267,14 +231,16 @@ class PipelineSearch:
         if key not in self._sketches:
             count = len(units(self.small(micro_batches)).parts)
             _check_units(count, parts * (schedule[1] if schedule else 1))
-            orders = _orders(parts, micro_batches, schedule, count)
+            orders = schedules(parts, micro_batches, schedule, count)
             found = self._fastest([rows for _, rows in self.variants(parts, micro_batches)], orders, parts)
             if found is None:
                 raise UnityError(
                     f"pipeline: no stages on {parts} parts with {micro_batches} micro-batches fit devices of "
                     f"{self.memory:,.0f} bytes; use more parts or smaller micro-batches"
                 )
-            self._sketches[key] = Sketch(*found, orders)
+            without, makespan = self._without_sends(*found, orders), found[1].times.makespan
+            least = without if without <= SENDS * makespan else makespan
+            self._sketches[key] = Sketch(*found, orders, least)
         return self._sketches[key]
 
     @property
@@ -381,9 +347,9 @@ class PipelineSearch:
         for number in range(ROUNDS if self.is_small else FEW_ROUNDS):
             if best is None or last is None:
                 break
-            if not self.is_small and _without_sends(last.stages, last.outcome, orders) > SENDS * last.makespan:
+            if not self.is_small and self._without_sends(last.stages, last.outcome, orders) > SENDS * last.makespan:
                 break
-            found = last.slopes(orders)
+            found = Slopes.of(last.stages.loads.seconds, micro_batches, self._makespan(last.outcome, orders))
             slopes = found if slopes is None else slopes.mixed(found, 1 / (number + 1))
             cuts, ranks = last.stages.cuts, last.outcome.schedule.rank_of
             plan = solved_together(small, solver, self.machine, cuts, ranks, prices, slopes)
@@ -425,6 +391,17 @@ class PipelineSearch:
             else:
                 best, since = other, 0
         return best
+
+    def _makespan(self, outcome: ScheduleOutcome, orders: Sequence[CountedSchedule]) -> Callable[[StageSeconds], float]:
+        """Return the makespan, as a function of the seconds of stages, of a schedule that is one of `orders`."""
+        order = next(order for order in orders if order.schedule is outcome.schedule)
+        return partial(order.levelled.makespan, is_clipped=self.optimizer.clip > 0)
+
+    def _without_sends(
+        self, stages: FittedStages, outcome: ScheduleOutcome, orders: Sequence[CountedSchedule]
+    ) -> float:
+        """Return the makespan of stages if sends took no time, in seconds."""
+        return self._makespan(outcome, orders)(replace(stages.loads.seconds, send=()))
 
     def _by_price(self, small: Graph, solver: Solver, prices: Sequence[Price], cuts: Cuts) -> ExactPlan:
         """Return the layouts of which stage s, between `cuts`, has the best of all of the graph at `prices[s]`."""
@@ -488,130 +465,6 @@ class _Settled:
         _, serials = erase_with(graph)
         stages = {node: int(stage_of[self.priced.units.unit_of[serial]]) for node, serial in serials.items()}
         return PipelinePlan(graph, stages, part, micro_batches, self.stages.loads, self.outcome, serial)
-
-    def slopes(self, orders: Sequence[CountedSchedule]) -> Slopes:
-        order = _simulated_order(self.outcome, orders)
-        return Slopes.of(self.stages.loads.seconds, order.schedule.micro_batches, order.levelled.makespan)
-
-
-def _simulated_order(outcome: ScheduleOutcome, orders: Sequence[CountedSchedule]) -> CountedSchedule:
-    return next(order for order in orders if order.schedule is outcome.schedule)
-
-
-def _without_sends(stages: FittedStages, outcome: ScheduleOutcome, orders: Sequence[CountedSchedule]) -> float:
-    """Return the makespan of stages if sends took no time, in seconds."""
-    return _simulated_order(outcome, orders).levelled.makespan(replace(stages.loads.seconds, send=()))
-
-
-def fastest_stages(
-    ranges: StageRanges,
-    orders: Sequence[CountedSchedule],
-    is_clipped: bool,
-    cuts: Cuts | None = None,
-    is_fixed: bool = False,
-) -> tuple[FittedStages, ScheduleOutcome] | None:
-    """
-    Return the stages and the schedule of the least simulated makespan found: from `cuts`, by default the stages of
-    least formula (`choose_stages`), or of equal seconds where parts have several, borders are moved by one unit at a
-    time while that helps; of few units, all cuts are tried. If `is_fixed`, those at `cuts`. None if none fit.
-    """
-    best: _Found | None = None
-    by_stages: dict[int, list[CountedSchedule]] = {}
-    for order in orders:
-        by_stages.setdefault(order.schedule.stages, []).append(order)
-    for of_one in by_stages.values():
-        best = _fastest_cuts(ranges, of_one, is_clipped, cuts, is_fixed, best) or best
-    return None if best is None else (best.stages, ranges.outcome(best.stages, best.order, is_clipped))
-
-
-def _fastest_cuts(
-    ranges: StageRanges,
-    orders: Sequence[CountedSchedule],
-    is_clipped: bool,
-    cuts: Cuts | None,
-    is_fixed: bool,
-    than: _Found | None,
-) -> _Found | None:
-    """Return what `fastest_stages` does, of schedules of as many stages; None if none takes less than another."""
-    best: _Found | None = None
-
-    def faster(cuts: Cuts, order: CountedSchedule) -> _Found | None:
-        limit = min((found.makespan * GAIN for found in (best, than) if found is not None), default=inf)
-        found = ranges.makespan(cuts, order, is_clipped, limit)
-        return None if found is None or found[1] >= limit else _Found(*found, order)
-
-    stages, micro_batches = orders[0].schedule.stages, orders[0].schedule.micro_batches
-    if is_fixed or comb(ranges.count - 1, stages - 1) <= FEW_CUTS:
-        every = [cuts] if is_fixed and cuts is not None else combinations(range(1, ranges.count), stages - 1)
-        for order, each in product(orders, every):
-            best = faster(each, order) or best
-        return best
-    if cuts is None:
-        is_one_each = stages == ranges.parts
-        cuts = _least_formula(ranges, micro_batches) if is_one_each else ranges.equal_cuts(stages)
-    if cuts is None:
-        return None
-    for order in orders:
-        better = faster(cuts, order)
-        while better is not None:
-            best = better
-            around = (faster(each, order) for each in _neighbours(best.stages.cuts, ranges.count))
-            better = next(filter(None, around), None)
-        cuts = cuts if best is None else best.stages.cuts
-    return best
-
-
-class _Found(NamedTuple):
-    stages: FittedStages
-    makespan: float
-    order: CountedSchedule
-
-
-def _least_formula(ranges: StageRanges, micro_batches: int) -> Cuts | None:
-    for spread in (SPREAD, SPREAD**3, inf):
-        try:
-            stages = choose_stages(ranges.problem(micro_batches, spread)).stages
-        except UnityError:
-            continue
-        return tuple(stage.first for stage in stages[1:])
-    return None
-
-
-def _neighbours(cuts: Cuts, count: int) -> Iterable[Cuts]:
-    """Yield cuts with one of them, or one and all behind it, moved by one unit."""
-    edges = (0, *cuts, count)
-    for i in range(len(cuts)):
-        for by in (1, -1):
-            if edges[i] < cuts[i] + by < edges[i + 2]:
-                yield (*cuts[:i], cuts[i] + by, *cuts[i + 1 :])
-            shifted = tuple(cut + by for cut in cuts[i:])
-            if i + 1 < len(cuts) and edges[i] < shifted[0] and shifted[-1] < count:
-                yield (*cuts[:i], *shifted)
-
-
-def _orders(parts: int, micro_batches: int, kind: ScheduleKind | None, units: int) -> list[CountedSchedule]:
-    """
-    Return the schedules to choose from, those of one stage per part first; those of a `kind` if it is given. Raises
-    `UnityError` for a name that is none of `SYNCHRONOUS`.
-    """
-    forced, per_part = kind or (None, None)
-    if forced is not None and per_part is not None:
-        if forced not in SYNCHRONOUS:
-            raise UnityError(f"pipeline schedule {forced}: not synchronous; use {', '.join(SYNCHRONOUS)}")
-        return [_counted(forced, per_part, parts, micro_batches)]
-    found: list[CountedSchedule] = []
-    for name, chunks in TRIED:
-        if per_part not in (None, chunks):
-            continue
-        if chunks == 1 or (parts * chunks <= units and 2 * parts * chunks * micro_batches <= ACTIONS):
-            with suppress(UnityError):  # a number of micro-batches that the schedule is not for
-                found.append(_counted(name, chunks, parts, micro_batches))
-    return found
-
-
-@lru_cache(maxsize=64)
-def _counted(name: str, chunks: int, parts: int, micro_batches: int) -> CountedSchedule:
-    return CountedSchedule.of(pipeline_schedule(name, parts, micro_batches, chunks))
 
 
 def _check_units(count: int, stages: int) -> None:

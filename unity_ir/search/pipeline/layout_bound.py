@@ -37,8 +37,9 @@ from unity_ir.search.bounds.axis_counts import Bounds, bound_at, is_tabulated
 from unity_ir.search.exact.factor_graph import FactorGraph
 from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, bounded, certain
 from unity_ir.search.exact.solver import ExactPlan, Solver
+from unity_ir.search.pipeline.best_cuts import SPREAD
 from unity_ir.search.pipeline.cuts import units
-from unity_ir.search.pipeline.equal import SPREAD, PipelineSearch
+from unity_ir.search.pipeline.equal import PipelineSearch
 from unity_ir.search.pipeline.table import Floats
 
 PRICE = 0.12

@@ -21,7 +21,7 @@ from unity_ir.pcg.stages import in_stages
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.pipeline.catalogue import ORDERS, pipeline_schedule
 from unity_ir.search.pipeline.balance import balanced
-from unity_ir.search.pipeline.equal import SYNCHRONOUS
+from unity_ir.search.pipeline.orders import SYNCHRONOUS
 
 DEFAULT_ORDER = "1f1b"
 """The schedule of stages if none is named."""

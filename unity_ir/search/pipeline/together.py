@@ -27,7 +27,10 @@ from unity_ir.search.pipeline.cuts import units
 from unity_ir.simulate.pipeline import StageSeconds
 
 LEAST = 0.02
-"""Least price of a second of a stage: one that nobody waits for is not to take any time."""
+"""Least price of a second of a stage in a micro-batch: one that nobody waits for is not to take any time."""
+
+LEAST_ONCE = 0.0002
+"""Least price of a second that a stage takes once per step: there are many micro-batches for one step."""
 
 STEP = 1e-6
 """Part of a makespan by which slopes look ahead."""
@@ -88,7 +91,7 @@ class Slopes:
     def price(self, stage: int, price: Price) -> Price:
         """Return the price of a stage by its slopes, where bytes cost as `price` says."""
         second = max(self.second[stage], LEAST)
-        return replace(price, second=second, once=max(self.once[stage], LEAST / 100) / second)
+        return replace(price, second=second, once=max(self.once[stage], LEAST_ONCE) / second)
 
 
 class StagesFactorGraphBuilder(FactorGraphBuilder):

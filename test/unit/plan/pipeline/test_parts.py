@@ -1,4 +1,4 @@
-"""What is in which part of a step in stages."""
+"""Instructions of a step in stages are put into the part that runs them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def parts(plan: Plan) -> dict[str, StepPart]:
 
 
 def test_all_of_a_loss_in_pieces_is_in_one_forward():
-    """What goes on to the backward is the gradient of what the head reads: the weight's is summed where it is made."""
+    """The forward hands on the gradient of the head's input, and adds up that of the head's weight itself."""
     whole, pieces = parts(planned(1)), parts(planned(4))
     assert "cross_entropy_grad" in operators(whole["1I"])
     assert "cross_entropy_grad" in operators(pieces["1F"])

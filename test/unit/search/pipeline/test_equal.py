@@ -22,7 +22,8 @@ from unity_ir.plan.pipeline.live import peak_live
 from unity_ir.search import run
 from unity_ir.search.pipeline.balance import least_longest
 from unity_ir.search.pipeline.cuts import units
-from unity_ir.search.pipeline.equal import TRIED, PipelinePlan, ScheduleKind, pipeline_plan
+from unity_ir.search.pipeline.equal import PipelinePlan, pipeline_plan
+from unity_ir.search.pipeline.orders import TRIED, ScheduleKind
 from unity_ir.search.pipeline.ranges import CountedSchedule, StageRanges
 from unity_ir.search.pipeline.rows import priced_units
 

@@ -22,8 +22,9 @@ from unity_ir.search.exact.solver import ExactPlan
 from unity_ir.search.layouts.axes import Floats
 from unity_ir.search.layouts.objective import Price
 from unity_ir.search.pipeline import layout_bound
-from unity_ir.search.pipeline.equal import TRIED, PipelineSearch
+from unity_ir.search.pipeline.equal import PipelineSearch
 from unity_ir.search.pipeline.layout_bound import LayoutBounds, least_ranges
+from unity_ir.search.pipeline.orders import TRIED
 from unity_ir.search.pipeline.ranges import CountedSchedule, StageRanges
 from unity_ir.search.pipeline.rows import UnitRows, priced_units
 
