@@ -69,6 +69,16 @@ class Scores:
             case _:
                 return None
 
+    @property
+    def visible(self) -> Expr:
+        """The scores of keys that the causal mask does not hide: all scores, if there is no such mask."""
+        return self.score.args[2] if self.causal() is not None and isinstance(self.score, Call) else self.score
+
+    @property
+    def hidden(self) -> Expr | None:
+        """The condition under which the causal mask hides a key from a query; None if there is no such mask."""
+        return self.score.args[0] if self.causal() is not None and isinstance(self.score, Call) else None
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionSum:

@@ -26,7 +26,8 @@ from unity_ir.forms.window_writes import WindowWrites, is_covered
 from unity_ir.forms.windows import masked
 from unity_ir.kernels.pytorch.code import torch_body
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
-from unity_ir.kernels.triton.attention import Scope, attention_launches
+from unity_ir.kernels.triton.attention.body import Scope
+from unity_ir.kernels.triton.attention.launches import attention_launches
 from unity_ir.kernels.triton.convolution import convolution_launch
 from unity_ir.kernels.triton.expression import KERNEL_FUNCTIONS, tdl_lines, tdl_text
 from unity_ir.kernels.triton.grouped import grouped_launch

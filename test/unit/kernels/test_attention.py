@@ -179,6 +179,12 @@ LARGER: list[tuple[str, tuple[int, ...], dict[str, Any], str]] = [
     ("attention_grad", (2, 1, 1, 50, 33, 24, 20), {}, "f32"),
     ("attention_saved_grad", (1, 4, 2, 50, 70, 24, 17), {}, "f32"),
     ("attention_saved_grad", (1, 2, 2, 100, 100, 20, 20), {"causal": 1}, "f32"),
+    # Tiles of rows are of one group, so that those that see nothing are left out; and of two.
+    ("attention_saving", (2, 6, 2, 96, 96, 24, 17), {"causal": 1}, "f32"),
+    ("attention_saved_grad", (2, 6, 2, 96, 96, 24, 17), {"causal": 1}, "f32"),
+    ("attention_saved_grad", (1, 4, 2, 128, 64, 20, 20), {"causal": 1}, "f32"),
+    ("attention_saved_grad", (1, 4, 2, 70, 96, 20, 20), {"causal": 1}, "f32"),
+    ("attention_saved_grad", (1, 4, 2, 192, 192, 128, 128), {"causal": 1}, "bf16"),
     ("attention_dropout", (2, 4, 2, 70, 50, 24, 17), {**DROP, "causal": 1}, "f32"),
     ("attention_dropout_saving", (2, 4, 2, 70, 50, 24, 17), DROP, "bf16"),
     ("attention_dropout_saved_grad", (2, 4, 2, 50, 70, 24, 17), {**DROP, "causal": 1}, "f32"),
@@ -220,9 +226,12 @@ def test_several_tiles(name: str, sizes: tuple[int, ...], attributes: dict[str, 
         ("attention_dropout_saved_grad", DROP),
     ],
 )
-def test_a_piece_of_a_sequence_is_masked_where_it_lies(name: str, attributes: dict[str, Any], runner: Any) -> None:
+@pytest.mark.parametrize("heads", [2, 4])
+def test_a_piece_of_a_sequence_is_masked_where_it_lies(
+    name: str, attributes: dict[str, Any], heads: int, runner: Any
+) -> None:
     """Causal attention whose rows are divided: positions count from where the piece starts, those of dropout, too."""
-    bound, operands = case(name, (1, 2, 2, 96, 96, 16, 16), {"causal": 1, **attributes})
+    bound, operands = case(name, (1, heads, 2, 96, 96, 16, 16), {"causal": 1, **attributes})
     expected = evaluate(bound, operands)
     part = piece(bound, Configuration({"i": 3}))
     made = launcher(part, ("f32",) * len(operands), offsets=("i",))
@@ -236,6 +245,26 @@ def test_a_piece_of_a_sequence_is_masked_where_it_lies(name: str, attributes: di
         ]
         for whole, got, result in zip(total, runner.run(made, pieces, start), bound.results, strict=True):
             own = whole[:, :, start : start + 32] if result.name in ("out", "dq") else whole
+            own += got.double().numpy()
+    for whole, want in zip(total, expected, strict=True):
+        np.testing.assert_allclose(whole, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_a_piece_of_the_keys_is_masked_where_it_lies(heads: int, runner: Any) -> None:
+    """A causal backward whose columns are divided: their positions count from where the piece starts."""
+    bound, operands = case("attention_saved_grad", (1, heads, 2, 96, 96, 16, 16), {"causal": 1})
+    expected = evaluate(bound, operands)
+    made = launcher(piece(bound, Configuration({"t": 3})), ("f32",) * len(operands), offsets=("t",))
+    assert kinds(bound) == [c.kernel.split("_")[-2] for c in made.compiled]
+    total = [np.zeros_like(e) for e in expected]
+    for start in range(0, 96, 32):
+        pieces = [
+            torch.from_numpy(o[:, :, start : start + 32] if p.name in ("k", "v") else o).float().contiguous()
+            for p, o in zip(bound.operands, operands, strict=True)
+        ]
+        for whole, got, result in zip(total, runner.run(made, pieces, start), bound.results, strict=True):
+            own = whole if result.name == "dq" else whole[:, :, start : start + 32]
             own += got.double().numpy()
     for whole, want in zip(total, expected, strict=True):
         np.testing.assert_allclose(whole, want, rtol=1e-4, atol=1e-4)

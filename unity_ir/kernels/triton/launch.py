@@ -6,7 +6,7 @@ each), the kernel of a stage, and the launch of that kernel.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from textwrap import wrap
@@ -57,6 +57,16 @@ class Compiled:
     Instructions that its machine code must contain, as `unity-aot` checks: `mma` for those of the matrix units,
     `pipelined` for asynchronous copies to shared memory.
     """
+    on_amd: Mapping[str, Scalar] = field(default_factory=lambda: MappingProxyType({}))
+    """Constants, `num_warps` or `num_stages` that are others on GPUs of AMD."""
+
+    def on(self, backend: str) -> Compiled:
+        """Return the specialisation on GPUs of a backend of Triton, `cuda` or `hip`."""
+        other = {} if backend == "cuda" else dict(self.on_amd)
+        warps, stages = (
+            int(other.pop(n, v)) for n, v in (("num_warps", self.num_warps), ("num_stages", self.num_stages))
+        )
+        return replace(self, constants={**self.constants, **other}, num_warps=warps, num_stages=stages, on_amd={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +147,8 @@ class KernelLaunch:
     """Name of the dict of the program that holds `options`, if launches of several shapes share it; else empty."""
     after: tuple[str, ...] = ()
     """Lines of the launcher, after the launch, that finish the result."""
+    on_amd: Mapping[str, Scalar] = field(default_factory=lambda: MappingProxyType({}))
+    """As `Compiled.on_amd`."""
 
     @property
     def options(self) -> Mapping[str, Scalar]:
@@ -152,7 +164,7 @@ class KernelLaunch:
     @property
     def call(self) -> tuple[str, ...]:
         """The launcher's lines of code that launch the kernel."""
-        options = [f"**{self.options_name}"] if self.options_name else [f"{n}={v!r}" for n, v in self.options.items()]
+        options = [f"**{self.options_name}"] if self.options_name else [*map(self._option, self.options)]
         arguments = [*(a.text for a in self.arguments.values()), *options]
         line = f"{self.kernel}[{self.grid}]({', '.join(arguments)})"
         if len(line) <= 116:
@@ -163,6 +175,10 @@ class KernelLaunch:
         count = len(self.arguments)
         halves = [", ".join(part) for part in (arguments[:count], arguments[count:])]
         return (f"{self.kernel}[{self.grid}](", *(f"    {half}," for half in halves), ")")
+
+    def _option(self, name: str) -> str:
+        other = f"{self.on_amd[name]!r} if torch.version.hip else " if name in self.on_amd else ""
+        return f"{name}={other}{self.options[name]!r}"
 
     @property
     def work(self) -> LaunchWork:
@@ -178,7 +194,8 @@ class KernelLaunch:
         signature = {n: a.type for n, a in self.arguments.items()} | dict.fromkeys(self.constants, "constexpr")
         ones = {n: 1 for n, a in self.arguments.items() if a.type == "constexpr"}
         constants = {**ones, **self.constants}
-        return Compiled(self.kernel, signature, constants, self.num_warps, self.num_stages or 3, self.expects)
+        warps, stages = self.num_warps, self.num_stages or 3
+        return Compiled(self.kernel, signature, constants, warps, stages, self.expects, self.on_amd)
 
 
 @dataclass(frozen=True, slots=True)
