@@ -24,6 +24,7 @@ from unity_ir.forms.rewrite import simplified, without_ones
 from unity_ir.forms.scatter import Scatter
 from unity_ir.forms.window_writes import WindowWrites, is_covered
 from unity_ir.forms.windows import masked
+from unity_ir.kernels.pytorch.attention import cudnn_attention, cudnn_lines
 from unity_ir.kernels.pytorch.code import torch_body
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.kernels.triton.attention.body import Scope
@@ -257,7 +258,12 @@ def _torch(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> Launc
     if half:
         like = function.like
         texts = [t if r.dtype else f"({t}).to({like}.dtype)" for t, r in zip(texts, bound.results, strict=True)]
-    return Launcher(function.name, function.text([*lines, f"return {', '.join(texts)}"]), {}, ())
+    lines.append(f"return {', '.join(texts)}")
+    attention = cudnn_attention(bound, dtypes, function.starts)
+    if attention is not None:
+        variables = dict(zip((p.name for p in bound.operands), operands, strict=True))
+        lines = [*cudnn_lines(attention, variables, function.names), *lines]
+    return Launcher(function.name, function.text(lines), {}, ())
 
 
 # --- kernels of whole lines ------------------------------------------------------------------------------------------

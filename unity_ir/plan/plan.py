@@ -19,6 +19,7 @@ from unity_ir.forms.classify import is_convolution
 from unity_ir.forms.contraction import contraction
 from unity_ir.forms.kinds import kind
 from unity_ir.kernels.launchers import launcher
+from unity_ir.kernels.pytorch.attention import cudnn_attention
 from unity_ir.machine.model import Machine
 from unity_ir.machine.tuned import IMPLEMENTATIONS, Table
 from unity_ir.pcg.differentiate import training_step
@@ -57,9 +58,9 @@ class PlanOptions:
     """
     What a user may say about the plan of a step. Raises `UnityError` for values that are not known.
 
-    `matmul`, `convolution` and `kernels` are `triton` or `torch`: the implementation of matrix products, of
-    convolutions, and of all other operators. With `kernels` in torch everything is, so that the program runs at full
-    speed on CPUs and does not need Triton.
+    `matmul`, `convolution`, `attention` and `kernels` are `triton` or `torch`: the implementation of matrix products,
+    of convolutions, of attention that cuDNN computes, and of all other operators. With `kernels` in torch everything
+    is, so that the program runs at full speed on CPUs and does not need Triton.
     """
 
     matmul: str = "triton"
@@ -73,11 +74,13 @@ class PlanOptions:
     """Gradient syncs and weight gathers of fewer bytes share calls; 0: none do."""
     order: PipelineSchedule | None = None
     """The schedule of a step in stages, in place of that which the plan names; with sends or without."""
+    attention: str = "triton"
     memo: GroupMemo = field(default_factory=GroupMemo, compare=False, repr=False)
     """Groups tried in earlier programs with these options."""
 
     def __post_init__(self) -> None:
-        for name, value in (("matmul", self.matmul), ("kernels", self.kernels), ("convolution", self.convolution)):
+        for name in ("matmul", "kernels", "convolution", "attention"):
+            value = getattr(self, name)
             if value not in IMPLEMENTATIONS:
                 raise UnityError(f"triton: {name} is {value!r}; it must be {' or '.join(IMPLEMENTATIONS)}")
         if self.bucket < 0:
@@ -89,7 +92,8 @@ class PlanOptions:
         """
         Return the implementation of an operator at its local shapes, `triton` or `torch`: always `triton` for a fused
         group; else `torch` if the option `kernels` is `torch`; else the faster one in the table `tuned`, if that has
-        the operator; else what the option for its kind says: `convolution`, `matmul`, or `kernels` for all others.
+        the operator; else what the option for its kind says: `convolution`, `matmul`, `attention`, or `kernels` for all
+        others.
         """
         if operator.fused:
             return "triton"
@@ -101,8 +105,12 @@ class PlanOptions:
         line = operator.line
         if all(is_convolution(r, line.extents) for r in line.results):
             return self.convolution
-        product = all(contraction(r, line.extents) is not None for r in line.results)
-        return self.matmul if product else self.kernels
+        if all(contraction(r, line.extents) is not None for r in line.results):
+            return self.matmul
+        starts = {n: n for n in operator.divided}
+        if self.attention == "torch" and cudnn_attention(line, operator.dtypes, starts) is not None:
+            return "torch"
+        return self.kernels
 
 
 DEFAULT = PlanOptions()

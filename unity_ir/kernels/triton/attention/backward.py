@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unity_ir.forms.attention import Attention, AttentionSum
+from unity_ir.forms.attention import Attention, AttentionSum, constant_of
 from unity_ir.kernels.triton.attention.body import LOG2E, Body, Loop, Scope, allocation, beside, sides
 from unity_ir.kernels.triton.attention.tiles import backward_blocks
 from unity_ir.kernels.triton.launch import Buffer, KernelLaunch
-from unity_ir.tdl.syntax import Access, Binary, Const, Expr, Var, children
+from unity_ir.tdl.syntax import Access, Expr, Var, children
 
 
 class Gradient:
@@ -32,7 +32,7 @@ class Gradient:
         self.over_columns = over_columns
         vector = tuple(Var(n) for n in (*of.scores.batch, *of.scores.rows))
         self.mean = None if of.mean is None else Access("means", vector)
-        self.sums = [(each, output, *_constant(each.factor)) for each, output in sums]
+        self.sums = [(each, output, *constant_of(each.factor)) for each, output in sums]
         """Each sum, its buffer, and its factor as a constant, by which the whole sum is multiplied, and the rest."""
         known = (of.scores.weights, of.second, of.mean)
         reads: list[Expr] = [saved, *(e for s, *_ in self.sums for e in (s.other, *beside(s.factor, known)))]
@@ -112,19 +112,6 @@ class Gradient:
         writer.define(of.scores.weights, "weights", f"tl.where({inside}, {text}, 0.0)" if inside else text)
         if of.mean is not None and mean is not None:
             writer.define(of.mean, "mean", f"{mean}{along}")
-
-
-def _constant(factor: Expr) -> tuple[float, Expr]:
-    """Return a factor as a constant times the rest; the constant is 1 if it has none."""
-    match factor:
-        case Binary("*", Const(value), rest) | Binary("*", rest, Const(value)) if value:
-            constant, rest = _constant(rest)
-            return value * constant, rest
-        case Binary("*", left, right):
-            constant, left = _constant(left)
-            return constant, Binary("*", left, right)
-        case _:
-            return 1.0, factor
 
 
 def _inner(expr: Expr) -> set[Expr]:

@@ -19,7 +19,7 @@ from unity_ir.kernels.triton.attention.tiles import Blocks
 from unity_ir.kernels.triton.expression import Axis, KernelWriter
 from unity_ir.kernels.triton.launch import Argument, Buffer, KernelLaunch, Scalar, signature
 from unity_ir.tdl.counts import free_variables
-from unity_ir.tdl.syntax import NOT_FLOATING, Access, Binary, Bound, Const, Expr, Reduce, Result, accesses, children
+from unity_ir.tdl.syntax import NOT_FLOATING, Access, Bound, Expr, Reduce, Result, accesses, children
 
 _HELPERS = """\
 # Precision of float32 products, as in matrix products.
@@ -251,11 +251,8 @@ class Body:
         The factor by which products are the scores, of those that no causal mask hides; None if scores are another
         function of products, or if the factor is not positive.
         """
-        match self.scores.visible:
-            case Binary("*", Const(factor), product) | Binary("*", product, Const(factor)) if factor > 0:
-                return factor if product == self.scores.product else None
-            case product:
-                return 1.0 if product == self.scores.product else None
+        scale = self.scores.scale
+        return scale if scale is not None and scale > 0 else None
 
     def score(self, masked: bool) -> str:
         """
