@@ -19,7 +19,7 @@ from unity_ir.forms.classify import is_convolution
 from unity_ir.forms.contraction import contraction
 from unity_ir.forms.kinds import kind
 from unity_ir.kernels.launchers import launcher
-from unity_ir.kernels.pytorch.attention import cudnn_attention
+from unity_ir.kernels.pytorch.attention import cudnn_attention, is_faster
 from unity_ir.machine.model import Machine
 from unity_ir.machine.tuned import IMPLEMENTATIONS, Table
 from unity_ir.pcg.differentiate import training_step
@@ -59,8 +59,9 @@ class PlanOptions:
     What a user may say about the plan of a step. Raises `UnityError` for values that are not known.
 
     `matmul`, `convolution`, `attention` and `kernels` are `triton` or `torch`: the implementation of matrix products,
-    of convolutions, of attention that cuDNN computes, and of all other operators. With `kernels` in torch everything
-    is, so that the program runs at full speed on CPUs and does not need Triton.
+    of convolutions, of attention that cuDNN computes (`attention` may be `auto`: where it is faster), and of all other
+    operators. With `kernels` in torch everything is, so that the program runs at full speed on CPUs and does not need
+    Triton.
     """
 
     matmul: str = "triton"
@@ -74,15 +75,16 @@ class PlanOptions:
     """Gradient syncs and weight gathers of fewer bytes share calls; 0: none do."""
     order: PipelineSchedule | None = None
     """The schedule of a step in stages, in place of that which the plan names; with sends or without."""
-    attention: str = "triton"
+    attention: str = "auto"
     memo: GroupMemo = field(default_factory=GroupMemo, compare=False, repr=False)
     """Groups tried in earlier programs with these options."""
 
     def __post_init__(self) -> None:
         for name in ("matmul", "kernels", "convolution", "attention"):
             value = getattr(self, name)
-            if value not in IMPLEMENTATIONS:
-                raise UnityError(f"triton: {name} is {value!r}; it must be {' or '.join(IMPLEMENTATIONS)}")
+            known = (*IMPLEMENTATIONS, *(("auto",) if name == "attention" else ()))
+            if value not in known:
+                raise UnityError(f"triton: {name} is {value!r}; it must be {' or '.join(known)}")
         if self.bucket < 0:
             raise UnityError(f"triton: bucket is {self.bucket}; it must be 0 or more bytes")
         if self.kernels == "torch" and self.tuned is not None:
@@ -90,10 +92,10 @@ class PlanOptions:
 
     def implementation(self, operator: LocalOperator) -> str:
         """
-        Return the implementation of an operator at its local shapes, `triton` or `torch`: always `triton` for a fused
-        group; else `torch` if the option `kernels` is `torch`; else the faster one in the table `tuned`, if that has
-        the operator; else what the option for its kind says: `convolution`, `matmul`, `attention`, or `kernels` for all
-        others.
+        Return the implementation of an operator at its local shapes, `triton`, `torch` or `cudnn` (cuDNN's attention
+        where there is one, else Triton's): always `triton` for a fused group; else `torch` if the option `kernels` is
+        `torch`; else the faster one in the table `tuned`, if that has the operator; else what the option for its kind
+        says: `convolution`, `matmul`, `attention`, or `kernels` for all others.
         """
         if operator.fused:
             return "triton"
@@ -107,9 +109,11 @@ class PlanOptions:
             return self.convolution
         if all(contraction(r, line.extents) is not None for r in line.results):
             return self.matmul
-        starts = {n: n for n in operator.divided}
-        if self.attention == "torch" and cudnn_attention(line, operator.dtypes, starts) is not None:
-            return "torch"
+        if self.attention != "triton" and (
+            (found := cudnn_attention(line, operator.dtypes, {n: n for n in operator.divided})) is not None
+            and (self.attention == "torch" or is_faster(line, found))
+        ):
+            return "cudnn"
         return self.kernels
 
 
@@ -204,7 +208,7 @@ class Plan:
                 return is_shard(move.source) or is_alone(move, dies)
             if (maker := makers.get(register)) is None:
                 return register in stored
-            if self._implementation(maker) == "triton":
+            if self._implementation(maker) in ("triton", "cudnn"):
                 return True
             return kind(self.program.analysis(maker)) == "contraction"
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from attention_cases import DROP, FOUND, case
 
+from unity_ir.errors import UnityError
 from unity_ir.kernels.launchers import launcher
 from unity_ir.kernels.pytorch.attention import cudnn_attention
 from unity_ir.ops.attention import ATTENTION_SAVED_GRAD
@@ -68,10 +69,8 @@ def backward(*given: Any, **named: Any) -> tuple[torch.Tensor, ...]:
 def run(bound: Bound, operands: list[Any], instead: bool) -> list[torch.Tensor]:
     """Run the function in float64, by the stand-ins or without a GPU."""
     made = launcher(bound, dtypes(bound), "torch")
-    assert made.source.count(NAME) == 1
-    condition = "if q.is_cuda and torch.version.cuda and torch.cuda.get_device_capability(q.device) >= (8, 0):"
-    assert condition in made.source
-    source = made.source.replace(condition, "if True:" if instead else condition)
+    assert made.source.count(NAME) == made.source.count("if has_cudnn(q):") == 1
+    source = made.source.replace("if has_cudnn(q):", "if True:") if instead else made.source
     source = source.replace(f"torch.ops.aten.{NAME}_backward", "backward").replace(f"torch.ops.aten.{NAME}", "forward")
     space: dict[str, Any] = {"torch": torch, "forward": forward, "backward": backward}
     exec(source.replace(".float()", ".double()").replace("torch.float32", "torch.float64"), space)
@@ -141,10 +140,27 @@ def test_gradients_that_are_none(change: str) -> None:
         assert (cudnn_attention(bound, dtypes(bound), {}) is not None) == found, line
 
 
+def test_triton_elsewhere() -> None:
+    """The same lines come before the launches, of which none changes."""
+    for name in ("attention_saving", "attention_saved_grad"):
+        bound, _ = case(name, (1, 4, 2, 24, 24, 16, 16), {"causal": 1})
+        both, triton, by_torch = (launcher(bound, dtypes(bound), impl) for impl in ("cudnn", "triton", "torch"))
+        assert (both.compiled, both.kernels) == (triton.compiled, triton.kernels)
+        first = both.source.index("    if has_cudnn(q):")
+        last = both.source.index("\n", both.source.index("        return", first)) + 1
+        assert both.source[first:last] in by_torch.source
+        rest = both.source[both.source.index("def attention") : first] + both.source[last:]
+        assert rest.replace("_cudnn(", "(") == triton.source
+
+
 def test_the_option() -> None:
-    bound, _ = case("attention_saving", (1, 4, 2, 24, 24, 16, 16), {"causal": 1})
-    one = LocalOperator(bound, dtypes(bound), ())
-    assert PlanOptions().implementation(one) == "triton"
-    assert PlanOptions(attention="torch").implementation(one) == "torch"
-    dropped, _ = case("attention_dropout_saving", (1, 4, 2, 24, 24, 16, 16), DROP)
-    assert PlanOptions(attention="torch").implementation(LocalOperator(dropped, dtypes(dropped), ())) == "triton"
+    def chosen(width: int, name: str = "attention_saving", **options: Any) -> str:
+        bound, _ = case(name, (1, 4, 2, 24, 24, width, width), DROP if "dropout" in name else {"causal": 1})
+        return PlanOptions(**options).implementation(LocalOperator(bound, dtypes(bound), ()))
+
+    assert [chosen(64), chosen(128)] == ["triton", "cudnn"]
+    assert [chosen(64, attention="torch"), chosen(128, attention="triton")] == ["cudnn", "triton"]
+    assert chosen(128, "attention_dropout_saving", attention="torch") == "triton"
+    assert chosen(128, kernels="torch") == "torch"
+    with pytest.raises(UnityError, match="attention is 'flash'; it must be triton or torch or auto"):
+        PlanOptions(attention="flash")
