@@ -57,7 +57,7 @@ class Compiled:
     Instructions that its machine code must contain, as `unity-aot` checks: `mma` for those of the matrix units,
     `pipelined` for asynchronous copies to shared memory.
     """
-    on_amd: Mapping[str, Scalar] = field(default_factory=lambda: MappingProxyType({}))
+    on_amd: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
     """Constants, `num_warps` or `num_stages` that are others on GPUs of AMD."""
 
     def on(self, backend: str) -> Compiled:
@@ -147,7 +147,7 @@ class KernelLaunch:
     """Name of the dict of the program that holds `options`, if launches of several shapes share it; else empty."""
     after: tuple[str, ...] = ()
     """Lines of the launcher, after the launch, that finish the result."""
-    on_amd: Mapping[str, Scalar] = field(default_factory=lambda: MappingProxyType({}))
+    on_amd: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
     """As `Compiled.on_amd`."""
 
     @property
