@@ -1,4 +1,4 @@
-"""Programs make all tensors where their weights and batches are: PyTorch's "meta" device refuses others as a GPU does."""
+"""Programs make all tensors where weights and batches are: PyTorch's "meta" device refuses others, as a GPU does."""
 
 from __future__ import annotations
 
