@@ -48,7 +48,10 @@ class Memory:
 
         def wrapper(*arguments: Any, **options: Any) -> Any:
             made = found(*arguments, **options)
-            return self.own(made) if isinstance(made, torch.Tensor) else made
+            for each in made if isinstance(made, tuple) else (made,):
+                if isinstance(each, torch.Tensor):
+                    self.own(each)
+            return made
 
         return wrapper
 

@@ -21,6 +21,7 @@ from unity_ir.forms.convolution import Convolution
 from unity_ir.forms.grouped import Grouped, routed
 from unity_ir.forms.implicit_gemm import implicit_gemm
 from unity_ir.forms.rewrite import simplified, without_ones
+from unity_ir.forms.rows import padded_rows
 from unity_ir.forms.scatter import Scatter
 from unity_ir.forms.window_writes import WindowWrites, is_covered
 from unity_ir.forms.windows import masked
@@ -130,6 +131,8 @@ def _name(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> str:
     if AND in bound.operator or not _reads_as_product(form) or len(bound.results) > 1 or offsets or bound.has_windows:
         parts += _digest(bound)
     parts += _elements(bound, dtypes)
+    if rows := padded_rows(bound):
+        parts.append(f"rows_{_digest_of(repr(rows))}")
     if offsets:
         parts += ["from", *offsets]
     return Names().new("_".join(parts))

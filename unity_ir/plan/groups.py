@@ -1,6 +1,6 @@
 """
 Fuse consecutive operators into one kernel: products with the pointwise operators after them, chains of pointwise
-operators, and row reductions with the pointwise operators before and after them.
+operators, row reductions with the pointwise operators before and after them, and scatters with the cast after them.
 
     t = matmul(x, w);  s = add(t, b);  y = gelu(s)  ->  s, y = matmul + add + gelu(x, w, b)      # the backward reads s
 
@@ -44,10 +44,10 @@ from unity_ir.tdl.syntax import NOT_FLOATING
 
 MOST_OPERATORS = 8
 """Most operators in a group; more make an unreadable comment."""
-MOST_TENSORS: Mapping[str, int] = MappingProxyType({"elements": 10, "rows": 10, "product": 7})
+MOST_TENSORS: Mapping[str, int] = MappingProxyType({"elements": 10, "rows": 10, "product": 7, "scatter": 4})
 """Most operands and results of a group, by its kernel's kind; a tile of each must fit registers."""
 
-KINDS = ("elements", "rows", "product")
+KINDS = ("elements", "rows", "product", "scatter")
 """Kinds of kernels that can be fused (`LaunchWork.kind`); a group's kernel has the last kind among its members."""
 
 POINTWISE = ("elementwise", "copy")
@@ -390,6 +390,9 @@ class _Fuser:
         if self._moved(line.operands, line.results, made.work) > before:
             return None
         # With fewer programs, a part of the GPU would be idle.
+        if most == "scatter":
+            # It has the programs that it has alone.
+            return made.work if all(launch.kind == most for launch in made.work) else None
         enough = min(2 * FULL, max(launch.programs for launch in alone))
         return made.work if made.work[0].programs * 2 >= enough else None
 

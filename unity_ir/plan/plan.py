@@ -30,6 +30,7 @@ from unity_ir.plan.deadlock import calls, check_order, there
 from unity_ir.plan.groups import GroupMemo, with_fusions
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
+from unity_ir.plan.padded_rows import with_padded_rows
 from unity_ir.plan.pipeline.actions import TRANSFERS
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
 from unity_ir.plan.pipeline.check import check
@@ -315,6 +316,8 @@ def _plan_part(part: StepPart, options: PlanOptions) -> Plan:
     program = part.program
     if options.kernels == "triton" and options.fuse:
         program = with_fusions(program, options.implementation, options.memo)
+    if options.kernels == "triton":
+        program = with_padded_rows(program, options.implementation)
     lines = schedule(program, options.bucket)
     check_order(f"spmd.program @{program.name}, part {part.name}", calls(program, lines))
     return Plan(program, lines, options)
@@ -337,6 +340,7 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
     if options.kernels == "triton":
         if options.fuse:
             program = with_fusions(program, options.implementation, options.memo)
+        program = with_padded_rows(program, options.implementation)
     lines = schedule(program, options.bucket)
     check_order(f"spmd.program @{program.name}", calls(program, lines))
     return Plan(program, lines, options)

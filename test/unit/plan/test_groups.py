@@ -468,3 +468,13 @@ def test_a_collective_does_not_wait_for_what_it_does_not_move() -> None:
 
     assert together(gathered("early"), on=boxes(2)) == {"tanh + mul"}
     assert together(gathered("last"), on=boxes(2)) == {"exp + tanh"}
+
+
+def test_a_scatter_stores_what_a_cast_makes_of_it():
+    """The gradient of a table is stored in float32 at once; a sum with another gradient is a kernel of its own."""
+    model = {"batch": 4, "tables": 2, "rows": 50, "features": 8, "dense": 8, "bottom": 16, "top": 16}
+    graph = mixed_precision(build("dlrm", **model), "bf16")
+    on = load("box:1")
+    fused = with_fusions(lower(differentiate(graph, Optimizer("sgd"), on.mesh), on), lambda operator: "triton")
+    names = [i.operator for i in fused.body if isinstance(i, Compute) and "embedding_bag_grad" in i.operator]
+    assert names == ["embedding_bag_grad + cast"] * 2

@@ -17,7 +17,7 @@ from unity_ir.forms.addresses import Names
 from unity_ir.forms.classify import Form, form_of
 from unity_ir.forms.contraction import Contraction
 from unity_ir.kernels.triton.expression import KernelWriter
-from unity_ir.tdl.syntax import NOT_FLOATING, Bound, Expr, Name, Result, accesses, children
+from unity_ir.tdl.syntax import NOT_FLOATING, Bound, Expr, Name, PaddedVar, Result, accesses, children
 
 Scalar = int | float | str
 
@@ -64,7 +64,10 @@ class LaunchWork:
     """How much work one launch has: its number of programs, and of passes over the input; decides what is fused."""
 
     kind: str
-    """One of `elements` (pointwise), `rows` (reductions) and `product` (matrix products); empty for other kernels."""
+    """
+    One of `elements` (pointwise), `rows` (reductions), `product` (matrix products) and `scatter`; empty for other
+    kernels.
+    """
     programs: int
     """Number of programs in the grid."""
     passes: int
@@ -257,7 +260,11 @@ class Stage:
     @property
     def allocation(self) -> str:
         """The launcher's line of code that allocates the result."""
-        out = self.output
+        out, (*outer, last) = self.output, self.result.indices or (None,)
+        if isinstance(last, PaddedVar):
+            stored = (*self.shape[:-1], last.row)
+            text = f"{out.name} = torch.empty({stored}, dtype={out.torch_dtype}, device={self.device}.device)"
+            return f"{text}[{':, ' * len(outer)}:{self.shape[-1]}]"
         return f"{out.name} = torch.empty({self.shape}, dtype={out.torch_dtype}, device={self.device}.device)"
 
 
