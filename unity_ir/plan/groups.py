@@ -105,7 +105,7 @@ def with_fusions(program: Program, choice: Choice, memo: GroupMemo | None = None
         return lambda cast, reader: fuser.is_kernel([cast, reader])
 
     program, casts = with_own_casts(program, kernels_of)
-    return _Fuser(program, choice, memo).program_of_groups(casts)
+    return _Fuser(program, choice, memo, casts).program_of_groups()
 
 
 @dataclass
@@ -113,6 +113,8 @@ class _Fuser:
     program: Program
     choice: Choice
     memo: GroupMemo
+    own: frozenset[Register] = frozenset()
+    """Results of the casts that readers have for themselves (`own_casts`): each begins a group."""
 
     def __post_init__(self) -> None:
         body = self.program.body
@@ -142,8 +144,8 @@ class _Fuser:
 
     # -- groups
 
-    def program_of_groups(self, first: frozenset[Register] = frozenset()) -> Program:
-        """Return the program with groups as one; operators that make the registers `first` begin one."""
+    def program_of_groups(self) -> Program:
+        """Return the program with groups as one."""
         body = self.program.body
         self.most = max(
             (
@@ -157,7 +159,7 @@ class _Fuser:
         out: list[Instruction] = []
         for place, instruction in enumerate(body):
             if isinstance(instruction, Compute) and not self._is_weight_cast(instruction):
-                if not group or not first.isdisjoint(instruction.results) or not self._is_one([*group, place]):
+                if not group or not self.own.isdisjoint(instruction.results) or not self._is_one([*group, place]):
                     out += self._written(group, place)
                     group = []
                 group.append(place)
@@ -246,6 +248,9 @@ class _Fuser:
 
     def _is_weight_cast(self, instruction: Instruction) -> bool:
         """Return whether an instruction casts a stored weight: like a move it is made where the weight is needed."""
+        return self._casts_weight(instruction) and self.own.isdisjoint(makes(instruction))
+
+    def _casts_weight(self, instruction: Instruction) -> bool:
         if not isinstance(instruction, Compute) or instruction.operator != "cast":
             return False
         maker = self.program.body[self.maker[instruction.operands[0]]]
@@ -393,7 +398,9 @@ class _Fuser:
         if most == "scatter":
             # It has the programs that it has alone.
             return made.work if all(launch.kind == most for launch in made.work) else None
-        enough = min(2 * FULL, max(launch.programs for launch in alone))
+        # Of a weight's cast a group computes only what it reads.
+        whole = [launches for m, launches in zip(members, each, strict=True) if not self._casts_weight(m)]
+        enough = min(2 * FULL, max(launch.programs for launches in whole or each for launch in launches))
         return made.work if made.work[0].programs * 2 >= enough else None
 
     def _moved(self, operands: Sequence[Register], results: Sequence[Register], launches: Launches) -> int:
