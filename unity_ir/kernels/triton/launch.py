@@ -52,6 +52,8 @@ class Compiled:
     constants: Mapping[str, Scalar]
     num_warps: int
     num_stages: int
+    amd_stages: int | None = None
+    """Pipeline stages on AMD's GPUs, whose shared memory is smaller; None: `num_stages`."""
     expects: tuple[str, ...] = ()
     """
     Instructions that its machine code must contain, as `unity-aot` checks: `mma` for those of the matrix units,
@@ -137,6 +139,8 @@ class KernelLaunch:
     """Name of the dict of the program that holds `options`, if launches of several shapes share it; else empty."""
     after: tuple[str, ...] = ()
     """Lines of the launcher, after the launch, that finish the result."""
+    amd_stages: int | None = None
+    """As `Compiled.amd_stages`; needs an `options_name`."""
 
     @property
     def options(self) -> Mapping[str, Scalar]:
@@ -147,7 +151,15 @@ class KernelLaunch:
     @property
     def head(self) -> str:
         """The line of code before the launcher that defines the launch's options as a dict; empty if there is none."""
-        return f"{self.options_name} = {dict(self.options)}\n\n\n" if self.options_name else ""
+        if not self.options_name:
+            return ""
+        items = [f"{name!r}: {value!r}" for name, value in self.options.items()]
+        if self.amd_stages is not None:
+            items[-1] = f"'num_stages': {self.amd_stages} if torch.version.hip else {self.num_stages}"
+        line = f"{self.options_name} = {{{', '.join(items)}}}"
+        if len(line) > 120:
+            line = f"{self.options_name} = {{\n    {', '.join(items)}\n}}"
+        return f"{line}\n\n\n"
 
     @property
     def call(self) -> tuple[str, ...]:
@@ -178,7 +190,8 @@ class KernelLaunch:
         signature = {n: a.type for n, a in self.arguments.items()} | dict.fromkeys(self.constants, "constexpr")
         ones = {n: 1 for n, a in self.arguments.items() if a.type == "constexpr"}
         constants = {**ones, **self.constants}
-        return Compiled(self.kernel, signature, constants, self.num_warps, self.num_stages or 3, self.expects)
+        stages = self.num_stages or 3, self.amd_stages
+        return Compiled(self.kernel, signature, constants, self.num_warps, *stages, self.expects)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from math import inf
 
 from unity_ir.forms.addresses import Names, power_of_two
 from unity_ir.forms.contraction import Contraction
@@ -17,21 +19,35 @@ _TEXT = '''\
 INPUT_PRECISION = tl.constexpr("ieee")
 # The interpreter multiplies the bit patterns of bfloat16.
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+# As many tiles, one below the other, are computed at a time, so that they find the columns of w in the cache.
+GROUP = tl.constexpr(8)
 
 
 @triton.jit
 def tile(
     x_ptr, w_ptr, M, N, K, x_m, x_k, w_k, w_n,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
 ):
-    """This program's tile of sum[k](x[m, k] * w[k, n]), with the stride of every dim; its rows and columns, masked."""
-    program = tl.program_id(0)
+    """
+    This program's tile of sum[k](x[m, k] * w[k, n]), with the stride of every dim; its rows and columns, and which of
+    them are inside: all if the tile is FULL.
+    """
     columns = tl.cdiv(N, BLOCK_N)
-    m = program // columns * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = program % columns * BLOCK_N + tl.arange(0, BLOCK_N)
+    group = tl.program_id(0) // (GROUP * columns) * GROUP
+    place = tl.program_id(0) % (GROUP * columns)
+    rows = min(tl.cdiv(M, BLOCK_M) - group, GROUP)
+    m = (group + place % rows) * BLOCK_M
+    n = place // rows * BLOCK_N
+    if FULL:
+        # The last tile is moved inside, and computes some elements once more.
+        m = min(m, M - BLOCK_M)
+        n = min(n, N - BLOCK_N)
+    m += tl.arange(0, BLOCK_M)
+    n += tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    m_inside = (m < M)[:, None]
-    n_inside = (n < N)[None, :]
+    # The compiler leaves out masks that are always true.
+    m_inside = (FULL | (m < M))[:, None]
+    n_inside = (FULL | (n < N))[None, :]
     if WIDE:
         m = m.to(tl.int64)
         n = n.to(tl.int64)
@@ -40,7 +56,7 @@ def tile(
     w_ptr += k[:, None] * w_k + n[None, :] * w_n
     product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, K, BLOCK_K):
-        k_inside = k < K - start
+        k_inside = FULL | (k < K - start)
         x = tl.load(x_ptr, mask=m_inside & k_inside[None, :], other=0.0)
         w = tl.load(w_ptr, mask=k_inside[:, None] & n_inside, other=0.0)
         if INTERPRETED:
@@ -56,11 +72,13 @@ def tile(
 def {name}(
     {pointers},
     {integers},
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
 ):
     """{result}[m, n] = sum[k](x[m, k] * w[k, n]), with the stride of every dim{more}."""
 {offsets}\
-    product, m, n, m_inside, n_inside = tile(x_ptr, w_ptr, M, N, K, x_m, x_k, w_k, w_n, BLOCK_M, BLOCK_N, BLOCK_K, WIDE)
+    product, m, n, m_inside, n_inside = tile(
+        x_ptr, w_ptr, M, N, K, x_m, x_k, w_k, w_n, BLOCK_M, BLOCK_N, BLOCK_K, FULL, WIDE
+    )
 {epilogue}
 '''
 
@@ -72,11 +90,11 @@ _BATCH_OFFSETS = """\
     w_ptr += b * w_b
 """
 LIGHT = 16
-"""Most operations of an epilogue per element with which large tiles fit registers; more keep intermediate values."""
+"""Most work of an epilogue (`Epilogue.work`) with which square tiles fit registers; more keeps intermediate values."""
 _TAKEN = (
     *("b", "m", "n", "m_inside", "n_inside", "product", "tile", "x", "w"),
-    *("x_ptr", "w_ptr", "M", "N", "K", "BLOCK_M", "BLOCK_N", "BLOCK_K", "WIDE", "INPUT_PRECISION", "INTERPRETED"),
-    *("x_b", "x_m", "x_k", "w_b", "w_k", "w_n"),
+    *("x_ptr", "w_ptr", "M", "N", "K", "BLOCK_M", "BLOCK_N", "BLOCK_K", "FULL", "WIDE", "GROUP", "INPUT_PRECISION"),
+    *("INTERPRETED", "x_b", "x_m", "x_k", "w_b", "w_k", "w_n"),
 )
 """Identifiers that the text uses itself."""
 
@@ -96,10 +114,14 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
     epilogue = Epilogue(of, (stage, *more), Names(_TAKEN))
     exact = x.dtype == "f32"
     wanted = expects(sizes, (of.x_strides, of.w_strides), x.dtype)
-    block_m, block_n, block_k, warps, stages = blocks(sizes, half, exact, epilogue.flops > LIGHT)
+    if "pipelined" in wanted and half:
+        tile = tile_of(sizes, epilogue.work)
+    else:
+        tile = Tile(*blocks(sizes, half, exact, epilogue.work > LIGHT))
     if "pipelined" not in wanted:
         # Elements on their way to shared memory then go through registers.
-        block_k = min(block_k, 32)
+        tile = replace(tile, k=min(tile.k, 32))
+    full = sizes["m"] >= tile.m and sizes["n"] >= tile.n and sizes["k"] % tile.k == 0
     batched = sizes["b"] > 1
     integers = {
         "M": sizes["m"],
@@ -125,20 +147,21 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
         name = f"{stage.operator}_{sha256(_TEXT.format(name='', **fields).encode()).hexdigest()[:6]}_kernel"
     else:
         name = f"{'batched_' * batched}matmul{form}_kernel"
-    tiles = -(-sizes["m"] // block_m) * -(-sizes["n"] // block_n)
+    tiles = tile.count(sizes)
     return KernelLaunch(
         name,
         _TEXT.format(name=name, **fields),
         (tiles, sizes["b"]) if batched else (tiles,),
         pointers | numbers,
-        {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "WIDE": stage.wide},
-        warps,
-        stages,
+        {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "FULL": full, "WIDE": stage.wide},
+        tile.warps,
+        tile.stages,
         stage.allocation,
         tuple(each.allocation for each in more),
         wanted,
         "product",
-        options_name=f"TILE_{block_m}_{block_n}_{block_k}{'' if warps == 8 else f'_{warps}'}{'_WIDE' * stage.wide}",
+        options_name=f"{'FULL_' * full}TILE_{tile.name}{'_WIDE' * stage.wide}",
+        amd_stages=tile.amd_stages,
     )
 
 
@@ -167,6 +190,59 @@ def expects(sizes: Mapping[str, int], strides: Iterable[Mapping[str, int]], dtyp
     dims = [(d, s) for own in strides for d, s in own.items() if d != "b" or s]
     wide = all((sizes[d] if s == 1 else s) % 16 == 0 for d, s in dims)
     return ("mma", "pipelined") if wide else ("mma",)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The part of a product that one program computes, and how it is launched."""
+
+    m: int
+    n: int
+    """Rows and columns."""
+    k: int
+    """Elements summed per step."""
+    warps: int = 8
+    stages: int = 3
+    """Steps whose operands are in shared memory, or on their way there."""
+    amd_stages: int | None = None
+    """The same on AMD's GPUs, if their 64 KiB of shared memory hold fewer."""
+    speed: float = 1.0
+    """Arithmetic per time of an SM that is never idle, in relation to that of the fastest tile."""
+    work: float = inf
+    """Most work of an epilogue (`Epilogue.work`) with which it fits registers."""
+
+    @property
+    def name(self) -> str:
+        """The tile as part of an identifier."""
+        return f"{self.m}_{self.n}_{self.k}{'' if self.warps == 8 else f'_{self.warps}'}"
+
+    def count(self, sizes: Mapping[str, int]) -> int:
+        """Return the number of tiles that cover one product of these `sizes`, by "m" and "n"."""
+        return -(-sizes["m"] // self.m) * -(-sizes["n"] // self.n)
+
+
+LARGE = (
+    Tile(128, 256, 64, amd_stages=2, work=2),
+    Tile(128, 128, 64, speed=0.9, work=LIGHT),
+    Tile(128, 64, 64, speed=0.6),
+)
+"""Tiles of large products of 16 bits, the preferred ones first."""
+SMS = 132
+"""Streaming multiprocessors of the GPU for which tiles are chosen (H100 SXM)."""
+
+
+def tile_of(sizes: Mapping[str, int], work: int) -> Tile:
+    """
+    Return the tile of a product of aligned operands of 16 bits, of these `sizes` (by "b", "m", "n", "k"), with so much
+    `work` in its epilogue (`Epilogue.work`).
+
+    Of the tiles in `LARGE` that fit the product it is the one with which the SM that has the most tiles is done first:
+    large tiles read the operands fewer times, but may leave SMs without work.
+    """
+    fitting = [t for t in LARGE if all(getattr(t, d) <= sizes[d] for d in "mnk") and work <= t.work]
+    if not fitting:
+        return Tile(*blocks(sizes, half=True, exact=False, heavy=work > LIGHT))
+    return min(fitting, key=lambda t: -(-t.count(sizes) * sizes["b"] // SMS) * t.m * t.n / t.speed)
 
 
 def blocks(sizes: Mapping[str, int], half: bool, exact: bool, heavy: bool = False) -> tuple[int, int, int, int, int]:
