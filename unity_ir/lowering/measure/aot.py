@@ -205,8 +205,7 @@ def _compile(module: ModuleType, compiled: Compiled, backend: str, arch: str) ->
         attrs={(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
     )
     target = GPUTarget(backend, int(arch) if backend == "cuda" else arch, 32 if backend == "cuda" else 64)
-    stages = compiled.num_stages if backend == "cuda" else compiled.amd_stages or compiled.num_stages
-    options = {"num_warps": compiled.num_warps, "num_stages": stages}
+    options = {"num_warps": compiled.num_warps, "num_stages": compiled.num_stages}
     start = time.perf_counter()
     kernel: Any = triton.compile(source, target=target, options=options)
     seconds = time.perf_counter() - start
