@@ -57,7 +57,9 @@ FULL = 4096
 """Programs that keep any GPU busy: 132 SMs of an H100 hold 2,048 threads each, which are 16 programs of four warps."""
 
 Choice = Callable[[LocalOperator], str]
-"""Returns the implementation of an operator: `triton` or `torch`."""
+"""
+Returns the implementation of an operator: `triton` or `torch`; of a group, whether it is one kernel or is left apart.
+"""
 
 
 MOST_REMEMBERED = 2**16
@@ -94,7 +96,8 @@ def with_fusions(program: Program, choice: Choice, memo: GroupMemo | None = None
     Return the program with each group of consecutive operators that one Triton kernel can compute, and that is worth
     fusing, replaced by one `Fused` instruction.
 
-    `choice` returns the implementation, `triton` or `torch`, of an operator: only operators in `triton` are fused.
+    `choice` returns the implementation, `triton` or `torch`, of an operator or group: only operators in `triton` are
+    fused, and only to groups in `triton`.
     `memo` keeps what was found for later programs (None: nothing); all its calls must have the same `choice`.
     """
     memo = GroupMemo() if memo is None else memo
@@ -375,6 +378,8 @@ class _Fuser:
         try:
             made = launcher(operator.line, operator.dtypes, "triton", operator.divided)
         except UnityError:
+            return None
+        if self.choice(operator) != "triton":
             return None
         each = [self._launches(m) or () for m in members]
         alone = [launch for launches in each for launch in launches]
