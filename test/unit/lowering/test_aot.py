@@ -102,7 +102,11 @@ CONVOLUTIONS: list[Case] = [
 
 
 def of_target(jobs: list[Job], target: str) -> list[Job]:
-    """In `make test` a third of them for Hopper, a sixth for the others, each other ones; all in `make zoo`."""
+    """
+    Those that the target is to run: in `make test` a third of them for Hopper, a sixth for the others, each other ones;
+    all in `make zoo`.
+    """
+    jobs = [job for job in jobs if job.compiled.is_for(target)]
     return [*sample(jobs, 3)] if target == "cuda:90" else [*sample(jobs, 6, [*SHARED_LIMITS].index(target))]
 
 
@@ -117,7 +121,7 @@ def compiled(launchers: list[Launcher], target: str) -> list[tuple[Compiled, Res
     kernels = {name: text for one in launchers for name, text in one.kernels.items()}
     launches: list[Compiled] = []
     for launch in (c for one in launchers for c in one.compiled):
-        if launch not in launches:
+        if launch not in launches and launch.is_for(target):
             launches.append(launch)
     return list(zip(launches, compile_all("\n\n".join(kernels.values()), launches, target), strict=True))
 
