@@ -83,10 +83,10 @@ class Memory:
 def checked(access: Callable[..., Any], mask_at: int) -> Callable[..., Any]:
     """A method of the interpreter that checks the addresses it is given while a launcher runs."""
 
-    def wrapper(self: Any, pointers: Any, *rest: Any) -> Any:
+    def wrapper(self: Any, pointers: Any, *rest: Any, **options: Any) -> Any:
         if Memory.current is not None:
             Memory.current.check(pointers, rest[mask_at])
-        return access(self, pointers, *rest)
+        return access(self, pointers, *rest, **options)
 
     return wrapper
 

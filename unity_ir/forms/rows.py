@@ -42,6 +42,11 @@ def padded_rows(line: Bound) -> dict[str, int]:
     return {tensor: i[-1].row for tensor, i in found if i and isinstance(i[-1], PaddedVar)}
 
 
+def has_padded_results(line: Bound) -> bool:
+    """Return whether rows of any result of a bound line are padded."""
+    return any(r.indices and isinstance(r.indices[-1], PaddedVar) for r in line.results)
+
+
 def can_be_padded(line: Bound, tensor: str, size: int) -> bool:
     """
     Return whether each read or write of an operand or result of a bound line steps through its last dim, of `size`

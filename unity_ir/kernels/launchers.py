@@ -232,12 +232,20 @@ class _Function:
         kernels: dict[str, str] = {}
         body: list[str] = []
         for each in launches:
-            assert kernels.setdefault(each.kernel, each.text) == each.text, f"two kernels are called {each.kernel}"
+            for one in (each, each.otherwise):
+                if one is not None:
+                    assert kernels.setdefault(one.kernel, one.text) == one.text, f"two kernels are called {one.kernel}"
             body += [*([each.allocation] if each.allocation else []), *each.before, *each.call, *each.after]
         body.append(f"return {', '.join(b.name for b in outputs)}")
         source = "".join(dict.fromkeys(each.head for each in launches)) + self.text(body)
-        compiled = tuple(each.compiled for each in launches)
-        return Launcher(self.name, source, kernels, compiled, tuple(each.work for each in launches))
+        compiled: list[Compiled] = []
+        for each in launches:
+            if each.otherwise is None:
+                compiled.append(each.compiled)
+            else:
+                both = (each.compiled, True), (each.otherwise.compiled, False)
+                compiled += [replace(one, descriptors=has) for one, has in both]
+        return Launcher(self.name, source, kernels, tuple(compiled), tuple(each.work for each in launches))
 
 
 def _torch(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> Launcher:

@@ -27,7 +27,7 @@ from unity_ir.passes.lower_to_spmd import REFERENCE, LowerToSpmd
 from unity_ir.plan.forward import forward_of
 from unity_ir.plan.pipeline.csv_text import from_csv
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
-from unity_ir.plan.plan import PlanOptions, plan_step
+from unity_ir.plan.plan import AUTO, PlanOptions, plan_step
 from unity_ir.plan.program import check_step
 from unity_ir.plan.schedule import BUCKET_BYTES
 
@@ -41,7 +41,8 @@ class TritonTarget(OptimizerOptions, Target):
     hyperparameters as by `pcg-differentiate`, and its collectives fused. For a module that is a whole step
     already, these options are an error.
 
-    `matmul` is the implementation of matrix products: `triton`, or `torch` (cuBLAS). `convolution` is that of
+    `matmul` is the implementation of matrix products: `triton`, `torch` (cuBLAS), or `auto`, for each the faster one by
+    estimate. `convolution` is that of
     convolutions: `torch` (cuDNN), or `triton`. `kernels` is that of all other operators; `torch` makes the whole
     program plain PyTorch, for CPUs. `tune` is a table of `unity-tune`: an operator measured there on the same shapes
     gets the faster implementation. Gradient synchronizations and weight gathers of fewer than `bucket` bytes are
@@ -52,7 +53,7 @@ class TritonTarget(OptimizerOptions, Target):
 
     name = "triton"
 
-    matmul: str = "triton"
+    matmul: str = AUTO
     kernels: str = "triton"
     convolution: str = "torch"
     tune: str | None = None

@@ -19,6 +19,7 @@ from types import MappingProxyType
 from unity_ir.errors import UnityError
 from unity_ir.forms.compose import AND, Part, composed
 from unity_ir.forms.kinds import kind
+from unity_ir.forms.rows import can_be_padded
 from unity_ir.kernels.launchers import launcher
 from unity_ir.kernels.triton.launch import LaunchWork
 from unity_ir.pcg.sharding import COPY, pins
@@ -57,7 +58,9 @@ FULL = 4096
 """Programs that keep any GPU busy: 132 SMs of an H100 hold 2,048 threads each, which are 16 programs of four warps."""
 
 Choice = Callable[[LocalOperator], str]
-"""Returns the implementation of an operator: `triton` or `torch`."""
+"""
+Returns the implementation of an operator: `triton` or `torch`; of a group, whether it is one kernel or is left apart.
+"""
 
 
 MOST_REMEMBERED = 2**16
@@ -94,7 +97,8 @@ def with_fusions(program: Program, choice: Choice, memo: GroupMemo | None = None
     Return the program with each group of consecutive operators that one Triton kernel can compute, and that is worth
     fusing, replaced by one `Fused` instruction.
 
-    `choice` returns the implementation, `triton` or `torch`, of an operator: only operators in `triton` are fused.
+    `choice` returns the implementation, `triton` or `torch`, of an operator or group: only operators in `triton` are
+    fused, and only to groups in `triton`.
     `memo` keeps what was found for later programs (None: nothing); all its calls must have the same `choice`.
     """
     memo = GroupMemo() if memo is None else memo
@@ -374,12 +378,14 @@ class _Fuser:
         if "contraction" in kinds and not {*kinds[1:]}.issubset(POINTWISE):
             return None
         line = self._line(members)
-        if line is None:
+        if line is None or not self._takes_rows(line):
             return None
         operator = local_operator(self.program, self._instruction(members, line))
         try:
             made = launcher(operator.line, operator.dtypes, "triton", operator.divided)
         except UnityError:
+            return None
+        if self.choice(operator) != "triton":
             return None
         each = [self._launches(m) or () for m in members]
         alone = [launch for launches in each for launch in launches]
@@ -402,6 +408,12 @@ class _Fuser:
         whole = [launches for m, launches in zip(members, each, strict=True) if not self._casts_weight(m)]
         enough = min(2 * FULL, max(launch.programs for launches in whole or each for launch in launches))
         return made.work if made.work[0].programs * 2 >= enough else None
+
+    def _takes_rows(self, line: Part) -> bool:
+        """Return whether a group's line steps through padded rows by one variable, as each of its members does."""
+        named = zip((*line.line.operands, *line.line.results), (*line.operands, *line.results), strict=True)
+        padded = ((p.name, self.program.tensors[r]) for p, r in named if self.program.tensors[r].row)
+        return all(can_be_padded(line.line, name, t.local(self.program.mesh)[-1]) for name, t in padded)
 
     def _moved(self, operands: Sequence[Register], results: Sequence[Register], launches: Launches) -> int:
         """Return the bytes that launches read, in all passes, and write."""

@@ -41,7 +41,7 @@ def with_padded_rows(program: Program, choice: Choice) -> Program:
     Return the program with the rows padded of all tensors that products read or make unaligned, as far as the kernels
     that make and read them allow. `choice` returns the implementation, `triton` or `torch`, of an operator.
     """
-    wanted = [r for r, t in program.tensors.items() if t.dtype in HALVES and _is_unaligned(program, r)]
+    wanted = [r for r, t in program.tensors.items() if t.dtype in HALVES and not t.row and _is_unaligned(program, r)]
     if not wanted:
         return program
     uses: dict[Register, list[Compute | None]] = {r: [] for r in wanted}

@@ -18,6 +18,7 @@ from unity_ir.errors import UnityError
 from unity_ir.forms.classify import is_convolution
 from unity_ir.forms.contraction import contraction
 from unity_ir.forms.kinds import kind
+from unity_ir.forms.rows import has_padded_results
 from unity_ir.kernels.launchers import launcher
 from unity_ir.machine.model import Machine
 from unity_ir.machine.tuned import IMPLEMENTATIONS, Table
@@ -38,6 +39,7 @@ from unity_ir.plan.pipeline.orders import steady_step
 from unity_ir.plan.pipeline.parts import StepPart, StepParts, step_parts
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.pipeline.sends import check_sends, with_sends
+from unity_ir.plan.products import product_implementation
 from unity_ir.plan.program import (
     Compute,
     Fused,
@@ -52,6 +54,9 @@ from unity_ir.plan.program import (
 from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.plan.schedule import BUCKET_BYTES, Schedule, Start, Wait, crosses, moves_of, schedule
 
+AUTO = "auto"
+"""The implementation of matrix products that is chosen by estimate, for each of them."""
+
 
 @dataclass(frozen=True)
 class PlanOptions:
@@ -59,11 +64,11 @@ class PlanOptions:
     What a user may say about the plan of a step. Raises `UnityError` for values that are not known.
 
     `matmul`, `convolution` and `kernels` are `triton` or `torch`: the implementation of matrix products, of
-    convolutions, and of all other operators. With `kernels` in torch everything is, so that the program runs at full
-    speed on CPUs and does not need Triton.
+    convolutions, and of all other operators; `matmul` may be `auto`, the faster one by estimate (`plan.products`). With
+    `kernels` in torch everything is, so that the program runs at full speed on CPUs and does not need Triton.
     """
 
-    matmul: str = "triton"
+    matmul: str = AUTO
     kernels: str = "triton"
     convolution: str = "torch"
     tuned: Table | None = None
@@ -79,8 +84,9 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         for name, value in (("matmul", self.matmul), ("kernels", self.kernels), ("convolution", self.convolution)):
-            if value not in IMPLEMENTATIONS:
-                raise UnityError(f"triton: {name} is {value!r}; it must be {' or '.join(IMPLEMENTATIONS)}")
+            known = (*IMPLEMENTATIONS, *((AUTO,) if name == "matmul" else ()))
+            if value not in known:
+                raise UnityError(f"triton: {name} is {value!r}; it must be {' or '.join(known)}")
         if self.bucket < 0:
             raise UnityError(f"triton: bucket is {self.bucket}; it must be 0 or more bytes")
         if self.kernels == "torch" and self.tuned is not None:
@@ -89,11 +95,26 @@ class PlanOptions:
     def implementation(self, operator: LocalOperator) -> str:
         """
         Return the implementation of an operator at its local shapes, `triton` or `torch`: always `triton` for a fused
-        group; else `torch` if the option `kernels` is `torch`; else the faster one in the table `tuned`, if that has
-        the operator; else what the option for its kind says: `convolution`, `matmul`, or `kernels` for all others.
+        group, and where rows of a result are padded; else `torch` if the option `kernels` is `torch`; else the faster
+        one in the table `tuned`, if that has the operator; else what the option for its kind says: `convolution`,
+        `matmul`, or `kernels` for all others.
+        """
+        if operator.fused or has_padded_results(operator.line):
+            return "triton"
+        found = self._implementation(operator)
+        return product_implementation(operator) if found == AUTO else found
+
+    def fusible(self, operator: LocalOperator) -> str:
+        """
+        Return `triton` for an operator that may be part of a kernel of several, and for a group that should be one;
+        `torch` for others.
         """
         if operator.fused:
-            return "triton"
+            return product_implementation(operator) if self.matmul == AUTO else "triton"
+        return "torch" if self._implementation(operator) == "torch" else "triton"
+
+    def _implementation(self, operator: LocalOperator) -> str:
+        """Return the implementation of one operator, or `auto` for a product for which nothing else says it."""
         if self.kernels == "torch":
             return "torch"
         measured = None if self.tuned is None else self.tuned.choice(operator.key)
@@ -311,13 +332,20 @@ def _without_waits(after: StepPart, waited: Collection[Register]) -> StepPart:
     return replace(after, program=replace(after.program, body=tuple(map(known, after.program.body))))
 
 
+def with_kernels(program: Program, options: PlanOptions) -> Program:
+    """Return the program with operators fused and rows padded, for kernels in Triton."""
+    # First for what is known of single operators, as a product's speed depends on it; then for groups.
+    program = with_padded_rows(program, options.implementation)
+    if options.fuse:
+        program = with_fusions(program, options.fusible, options.memo)
+    return with_padded_rows(program, options.implementation)
+
+
 def _plan_part(part: StepPart, options: PlanOptions) -> Plan:
     """Return the plan of a part of a step."""
     program = part.program
-    if options.kernels == "triton" and options.fuse:
-        program = with_fusions(program, options.implementation, options.memo)
     if options.kernels == "triton":
-        program = with_padded_rows(program, options.implementation)
+        program = with_kernels(program, options)
     lines = schedule(program, options.bucket)
     check_order(f"spmd.program @{program.name}, part {part.name}", calls(program, lines))
     return Plan(program, lines, options)
@@ -338,9 +366,7 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
     if program.pipeline is not None and program.optimizer is not None:
         return _plan_stages(program, options, program.pipeline)
     if options.kernels == "triton":
-        if options.fuse:
-            program = with_fusions(program, options.implementation, options.memo)
-        program = with_padded_rows(program, options.implementation)
+        program = with_kernels(program, options)
     lines = schedule(program, options.bucket)
     check_order(f"spmd.program @{program.name}", calls(program, lines))
     return Plan(program, lines, options)

@@ -65,6 +65,9 @@ LARGER: list[tuple[str, Case]] = [
     ("matmul", Case(((2, 3, 4, 16), (16, 24)), {})),
     ("matmul_nt", Case(((33, 100), (65, 100)), {})),
     ("matmul_tn", Case(((3, 41, 17), (3, 41, 66)), {})),
+    # Groups of eight tiles and of the rest; the last tiles are moved inside.
+    ("matmul", Case(((600, 32), (32, 130)), {"act": "relu"})),
+    ("batch_matmul", Case(((3, 70, 16), (3, 16, 66)), {})),
     ("relu", Case(((129, 127),), {})),
     ("add", Case(((40, 300), (300,)), {})),
     ("add", Case(((2, 1, 4, 3), (4, 3)), {})),
@@ -197,6 +200,8 @@ def test_lines_no_operator_has(line: str, shapes: Any, impl: str, runner: Any) -
 HALF: list[tuple[str, Case]] = [
     ("matmul", Case(((20, 30), (30, 40)), {})),
     ("matmul_tn", Case(((30, 20), (30, 40)), {})),
+    # Large tiles, the last ones moved inside.
+    ("matmul", Case(((1160, 72), (72, 128)), {"act": "gelu"})),
     ("relu", Case(((9, 13),), {})),
     ("gelu_grad", Case(((9, 13), (9, 13)), {})),
     ("mse", Case(((9, 13), (9, 13)), {})),
