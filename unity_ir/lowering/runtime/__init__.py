@@ -31,11 +31,13 @@ PARTS = (
     "data",
     "weights",
     "recipe",
+    "tables",
     "evaluation",
     "checkpoints",
     "watch",
     "profile",
     "check",
+    "graph",
     "command",
 )
 """The modules, in the order in which a program has them."""
