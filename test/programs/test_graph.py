@@ -104,7 +104,9 @@ def test_a_step_that_waits_for_the_device_is_no_graph(ranks: Ranks, tmp_path: Pa
     plain = ranks.run(text, 1, run_main, ["--steps", "6"])[0]
     before = "        self.done.add_(self.live)\n"
     assert text.count(before) == 1
-    code, said, lines = ranks.run(text.replace(before, f"        {wrong}\n{before}"), 1, ended, ["--steps", "6"], ".")[0]
+    code, said, lines = ranks.run(text.replace(before, f"        {wrong}\n{before}"), 1, ended, ["--steps", "6"], ".")[
+        0
+    ]
     assert (code, said.count("\n")) == (0, 1)
     assert "mlp: steps are no CUDA graph: " in said
     assert "operation not permitted when stream is capturing" in said

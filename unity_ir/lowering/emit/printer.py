@@ -303,7 +303,7 @@ class _Printer:
             '    """\n'
             "    settings = settings_of(weights, rate)\n"
             f"    numbers = packed({optimizer.name}_numbers({', '.join(words)}), live, settings['lr'])\n"
-            f"    for table in weight_tables(weights, grads, moments, {BLOCK}):\n"
+            f"    for table in weight_tables(weights, grads, moments, block={BLOCK}):\n"
             f"        {optimizer.name}(table, numbers)  # {optimizer.name}\n"
         )
 
