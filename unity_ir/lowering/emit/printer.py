@@ -301,10 +301,11 @@ class _Printer:
             f'    """\n    {what} learning rate, by\n'
             "    gradients times `scale`; none where `live` is 0. These may be tensors on the device.\n"
             '    """\n'
-            "    settings = settings_of(weights, rate)\n"
-            f"    numbers = packed({optimizer.name}_numbers({', '.join(words)}), live, settings['lr'])\n"
+            "    settings = settings_of(weights, rate)  # hyperparameters\n"
+            f"    made = {optimizer.name}_numbers({', '.join(words)})  # what is the same for all elements\n"
+            "    numbers = packed(made, live, settings['lr'])  # what is the same for all elements\n"
             f"    for table in weight_tables(weights, grads, moments, block={BLOCK}):\n"
-            f"        {optimizer.name}(table, numbers)  # {optimizer.name}\n"
+            f"        {optimizer.name}(table, numbers)  # {optimizer.name} of all weights\n"
         )
 
 
