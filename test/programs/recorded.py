@@ -141,7 +141,7 @@ def made_of(program: Any) -> tuple[type, list[Recording]]:
 def run_as_graph(program: Any, options: list[str], folder: str = ".") -> tuple[list[str], list[int]]:
     """The lines a rank prints when the device does its steps, and how often each graph was replayed."""
     program.StepGraph, made = made_of(program)
-    program.on_device = lambda ctx, options: True
+    program.why_on_host = lambda ctx, options: None
     return run_main(program, options, None, folder), [each.replays for each in made]
 
 
@@ -150,7 +150,7 @@ def ended(program: Any, options: list[str], folder: str, as_graph: bool = True) 
     wrong, said = io.StringIO(), io.StringIO()
     if as_graph:
         program.StepGraph, _ = made_of(program)
-        program.on_device = lambda ctx, options: True
+        program.why_on_host = lambda ctx, options: None
     sys.argv = ["train.py", "--backend", "gloo", *options]
     os.chdir(folder)
     with redirect_stderr(wrong), redirect_stdout(said):

@@ -189,7 +189,7 @@ class _Printer:
             "# --- the step\n\n\n" + step,
             update,
             reference,
-            runtime.text(step=step + update),
+            runtime.text(step=step + update, on_host=self._on_host() is not None),
         ]
         text = "\n\n".join(part.rstrip("\n") + "\n" for part in parts if part)
         for part in parts:

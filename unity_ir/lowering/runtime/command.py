@@ -19,7 +19,7 @@ from unity_ir.lowering.runtime.checkpoints import MOST_SEED, Beside, Locked, loa
 from unity_ir.lowering.runtime.data import Data
 from unity_ir.lowering.runtime.evaluation import Evaluation
 from unity_ir.lowering.runtime.files import why_not_written
-from unity_ir.lowering.runtime.graph import StepGraph, on_device
+from unity_ir.lowering.runtime.graph import StepGraph, why_on_host
 from unity_ir.lowering.runtime.pieces import init_moments, init_weights, piece, whole
 from unity_ir.lowering.runtime.plan import (
     CLIP,
@@ -27,6 +27,7 @@ from unity_ir.lowering.runtime.plan import (
     INPUTS,
     LOSS,
     NAME,
+    ON_HOST,
     OPTIMIZER,
     RUNNING,
     TABLES,
@@ -107,8 +108,12 @@ def train(ctx, options, data, seed, folder, skipped=0):
     evaluation = Evaluation(ctx, options, data) if options.eval_data else None
     beside = Beside(ctx) if options.save_async else None
     log, in_a_row, following = Log(ctx, options.log, skipped), 0, None
-    graph, started = None, []  # steps on the device, and what is to be reported of those of the latest
-    for_itself = on_device(ctx, options)
+    graph, started = None, []  # steps of which the host decides nothing, and what is to be reported of the latest
+    why = ON_HOST
+    if ON_HOST is None:
+        why = why_on_host(ctx, options)
+    if why and ctx.device.type == "cuda" and ctx.rank == 0 and not options.no_graph:
+        sys.stderr.write(f"{NAME}: steps are no CUDA graph: {why}\n")
 
     def report(t, rate, batch, loss, norm):
         """Say what step `t` (from 0) made on pieces `batch`; end the run if it must not go on. `loss` is whole."""
@@ -122,7 +127,7 @@ def train(ctx, options, data, seed, folder, skipped=0):
             ctx.flight.say_later(ctx, loss, t, lambda loss: log.step(t, loss, rate))
             return
         if not is_skipped or in_a_row == MOST_SKIPPED or options.check_nan:
-            if graph and not torch.isfinite(loss).all():
+            if ON_HOST is None and graph and not torch.isfinite(loss).all():
                 graph.release()  # the step is done again, and needs the memory
             guard(ctx, weights, batch, t, loss, options.check_nan)
         log.step(t, float(loss), rate, norm)
@@ -145,7 +150,7 @@ def train(ctx, options, data, seed, folder, skipped=0):
         profile = Profile(ctx) if options.profile and is_last else None
         # Of a step that is skipped the optimizer knows nothing.
         count = t - log.skipped
-        if for_itself:
+        if ON_HOST is None and why is None:
             graph = graph or StepGraph(ctx, weights, moments, local, count, not options.no_graph)
             started.append((t, rate, local, graph.step(local, rate)))
             # The device has the next step to do while the host reads what this one made.
@@ -154,7 +159,7 @@ def train(ctx, options, data, seed, folder, skipped=0):
                 then, rate_then, batch, read = started.pop(0)
                 loss, norm, _ = read()
                 report(then, rate_then, batch, torch.tensor(loss, dtype=torch.float64), norm if CLIP else None)
-        else:
+        if why is not None:
 
             def told(batch, loss, norm, t=t, rate=rate):
                 report(t, rate, batch, loss if ctx.flight else whole(ctx, loss, LOSS)[0], norm)

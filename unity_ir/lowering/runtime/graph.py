@@ -10,7 +10,7 @@ import warnings
 import torch
 import torch.distributed as dist
 
-from unity_ir.lowering.runtime.plan import CLIP, NAME, ON_HOST, RUNNING, TABLES, WORLD, forward_backward, update
+from unity_ir.lowering.runtime.plan import CLIP, NAME, RUNNING, TABLES, WORLD, forward_backward, update
 from unity_ir.lowering.runtime.ranks import everywhere
 from unity_ir.lowering.runtime.recipe import clip_scale, gradient_norm, loss_part
 from unity_ir.lowering.runtime.tables import drop_tables, fill_tables
@@ -131,7 +131,8 @@ class StepGraph:
                 return
             drop_tables()
         self.captures = False
-        say_no_graph(self.ctx, why or "another rank has none")
+        if self.ctx.rank == 0:
+            sys.stderr.write(f"{NAME}: steps are no CUDA graph: {why or 'another rank has none'}\n")
 
     def _record(self):
         """Return a CUDA graph of a step, which does not run it."""
@@ -156,18 +157,9 @@ class StepGraph:
         return read
 
 
-def on_device(ctx, options):
-    """Return whether the device does steps by itself; where it does not though it could be a GPU, say why."""
+def why_on_host(ctx, options):
+    """Return why the host decides in each step whether and how weights change; None if the device does."""
     if ctx.device.type != "cuda":
-        return False
+        return "ranks are on CPUs"
     traced = "--check-nan" if options.check_nan else "--profile" if options.profile else None
-    why = ON_HOST or (traced and f"{traced} follows the lines of a step")
-    if why and not options.no_graph:
-        say_no_graph(ctx, why)
-    return not why
-
-
-def say_no_graph(ctx, why):
-    """Say in a line, on rank 0, why steps are no CUDA graph."""
-    if ctx.rank == 0:
-        sys.stderr.write(f"{NAME}: steps are no CUDA graph: {why}\n")
+    return traced and f"{traced} follows the lines of a step"
