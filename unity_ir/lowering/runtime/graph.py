@@ -44,7 +44,7 @@ class StepGraph:
             torch.full((), number, dtype=torch.float64, device=ctx.device) for number in (1.0, done, 1.0)
         )
         self.made = torch.zeros(3, dtype=torch.float64, device=ctx.device)
-        self.steps, self.captures, self.graph, self.waits = 0, captures, None, None
+        self.steps, self.captures, self.graph, self.tables, self.waits = 0, captures, None, (), None
         if ctx.device.type == "cuda":
             self.stream = torch.cuda.Stream()
             self.slots = torch.zeros(2, 3, dtype=torch.float64).pin_memory()
@@ -77,7 +77,7 @@ class StepGraph:
 
     def release(self):
         """Give back the graph's memory; further steps are done kernel by kernel."""
-        self.graph, self.captures = None, False
+        self.graph, self.tables, self.captures = None, (), False
 
     def _step(self):
         """Do a step on the device; nothing in it waits for the device."""
@@ -100,22 +100,29 @@ class StepGraph:
         self.made.copy_(torch.stack([loss.to(torch.float64).reshape(()), norm, self.live]))
 
     def _by_kernels(self):
-        """Do a step kernel by kernel, on the stream that is captured later; find out whether it waits for the GPU."""
+        """Do a step kernel by kernel, on the stream that is captured later."""
         if self.ctx.device.type != "cuda":
             self._step()
             return
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream), warnings.catch_warnings(record=True) as said:
+        with torch.cuda.stream(self.stream):
+            if self.captures and self.steps == WARM_UP - 1:
+                self._look()
+            else:
+                self._step()
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def _look(self):
+        """Do a step, and find out whether something in it waits for the GPU; a capture would fail, this does not."""
+        with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            looks = self.captures and self.steps == WARM_UP - 1
-            torch.cuda.set_sync_debug_mode("warn" if looks else "default")
+            torch.cuda.set_sync_debug_mode("warn")
             try:
                 self._step()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-            if looks and any("synchroniz" in str(each.message) for each in said):
-                self.waits = "an operator of it waits for the device"
-        torch.cuda.current_stream().wait_stream(self.stream)
+        if any("called a synchronizing" in str(each.message) for each in said):
+            self.waits = "an operator of it waits for the device"
 
     def _capture(self):
         """Make a CUDA graph of a step, on all ranks or on none; say why there is none."""
@@ -126,8 +133,7 @@ class StepGraph:
             except Exception as e:  # CUDA, NCCL and Triton refuse what a graph cannot have by many classes
                 why = (str(e).strip().splitlines() or [type(e).__name__])[0]
             if everywhere(self.ctx, graph is not None):
-                fill_tables()
-                self.graph = graph
+                self.tables, self.graph = fill_tables(), graph
                 return
             drop_tables()
         self.captures = False

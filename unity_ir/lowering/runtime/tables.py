@@ -84,10 +84,10 @@ def is_capturing():
 
 
 def fill_tables():
-    """Fill the tables that were made while a CUDA graph was captured, before it runs."""
-    while UNFILLED:
-        there, here = UNFILLED.pop()
-        there.copy_(here)
+    """Fill the tables that were made while a CUDA graph was captured, before it runs; return them."""
+    filled = [there.copy_(here) for there, here in UNFILLED]
+    UNFILLED.clear()
+    return filled
 
 
 def drop_tables():
