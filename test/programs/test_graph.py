@@ -6,13 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+from extent import sample
 from models import MODELS, machine
 from ranks import Ranks, run_main
 from recorded import ended, run_as_graph
+from zoo_plans import SIZES
 
 from unity_ir.lowering.emit.printer import emit
+from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
+from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer, optimizer_of
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
@@ -20,7 +24,7 @@ from unity_ir.search import run
 
 
 def text_of(where: str, optimizer: Optimizer, plan: str = "data-parallel", model: str = "mlp") -> str:
-    """A program whose operators are in PyTorch, and whose optimizer is Triton's kernel."""
+    """A program by Triton's kernels."""
     graph, on = MODELS[model][0](), machine(where)
     step = fuse_collectives(differentiate(run(graph, on, plan, optimizer).graph, optimizer, on.mesh))
     return emit(plan_step(lower(step, on), PlanOptions(kernels="triton")), graph).text
@@ -52,6 +56,17 @@ def test_a_run_is_the_same(ranks: Ranks, where: str, plan: str, optimizer: Optim
     for before, after in zip(records.splitlines(), log.read_text().splitlines(), strict=True):
         for key in {"step", "loss", "learning_rate", "gradient_norm"} & json.loads(before).keys():
             assert json.loads(before)[key] == pytest.approx(json.loads(after)[key], rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", sample(["gpt2", "moe", "dlrm", "bert_large"], 2))
+def test_models_have_nothing_that_waits(ranks: Ranks, model: str):
+    """In mixed precision: attention, experts, and gradients of tables, by Triton's kernels."""
+    graph, on = mixed_precision(build(model, **SIZES[model]), "bf16"), machine("ideal:1")
+    step = fuse_collectives(differentiate(run(graph, on, "data-parallel", ADAMW).graph, ADAMW, on.mesh))
+    text = emit(plan_step(lower(step, on), PlanOptions(kernels="triton")), graph).text
+    plain = ranks.run(text, 1, run_main, ["--steps", "5"])[0]
+    assert ranks.run(text, 1, run_as_graph, ["--steps", "5"])[0] == (plain, [2])
 
 
 BATCHES = """

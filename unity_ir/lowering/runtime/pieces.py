@@ -20,13 +20,27 @@ from unity_ir.lowering.runtime.plan import MESH, MICRO_BATCHES, STATE, WEIGHTS, 
 
 def piece(ctx, whole, spec):
     """Return a copy of this rank's piece of tensor `whole` by Spec `spec`, on its device; None if pinned elsewhere."""
+    own = cut(ctx, whole, spec)
+    return None if own is None else own.to(ctx.device).contiguous().clone()
+
+
+def sent(ctx, whole, spec):
+    """Return what `piece` does of a tensor on the host, for which GPUs are not waited: by way of pinned memory."""
+    own = cut(ctx, whole, spec)
+    if own is None or ctx.device.type != "cuda" or own.is_cuda:
+        return piece(ctx, whole, spec)
+    return own.contiguous().pin_memory().to(ctx.device, non_blocking=True)
+
+
+def cut(ctx, whole, spec):
+    """Return this rank's piece of tensor `whole` by Spec `spec`, which may be a view; None if pinned elsewhere."""
     if not ctx.at(pins(spec)):
         return None
     parts = [whole] if spec.time is None else whole.chunk(MICRO_BATCHES, spec.time)
     for axis, role in enumerate(spec.roles):
         if isinstance(role, int):
             parts = [part.chunk(MESH[axis], role)[ctx.place[axis]] for part in parts]
-    return (parts[0] if spec.time is None else torch.cat(parts, spec.time)).to(ctx.device).contiguous().clone()
+    return parts[0] if spec.time is None else torch.cat(parts, spec.time)
 
 
 def positions(ctx, spec, dim):
