@@ -109,12 +109,12 @@ class Data:
         own = self.tokens.pieces(ctx, t) if self.tokens else {}
         found = self._with_tables(own or self._rows(t))
         for name in RUNNING:
-            self.running.setdefault(name, piece(ctx, found[name], INPUTS[name]))
+            if name not in self.running:
+                self.running[name] = piece(ctx, found[name], INPUTS[name])
         # Other tables are the same in all steps, and sent once.
-        for name in (
-            n for n in self.tables or () if n in INPUTS and n not in self.running and found[n] is self.tables[n]
-        ):
-            self.kept.setdefault(name, piece(ctx, found[name], INPUTS[name]))
+        for name, table in (self.tables or {}).items():
+            if found.get(name) is table and name not in self.running and name not in self.kept:
+                self.kept[name] = piece(ctx, table, INPUTS[name])
         own = {**own, **self.kept, **self.running}
         return {name: own[name] if name in own else sent(ctx, found[name], spec) for name, spec in INPUTS.items()}
 
