@@ -11,7 +11,8 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
@@ -123,6 +124,16 @@ class Runner:
         finally:
             Memory.current = None
         return results if isinstance(results, tuple) else () if results is None else (results,)
+
+    @contextmanager
+    def within(self, operands: Sequence[torch.Tensor]) -> Iterator[None]:
+        """A context in which kernels may touch these tensors and no others."""
+        Memory.current = Memory(operands)
+        try:
+            with np.errstate(all="ignore"):
+                yield
+        finally:
+            Memory.current = None
 
 
 @pytest.fixture(scope="session")
