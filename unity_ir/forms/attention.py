@@ -69,6 +69,25 @@ class Scores:
             case _:
                 return None
 
+    @property
+    def visible(self) -> Expr:
+        """The scores of keys that the causal mask does not hide: all scores, if there is no such mask."""
+        return self.score.args[2] if self.causal() is not None and isinstance(self.score, Call) else self.score
+
+    @property
+    def scale(self) -> float | None:
+        """The number that the product is multiplied by to be the visible scores; None if they are anything else."""
+        match self.visible:
+            case Binary("*", Const(factor), product) | Binary("*", product, Const(factor)):
+                return factor if product == self.product else None
+            case product:
+                return 1.0 if product == self.product else None
+
+    @property
+    def hidden(self) -> Expr | None:
+        """The condition under which the causal mask hides a key from a query; None if there is no such mask."""
+        return self.score.args[0] if self.causal() is not None and isinstance(self.score, Call) else None
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionSum:
@@ -344,3 +363,16 @@ def _outermost(expr: Expr, but: Expr) -> Iterator[Reduce]:
         return
     for child in children(expr):
         yield from _outermost(child, but)
+
+
+def constant_of(factor: Expr) -> tuple[float, Expr]:
+    """Return a product as a constant times the rest; the constant is 1 if it has none."""
+    match factor:
+        case Binary("*", Const(value), rest) | Binary("*", rest, Const(value)) if value:
+            constant, rest = constant_of(rest)
+            return value * constant, rest
+        case Binary("*", left, right):
+            constant, left = constant_of(left)
+            return constant, Binary("*", left, right)
+        case _:
+            return 1.0, factor

@@ -25,9 +25,11 @@ from unity_ir.forms.rows import padded_rows
 from unity_ir.forms.scatter import Scatter
 from unity_ir.forms.window_writes import WindowWrites, is_covered
 from unity_ir.forms.windows import masked
+from unity_ir.kernels.pytorch.attention import HAS_CUDNN, cudnn_attention, cudnn_lines
 from unity_ir.kernels.pytorch.code import torch_body
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
-from unity_ir.kernels.triton.attention import Scope, attention_launches
+from unity_ir.kernels.triton.attention.body import Scope
+from unity_ir.kernels.triton.attention.launches import attention_launches
 from unity_ir.kernels.triton.convolution import convolution_launch
 from unity_ir.kernels.triton.expression import KERNEL_FUNCTIONS, tdl_lines, tdl_text
 from unity_ir.kernels.triton.grouped import grouped_launch
@@ -67,8 +69,9 @@ def launcher(
     computes the operator on this rank's pieces, and of the kernels that it launches.
 
     `operand_dtypes` has `f32`, `f16`, `bf16`, `i64`, `i32` or `bool` for each operand; results have the type of the
-    first floating point operand, unless the line gives another. `impl` is `triton` or `torch`; a line for which there
-    is no Triton kernel is written in PyTorch in any case. `offsets` are index variables that are used as values and
+    first floating point operand, unless the line gives another. `impl` is `triton`, `torch`, or, for attention that
+    `cudnn_attention` matches, `cudnn`: cuDNN where it can, else Triton. A line for which there is no Triton kernel is
+    written in PyTorch in any case. `offsets` are index variables that are used as values and
     whose piece may not start at 0: after the operands, the function takes the global index at which each starts. Raises
     `UnityError` for an element type, an implementation or a function that is not covered.
     """
@@ -90,7 +93,7 @@ def _launcher(written: _Written, operand_dtypes: tuple[str, ...], impl: str, off
     for dtype in (*operand_dtypes, *(r.dtype for r in bound.results if r.dtype)):
         if dtype not in POINTERS:
             raise UnityError(f"pcg.{bound.operator}: no kernel takes {dtype}; use {', '.join(POINTERS)}")
-    if impl not in ("torch", "triton"):
+    if impl not in ("torch", "triton", "cudnn"):
         raise UnityError(f"pcg.{bound.operator}: implementation {impl!r} is not known; use triton or torch")
     if impl == "torch" or any(is_opaque(r.expr) for r in bound.results):
         return _torch(bound, operand_dtypes, offsets)
@@ -100,7 +103,7 @@ def _launcher(written: _Written, operand_dtypes: tuple[str, ...], impl: str, off
         case Convolution() as form:
             made = _convolution(function, line, form)
         case Attention() as form:
-            made = _attention(function, line, form)
+            made = _attention(function, line, form, impl == "cudnn")
         case Grouped() as form:
             made = _grouped(function, line, form)
         case _:
@@ -201,6 +204,7 @@ class _Function:
         self.dtypes = dtypes
         self.names = Names()
         self.operands = [self.names.new(p.name) for p in bound.operands]
+        self.variables = dict(zip((p.name for p in bound.operands), self.operands, strict=True))
         self.starts = {n: self.names.new(f"{n}_start") for n in offsets}
         self.name = _name(bound, dtypes, offsets)
         given = list(zip(bound.operands, self.operands, dtypes, strict=True))
@@ -227,10 +231,15 @@ class _Function:
         head = f"def {self.name}({', '.join([*self.operands, *self.starts.values()])}):"
         return "\n".join([head, *(f"    {line}" for line in [*doc, *body])]) + "\n"
 
-    def launcher(self, launches: Sequence[KernelLaunch], outputs: Sequence[Buffer]) -> Launcher:
-        """Return the launcher that does these launches, in order, and returns the `outputs` they fill."""
+    def launcher(
+        self, launches: Sequence[KernelLaunch], outputs: Sequence[Buffer], before: Sequence[str] = ()
+    ) -> Launcher:
+        """
+        Return the launcher that does these launches, in order, after the lines `before` them, and returns the `outputs`
+        they fill.
+        """
         kernels: dict[str, str] = {}
-        body: list[str] = []
+        body = [*before]
         for each in launches:
             for one in (each, each.otherwise):
                 if one is not None:
@@ -267,7 +276,11 @@ def _torch(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> Launc
     if half:
         like = function.like
         texts = [t if r.dtype else f"({t}).to({like}.dtype)" for t, r in zip(texts, bound.results, strict=True)]
-    return Launcher(function.name, function.text([*lines, f"return {', '.join(texts)}"]), {}, ())
+    lines.append(f"return {', '.join(texts)}")
+    attention = cudnn_attention(bound, dtypes, function.starts)
+    if attention is not None:
+        lines = [*cudnn_lines(attention, function.variables, function.names), *lines]
+    return Launcher(function.name, (HAS_CUDNN if attention else "") + function.text(lines), {}, ())
 
 
 # --- kernels of whole lines ------------------------------------------------------------------------------------------
@@ -284,14 +297,24 @@ def _convolution(function: _Function, line: Bound, form: Convolution) -> Launche
     return function.launcher([convolution_launch(function.stage(line, result, output), numbers)], [output])
 
 
-def _attention(function: _Function, line: Bound, form: Attention) -> Launcher | None:
-    """Return the launcher of attention or its gradient; None for 64-bit addresses, or sizes its kernels cannot take."""
+def _attention(function: _Function, line: Bound, form: Attention, by_cudnn: bool) -> Launcher | None:
+    """
+    Return the launcher of attention or its gradient, `by_cudnn` where that can; None for 64-bit addresses, or sizes its
+    kernels cannot take.
+    """
     if needs_int64(line):
         return None
+    plain = cudnn_attention(function.bound, function.dtypes, function.starts) if by_cudnn else None
     outputs = [function.output(r) for r in line.results]
     place = Scope(line, function.buffers, outputs, function.like, function.name, function.names, function.starts)
     launches = attention_launches(form, place)
-    return None if launches is None else function.launcher(launches, outputs)
+    if launches is None:
+        return None
+    if plain is None:
+        return function.launcher(launches, outputs)
+    function.name = f"{function.name}_cudnn"
+    made = function.launcher(launches, outputs, cudnn_lines(plain, function.variables, function.names))
+    return replace(made, source=HAS_CUDNN + made.source)
 
 
 def _grouped(function: _Function, line: Bound, form: Grouped) -> Launcher | None:

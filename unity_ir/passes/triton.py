@@ -42,13 +42,14 @@ class TritonTarget(OptimizerOptions, Target):
     already, these options are an error.
 
     `matmul` is the implementation of matrix products: `triton`, `torch` (cuBLAS), or `auto`, for each the faster one by
-    estimate. `convolution` is that of
-    convolutions: `torch` (cuDNN), or `triton`. `kernels` is that of all other operators; `torch` makes the whole
-    program plain PyTorch, for CPUs. `tune` is a table of `unity-tune`: an operator measured there on the same shapes
-    gets the faster implementation. Gradient synchronizations and weight gathers of fewer than `bucket` bytes are
-    combined. With `fuse`, operators that one Triton kernel computes together are emitted as one line. With `evaluate`
-    the program has the forward once more, alone and without dropout, for evaluation on other data. `schedule` is a CSV
-    file of actions, a row per rank, that a step in stages is run by in place of the order that its plan names.
+    estimate. `convolution` is that of convolutions: `torch` (cuDNN), or `triton`; `attention` that of plain attention
+    in 16 bits: `triton`, `torch` (cuDNN, on GPUs that have it), or `auto`, for each the faster one. `kernels` is that
+    of all other operators; `torch` makes the whole program plain PyTorch, for CPUs. `tune` is a table of `unity-tune`:
+    an operator measured there on the same shapes gets the faster implementation. Gradient synchronizations and weight
+    gathers of fewer than `bucket` bytes are combined. With `fuse`, operators that one Triton kernel computes together
+    are emitted as one line. With `evaluate` the program has the forward once more, alone and without dropout, for
+    evaluation on other data. `schedule` is a CSV file of actions, a row per rank, that a step in stages is run by in
+    place of the order that its plan names.
     """
 
     name = "triton"
@@ -56,6 +57,7 @@ class TritonTarget(OptimizerOptions, Target):
     matmul: str = AUTO
     kernels: str = "triton"
     convolution: str = "torch"
+    attention: str = "auto"
     tune: str | None = None
     bucket: int = BUCKET_BYTES
     fuse: bool = True
@@ -94,7 +96,8 @@ class TritonTarget(OptimizerOptions, Target):
         reference = to_graph(serial)
         tuned = None if self.tune is None else read_table(Path(self.tune))
         order = None if self.schedule is None else _read_schedule(Path(self.schedule))
-        options = PlanOptions(self.matmul, self.kernels, self.convolution, tuned, self.fuse, self.bucket, order)
+        settings = self.matmul, self.kernels, self.convolution, tuned, self.fuse, self.bucket, order, self.attention
+        options = PlanOptions(*settings)
         check_step(program, reference)
         links = [machine.levels[level].name for level in levels]
         peaks = {dtype: peak * program.devices for dtype, peak in machine.device.flops.items()} if levels else {}

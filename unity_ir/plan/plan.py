@@ -20,6 +20,7 @@ from unity_ir.forms.contraction import contraction
 from unity_ir.forms.kinds import kind
 from unity_ir.forms.rows import has_padded_results
 from unity_ir.kernels.launchers import launcher
+from unity_ir.kernels.pytorch.attention import cudnn_attention, is_faster
 from unity_ir.machine.model import Machine
 from unity_ir.machine.tuned import IMPLEMENTATIONS, Table
 from unity_ir.pcg.differentiate import training_step
@@ -63,9 +64,10 @@ class PlanOptions:
     """
     What a user may say about the plan of a step. Raises `UnityError` for values that are not known.
 
-    `matmul`, `convolution` and `kernels` are `triton` or `torch`: the implementation of matrix products, of
-    convolutions, and of all other operators; `matmul` may be `auto`, the faster one by estimate (`plan.products`). With
-    `kernels` in torch everything is, so that the program runs at full speed on CPUs and does not need Triton.
+    `matmul`, `convolution`, `attention` and `kernels` are `triton` or `torch`: the implementation of matrix products,
+    of convolutions, of attention that cuDNN computes, and of all other operators; `matmul` may be `auto`, the faster
+    one by estimate (`plan.products`), and `attention`, where cuDNN's is faster. With `kernels` in torch everything is,
+    so that the program runs at full speed on CPUs and does not need Triton.
     """
 
     matmul: str = AUTO
@@ -79,12 +81,14 @@ class PlanOptions:
     """Gradient syncs and weight gathers of fewer bytes share calls; 0: none do."""
     order: PipelineSchedule | None = None
     """The schedule of a step in stages, in place of that which the plan names; with sends or without."""
+    attention: str = "auto"
     memo: GroupMemo = field(default_factory=GroupMemo, compare=False, repr=False)
     """Groups tried in earlier programs with these options."""
 
     def __post_init__(self) -> None:
-        for name, value in (("matmul", self.matmul), ("kernels", self.kernels), ("convolution", self.convolution)):
-            known = (*IMPLEMENTATIONS, *((AUTO,) if name == "matmul" else ()))
+        for name in ("matmul", "kernels", "convolution", "attention"):
+            value = getattr(self, name)
+            known = (*IMPLEMENTATIONS, *((AUTO,) if name in ("matmul", "attention") else ()))
             if value not in known:
                 raise UnityError(f"triton: {name} is {value!r}; it must be {' or '.join(known)}")
         if self.bucket < 0:
@@ -94,10 +98,11 @@ class PlanOptions:
 
     def implementation(self, operator: LocalOperator) -> str:
         """
-        Return the implementation of an operator at its local shapes, `triton` or `torch`: always `triton` for a fused
-        group, and where rows of a result are padded; else `torch` if the option `kernels` is `torch`; else the faster
-        one in the table `tuned`, if that has the operator; else what the option for its kind says: `convolution`,
-        `matmul`, or `kernels` for all others.
+        Return the implementation of an operator at its local shapes, `triton`, `torch` or `cudnn` (cuDNN's attention
+        where there is one, else Triton's): always `triton` for a fused group, and where rows of a result are padded;
+        else `torch` if the option `kernels` is `torch`; else the faster one in the table `tuned`, if that has the
+        operator; else what the option for its kind says: `convolution`, `matmul`, `attention`, or `kernels` for all
+        others.
         """
         if operator.fused or has_padded_results(operator.line):
             return "triton"
@@ -123,8 +128,14 @@ class PlanOptions:
         line = operator.line
         if all(is_convolution(r, line.extents) for r in line.results):
             return self.convolution
-        product = all(contraction(r, line.extents) is not None for r in line.results)
-        return self.matmul if product else self.kernels
+        if all(contraction(r, line.extents) is not None for r in line.results):
+            return self.matmul
+        if self.attention != "triton" and (
+            (found := cudnn_attention(line, operator.dtypes, {n: n for n in operator.divided})) is not None
+            and (self.attention == "torch" or is_faster(line, found))
+        ):
+            return "cudnn"
+        return self.kernels
 
 
 DEFAULT = PlanOptions()
@@ -218,7 +229,7 @@ class Plan:
                 return is_shard(move.source) or is_alone(move, dies)
             if (maker := makers.get(register)) is None:
                 return register in stored
-            if self._implementation(maker) == "triton":
+            if self._implementation(maker) in ("triton", "cudnn"):
                 return True
             return kind(self.program.analysis(maker)) == "contraction"
 

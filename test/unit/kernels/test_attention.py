@@ -7,72 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attention_cases import DROP, FOUND, case
 from case import Case
 from covered import operand_dtypes
 from kernel_checks import check, random_operands
 
 from unity_ir.kernels.launchers import launcher
-from unity_ir.ops import operator
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.evaluate import evaluate
 from unity_ir.tdl.parallel import Configuration, piece
 from unity_ir.tdl.parse import parse_line
 from unity_ir.tdl.syntax import Bound
 
-SOFTMAX = (
-    "let u[b, h, i, j] = exp(s[b, h, i, j] - max[m](s[b, h, i, m]));"
-    "  let p[b, h, i, j] = u[b, h, i, j] / sum[n](u[b, h, i, n]);"
-)
-SUM = "out[b, h, i, d] = sum[t](p[b, h, i, t] * v[b, h, t, d])"
-PRODUCT = "sum[e](q[b, h, i, e] * k[b, h, j, e])"
-HEADS = ((2, 3, 70, 20), (2, 3, 75, 20), (2, 3, 75, 24))
-
-FOUND: list[tuple[str, Any, dict[str, Any]]] = [
-    (f"plain(q, k, v)  let s[b, h, i, j] = {PRODUCT}; {SOFTMAX} {SUM}", HEADS, {}),
-    (
-        f"biased(q, k, v, c)  let s[b, h, i, j] = 0.3 * {PRODUCT} + c[h, i, j]; {SOFTMAX} {SUM}",
-        (*HEADS, (3, 70, 75)),
-        {},
-    ),
-    (
-        f"masked(q, k, v, c: bool)  let s[b, h, i, j] = where(c[b, j], {PRODUCT}, -30); {SOFTMAX} {SUM}",
-        (*HEADS, (2, 75)),
-        {},
-    ),
-    (
-        f"sloped(q, k, v)  let s[b, h, i, j] = tanh({PRODUCT}) - 0.1 * (i - j); {SOFTMAX} {SUM}",
-        HEADS,
-        {},
-    ),
-    (
-        "unshifted(q, k, v)  let u[b, h, i, j] = exp(0.2 * sum[e](k[b, h, j, e] * q[b, h, i, e]));"
-        " out[b, h, i, d] = sum[t](v[b, h, t, d] * (u[b, h, i, t] / sum[n](u[b, h, i, n])))",
-        HEADS,
-        {},
-    ),
-    (
-        "one_head(q, k, v)  let s[i, j] = sum[e](q[i, e] * k[j, e]);"
-        " out[i, d] = sum[t](exp(s[i, t]) / sum[n](exp(s[i, n])) * v[t, d])",
-        ((33, 8), (40, 8), (40, 17)),
-        {},
-    ),
-]
-# Dropout between softmax and values, drawn at the position in the whole matrix of weights, and its backward.
-DROPPED = "where(lt(philox(7, position(b, h, i, t)), 0.3), 0, p[b, h, i, t] / 0.7)"
-FOUND += [
-    (
-        f"dropped(q, k, v)  let s[b, h, i, j] = 0.3 * {PRODUCT}; {SOFTMAX}"
-        f" out[b, h, i, d] = sum[t]({DROPPED} * v[b, h, t, d])",
-        HEADS,
-        {},
-    ),
-    (
-        f"scaled(q, k, v, c)  let s[b, h, i, j] = 0.3 * {PRODUCT}; {SOFTMAX}"
-        " out[b, h, i, d] = sum[t](c[i, t] * p[b, h, i, t] * v[b, h, t, d])",
-        (*HEADS, (70, 75)),
-        {},
-    ),
-]
 OTHERS: list[tuple[str, Any]] = [
     (
         "squared(q, k, v)  let u[i, j] = exp(sum[e](q[i, e] * k[j, e])); let p[i, j] = u[i, j] / sum[n](u[i, n]);"
@@ -162,7 +108,6 @@ def test_scores_of_minus_infinity_in_whole_tiles(runner: Any) -> None:
     check(bound, operands, "triton", runner)
 
 
-DROP = {"drop": 0.4, "seed": 2**33 + 5}
 GRADIENTS = {
     "attention_dropout_saved_grad": ["means", "rows", "columns"],
     "attention_grad": ["forward", "means", "rows", "columns"],
@@ -179,28 +124,16 @@ LARGER: list[tuple[str, tuple[int, ...], dict[str, Any], str]] = [
     ("attention_grad", (2, 1, 1, 50, 33, 24, 20), {}, "f32"),
     ("attention_saved_grad", (1, 4, 2, 50, 70, 24, 17), {}, "f32"),
     ("attention_saved_grad", (1, 2, 2, 100, 100, 20, 20), {"causal": 1}, "f32"),
+    # Tiles of rows are of one group, so that those that see nothing are left out; and of two.
+    ("attention_saving", (2, 6, 2, 96, 96, 24, 17), {"causal": 1}, "f32"),
+    ("attention_saved_grad", (2, 6, 2, 96, 96, 24, 17), {"causal": 1}, "f32"),
+    ("attention_saved_grad", (1, 4, 2, 128, 64, 20, 20), {"causal": 1}, "f32"),
+    ("attention_saved_grad", (1, 4, 2, 70, 96, 20, 20), {"causal": 1}, "f32"),
+    ("attention_saved_grad", (1, 4, 2, 192, 192, 128, 128), {"causal": 1}, "bf16"),
     ("attention_dropout", (2, 4, 2, 70, 50, 24, 17), {**DROP, "causal": 1}, "f32"),
     ("attention_dropout_saving", (2, 4, 2, 70, 50, 24, 17), DROP, "bf16"),
     ("attention_dropout_saved_grad", (2, 4, 2, 50, 70, 24, 17), {**DROP, "causal": 1}, "f32"),
 ]
-
-
-def case(name: str, sizes: tuple[int, ...], attributes: dict[str, Any]) -> tuple[Bound, list[Any]]:
-    b, h, g, i, j, e, d = sizes
-    shapes = {"q": (b, h, i, e), "k": (b, g, j, e), "v": (b, g, j, d), "y": (b, h, i, d), "a": (b, h, i, d)}
-    shapes["logsum"] = (b, h, i)
-    one = operator(name)
-    used = tuple(shapes[p.name] for p in one.line.parameters)
-    bound = one.bind(used, one.attributes({"scale": e**-0.5, **attributes})).bound
-    operands = random_operands(bound, Case(used, {}))
-    if "logsum" in [p.name for p in bound.operands]:
-        forward = operator(name.replace("saved_grad", "saving"))
-        values = dict(zip([p.name for p in bound.operands], operands, strict=True))
-        whole = forward.bind(
-            tuple(shapes[n] for n in "qkv"), forward.attributes({"scale": e**-0.5, **attributes})
-        ).bound
-        operands[-2:] = map(np.ascontiguousarray, evaluate(whole, [values[n] for n in "qkv"]))
-    return bound, operands
 
 
 @pytest.mark.slow
@@ -220,9 +153,12 @@ def test_several_tiles(name: str, sizes: tuple[int, ...], attributes: dict[str, 
         ("attention_dropout_saved_grad", DROP),
     ],
 )
-def test_a_piece_of_a_sequence_is_masked_where_it_lies(name: str, attributes: dict[str, Any], runner: Any) -> None:
+@pytest.mark.parametrize("heads", [2, 4])
+def test_a_piece_of_a_sequence_is_masked_where_it_lies(
+    name: str, attributes: dict[str, Any], heads: int, runner: Any
+) -> None:
     """Causal attention whose rows are divided: positions count from where the piece starts, those of dropout, too."""
-    bound, operands = case(name, (1, 2, 2, 96, 96, 16, 16), {"causal": 1, **attributes})
+    bound, operands = case(name, (1, heads, 2, 96, 96, 16, 16), {"causal": 1, **attributes})
     expected = evaluate(bound, operands)
     part = piece(bound, Configuration({"i": 3}))
     made = launcher(part, ("f32",) * len(operands), offsets=("i",))
@@ -236,6 +172,26 @@ def test_a_piece_of_a_sequence_is_masked_where_it_lies(name: str, attributes: di
         ]
         for whole, got, result in zip(total, runner.run(made, pieces, start), bound.results, strict=True):
             own = whole[:, :, start : start + 32] if result.name in ("out", "dq") else whole
+            own += got.double().numpy()
+    for whole, want in zip(total, expected, strict=True):
+        np.testing.assert_allclose(whole, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_a_piece_of_the_keys_is_masked_where_it_lies(heads: int, runner: Any) -> None:
+    """A causal backward whose columns are divided: their positions count from where the piece starts."""
+    bound, operands = case("attention_saved_grad", (1, heads, 2, 96, 96, 16, 16), {"causal": 1})
+    expected = evaluate(bound, operands)
+    made = launcher(piece(bound, Configuration({"t": 3})), ("f32",) * len(operands), offsets=("t",))
+    assert kinds(bound) == [c.kernel.split("_")[-2] for c in made.compiled]
+    total = [np.zeros_like(e) for e in expected]
+    for start in range(0, 96, 32):
+        pieces = [
+            torch.from_numpy(o[:, :, start : start + 32] if p.name in ("k", "v") else o).float().contiguous()
+            for p, o in zip(bound.operands, operands, strict=True)
+        ]
+        for whole, got, result in zip(total, runner.run(made, pieces, start), bound.results, strict=True):
+            own = whole if result.name == "dq" else whole[:, :, start : start + 32]
             own += got.double().numpy()
     for whole, want in zip(total, expected, strict=True):
         np.testing.assert_allclose(whole, want, rtol=1e-4, atol=1e-4)

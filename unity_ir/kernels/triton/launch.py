@@ -6,7 +6,7 @@ each), the kernel of a stage, and the launch of that kernel.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from textwrap import wrap
@@ -59,11 +59,21 @@ class Compiled:
     """
     descriptors: bool | None = None
     """Whether it is launched on GPUs that copy tiles by descriptors, or on the others; None: on all."""
+    on_amd: Mapping[str, Scalar] = field(default_factory=lambda: MappingProxyType({}))
+    """Constants, `num_warps` or `num_stages` that are others on GPUs of AMD."""
 
     def is_for(self, target: str) -> bool:
         """Return whether it is launched on a GPU: `cuda:80`, `cuda:90`, `hip:gfx942`."""
         backend, _, arch = target.partition(":")
         return self.descriptors in (None, backend == "cuda" and int(arch) >= 90)
+
+    def on(self, backend: str) -> Compiled:
+        """Return the specialisation on GPUs of a backend of Triton, `cuda` or `hip`."""
+        other = {} if backend == "cuda" else dict(self.on_amd)
+        warps, stages = (
+            int(other.pop(n, v)) for n, v in (("num_warps", self.num_warps), ("num_stages", self.num_stages))
+        )
+        return replace(self, constants={**self.constants, **other}, num_warps=warps, num_stages=stages, on_amd={})
 
 
 DESCRIPTORS = """\
@@ -171,6 +181,8 @@ class KernelLaunch:
     """As `LaunchWork.programs`, if that is not the number of programs in the grid."""
     seconds: float = 0.0
     """As `LaunchWork.seconds`."""
+    on_amd: Mapping[str, Scalar] = field(default_factory=lambda: MappingProxyType({}))
+    """As `Compiled.on_amd`."""
 
     @property
     def options(self) -> Mapping[str, Scalar]:
@@ -202,7 +214,7 @@ class KernelLaunch:
 
     @property
     def _call(self) -> tuple[str, ...]:
-        options = [f"**{self.options_name}"] if self.options_name else [f"{n}={v!r}" for n, v in self.options.items()]
+        options = [f"**{self.options_name}"] if self.options_name else [*map(self._option, self.options)]
         arguments = [*(a.text for a in self.arguments.values()), *options]
         line = f"{self.kernel}[{self.grid}]({', '.join(arguments)})"
         if len(line) <= 116:
@@ -213,6 +225,10 @@ class KernelLaunch:
         count = len(self.arguments)
         halves = [", ".join(part) for part in (arguments[:count], arguments[count:])]
         return (f"{self.kernel}[{self.grid}](", *(f"    {half}," for half in halves), ")")
+
+    def _option(self, name: str) -> str:
+        other = f"{self.on_amd[name]!r} if torch.version.hip else " if name in self.on_amd else ""
+        return f"{name}={other}{self.options[name]!r}"
 
     @property
     def work(self) -> LaunchWork:
@@ -228,7 +244,8 @@ class KernelLaunch:
         signature = {n: a.type for n, a in self.arguments.items()} | dict.fromkeys(self.constants, "constexpr")
         ones = {n: 1 for n, a in self.arguments.items() if a.type == "constexpr"}
         constants = {**ones, **self.constants}
-        return Compiled(self.kernel, signature, constants, self.num_warps, self.num_stages or 3, self.expects)
+        warps, stages = self.num_warps, self.num_stages or 3
+        return Compiled(self.kernel, signature, constants, warps, stages, self.expects, on_amd=self.on_amd)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,7 @@ def compile_each(jobs: Sequence[Job], target: str) -> Iterator[Outcome]:
     if backend not in ("cuda", "hip") or not arch:
         raise UnityError(f"compile: target {target!r} is not known; use {', '.join(SHARED_LIMITS)}")
     sources = {_key(job.source): job.source for job in jobs}
-    asked = [{"source": _key(job.source), "compiled": asdict(job.compiled)} for job in jobs]
+    asked = [{"source": _key(job.source), "compiled": asdict(job.compiled.on(backend))} for job in jobs]
     request = {"sources": sources, "jobs": asked, "backend": backend, "arch": arch}
     with tempfile.TemporaryDirectory() as directory:
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

@@ -1,0 +1,121 @@
+"""Write a kernel of attention's backward, which computes the weights again from the logarithms of the rows' sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from unity_ir.forms.attention import Attention, AttentionSum, constant_of
+from unity_ir.kernels.triton.attention.body import LOG2E, Body, Loop, Scope, allocation, beside, sides
+from unity_ir.kernels.triton.attention.tiles import backward_blocks
+from unity_ir.kernels.triton.launch import Buffer, KernelLaunch
+from unity_ir.tdl.syntax import Access, Expr, Var, children
+
+
+class Gradient:
+    """
+    Builder of the kernel of a backward that computes all `sums` over columns, or all over rows, into their buffers.
+
+    `saved` is the read of the logarithm of every row's sum.
+    """
+
+    def __init__(
+        self,
+        of: Attention,
+        place: Scope,
+        saved: Access,
+        sums: Sequence[tuple[AttentionSum, Buffer]],
+        over_columns: bool,
+    ):
+        self.of = of
+        self.place = place
+        self.saved = saved
+        self.over_columns = over_columns
+        vector = tuple(Var(n) for n in (*of.scores.batch, *of.scores.rows))
+        self.mean = None if of.mean is None else Access("means", vector)
+        self.sums = [(each, output, *constant_of(each.factor)) for each, output in sums]
+        """Each sum, its buffer, and its factor as a constant, by which the whole sum is multiplied, and the rest."""
+        known = (of.scores.weights, of.second, of.mean)
+        reads: list[Expr] = [saved, *(e for s, *_ in self.sums for e in (s.other, *beside(s.factor, known)))]
+        reads += [of.second] if of.second is not None else []
+        reads += [self.mean] if self.mean is not None else []
+        self.body = Body(of.scores, place, [o for _, o in sums], reads, rows_move=not over_columns)
+
+    def launch(self) -> KernelLaunch:
+        """Finish the kernel and return its launch."""
+        body, writer = self.body, self.body.writer
+        scores, second = self.of.scores, self.of.second
+        seconds = () if second is None else tuple(n for n in second.names if body.extents[n] > 1)
+        widest = body.widest(seconds, *(s.free for s, *_ in self.sums))
+        body.blocks(backward_blocks(widest, body.dtype, self.over_columns))
+        body.axis(self.over_columns, body.first)
+        for names in (scores.inner, *([seconds] if seconds else []), *(s.free for s, *_ in self.sums)):
+            body.width(names)
+        # Tiles that stay the same are loaded before the loop.
+        for product, names in ((scores.product, scores.inner), *([(second, seconds)] if second is not None else [])):
+            by_rows, by_columns = sides(product, scores)
+            body.tile(by_rows if self.over_columns else by_columns, self.over_columns, names)
+        if self.over_columns:
+            self.vectors()
+        totals: list[str] = []
+        for each, output, *_ in self.sums:
+            totals.append(body.names.new(f"{output.name}_total"))
+            size = "ROWS" if self.over_columns else "COLUMNS"
+            writer.emit(f"{totals[-1]} = tl.zeros(({size}, {body.width(each.free)}), tl.float32)")
+        writer.share([factor for *_, factor in self.sums])
+        start = body.names.new("start")
+        for loop in body.loops(start):
+            with writer.block(loop.head):
+                for line in loop.inside:
+                    writer.emit(line)
+                self.step(loop, start, totals)
+        for (each, output, constant, _), total in zip(self.sums, totals, strict=True):
+            value = total if constant == 1 else f"{total} * {constant!r}"
+            body.store(output, each.result.indices, self.over_columns, each.free, value)
+        before = [allocation(output, each.result.indices, self.place) for each, output, *_ in self.sums]
+        return body.launch("rows" if self.over_columns else "columns", before)
+
+    def step(self, loop: Loop, start: str, totals: Sequence[str]) -> None:
+        """Write what one tile adds to the totals."""
+        body, writer = self.body, self.body.writer
+        body.axis(not self.over_columns, start, loop.place)
+        self.weights(loop.masked)
+        # Sums of the weights alone come first: fewer tiles are in registers at once.
+        second = self.of.second
+        for (each, _, _, factor), total in sorted(
+            zip(self.sums, totals, strict=True), key=lambda pair: second in _inner(pair[0][-1])
+        ):
+            if second is not None and second in _inner(factor) and writer.known(second) is None:
+                body.product(second, "seconds")
+            body.over_tile()
+            left = writer.number(factor).text
+            if not left.isidentifier():
+                left = writer.define(("factor", factor), "factor", left)
+            tile = body.tile(each.other, not self.over_columns, each.free)
+            product = f"{left}.to({tile}.dtype), {tile}, {total}"
+            writer.emit(f"{total} = tl.dot({product}, input_precision=ATTENTION_PRECISION)")
+
+    def vectors(self) -> tuple[str, str | None]:
+        """Load the logarithm of every row's sum, of base 2 for plain scores, and its mean if used; return the names."""
+        logsum = self.body.vector(self.saved, "" if self.body.scale is None else f" * {LOG2E!r}")
+        return logsum, None if self.mean is None else self.body.vector(self.mean)
+
+    def weights(self, masked: bool) -> None:
+        """Write a tile's weights, and the mean where factors use it."""
+        body, writer, of = self.body, self.body.writer, self.of
+        logsum, mean = self.vectors()
+        score, along = body.score(masked), body.along(True)
+        if body.scale is None:
+            text = f"tl.exp({score} - {logsum}{along})"
+        else:
+            text = f"tl.exp2({score} * {body.scale * LOG2E!r} - {logsum}{along})"
+        inside = body.inside(True, True)
+        writer.define(of.scores.weights, "weights", f"tl.where({inside}, {text}, 0.0)" if inside else text)
+        if of.mean is not None and mean is not None:
+            writer.define(of.mean, "mean", f"{mean}{along}")
+
+
+def _inner(expr: Expr) -> set[Expr]:
+    found: set[Expr] = {expr}
+    for child in children(expr):
+        found |= _inner(child)
+    return found

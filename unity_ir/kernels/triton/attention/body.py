@@ -1,0 +1,384 @@
+"""
+Write what kernels of attention have in common: a program keeps one tile of rows (or columns) of the scores of a batch
+element, and loops over tiles of columns (or rows).
+
+Under a causal mask, tiles that it hides are left out, and it is evaluated only in those that it crosses. Programs with
+the longest loops come first, so that no long one is left when the others are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import e, log2, prod
+
+from unity_ir.forms.addresses import Names, address, power_of_two
+from unity_ir.forms.attention import Scores
+from unity_ir.kernels.text import SUM
+from unity_ir.kernels.triton.attention.tiles import Blocks
+from unity_ir.kernels.triton.expression import Axis, KernelWriter
+from unity_ir.kernels.triton.launch import Argument, Buffer, KernelLaunch, Scalar, signature
+from unity_ir.tdl.counts import free_variables
+from unity_ir.tdl.syntax import NOT_FLOATING, Access, Bound, Expr, Reduce, Result, accesses, children
+
+_HELPERS = """\
+# Precision of float32 products, as in matrix products.
+ATTENTION_PRECISION = tl.constexpr("ieee")
+# The interpreter multiplies the bit patterns of bfloat16.
+ATTENTION_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+"""
+NEVER = 'float("-inf")'
+LOG2E = log2(e)
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The launcher of one TDL line: the tensors and identifiers that its kernels may use."""
+
+    bound: Bound
+    buffers: Mapping[str, Buffer]
+    """The buffer of every operand, by name."""
+    outputs: Sequence[Buffer]
+    """The buffer of every result."""
+    like: str
+    """The operand on whose device results are allocated."""
+    name: str
+    """The launcher's name, with which the kernels' names begin."""
+    names: Names
+    starts: Mapping[str, str]
+    """As `Stage.starts`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop over tiles: the line that opens it, the lines that find a tile's start, and whether masks apply."""
+
+    head: str
+    inside: tuple[str, ...]
+    masked: bool
+    """Whether the causal mask may hide some of a tile; the rows and columns of other tiles all see each other."""
+    place: str | None = None
+    """The position of a tile of rows under the causal mask; None if it is where the tile starts."""
+
+
+class Body:
+    """
+    Builder of a kernel over tiles of rows and columns of the scores of one batch element.
+
+    `outputs` are the buffers it fills, `reads` the expressions it reads beside the weights.
+    """
+
+    def __init__(self, scores: Scores, place: Scope, outputs: Iterable[Buffer], reads: Iterable[Expr], rows_move: bool):
+        self.scores = scores
+        self.place = place
+        self.extents = place.bound.extents
+        self.rows_move = rows_move
+        """
+        Whether a program loops over rows and keeps one tile of columns; else the other way round. What is kept comes
+        first in tiles of scores, so that they are left factors of products as they are, in registers.
+        """
+        self.names = Names()
+        reads = [scores.weights, *reads]
+        tensors = dict.fromkeys(a.tensor for e in reads for a in accesses(e))
+        pointers = {t: self.names.new(f"{t}_ptr") for t in tensors}
+        self.arguments: dict[str, Argument] = {pointers[t]: place.buffers[t].argument for t in tensors}
+        for output in outputs:
+            pointers[output.name] = name = self.names.new(f"{output.name}_ptr")
+            self.arguments[name] = output.argument
+        used = frozenset[str]().union(*map(free_variables, reads))
+        starts = {n: self.names.new(f"{n}_start") for n in place.starts if n in used}
+        self.arguments |= {starts[n]: Argument(place.starts[n], "i32") for n in starts}
+        self.starts = starts
+        self.constants: dict[str, Scalar] = {}
+        integers = frozenset(t for t in tensors if place.buffers[t].dtype in NOT_FLOATING)
+        self.writer = KernelWriter(self.extents, pointers, integers, self.names, starts)
+        self.row_count = prod(self.extents[n] for n in scores.rows)
+        self.column_count = self.extents[scores.column]
+        self.batch_count = prod(self.extents[n] for n in scores.batch)
+        self.dtype = place.buffers[scores.q.tensor].dtype
+        self.features: dict[tuple[int, ...], tuple[str, str | None]] = {}
+
+    # -- tiles
+
+    def blocks(self, of: Blocks) -> None:
+        """Set the tile's rows and columns, at most these, and write the statements that find a program's tile."""
+        self.options = of
+        self.rows = min(of.rows, max(16, power_of_two(self.row_count)))
+        self.columns = min(of.columns, max(16, power_of_two(self.column_count)))
+        self.constants |= {"ROWS": self.rows, "COLUMNS": self.columns}
+        count, width = (self.column_count, self.columns) if self.rows_move else (self.row_count, self.rows)
+        self.tiles = -(-count // width)
+        names = self.names
+        for name in ("ROWS", "COLUMNS"):
+            names.new(name)
+        self.causal = self._causal_size()
+        self.head, self.first = names.new("head"), names.new("first")
+        self._place()
+        self.row, self.column = names.new("row"), names.new("column")
+        self.row_mask = names.new("row_mask") if self.row_count % self.rows else None
+        self.column_mask = names.new("column_mask") if self.column_count % self.columns else None
+
+    def _causal_size(self) -> int | None:
+        """
+        Return the number of queries' positions under a causal mask, of which rows are one or more groups; None if there
+        is no mask, or if a tile of rows may be of two groups.
+        """
+        row = self.scores.causal()
+        inner = [n for n in self.scores.rows if self.extents[n] > 1]
+        if row is None or not inner or inner[-1] != row:
+            return None
+        size = self.extents[row]
+        return size if size == self.row_count or size % self.rows == 0 else None
+
+    def _place(self) -> None:
+        emit, width = self.writer.emit, "COLUMNS" if self.rows_move else "ROWS"
+        if self.causal is None:
+            emit(f"{self.head} = tl.program_id(0) // {self.tiles}")
+            emit(f"{self.first} = tl.program_id(0) % {self.tiles} * {width}")
+            return
+        # The first columns are seen by most rows, the last rows see most columns.
+        if self.rows_move:
+            emit(f"{self.head} = tl.program_id(0) % {self.batch_count}")
+            emit(f"{self.first} = tl.program_id(0) // {self.batch_count} * {width}")
+            return
+        groups = self.row_count // self.causal
+        units, last = self.batch_count * groups, self.tiles // groups - 1
+        if groups == 1:
+            emit(f"{self.head} = tl.program_id(0) % {units}")
+            emit(f"{self.first} = ({last} - tl.program_id(0) // {units}) * {width}")
+        else:
+            emit(f"{self.head} = tl.program_id(0) % {units} // {groups}")
+            group = f"tl.program_id(0) % {groups} * {self.causal}"
+            emit(f"{self.first} = {group} + ({last} - tl.program_id(0) // {units}) * {width}")
+
+    def axis(self, rows: bool, start: str, place: str | None = None) -> None:
+        """
+        Write the positions, and the mask, of a tile's rows or columns, which begin at `start`; for rows of which each
+        group begins at 0, `place` is the position in the group.
+        """
+        index, mask = (self.row, self.row_mask) if rows else (self.column, self.column_mask)
+        self.writer.emit(f"{index} = {start} + tl.arange(0, {'ROWS' if rows else 'COLUMNS'})")
+        if mask is not None:
+            self.writer.emit(f"{mask} = {index} < {self.row_count if rows else self.column_count}")
+        if place is not None:
+            position = self.writer.define(("place", place), "position", f"{place} + tl.arange(0, ROWS)")
+            side = self.along(True)
+            self.writer.let(("coordinate", f"{index}{side}", 1, self.causal), f"{position}{side}")
+
+    def width(self, names: Sequence[str]) -> str:
+        """Write the positions of features, once, all of which are in one tile; return the tile's width."""
+        sizes = tuple(self.extents[n] for n in names)
+        if sizes not in self.features:
+            size = prod(sizes)
+            block = max(16, power_of_two(size))
+            index, mask = self.names.new("feature"), None
+            self.writer.emit(f"{index} = tl.arange(0, {block})")
+            if block != size:
+                mask = self.names.new("feature_mask")
+                self.writer.emit(f"{mask} = {index} < {size}")
+            self.features[sizes] = index, mask
+        return str(max(16, power_of_two(prod(sizes))))
+
+    def along(self, rows: bool) -> str:
+        """Return the subscript that puts numbers of rows, or of columns, along their axis of a tile of scores."""
+        return "[:, None]" if rows != self.rows_move else "[None, :]"
+
+    def _axes(self, rows: bool | None, features: Sequence[str]) -> list[Axis]:
+        scores = self.scores
+        axes = [Axis(self.head, scores.batch)] if self.batch_count > 1 else []
+        for own, index, mask, names in (
+            (True, self.row, self.row_mask, scores.rows),
+            (False, self.column, self.column_mask, (scores.column,)),
+        ):
+            if rows is own or rows is None:
+                side = self.along(own) if rows is None else "[:, None]" if features else ""
+                axes.append(Axis(f"{index}{side}", names, f"{mask}{side}" if mask else None))
+        if features:
+            index, mask = self.features[tuple(self.extents[n] for n in features)]
+            axes.append(Axis(f"{index}[None, :]", tuple(features), f"{mask}[None, :]" if mask else None))
+        return axes
+
+    def tile(self, access: Access, rows: bool, features: Sequence[str]) -> str:
+        """Load a tile of rows, or columns, by features, unless it is loaded; return its name."""
+        writer = self.writer
+        writer.axes = self._axes(rows, features)
+        pointer, mask = writer.pointer(access.tensor, address(access.indices, self.extents))
+        key = ("tile", pointer, mask)
+        name = writer.known(key)
+        if name is None:
+            options = f", mask={mask}, other=0.0" if mask else ""
+            name = writer.define(key, f"{access.tensor}_tile", f"tl.load({pointer}{options})")
+            writer.emit("if ATTENTION_INTERPRETED:")
+            writer.emit(f"    {name} = {name}.to(tl.float32)")
+        return name
+
+    def vector(self, access: Access, scale: str = "") -> str:
+        """Load one number for every row, unless it is loaded, times `scale` (`* 2.0`) if given; return the name."""
+        writer = self.writer
+        writer.axes = self._axes(True, ())
+        pointer, mask = writer.pointer(access.tensor, address(access.indices, self.extents))
+        key = ("vector", pointer, mask)
+        options = f", mask={mask}, other=0.0" if mask else ""
+        wide = "" if self.place.buffers[access.tensor].dtype == "f32" else ".to(tl.float32)"
+        return writer.known(key) or writer.define(key, access.tensor, f"tl.load({pointer}{options}){wide}{scale}")
+
+    def store(self, buffer: Buffer, indices: Sequence[object], rows: bool, features: Sequence[str], value: str) -> None:
+        """Write the store of a tile of rows, or columns, by features to a buffer."""
+        writer = self.writer
+        writer.axes = self._axes(rows, features)
+        writer.store(buffer.name, address(indices, self.extents), value)  # pyright: ignore[reportArgumentType]
+
+    # -- scores
+
+    def product(self, node: Reduce, wish: str) -> str:
+        """Write the matrix product of a tile of rows and a tile of columns; return its name."""
+        features = tuple(n for n in node.names if self.extents[n] > 1)
+        by_rows, by_columns = sides(node, self.scores)
+        row, column = self.tile(by_rows, True, features), self.tile(by_columns, False, features)
+        left, right = (column, row) if self.rows_move else (row, column)
+        text = f"tl.dot({left}, tl.trans({right}), input_precision=ATTENTION_PRECISION)"
+        return self.writer.define(node, wish, text)
+
+    def over_tile(self) -> None:
+        """Set the axes so that the next expressions are computed element by element of the tile of scores."""
+        self.writer.axes = self._axes(None, ())
+
+    @property
+    def scale(self) -> float | None:
+        """
+        The factor by which products are the scores, of those that no causal mask hides; None if scores are another
+        function of products, or if the factor is not positive.
+        """
+        scale = self.scores.scale
+        return scale if scale is not None and scale > 0 else None
+
+    def score(self, masked: bool) -> str:
+        """
+        Write the scores of a tile, or, if they are products times `scale`, the products; return their expression, in
+        float32. The causal mask is applied if the tile is `masked`.
+        """
+        scores = self.scores
+        products = self.product(scores.product, "products")
+        self.over_tile()
+        if self.scale is None:
+            return self.writer.number(scores.score if masked else scores.visible).at(SUM)
+        if not masked or scores.hidden is None:
+            return products
+        # A row sees at least the first column, so that its maximum is finite.
+        return f"tl.where({self.writer.value(scores.hidden).text}, {NEVER}, {products})"
+
+    def inside(self, rows: bool, columns: bool) -> str | None:
+        """Return the mask of the elements that exist along rows or columns; None if all do."""
+        masks = [f"{self.row_mask}{self.along(True)}"] if rows and self.row_mask else []
+        masks += [f"{self.column_mask}{self.along(False)}"] if columns and self.column_mask else []
+        return " & ".join(masks) or None
+
+    # -- loops
+
+    def loops(self, start: str, split: bool = False) -> list[Loop]:
+        """
+        Write where the loops over tiles begin and end; return them. In each, `start` is a tile's first row or column.
+
+        Under a causal mask they leave out tiles that it hides. With `split` there are two, over columns: of tiles that
+        it does not touch, and of those that it crosses.
+        """
+        if self.causal is None:
+            masked = self.scores.hidden is not None
+            count, step = (self.row_count, "ROWS") if self.rows_move else (self.column_count, "COLUMNS")
+            return [Loop(f"for {start} in range(0, {count}, {step}):", (), masked)]
+        return [self._over_rows(start)] if self.rows_move else self._over_columns(start, split)
+
+    @property
+    def _shift(self) -> str:
+        """Text to add to a row's position so that it is on one line with the columns', where pieces start elsewhere."""
+        row, column = self.scores.causal(), self.scores.column
+        plus = f" + {self.starts[row]}" if row in self.starts else ""
+        return plus + (f" - {self.starts[column]}" if column in self.starts else "")
+
+    def _over_columns(self, start: str, split: bool) -> list[Loop]:
+        emit, count = self.writer.emit, self.column_count
+        first = self.first if self.causal == self.row_count else f"{self.first} % {self.causal}"
+        visible, begin, found = f"{first}{self._shift}", "0", list[Loop]()
+        if split:
+            # Columns up to the first row's position are seen by all rows.
+            begin = self.names.new("middle")
+            emit(f"{begin} = tl.maximum(0, tl.minimum({count}, {visible} + 1)) // COLUMNS * COLUMNS")
+            found.append(Loop(f"for {start} in range(0, {begin}, COLUMNS):", (), False))
+        # None after the last row's is seen.
+        end = f"tl.minimum({count}, {visible} + ROWS)"
+        return [*found, Loop(f"for {start} in range({begin}, {end}, COLUMNS):", (), True)]
+
+    def _over_rows(self, start: str) -> Loop:
+        assert self.causal is not None
+        shift = self._shift.translate(str.maketrans("+-", "-+"))
+        # Rows before the first column's position see nothing.
+        begin = f"tl.maximum(0, {self.first}{shift}) // ROWS * ROWS"
+        size, groups = self.causal, self.row_count // self.causal
+        if groups == 1:
+            return Loop(f"for {start} in range({begin}, {size}, ROWS):", (), True)
+        # The rows of all groups in one loop, which the compiler can overlap with loads throughout.
+        names, emit = self.names, self.writer.emit
+        low, each, step, place = (names.new(n) for n in ("begin", "each", "step", "place"))
+        emit(f"{low} = {begin}")
+        emit(f"{each} = ({size} - {low}) // ROWS")
+        lines = (f"{place} = {low} + {step} % {each} * ROWS", f"{start} = {step} // {each} * {size} + {place}")
+        return Loop(f"for {step} in range(0, {groups} * {each}):", lines, True, place)
+
+    # -- launch
+
+    def launch(self, kind: str, before: Sequence[str]) -> KernelLaunch:
+        """Finish the kernel, named after `kind`, and return its launch, after the allocations `before` it."""
+        name = f"{self.place.name}_{kind}_kernel"
+        head = signature(name, self.arguments, self.constants)
+        text = _HELPERS + "\n".join(["@triton.jit", head, *self.writer.lines]) + "\n"
+        grid = (self.tiles * self.batch_count,)
+        allocation, *others = before
+        expects = ("mma", "pipelined") if self.dtype != "f32" and self.aligned() else ()
+        of = self.options
+        # Tiles of few rows or columns are small everywhere.
+        most = {"ROWS": self.rows, "COLUMNS": self.columns, "num_stages": of.num_stages}
+        on_amd = {n: v for n, v in of.on_amd.items() if v < most[n]}
+        return KernelLaunch(
+            name,
+            text,
+            grid,
+            self.arguments,
+            self.constants,
+            of.num_warps,
+            of.num_stages,
+            allocation,
+            tuple(others),
+            expects,
+            on_amd=on_amd,
+        )
+
+    def aligned(self) -> bool:
+        """Return whether rows and columns are read in whole vectors of 16 bytes."""
+        return all(prod(sizes) % 16 == 0 for sizes in self.features)
+
+    def widest(self, *others: Sequence[str]) -> int:
+        """Return the largest number of features of the scores' product, or of the variables `others`."""
+        return max(prod(self.extents[n] for n in names) for names in (self.scores.inner, *others))
+
+
+def sides(product: Reduce, scores: Scores) -> tuple[Access, Access]:
+    """Return the factor of a product that is read by rows, and the one read by columns."""
+    one, other = accesses(product)
+    return (other, one) if scores.column in free_variables(one) else (one, other)
+
+
+def beside(factor: Expr, known: Collection[Expr | None]) -> Iterator[Access]:
+    """Yield the accesses of a factor outside of the `known` subexpressions, which are computed from tiles."""
+    if isinstance(factor, Access):
+        yield factor
+    elif factor not in known:
+        for child in children(factor):
+            yield from beside(child, known)
+
+
+def allocation(buffer: Buffer, indices: Sequence[object], place: Scope) -> str:
+    """Return the launcher's line of code that allocates a result with these indices."""
+    shape = place.bound.result_shape(Result("", tuple(indices), Access("", ())))  # pyright: ignore[reportArgumentType]
+    return f"{buffer.name} = torch.empty({shape}, dtype={buffer.torch_dtype}, device={place.like}.device)"

@@ -1,0 +1,72 @@
+"""Write the kernel of attention's forward: a loop over columns with a running maximum and sum for every row."""
+
+from __future__ import annotations
+
+from math import log
+
+from unity_ir.forms.attention import AttentionSum, Scores
+from unity_ir.kernels.text import ATOM
+from unity_ir.kernels.triton.attention.body import LOG2E, NEVER, Body, Scope, allocation, beside
+from unity_ir.kernels.triton.attention.tiles import forward_blocks
+from unity_ir.kernels.triton.launch import Buffer, KernelLaunch
+from unity_ir.tdl.syntax import Result
+
+
+def forward(
+    scores: Scores, of: AttentionSum, place: Scope, out: Buffer, logsum: tuple[Buffer, Result] | None
+) -> KernelLaunch:
+    """
+    Return the launch of the kernel that fills `out` with the sum over columns `of`, and, if given, the buffer `logsum`
+    with the logarithms of the rows' sums of exponentials.
+    """
+    outputs = [out, *([logsum[0]] if logsum else [])]
+    body = Body(scores, place, outputs, [of.other, *beside(of.factor, (scores.weights,))], rows_move=False)
+    writer, names = body.writer, body.names
+    body.blocks(forward_blocks(body.widest(of.free), body.dtype))
+    body.axis(True, body.first)
+    body.width(scores.inner)
+    width = body.width(of.free)
+    body.tile(scores.q, True, scores.inner)
+    largest, total, result = names.new("largest"), names.new("total"), names.new("result")
+    writer.emit(f"{largest} = tl.full((ROWS,), {NEVER}, tl.float32)")
+    writer.emit(f"{total} = tl.zeros((ROWS,), tl.float32)")
+    writer.emit(f"{result} = tl.zeros((ROWS, {width}), tl.float32)")
+    start, new, kept = (names.new(n) for n in ("start", "new", "kept"))
+    for loop in body.loops(start, split=True):
+        with writer.block(loop.head):
+            body.axis(False, start)
+            score = names.new("score")
+            text = body.score(loop.masked)
+            inside = body.inside(False, True)
+            writer.emit(f"{score} = tl.where({inside}, {text}, {NEVER})" if inside else f"{score} = {text}")
+            if body.scale is None:
+                writer.emit(f"{new} = tl.maximum({largest}, tl.max({score}, 1))")
+                # A row whose scores so far are all minus infinity keeps nothing, and adds 0.
+                finite = names.new("finite")
+                writer.emit(f"{finite} = tl.where({new} == {NEVER}, 0.0, {new})")
+                weight = f"tl.exp({score} - {finite}[:, None])"
+                writer.emit(f"{kept} = tl.exp({largest} - {finite})")
+            else:
+                # Exponents of 2: the factor is part of the subtraction, and the exponential one instruction.
+                factor = repr(body.scale * LOG2E)
+                writer.emit(f"{new} = tl.maximum({largest}, tl.max({score}, 1) * {factor})")
+                weight = f"tl.exp2({score} * {factor} - {new}[:, None])"
+                writer.emit(f"{kept} = tl.exp2({largest} - {new})")
+            weight = writer.define(scores.weights, "weight", weight)
+            writer.emit(f"{total} = {total} * {kept} + tl.sum({weight}, 1)")
+            body.over_tile()
+            factor = writer.number(of.factor).at(ATOM)
+            tile = body.tile(of.other, False, of.free)
+            writer.emit(f"{result} = {result} * {kept}[:, None]")
+            product = f"{factor}.to({tile}.dtype), {tile}, {result}"
+            writer.emit(f"{result} = tl.dot({product}, input_precision=ATTENTION_PRECISION)")
+            writer.emit(f"{largest} = {new}")
+    body.store(out, of.result.indices, True, of.free, f"{result} / {total}[:, None]")
+    before = [allocation(out, of.result.indices, place)]
+    if logsum is not None:
+        text = f"{largest} + tl.log({total})"
+        if body.scale is not None:
+            text = f"({largest} + tl.log2({total})) * {log(2)!r}"
+        body.store(logsum[0], logsum[1].indices, True, (), text)
+        before.append(allocation(logsum[0], logsum[1].indices, place))
+    return body.launch("forward", before)

@@ -1,0 +1,51 @@
+"""Sizes of the tiles of attention's kernels, by element type and width of the heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A kernel's tile, and its launch options."""
+
+    rows: int
+    columns: int
+    num_warps: int = 4
+    num_stages: int = 2
+    on_amd: Mapping[str, int] = field(default_factory=dict[str, int])
+    """What is another on GPUs of AMD, which have 64 KiB of shared memory: of the tile only what moves, and less."""
+
+
+def fits(width: int, dtype: str) -> bool:
+    """
+    Return whether tiles of `width` features fit registers.
+
+    Exact products of float32 keep whole rows of both factors in registers, so heads of the usual width do not fit: they
+    are computed as the products and the softmax of which the line is made.
+    """
+    return width <= (32 if dtype == "f32" else 256)
+
+
+def forward_blocks(width: int, dtype: str) -> Blocks:
+    """
+    Return the tile of the forward: of those that fit sm_80, sm_90 and gfx942 (test_aot.py) the fastest on an H100, by
+    measurements of heads of 64 and 128 in bf16, of 512 to 8192 positions.
+    """
+    if dtype == "f32":
+        return Blocks(32, 32)
+    if width <= 128:
+        return Blocks(64, 64, num_stages=3, on_amd={"COLUMNS": 32, "num_stages": 2})
+    return Blocks(64, 32)
+
+
+def backward_blocks(width: int, dtype: str, over_columns: bool) -> Blocks:
+    """Return the same for a backward's kernel, which loops over columns or over rows."""
+    if dtype == "f32":
+        return Blocks(32, 32)
+    if width <= 64:
+        return Blocks(64, 64, num_stages=3, on_amd={"COLUMNS" if over_columns else "ROWS": 32})
+    if width <= 128:
+        return Blocks(64, 64, on_amd={"COLUMNS": 32}) if over_columns else Blocks(32, 64, num_stages=3)
+    return Blocks(32, 16)
