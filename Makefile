@@ -77,7 +77,8 @@ format: setup ## fix what ruff can fix
 	ruff format
 
 gpu: setup ## check and time emitted programs over NCCL, on a machine with a GPU
-	python bench/gpu.py --json bench/results/gpu.json
+	python bench/gpu_prepare.py
+	python bench/gpu_run.py
 
 bench: setup ## time building and reading the models of the zoo
 	python bench/models.py --json bench/results/models.json

@@ -10,7 +10,7 @@ from case import Case
 from covered import operand_dtypes
 from operator_cases import DTYPES
 
-from unity_ir.kernels.launchers import launcher
+from unity_ir.kernels.launchers import Launcher, launcher
 from unity_ir.tdl.evaluate import evaluate
 from unity_ir.tdl.syntax import Bound
 
@@ -35,12 +35,15 @@ def channels_last(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided(x.shape, (x.shape[1], 1, *[x.shape[1]] * (x.dim() - 2)))
 
 
-def check(bound: Bound, arrays: list[Any], impl: str, runner: Any, dtype: str = "f32") -> None:
+def check(
+    bound: Bound, arrays: list[Any], impl: str, runner: Any, dtype: str = "f32", made: Launcher | None = None
+) -> None:
+    """Run a line's launcher, or the one given in its place, on these operands, and compare its results."""
     dtypes = operand_dtypes(bound, dtype)
     tensors = [channels_last(torch.from_numpy(a).to(DTYPES[d])) for a, d in zip(arrays, dtypes, strict=True)]
     rounded = [t.double().numpy() if t.is_floating_point() else t.numpy() for t in tensors]
     expected = evaluate(bound, rounded)
-    got = runner.run(launcher(bound, dtypes, impl), tensors)
+    got = runner.run(made or launcher(bound, dtypes, impl), tensors)
     assert len(got) == len(expected)
     assert all(np.isfinite(e).all() for e in expected)
     tolerance = TOLERANCES[dtype]

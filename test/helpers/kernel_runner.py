@@ -11,7 +11,8 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
@@ -48,7 +49,10 @@ class Memory:
 
         def wrapper(*arguments: Any, **options: Any) -> Any:
             made = found(*arguments, **options)
-            return self.own(made) if isinstance(made, torch.Tensor) else made
+            for each in made if isinstance(made, tuple) else (made,):
+                if isinstance(each, torch.Tensor):
+                    self.own(each)
+            return made
 
         return wrapper
 
@@ -80,10 +84,10 @@ class Memory:
 def checked(access: Callable[..., Any], mask_at: int) -> Callable[..., Any]:
     """A method of the interpreter that checks the addresses it is given while a launcher runs."""
 
-    def wrapper(self: Any, pointers: Any, *rest: Any) -> Any:
+    def wrapper(self: Any, pointers: Any, *rest: Any, **options: Any) -> Any:
         if Memory.current is not None:
             Memory.current.check(pointers, rest[mask_at])
-        return access(self, pointers, *rest)
+        return access(self, pointers, *rest, **options)
 
     return wrapper
 
@@ -120,6 +124,16 @@ class Runner:
         finally:
             Memory.current = None
         return results if isinstance(results, tuple) else () if results is None else (results,)
+
+    @contextmanager
+    def within(self, operands: Sequence[torch.Tensor]) -> Iterator[None]:
+        """A context in which kernels may touch these tensors and no others."""
+        Memory.current = Memory(operands)
+        try:
+            with np.errstate(all="ignore"):
+                yield
+        finally:
+            Memory.current = None
 
 
 @pytest.fixture(scope="session")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from unity_ir.ops.optimizers import OPTIMIZERS
 
-NOT_ARITHMETIC = {"BLOCK", "num_warps", "num_stages", "other", "mask"}
+NOT_ARITHMETIC = {"ALIGNED", "BLOCK", "block", "num_warps", "num_stages", "other", "mask"}
 """Keywords of how a kernel is launched, and of what is read and written where nothing is."""
+
+PLACES = r"\w+_ptr|weight|numbers|size|block|index|mask"
+"""Variables of a kernel that say where weights and numbers are, and which elements a program has."""
 
 _OTHER: dict[type[ast.operator], list[ast.operator]] = {
     ast.Add: [ast.Sub(), ast.Mult()],
@@ -21,8 +25,8 @@ _OTHER: dict[type[ast.operator], list[ast.operator]] = {
 
 def mutants(text: str) -> list[tuple[str, str]]:
     """
-    What is wrong with each, and the program's text: of its `update`, the function that it calls and the kernel that
-    this launches, each number is another, each operator another, each term, factor, call and statement left out, and
+    What is wrong with each, and the program's text: of its `update`, the functions that it calls and the kernel that
+    these launch, each number is another, each operator another, each term, factor, call and statement left out, and
     each two arguments exchanged.
     """
     tree = ast.parse(text)
@@ -40,7 +44,7 @@ def mutants(text: str) -> list[tuple[str, str]]:
 
 
 def _is_update(name: str) -> bool:
-    return name == "update" or name.removesuffix("_torch").removesuffix("_kernel") in OPTIMIZERS
+    return name == "update" or re.sub("_(torch|kernel|numbers)$", "", name) in OPTIMIZERS
 
 
 def _changed(function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
@@ -84,7 +88,9 @@ def _is_left_out(node: ast.AST, parents: dict[ast.AST, tuple[ast.AST, str]]) -> 
         # The grid, positions and masks: a launch of other elements, which is tested with the kernels.
         if isinstance(parent, ast.Subscript) and field == "slice":
             return True
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in ("index", "mask", "size"):
+        if isinstance(node, ast.Assign) and re.fullmatch(PLACES, ast.unparse(node.targets[0])):
+            return True
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "ALIGNED":
             return True
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             return True

@@ -75,7 +75,7 @@ MUTANTS = {
     "the norm is of the largest": ("    dist.all_reduce(square)\n", "    dist.all_reduce(square, dist.ReduceOp.MAX)\n"),
     "gradients are not scaled": ("scale=scale)", "scale=1.0)"),
     "gradients are scaled twice": ("scale=scale)", "scale=scale * scale)"),
-    "the limit is another": ("return min(1.0, CLIP / ", "return min(1.0, 2 * CLIP / "),
+    "the limit is another": ("return (CLIP / ", "return (2 * CLIP / "),
 }
 
 

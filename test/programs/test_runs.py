@@ -63,7 +63,7 @@ def test_a_profile_has_the_tracks_and_names_of_the_simulator(main: Main, tmp_pat
     assert {
         (0, "matmul", "forward"),
         (0, "cross_entropy_grad", "backward"),
-        (0, "adam of fc1.weight", "update"),
+        (0, "adam of all weights", "update"),
         (1, "all_reduce of 5 gradients", "gradient sync"),
     } <= names
     mine = [e for e in spans if e["pid"] == 0 and e["tid"] == 0]

@@ -18,6 +18,7 @@ from unity_ir.tdl.syntax import (
     Bound,
     Composite,
     Expr,
+    PaddedVar,
     Reduce,
     Segments,
     Var,
@@ -66,8 +67,8 @@ class Address:
 
 def address(indices: Sequence[WrittenIndex], extents: Mapping[str, int]) -> Address:
     """
-    Return the address of the element at `indices` (one per dim) of a contiguous row-major tensor: a stride in elements
-    by index variable (none for variables with one position), and a constant offset.
+    Return the address of the element at `indices` (one per dim) of a row-major tensor, contiguous unless its rows are
+    padded: a stride in elements by index variable (none for variables with one position), and a constant offset.
 
     `extents` maps each index variable to its number of positions. Given `[b, (h d)]` with h=2, d=8 returns strides
     b=16, h=8, d=1. Raises `TypeError` for indices that are not bound yet (packs).
@@ -98,7 +99,7 @@ def address(indices: Sequence[WrittenIndex], extents: Mapping[str, int]) -> Addr
                     add(name, factor * stride)
             case _:
                 raise TypeError(f"{index} is not bound")
-        stride *= index_extent(index, extents)
+        stride *= index.row if isinstance(index, PaddedVar) else index_extent(index, extents)
     return Address(strides, offset)
 
 

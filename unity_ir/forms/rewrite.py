@@ -28,6 +28,7 @@ from unity_ir.tdl.syntax import (
     Expr,
     Name,
     Opaque,
+    PaddedVar,
     Reduce,
     Remembering,
     Segments,
@@ -145,6 +146,8 @@ def rename(
 
 
 def _renamed(index: WrittenIndex, names: Mapping[str, str]) -> WrittenIndex:
+    if isinstance(index, PaddedVar):
+        return replace(index, name=names.get(index.name, index.name))
     if isinstance(index, Var):
         return Var(names.get(index.name, index.name))
     match index:
@@ -289,6 +292,8 @@ def without_ones(bound: Bound) -> Bound:
             return old
         if isinstance(old, Window):
             return replace(old, terms=tuple(t for t in old.terms if extents[t[1]] > 1))
+        if isinstance(old, PaddedVar) and extents[old.name] > 1:
+            return old
         names = tuple(n for n in index_names(old) if extents[n] > 1)
         return Composite(names) if len(names) > 1 else Var(*names or (one,))
 

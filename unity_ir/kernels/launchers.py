@@ -21,6 +21,7 @@ from unity_ir.forms.convolution import Convolution
 from unity_ir.forms.grouped import Grouped, routed
 from unity_ir.forms.implicit_gemm import implicit_gemm
 from unity_ir.forms.rewrite import simplified, without_ones
+from unity_ir.forms.rows import padded_rows
 from unity_ir.forms.scatter import Scatter
 from unity_ir.forms.window_writes import WindowWrites, is_covered
 from unity_ir.forms.windows import masked
@@ -133,6 +134,8 @@ def _name(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> str:
     if AND in bound.operator or not _reads_as_product(form) or len(bound.results) > 1 or offsets or bound.has_windows:
         parts += _digest(bound)
     parts += _elements(bound, dtypes)
+    if rows := padded_rows(bound):
+        parts.append(f"rows_{_digest_of(repr(rows))}")
     if offsets:
         parts += ["from", *offsets]
     return Names().new("_".join(parts))
@@ -238,12 +241,20 @@ class _Function:
         kernels: dict[str, str] = {}
         body = [*before]
         for each in launches:
-            assert kernels.setdefault(each.kernel, each.text) == each.text, f"two kernels are called {each.kernel}"
+            for one in (each, each.otherwise):
+                if one is not None:
+                    assert kernels.setdefault(one.kernel, one.text) == one.text, f"two kernels are called {one.kernel}"
             body += [*([each.allocation] if each.allocation else []), *each.before, *each.call, *each.after]
         body.append(f"return {', '.join(b.name for b in outputs)}")
         source = "".join(dict.fromkeys(each.head for each in launches)) + self.text(body)
-        compiled = tuple(each.compiled for each in launches)
-        return Launcher(self.name, source, kernels, compiled, tuple(each.work for each in launches))
+        compiled: list[Compiled] = []
+        for each in launches:
+            if each.otherwise is None:
+                compiled.append(each.compiled)
+            else:
+                both = (each.compiled, True), (each.otherwise.compiled, False)
+                compiled += [replace(one, descriptors=has) for one, has in both]
+        return Launcher(self.name, source, kernels, tuple(compiled), tuple(each.work for each in launches))
 
 
 def _torch(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> Launcher:

@@ -27,7 +27,7 @@ from unity_ir.passes.lower_to_spmd import REFERENCE, LowerToSpmd
 from unity_ir.plan.forward import forward_of
 from unity_ir.plan.pipeline.csv_text import from_csv
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
-from unity_ir.plan.plan import PlanOptions, plan_step
+from unity_ir.plan.plan import AUTO, PlanOptions, plan_step
 from unity_ir.plan.program import check_step
 from unity_ir.plan.schedule import BUCKET_BYTES
 
@@ -41,20 +41,20 @@ class TritonTarget(OptimizerOptions, Target):
     hyperparameters as by `pcg-differentiate`, and its collectives fused. For a module that is a whole step
     already, these options are an error.
 
-    `matmul` is the implementation of matrix products: `triton`, or `torch` (cuBLAS). `convolution` is that of
-    convolutions: `torch` (cuDNN), or `triton`; `attention` that of plain attention in 16 bits: `triton`, `torch`
-    (cuDNN, on GPUs that have it), or `auto`, for each the faster one. `kernels` is that of all other operators; `torch`
-    makes the whole program plain PyTorch, for CPUs. `tune` is a table of `unity-tune`: an operator measured there on
-    the same shapes gets the faster implementation. Gradient synchronizations and weight gathers of fewer than `bucket`
-    bytes are combined. With `fuse`, operators that one Triton kernel computes together are emitted as one line. With
-    `evaluate` the program has the forward once more, alone and without dropout, for evaluation on other data.
-    `schedule` is a CSV file of actions, a row per rank, that a step in stages is run by in place of the order that its
-    plan names.
+    `matmul` is the implementation of matrix products: `triton`, `torch` (cuBLAS), or `auto`, for each the faster one by
+    estimate. `convolution` is that of convolutions: `torch` (cuDNN), or `triton`; `attention` that of plain attention
+    in 16 bits: `triton`, `torch` (cuDNN, on GPUs that have it), or `auto`, for each the faster one. `kernels` is that
+    of all other operators; `torch` makes the whole program plain PyTorch, for CPUs. `tune` is a table of `unity-tune`:
+    an operator measured there on the same shapes gets the faster implementation. Gradient synchronizations and weight
+    gathers of fewer than `bucket` bytes are combined. With `fuse`, operators that one Triton kernel computes together
+    are emitted as one line. With `evaluate` the program has the forward once more, alone and without dropout, for
+    evaluation on other data. `schedule` is a CSV file of actions, a row per rank, that a step in stages is run by in
+    place of the order that its plan names.
     """
 
     name = "triton"
 
-    matmul: str = "triton"
+    matmul: str = AUTO
     kernels: str = "triton"
     convolution: str = "torch"
     attention: str = "auto"

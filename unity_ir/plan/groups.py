@@ -1,6 +1,6 @@
 """
 Fuse consecutive operators into one kernel: products with the pointwise operators after them, chains of pointwise
-operators, and row reductions with the pointwise operators before and after them.
+operators, row reductions with the pointwise operators before and after them, and scatters with the cast after them.
 
     t = matmul(x, w);  s = add(t, b);  y = gelu(s)  ->  s, y = matmul + add + gelu(x, w, b)      # the backward reads s
 
@@ -19,6 +19,7 @@ from types import MappingProxyType
 from unity_ir.errors import UnityError
 from unity_ir.forms.compose import AND, Part, composed
 from unity_ir.forms.kinds import kind
+from unity_ir.forms.rows import can_be_padded
 from unity_ir.kernels.launchers import launcher
 from unity_ir.kernels.triton.launch import LaunchWork
 from unity_ir.pcg.sharding import COPY, pins
@@ -44,10 +45,10 @@ from unity_ir.tdl.syntax import NOT_FLOATING
 
 MOST_OPERATORS = 8
 """Most operators in a group; more make an unreadable comment."""
-MOST_TENSORS: Mapping[str, int] = MappingProxyType({"elements": 10, "rows": 10, "product": 7})
+MOST_TENSORS: Mapping[str, int] = MappingProxyType({"elements": 10, "rows": 10, "product": 7, "scatter": 4})
 """Most operands and results of a group, by its kernel's kind; a tile of each must fit registers."""
 
-KINDS = ("elements", "rows", "product")
+KINDS = ("elements", "rows", "product", "scatter")
 """Kinds of kernels that can be fused (`LaunchWork.kind`); a group's kernel has the last kind among its members."""
 
 POINTWISE = ("elementwise", "copy")
@@ -57,7 +58,9 @@ FULL = 4096
 """Programs that keep any GPU busy: 132 SMs of an H100 hold 2,048 threads each, which are 16 programs of four warps."""
 
 Choice = Callable[[LocalOperator], str]
-"""Returns the implementation of an operator: `triton` or `torch`."""
+"""
+Returns the implementation of an operator: `triton` or `torch`; of a group, whether it is one kernel or is left apart.
+"""
 
 
 MOST_REMEMBERED = 2**16
@@ -94,7 +97,8 @@ def with_fusions(program: Program, choice: Choice, memo: GroupMemo | None = None
     Return the program with each group of consecutive operators that one Triton kernel can compute, and that is worth
     fusing, replaced by one `Fused` instruction.
 
-    `choice` returns the implementation, `triton` or `torch`, of an operator: only operators in `triton` are fused.
+    `choice` returns the implementation, `triton` or `torch`, of an operator or group: only operators in `triton` are
+    fused, and only to groups in `triton`.
     `memo` keeps what was found for later programs (None: nothing); all its calls must have the same `choice`.
     """
     memo = GroupMemo() if memo is None else memo
@@ -105,7 +109,7 @@ def with_fusions(program: Program, choice: Choice, memo: GroupMemo | None = None
         return lambda cast, reader: fuser.is_kernel([cast, reader])
 
     program, casts = with_own_casts(program, kernels_of)
-    return _Fuser(program, choice, memo).program_of_groups(casts)
+    return _Fuser(program, choice, memo, casts).program_of_groups()
 
 
 @dataclass
@@ -113,6 +117,8 @@ class _Fuser:
     program: Program
     choice: Choice
     memo: GroupMemo
+    own: frozenset[Register] = frozenset()
+    """Results of the casts that readers have for themselves (`own_casts`): each begins a group."""
 
     def __post_init__(self) -> None:
         body = self.program.body
@@ -142,8 +148,8 @@ class _Fuser:
 
     # -- groups
 
-    def program_of_groups(self, first: frozenset[Register] = frozenset()) -> Program:
-        """Return the program with groups as one; operators that make the registers `first` begin one."""
+    def program_of_groups(self) -> Program:
+        """Return the program with groups as one."""
         body = self.program.body
         self.most = max(
             (
@@ -157,7 +163,7 @@ class _Fuser:
         out: list[Instruction] = []
         for place, instruction in enumerate(body):
             if isinstance(instruction, Compute) and not self._is_weight_cast(instruction):
-                if not group or not first.isdisjoint(instruction.results) or not self._is_one([*group, place]):
+                if not group or not self.own.isdisjoint(instruction.results) or not self._is_one([*group, place]):
                     out += self._written(group, place)
                     group = []
                 group.append(place)
@@ -246,6 +252,9 @@ class _Fuser:
 
     def _is_weight_cast(self, instruction: Instruction) -> bool:
         """Return whether an instruction casts a stored weight: like a move it is made where the weight is needed."""
+        return self._casts_weight(instruction) and self.own.isdisjoint(makes(instruction))
+
+    def _casts_weight(self, instruction: Instruction) -> bool:
         if not isinstance(instruction, Compute) or instruction.operator != "cast":
             return False
         maker = self.program.body[self.maker[instruction.operands[0]]]
@@ -369,12 +378,14 @@ class _Fuser:
         if "contraction" in kinds and not {*kinds[1:]}.issubset(POINTWISE):
             return None
         line = self._line(members)
-        if line is None:
+        if line is None or not self._takes_rows(line):
             return None
         operator = local_operator(self.program, self._instruction(members, line))
         try:
             made = launcher(operator.line, operator.dtypes, "triton", operator.divided)
         except UnityError:
+            return None
+        if self.choice(operator) != "triton":
             return None
         each = [self._launches(m) or () for m in members]
         alone = [launch for launches in each for launch in launches]
@@ -390,8 +401,19 @@ class _Fuser:
         if self._moved(line.operands, line.results, made.work) > before:
             return None
         # With fewer programs, a part of the GPU would be idle.
-        enough = min(2 * FULL, max(launch.programs for launch in alone))
+        if most == "scatter":
+            # It has the programs that it has alone.
+            return made.work if all(launch.kind == most for launch in made.work) else None
+        # Of a weight's cast a group computes only what it reads.
+        whole = [launches for m, launches in zip(members, each, strict=True) if not self._casts_weight(m)]
+        enough = min(2 * FULL, max(launch.programs for launches in whole or each for launch in launches))
         return made.work if made.work[0].programs * 2 >= enough else None
+
+    def _takes_rows(self, line: Part) -> bool:
+        """Return whether a group's line steps through padded rows by one variable, as each of its members does."""
+        named = zip((*line.line.operands, *line.line.results), (*line.operands, *line.results), strict=True)
+        padded = ((p.name, self.program.tensors[r]) for p, r in named if self.program.tensors[r].row)
+        return all(can_be_padded(line.line, name, t.local(self.program.mesh)[-1]) for name, t in padded)
 
     def _moved(self, operands: Sequence[Register], results: Sequence[Register], launches: Launches) -> int:
         """Return the bytes that launches read, in all passes, and write."""

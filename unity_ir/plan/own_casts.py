@@ -1,9 +1,11 @@
 """
-Have readers cast what they read to a longer type themselves, in their kernels, so that only the shorter one is stored.
+Have readers cast what they read themselves, in their kernels, where that reads and stores fewer bytes.
 
     y = cast(x: bf16) to f32;  a = f(y);  b = g(y)  ->  a = f(cast(x) to f32);  b = g(cast(x) to f32)
 
-In mixed precision the logits of a language model are such an x: the loss and its gradient compute in f32.
+Of a cast to a longer type only the shorter one is stored: in mixed precision the logits of a language model are such an
+x, as the loss and its gradient compute in f32. Of a table that is only gathered from, only the rows that are read are
+cast.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from unity_ir.forms.kinds import kind
 from unity_ir.pcg.types import ELEMENT_BYTES
-from unity_ir.plan.program import Compute, Instruction, Leaf, Program, Register, reads
+from unity_ir.plan.program import Compute, Instruction, Leaf, Program, Register, global_line, reads
 
 IsKernel = Callable[[Compute, Compute], bool]
 """Returns whether a cast and the operator that reads it are one kernel, which stores the operator's results alone."""
@@ -20,16 +23,16 @@ IsKernel = Callable[[Compute, Compute], bool]
 
 def with_own_casts(program: Program, kernels_of: Callable[[Program], IsKernel]) -> tuple[Program, frozenset[Register]]:
     """
-    Return the program in which each reader of a cast to a longer type has a cast of its own, right before it, and the
-    results of these casts.
+    Return the program in which each reader of a cast to a longer type, or of a table, has a cast of its own, right
+    before it, and the results of these casts.
 
-    It is done for casts of what operators make, where every reader and its cast are one kernel, as `kernels_of` the
-    program so changed says; no reader gets two casts. The others stay.
+    It is done for casts of what operators make, and of weights that operators only gather from, where every reader and
+    its cast are one kernel, as `kernels_of` the program so changed says; no reader gets two casts. The others stay.
     """
-    longer = _longer(program)
-    if not longer:
+    wanted = _longer(program) | _tables(program)
+    if not wanted:
         return program, frozenset()
-    candidate, own = _split(program, longer)
+    candidate, own = _split(program, wanted)
     is_kernel = kernels_of(candidate)
     refused: set[Register] = set()
     for reader in candidate.body:
@@ -37,7 +40,7 @@ def with_own_casts(program: Program, kernels_of: Callable[[Program], IsKernel]) 
             casts = [own[register] for register in reader.operands if register in own]
             refused |= {whole for cast, whole in casts if not is_kernel(cast, reader)}
     if refused:
-        candidate, own = _split(program, longer - refused)
+        candidate, own = _split(program, wanted - refused)
     return candidate, frozenset(own)
 
 
@@ -59,18 +62,38 @@ def _longer(program: Program) -> set[Register]:
     return found.difference(program.outputs)
 
 
+def _tables(program: Program) -> set[Register]:
+    """Return the results of casts of weights that operators only gather from."""
+    weights = {i.result for i in program.body if isinstance(i, Leaf) and i.op == "weight"}
+    casts = {
+        i.results[0]
+        for i in program.body
+        if isinstance(i, Compute) and i.operator == "cast" and not weights.isdisjoint(i.operands)
+    }
+    for instruction in program.body:
+        those = casts.intersection(reads(instruction))
+        if those and not (isinstance(instruction, Compute) and len(those) == 1 and _gathers(program, instruction)):
+            casts -= those
+    return casts.difference(program.outputs)
+
+
+def _gathers(program: Program, instruction: Compute) -> bool:
+    read = [program.tensors[r] for r in instruction.operands]
+    return kind(global_line(instruction.operator, read, instruction.attributes)) == "gather"
+
+
 def _bytes(program: Program, register: Register) -> int:
     return ELEMENT_BYTES[program.tensors[register].dtype]
 
 
-def _split(program: Program, longer: set[Register]) -> tuple[Program, dict[Register, tuple[Compute, Register]]]:
+def _split(program: Program, wanted: set[Register]) -> tuple[Program, dict[Register, tuple[Compute, Register]]]:
     """
-    Return the program in which every reader of the registers `longer` has a cast of its own; of the result of each the
+    Return the program in which every reader of the registers `wanted` has a cast of its own; of the result of each the
     cast, and the register in whose place it is.
     """
     tensors = dict(program.tensors)
     last = max(tensors)
-    casts = {i.results[0]: i for i in program.body if isinstance(i, Compute) and i.results[0] in longer}
+    casts = {i.results[0]: i for i in program.body if isinstance(i, Compute) and i.results[0] in wanted}
     body: list[Instruction] = []
     own: dict[Register, tuple[Compute, Register]] = {}
     for instruction in program.body:
@@ -79,7 +102,7 @@ def _split(program: Program, longer: set[Register]) -> tuple[Program, dict[Regis
             continue
         if instruction.results[0] in casts:
             continue
-        for register in longer.intersection(instruction.operands):
+        for register in wanted.intersection(instruction.operands):
             mine = last = last + 1
             tensors[mine] = tensors[register]
             cast = replace(casts[register], results=(mine,))

@@ -18,6 +18,7 @@ from unity_ir.errors import UnityError
 from unity_ir.forms.classify import is_convolution
 from unity_ir.forms.contraction import contraction
 from unity_ir.forms.kinds import kind
+from unity_ir.forms.rows import has_padded_results
 from unity_ir.kernels.launchers import launcher
 from unity_ir.kernels.pytorch.attention import cudnn_attention, is_faster
 from unity_ir.machine.model import Machine
@@ -31,6 +32,7 @@ from unity_ir.plan.deadlock import calls, check_order, there
 from unity_ir.plan.groups import GroupMemo, with_fusions
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
+from unity_ir.plan.padded_rows import with_padded_rows
 from unity_ir.plan.pipeline.actions import TRANSFERS
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
 from unity_ir.plan.pipeline.check import check
@@ -38,6 +40,7 @@ from unity_ir.plan.pipeline.orders import steady_step
 from unity_ir.plan.pipeline.parts import StepPart, StepParts, step_parts
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.pipeline.sends import check_sends, with_sends
+from unity_ir.plan.products import product_implementation
 from unity_ir.plan.program import (
     Compute,
     Fused,
@@ -52,6 +55,9 @@ from unity_ir.plan.program import (
 from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.plan.schedule import BUCKET_BYTES, Schedule, Start, Wait, crosses, moves_of, schedule
 
+AUTO = "auto"
+"""The implementation of matrix products that is chosen by estimate, for each of them."""
+
 
 @dataclass(frozen=True)
 class PlanOptions:
@@ -59,12 +65,12 @@ class PlanOptions:
     What a user may say about the plan of a step. Raises `UnityError` for values that are not known.
 
     `matmul`, `convolution`, `attention` and `kernels` are `triton` or `torch`: the implementation of matrix products,
-    of convolutions, of attention that cuDNN computes (`attention` may be `auto`: where it is faster), and of all other
-    operators. With `kernels` in torch everything is, so that the program runs at full speed on CPUs and does not need
-    Triton.
+    of convolutions, of attention that cuDNN computes, and of all other operators; `matmul` may be `auto`, the faster
+    one by estimate (`plan.products`), and `attention`, where cuDNN's is faster. With `kernels` in torch everything is,
+    so that the program runs at full speed on CPUs and does not need Triton.
     """
 
-    matmul: str = "triton"
+    matmul: str = AUTO
     kernels: str = "triton"
     convolution: str = "torch"
     tuned: Table | None = None
@@ -82,7 +88,7 @@ class PlanOptions:
     def __post_init__(self) -> None:
         for name in ("matmul", "kernels", "convolution", "attention"):
             value = getattr(self, name)
-            known = (*IMPLEMENTATIONS, *(("auto",) if name == "attention" else ()))
+            known = (*IMPLEMENTATIONS, *((AUTO,) if name in ("matmul", "attention") else ()))
             if value not in known:
                 raise UnityError(f"triton: {name} is {value!r}; it must be {' or '.join(known)}")
         if self.bucket < 0:
@@ -93,12 +99,27 @@ class PlanOptions:
     def implementation(self, operator: LocalOperator) -> str:
         """
         Return the implementation of an operator at its local shapes, `triton`, `torch` or `cudnn` (cuDNN's attention
-        where there is one, else Triton's): always `triton` for a fused group; else `torch` if the option `kernels` is
-        `torch`; else the faster one in the table `tuned`, if that has the operator; else what the option for its kind
-        says: `convolution`, `matmul`, `attention`, or `kernels` for all others.
+        where there is one, else Triton's): always `triton` for a fused group, and where rows of a result are padded;
+        else `torch` if the option `kernels` is `torch`; else the faster one in the table `tuned`, if that has the
+        operator; else what the option for its kind says: `convolution`, `matmul`, `attention`, or `kernels` for all
+        others.
+        """
+        if operator.fused or has_padded_results(operator.line):
+            return "triton"
+        found = self._implementation(operator)
+        return product_implementation(operator) if found == AUTO else found
+
+    def fusible(self, operator: LocalOperator) -> str:
+        """
+        Return `triton` for an operator that may be part of a kernel of several, and for a group that should be one;
+        `torch` for others.
         """
         if operator.fused:
-            return "triton"
+            return product_implementation(operator) if self.matmul == AUTO else "triton"
+        return "torch" if self._implementation(operator) == "torch" else "triton"
+
+    def _implementation(self, operator: LocalOperator) -> str:
+        """Return the implementation of one operator, or `auto` for a product for which nothing else says it."""
         if self.kernels == "torch":
             return "torch"
         measured = None if self.tuned is None else self.tuned.choice(operator.key)
@@ -322,11 +343,20 @@ def _without_waits(after: StepPart, waited: Collection[Register]) -> StepPart:
     return replace(after, program=replace(after.program, body=tuple(map(known, after.program.body))))
 
 
+def with_kernels(program: Program, options: PlanOptions) -> Program:
+    """Return the program with operators fused and rows padded, for kernels in Triton."""
+    # First for what is known of single operators, as a product's speed depends on it; then for groups.
+    program = with_padded_rows(program, options.implementation)
+    if options.fuse:
+        program = with_fusions(program, options.fusible, options.memo)
+    return with_padded_rows(program, options.implementation)
+
+
 def _plan_part(part: StepPart, options: PlanOptions) -> Plan:
     """Return the plan of a part of a step."""
     program = part.program
-    if options.kernels == "triton" and options.fuse:
-        program = with_fusions(program, options.implementation, options.memo)
+    if options.kernels == "triton":
+        program = with_kernels(program, options)
     lines = schedule(program, options.bucket)
     check_order(f"spmd.program @{program.name}, part {part.name}", calls(program, lines))
     return Plan(program, lines, options)
@@ -347,8 +377,7 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
     if program.pipeline is not None and program.optimizer is not None:
         return _plan_stages(program, options, program.pipeline)
     if options.kernels == "triton":
-        if options.fuse:
-            program = with_fusions(program, options.implementation, options.memo)
+        program = with_kernels(program, options)
     lines = schedule(program, options.bucket)
     check_order(f"spmd.program @{program.name}", calls(program, lines))
     return Plan(program, lines, options)

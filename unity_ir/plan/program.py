@@ -21,6 +21,7 @@ from math import prod
 from typing import Literal
 
 from unity_ir.errors import UnityError
+from unity_ir.forms.rows import with_rows
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.graph import Graph, Pipeline
@@ -49,6 +50,8 @@ class Tensor:
     layout: Layout
     halo: Halos = ()
     halo_sum: Halos = ()
+    row: int = 0
+    """Elements that a row, along the last dim, is stored with, if more than it has (`padded_rows`); else 0."""
 
     def __str__(self) -> str:
         """Return global shape, element type and the role of each mesh axis: `[64, 32] f32, dim 0, repeat`."""
@@ -390,8 +393,15 @@ class Program:
         """
         if isinstance(instruction, Fused):
             assert instruction.line is not None
-            return instruction.line
-        return piece_of_line(self.analysis(instruction), instruction.assignment, self.mesh)
+            line = instruction.line
+        else:
+            line = piece_of_line(self.analysis(instruction), instruction.assignment, self.mesh)
+        rows = [self.tensors[r].row for r in (*instruction.operands, *instruction.results)]
+        if not any(rows):
+            return line
+        count = len(instruction.operands)
+        named = {p.name: row for p, row in zip(line.operands, rows[:count], strict=True) if row}
+        return with_rows(line, named, rows[count:])
 
 
 def makers_of(body: Iterable[Instruction]) -> Mapping[Register, Instruction]:

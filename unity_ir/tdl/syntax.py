@@ -30,6 +30,16 @@ class Var:
 
 
 @dataclass(frozen=True, slots=True)
+class PaddedVar(Var):
+    """
+    The innermost dim of a tensor whose rows are stored with `row` elements, more than the dim has, so that each begins
+    at an aligned address. What is stored beyond the dim is never read.
+    """
+
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
 class Composite:
     """A dim indexed by several variables, the first the outermost: `x[(h d)]` is position `h * |d| + d`."""
 

@@ -74,6 +74,10 @@ class CompileRequests:
     without: list[str] = field(default_factory=list[str])
     """Models without a program on any machine."""
 
+    def of(self, target: str) -> dict[str, Job]:
+        """Return the kernels that are launched on a target, such as `cuda:90`."""
+        return {name: job for name, job in self.jobs.items() if job.compiled.is_for(target)}
+
     def add(self, other: CompileRequests) -> None:
         """
         Add the kernels, programs and refusals (errors of programs that could not be made) of `other` to this object; a
@@ -146,7 +150,7 @@ def _ask(
             optimizer = Optimizer("adam" if dtype == types[-1] else "sgd")
             try:
                 step = fuse_collectives(differentiate(typed, optimizer, on.mesh))
-                emitted = emit(plan_step(lower(step, on), PlanOptions(convolution=convolution)), erase(typed))
+                emitted = emit(plan_step(lower(step, on), PlanOptions("triton", convolution=convolution)), erase(typed))
             except UnityError as error:
                 asked.refused[what] = str(error)
                 continue
@@ -185,7 +189,7 @@ def compiled(asked: CompileRequests, targets: Sequence[str], options: Namespace)
     """
     cache, end = Cache(options.cache), monotonic() + options.seconds
     for target in targets:
-        for name, outcome in compile_jobs(asked.jobs, target, cache, options.jobs, end - monotonic()):
+        for name, outcome in compile_jobs(asked.of(target), target, cache, options.jobs, end - monotonic()):
             job = asked.jobs[name]
             yield CompiledKernel(
                 job, tuple(asked.models[name]), target, outcome, tuple(violations(job, outcome, target))
@@ -195,12 +199,12 @@ def compiled(asked: CompileRequests, targets: Sequence[str], options: Namespace)
 # --- the report
 
 
-def _summary(rows: Sequence[CompiledKernel], count: int) -> list[dict[str, object]]:
+def _summary(rows: Sequence[CompiledKernel], asked: CompileRequests) -> list[dict[str, object]]:
     """
     Return a table row per target, as values by column title: numbers of kernels and violations, most registers and
     shared bytes, and how many kernels have each instruction.
 
-    `rows` are the compiled kernels, `count` is the number that were to be compiled for each target.
+    `rows` are the compiled kernels, `asked` those that were to be compiled.
     """
     found: list[dict[str, object]] = []
     for target in dict.fromkeys(row.target for row in rows):
@@ -210,7 +214,7 @@ def _summary(rows: Sequence[CompiledKernel], count: int) -> list[dict[str, objec
             {
                 "target": target,
                 "kernels": len(own),
-                "not compiled for lack of time": count - len(own),
+                "not compiled for lack of time": len(asked.of(target)) - len(own),
                 "violations": sum(bool(row.wrong) for row in own),
                 **{f"violations: {check}": n for check, n in _by_check(own).items()},
                 "most registers": max((r.registers for r in taken), default=0),
@@ -291,7 +295,7 @@ def show(rows: Sequence[CompiledKernel], asked: CompileRequests, every: bool) ->
     `rows` are the compiled kernels, `asked` the requests they answer.
     """
     console = Console(width=None if sys.stdout.isatty() else 200)
-    found = _summary(rows, len(asked.jobs))
+    found = _summary(rows, asked)
     if found:
         lines = [{"": name, **{str(each["target"]): each[name] for each in found}} for name in found[0]]
         console.print(_table("kernels", lines[1:]))
@@ -327,7 +331,7 @@ def _report(rows: Sequence[CompiledKernel], asked: CompileRequests, options: Nam
         "not emitted": asked.refused,
         "models without a program": asked.without,
         "distinct kernels": len(asked.jobs),
-        "targets": _summary(rows, len(asked.jobs)),
+        "targets": _summary(rows, asked),
         "models": _by_model(rows),
         "violations": [described(row) for row in rows if row.wrong],
     }
@@ -394,7 +398,7 @@ def check(options: Namespace) -> int:
         tell(f"not emitted: {what}: {reason}")
     if options.json is not None:
         options.json.write_text(json.dumps(_report(rows, asked, options), indent=1) + "\n", encoding="utf-8")
-    wrong, left = sum(bool(row.wrong) for row in rows), len(asked.jobs) * len(targets) - len(rows)
+    wrong, left = sum(bool(row.wrong) for row in rows), sum(len(asked.of(t)) for t in targets) - len(rows)
     print(f"{len(asked.jobs)} distinct kernels, {len(rows)} compilations, {wrong} violations, {left} left out")
     for model in asked.without:
         tell(f"unity-aot: none of the programs of {model} could be emitted")

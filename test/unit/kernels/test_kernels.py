@@ -20,6 +20,8 @@ from unity_ir.forms.classify import is_convolution
 from unity_ir.kernels.launchers import launcher, optimizer_launcher
 from unity_ir.kernels.pytorch.code import torch_expression
 from unity_ir.kernels.triton.expression import KERNEL_FUNCTIONS
+from unity_ir.lowering import runtime
+from unity_ir.lowering.runtime import plan
 from unity_ir.ops import Operator, operator
 from unity_ir.ops.operator import Application
 from unity_ir.ops.optimizers import OPTIMIZERS
@@ -65,6 +67,9 @@ LARGER: list[tuple[str, Case]] = [
     ("matmul", Case(((2, 3, 4, 16), (16, 24)), {})),
     ("matmul_nt", Case(((33, 100), (65, 100)), {})),
     ("matmul_tn", Case(((3, 41, 17), (3, 41, 66)), {})),
+    # Groups of eight tiles and of the rest; the last tiles are moved inside.
+    ("matmul", Case(((600, 32), (32, 130)), {"act": "relu"})),
+    ("batch_matmul", Case(((3, 70, 16), (3, 16, 66)), {})),
     ("relu", Case(((129, 127),), {})),
     ("add", Case(((40, 300), (300,)), {})),
     ("add", Case(((2, 1, 4, 3), (4, 3)), {})),
@@ -197,6 +202,8 @@ def test_lines_no_operator_has(line: str, shapes: Any, impl: str, runner: Any) -
 HALF: list[tuple[str, Case]] = [
     ("matmul", Case(((20, 30), (30, 40)), {})),
     ("matmul_tn", Case(((30, 20), (30, 40)), {})),
+    # Large tiles, the last ones moved inside.
+    ("matmul", Case(((1160, 72), (72, 128)), {"act": "gelu"})),
     ("relu", Case(((9, 13),), {})),
     ("gelu_grad", Case(((9, 13), (9, 13)), {})),
     ("mse", Case(((9, 13), (9, 13)), {})),
@@ -491,18 +498,15 @@ OPTIMIZER_CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("impl", ["triton", "torch"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("scale", [None, 0.3])
-def test_optimizer(name: str, impl: str, scale: float | None, runner: Any) -> None:
+def test_optimizer_in_torch(name: str, scale: float | None, runner: Any) -> None:
     rng = np.random.default_rng(0)
     start = rng.standard_normal((91, 101)).astype(np.float32)
     reference = torch.nn.Parameter(torch.from_numpy(start.copy()))
-    kind, settings = OPTIMIZER_CASES[name]
-    optimizer = kind([reference], lr=1e-2, **settings)
-    made, line = optimizer_launcher(name, impl=impl, is_scaled=scale is not None), OPTIMIZERS[name]
+    optimizer, flat = torch_optimizer(name, [reference])
+    made, line = optimizer_launcher(name, impl="torch", is_scaled=scale is not None), OPTIMIZERS[name]
     tensors = [torch.from_numpy(start.copy()), *(torch.zeros(start.shape) for _ in line.state)]
-    flat = {"lr": 1e-2, **settings, **dict(zip(("beta1", "beta2"), settings.get("betas", ()), strict=False))}
     numbers = [flat[n] for n in line.defaults]
     for step in range(1, 6):
         g = rng.standard_normal(start.shape).astype(np.float32)
@@ -511,3 +515,92 @@ def test_optimizer(name: str, impl: str, scale: float | None, runner: Any) -> No
         given = [*([step] if line.reads_step else []), *numbers, *([] if scale is None else [scale])]
         assert runner.run(made, [tensors[0], torch.from_numpy(g), *tensors[1:]], *given) == ()
         torch.testing.assert_close(tensors[0], reference.detach(), rtol=1e-6, atol=1e-7)
+
+
+def torch_optimizer(name: str, weights: list[Any], lr: float = 1e-2) -> tuple[Any, dict[str, float]]:
+    """PyTorch's optimizer of that name, and its hyperparameters as the line has them."""
+    kind, settings = OPTIMIZER_CASES[name]
+    betas = dict(zip(("beta1", "beta2"), settings.get("betas", ()), strict=False))
+    return kind(weights, lr=lr, **settings), {"lr": 1e-2, **settings, **betas}
+
+
+SHAPES = [(91, 101), (64, 64), (), (5,), (0, 3), (2049,)]
+"""Of one block and of several; only the second has a multiple of 16 elements."""
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("off", [0, 1])
+def test_optimizer_of_all_weights(name: str, scale: float | None, off: int, runner: Any) -> None:
+    """
+    One launch for each alignment. Gradients begin `off` elements after a multiple of 16 bytes; weights whose number is
+    odd are of a group with twice the learning rate. In a step that is not live nothing changes.
+    """
+    rng, line = np.random.default_rng(0), OPTIMIZERS[name]
+    made = optimizer_launcher(name, is_scaled=scale is not None)
+    starts = {str(i): torch.from_numpy(rng.standard_normal(s).astype(np.float32)) for i, s in enumerate(SHAPES)}
+    plain = {n: torch.nn.Parameter(w.clone()) for n, w in starts.items()}
+    flat = torch_optimizer(name, [plain["0"]])[1]
+    lr = {n: 2e-2 if int(n) % 2 else 1e-2 for n in starts}
+    optimizers = [torch_optimizer(name, [p], lr[n])[0] for n, p in plain.items()]
+    specs = {n: plan.Spec(tuple(w.shape), w.dtype, ()) for n, w in starts.items()}
+    own = tuple((n, {"lr": 2e-2}) for n in starts if int(n) % 2)
+    settings = {n: flat[n] for n in line.defaults}
+    tables = runtime.load(
+        ("tables",),
+        OPTIMIZER=(name, settings),
+        WEIGHTS=specs,
+        PARAMETER_GROUPS=own,
+        hyperparameters=hyperparameters_of(settings, own),
+    )
+    weights = {n: aligned(w) for n, w in starts.items()}
+    state = {n: tuple(aligned(torch.zeros(w.shape)) for _ in line.state) for n, w in starts.items()}
+    module = runner.load(made)
+    for step in range(1, 5):
+        live = step != 3
+        grads = {
+            n: aligned(torch.from_numpy(rng.standard_normal(w.shape).astype(np.float32)), off)
+            for n, w in starts.items()
+        }
+        for n, p in plain.items():
+            p.grad = grads[n] * (1.0 if scale is None else scale)
+        before = [x.clone() for n in weights for x in (weights[n], *state[n])]
+        count = torch.tensor(float(step - (step > 3)), dtype=torch.float64)
+        given = tables.settings_of(weights, 1.0)
+        numbers = getattr(module, f"{name}_numbers")(
+            **({"step": count} if line.reads_step else {}), **given, **({} if scale is None else {"scale": scale})
+        )
+        packed = tables.packed(numbers, torch.tensor(float(live)), given["lr"])
+        all_of_them = tables.weight_tables(weights, grads, state, 1024)
+        assert len(all_of_them) == (1 if off else 2)
+        for table in all_of_them:
+            owned = [
+                table.rows,
+                table.blocks,
+                packed,
+                *weights.values(),
+                *grads.values(),
+                *(m for s in state.values() for m in s),
+            ]
+            with runner.within(owned):
+                getattr(module, name)(table, packed)
+        if not live:
+            for x, was in zip((x for n in weights for x in (weights[n], *state[n])), before, strict=True):
+                assert torch.equal(x, was)
+            continue
+        for each in optimizers:
+            each.step()
+        for n, p in plain.items():
+            torch.testing.assert_close(weights[n], p.detach(), rtol=1e-6, atol=1e-7)
+
+
+def hyperparameters_of(settings: dict[str, float], own: Any) -> Any:
+    """What a program's `hyperparameters` returns of a weight, given those of the groups by name."""
+    return lambda name: {**settings, **dict(own).get(name, {})}
+
+
+def aligned(x: torch.Tensor, off: int = 0) -> torch.Tensor:
+    """A copy of a tensor that begins `off` elements after a multiple of 64 bytes."""
+    memory = torch.zeros(x.numel() + 32 + off, dtype=x.dtype)
+    first = (-memory.data_ptr() // x.element_size()) % (64 // x.element_size()) + off
+    return memory[first : first + x.numel()].view(x.shape).copy_(x)

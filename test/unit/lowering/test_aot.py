@@ -102,7 +102,11 @@ CONVOLUTIONS: list[Case] = [
 
 
 def of_target(jobs: list[Job], target: str) -> list[Job]:
-    """In `make test` a third of them for Hopper, a sixth for the others, each other ones; all in `make zoo`."""
+    """
+    Those that the target is to run: in `make test` a third of them for Hopper, a sixth for the others, each other ones;
+    all in `make zoo`.
+    """
+    jobs = [job for job in jobs if job.compiled.is_for(target)]
     return [*sample(jobs, 3)] if target == "cuda:90" else [*sample(jobs, 6, [*SHARED_LIMITS].index(target))]
 
 
@@ -117,7 +121,7 @@ def compiled(launchers: list[Launcher], target: str) -> list[tuple[Compiled, Res
     kernels = {name: text for one in launchers for name, text in one.kernels.items()}
     launches: list[Compiled] = []
     for launch in (c for one in launchers for c in one.compiled):
-        if launch not in launches:
+        if launch not in launches and launch.is_for(target):
             launches.append(launch)
     return list(zip(launches, compile_all("\n\n".join(kernels.values()), launches, target), strict=True))
 
@@ -211,6 +215,33 @@ def test_grouped_products(target: str) -> None:
     jobs = of_target(jobs, target)
     for job, outcome in zip(jobs, compile_each(jobs, target), strict=True):
         assert violations(job, outcome, target) == [], (job.compiled, outcome)
+
+
+LAYOUTS = ["x[m, k] * w[k, n]", "x[k, m] * w[k, n]", "x[m, k] * w[n, k]", "x[k, m] * w[n, k]"]
+AFTER = [
+    "f(x, w) out[m, n] = P",
+    "f(x, w, b, r) out[m, n] = relu(P + b[n]) + r[m, n]",
+    "f(x, w, b) out[m, n] = gelu(P + b[n]); s[m, n] = P + b[n]",
+]
+"""What follows a product `P`."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", SHARED_LIMITS)
+def test_large_products(target: str) -> None:
+    """Tiles fit registers and shared memory, and Hopper copies them by descriptors."""
+    jobs: list[Job] = []
+    for layout, line in sample(list(itertools.product(LAYOUTS, AFTER)), 3):
+        shapes = ((4096, 4096),) * 2 + (((4096,),) if "b" in line else ()) + (((4096, 4096),) if "r[" in line else ())
+        bound = bind(parse_line(line.replace("P", f"sum[k]({layout})")), shapes, {})
+        one = launcher(bound, ["bf16"] * len(shapes))
+        jobs += [Job(one.kernels[c.kernel], c) for c in one.compiled if c.is_for(target)]
+    hopper = target == "cuda:90"
+    assert all(job.compiled.constants["BLOCK_N"] == (256 if hopper else 128) for job in jobs)
+    for job, outcome in zip(jobs, compile_each(jobs, target), strict=True):
+        assert violations(job, outcome, target) == [], (job.compiled, outcome)
+        assert isinstance(outcome, Resources)
+        assert not hopper or {"tma", "wgmma"}.issubset(outcome.instructions)
 
 
 EPILOGUES = [

@@ -57,10 +57,11 @@ class Epilogue(KernelWriter):
             self.store(_out(k), address(each.result.indices, stage.extents), self.number(each.expr).text)
 
     @property
-    def flops(self) -> int:
+    def work(self) -> int:
         """
-        Floating point operations per element of the matrix product, summed over all results of the kernel; those of the
-        product itself are not counted.
+        What must be in registers beside the product, roughly: floating point operations per element of it, summed over
+        all results of the kernel, and one for each result but the first. Where addresses are computed element by
+        element (not `serves_all_shapes`) it is 4 more. Operations of the product itself are not counted.
         """
         seen: set[Expr] = {self.of.product}
 
@@ -71,7 +72,8 @@ class Epilogue(KernelWriter):
             own = FUNCTIONS[expr.function].flops if isinstance(expr, Call) else int(isinstance(expr, Binary))
             return own + sum(map(count, children(expr)))
 
-        return sum(count(each.expr) for each in self.stages)
+        addresses = 0 if self.serves_all_shapes else 4
+        return sum(count(each.expr) for each in self.stages) + len(self.stages) - 1 + addresses
 
     def pointer(self, tensor: str, where: Address) -> tuple[str, str]:
         """

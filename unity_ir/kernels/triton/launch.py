@@ -17,7 +17,7 @@ from unity_ir.forms.addresses import Names
 from unity_ir.forms.classify import Form, form_of
 from unity_ir.forms.contraction import Contraction
 from unity_ir.kernels.triton.expression import KernelWriter
-from unity_ir.tdl.syntax import NOT_FLOATING, Bound, Expr, Name, Result, accesses, children
+from unity_ir.tdl.syntax import NOT_FLOATING, Bound, Expr, Name, PaddedVar, Result, accesses, children
 
 Scalar = int | float | str
 
@@ -57,8 +57,15 @@ class Compiled:
     Instructions that its machine code must contain, as `unity-aot` checks: `mma` for those of the matrix units,
     `pipelined` for asynchronous copies to shared memory.
     """
+    descriptors: bool | None = None
+    """Whether it is launched on GPUs that copy tiles by descriptors, or on the others; None: on all."""
     on_amd: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
     """Constants, `num_warps` or `num_stages` that are others on GPUs of AMD."""
+
+    def is_for(self, target: str) -> bool:
+        """Return whether it is launched on a GPU: `cuda:80`, `cuda:90`, `hip:gfx942`."""
+        backend, _, arch = target.partition(":")
+        return self.descriptors in (None, backend == "cuda" and int(arch) >= 90)
 
     def on(self, backend: str) -> Compiled:
         """Return the specialisation on GPUs of a backend of Triton, `cuda` or `hip`."""
@@ -69,16 +76,37 @@ class Compiled:
         return replace(self, constants={**self.constants, **other}, num_warps=warps, num_stages=stages, on_amd={})
 
 
+DESCRIPTORS = """\
+def has_descriptors():
+    \"""Return whether GPUs copy tiles by descriptors (Hopper and later); if so, say where kernels make these.\"""
+    if torch.version.hip or (torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0)):
+        return False
+    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+    return True
+
+
+DESCRIPTORS = has_descriptors()
+
+
+"""
+"""Text of a program that tells which of two launches it does (`KernelLaunch.otherwise`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchWork:
     """How much work one launch has: its number of programs, and of passes over the input; decides what is fused."""
 
     kind: str
-    """One of `elements` (pointwise), `rows` (reductions) and `product` (matrix products); empty for other kernels."""
+    """
+    One of `elements` (pointwise), `rows` (reductions), `product` (matrix products) and `scatter`; empty for other
+    kernels.
+    """
     programs: int
-    """Number of programs in the grid."""
+    """Number of programs in the grid; of a product, that of tiles of 64 x 64, however large its own are."""
     passes: int
     """Number of times that a program reads its input."""
+    seconds: float = 0.0
+    """Estimated time of a product of 16 bits on an H100; 0 for other kernels."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +175,12 @@ class KernelLaunch:
     """Name of the dict of the program that holds `options`, if launches of several shapes share it; else empty."""
     after: tuple[str, ...] = ()
     """Lines of the launcher, after the launch, that finish the result."""
+    otherwise: KernelLaunch | None = None
+    """The launch on GPUs that do not copy tiles by descriptors; None: this one."""
+    tiles: int | None = None
+    """As `LaunchWork.programs`, if that is not the number of programs in the grid."""
+    seconds: float = 0.0
+    """As `LaunchWork.seconds`."""
     on_amd: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
     """As `Compiled.on_amd`."""
 
@@ -159,11 +193,27 @@ class KernelLaunch:
     @property
     def head(self) -> str:
         """The line of code before the launcher that defines the launch's options as a dict; empty if there is none."""
-        return f"{self.options_name} = {dict(self.options)}\n\n\n" if self.options_name else ""
+        items = ", ".join(f"{name!r}: {value!r}" for name, value in self.options.items())
+        own = f"{self.options_name} = {{{items}}}\n\n\n" if self.options_name else ""
+        if len(own) > 120:
+            rows = "\n    ".join(wrap(f"{items},", 116))
+            own = f"{self.options_name} = {{\n    {rows}\n}}\n\n\n"
+        return own if self.otherwise is None else DESCRIPTORS + own + self.otherwise.head
 
     @property
     def call(self) -> tuple[str, ...]:
         """The launcher's lines of code that launch the kernel."""
+        if self.otherwise is None:
+            return self._call
+        return (
+            "if DESCRIPTORS:",
+            *(f"    {line}" for line in self._call),
+            "else:",
+            *(f"    {line}" for line in self.otherwise.call),
+        )
+
+    @property
+    def _call(self) -> tuple[str, ...]:
         options = [f"**{self.options_name}"] if self.options_name else [*map(self._option, self.options)]
         arguments = [*(a.text for a in self.arguments.values()), *options]
         line = f"{self.kernel}[{self.grid}]({', '.join(arguments)})"
@@ -186,16 +236,16 @@ class KernelLaunch:
         The launch's number of programs, and how often each reads its input, by which it is judged whether to fuse
         operators.
         """
-        return LaunchWork(self.kind, prod(self.grid), self.passes)
+        return LaunchWork(self.kind, self.tiles or prod(self.grid), self.passes, self.seconds)
 
     @property
     def compiled(self) -> Compiled:
-        """The specialisation of the kernel that Triton compiles for this launch."""
+        """The specialisation of the kernel that Triton compiles for this launch, without `otherwise`."""
         signature = {n: a.type for n, a in self.arguments.items()} | dict.fromkeys(self.constants, "constexpr")
         ones = {n: 1 for n, a in self.arguments.items() if a.type == "constexpr"}
         constants = {**ones, **self.constants}
         warps, stages = self.num_warps, self.num_stages or 3
-        return Compiled(self.kernel, signature, constants, warps, stages, self.expects, self.on_amd)
+        return Compiled(self.kernel, signature, constants, warps, stages, self.expects, on_amd=self.on_amd)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +324,11 @@ class Stage:
     @property
     def allocation(self) -> str:
         """The launcher's line of code that allocates the result."""
-        out = self.output
+        out, (*outer, last) = self.output, self.result.indices or (None,)
+        if isinstance(last, PaddedVar):
+            stored = (*self.shape[:-1], last.row)
+            text = f"{out.name} = torch.empty({stored}, dtype={out.torch_dtype}, device={self.device}.device)"
+            return f"{text}[{':, ' * len(outer)}:{self.shape[-1]}]"
         return f"{out.name} = torch.empty({self.shape}, dtype={out.torch_dtype}, device={self.device}.device)"
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from math import inf
+from textwrap import indent
 
 from unity_ir.forms.addresses import Names, power_of_two
 from unity_ir.forms.contraction import Contraction
@@ -12,7 +15,7 @@ from unity_ir.kernels.triton.launch import Argument, KernelLaunch, Stage
 from unity_ir.tdl.functions import FUSED
 from unity_ir.tdl.syntax import Call
 
-_TEXT = '''\
+_HEAD = '''\
 # Precision of float32 products: "tf32" is several times faster on tensor cores and keeps 10 bits of fractions.
 INPUT_PRECISION = tl.constexpr("ieee")
 # The interpreter multiplies the bit patterns of bfloat16.
@@ -20,18 +23,42 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
+def corner(number, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FULL: tl.constexpr):
+    """The first row and column of a tile; the last FULL ones are moved inside, and compute some elements once more."""
+    # As many tiles, one below the other, are computed at a time, so that they find the columns of w in the cache.
+    GROUP: tl.constexpr = 8
+    columns = tl.cdiv(N, BLOCK_N)
+    group = number // (GROUP * columns) * GROUP
+    place = number % (GROUP * columns)
+    rows = min(tl.cdiv(M, BLOCK_M) - group, GROUP)
+    m = (group + place % rows) * BLOCK_M
+    n = place // rows * BLOCK_N
+    if FULL:
+        m = min(m, M - BLOCK_M)
+        n = min(n, N - BLOCK_N)
+    return m, n
+
+
+'''
+_TEXT = (
+    _HEAD
+    + '''\
+@triton.jit
 def tile(
     x_ptr, w_ptr, M, N, K, x_m, x_k, w_k, w_n,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
 ):
-    """This program's tile of sum[k](x[m, k] * w[k, n]), with the stride of every dim; its rows and columns, masked."""
-    program = tl.program_id(0)
-    columns = tl.cdiv(N, BLOCK_N)
-    m = program // columns * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = program % columns * BLOCK_N + tl.arange(0, BLOCK_N)
+    """
+    This program's tile of sum[k](x[m, k] * w[k, n]), with the stride of every dim; its rows and columns, and which of
+    them are inside: all if the tile is FULL.
+    """
+    m, n = corner(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, FULL)
+    m += tl.arange(0, BLOCK_M)
+    n += tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    m_inside = (m < M)[:, None]
-    n_inside = (n < N)[None, :]
+    # The compiler leaves out masks that are always true.
+    m_inside = (FULL | (m < M))[:, None]
+    n_inside = (FULL | (n < N))[None, :]
     if WIDE:
         m = m.to(tl.int64)
         n = n.to(tl.int64)
@@ -40,7 +67,7 @@ def tile(
     w_ptr += k[:, None] * w_k + n[None, :] * w_n
     product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, K, BLOCK_K):
-        k_inside = k < K - start
+        k_inside = FULL | (k < K - start)
         x = tl.load(x_ptr, mask=m_inside & k_inside[None, :], other=0.0)
         w = tl.load(w_ptr, mask=k_inside[:, None] & n_inside, other=0.0)
         if INTERPRETED:
@@ -56,14 +83,75 @@ def tile(
 def {name}(
     {pointers},
     {integers},
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FULL: tl.constexpr, WIDE: tl.constexpr,
 ):
     """{result}[m, n] = sum[k](x[m, k] * w[k, n]), with the stride of every dim{more}."""
 {offsets}\
-    product, m, n, m_inside, n_inside = tile(x_ptr, w_ptr, M, N, K, x_m, x_k, w_k, w_n, BLOCK_M, BLOCK_N, BLOCK_K, WIDE)
+    product, m, n, m_inside, n_inside = tile(
+        x_ptr, w_ptr, M, N, K, x_m, x_k, w_k, w_n, BLOCK_M, BLOCK_N, BLOCK_K, FULL, WIDE
+    )
 {epilogue}
 '''
+)
+_LARGE_TEXT = (
+    _HEAD
+    + '''\
+@triton.jit
+def {name}(
+    {pointers},
+    {integers},
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    X_COLUMNS: tl.constexpr, W_COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):
+    """
+    {result}[m, n] = sum[k](x[m, k] * w[k, n]){more}.
 
+    Elements of a row of each operand, or of one of its COLUMNS, are consecutive in memory. Each program computes
+    several tiles, and copies operands of the next while it stores one. A tile's halves are stored one after the other,
+    in the same registers.
+    """
+    if X_COLUMNS:
+        x_tiles = tl.make_tensor_descriptor(x_ptr, [K, M], [x_k, 1], [BLOCK_K, BLOCK_M])
+    else:
+        x_tiles = tl.make_tensor_descriptor(x_ptr, [M, K], [x_m, 1], [BLOCK_M, BLOCK_K])
+    if W_COLUMNS:
+        w_tiles = tl.make_tensor_descriptor(w_ptr, [N, K], [w_n, 1], [BLOCK_N, BLOCK_K])
+    else:
+        w_tiles = tl.make_tensor_descriptor(w_ptr, [K, N], [w_k, 1], [BLOCK_K, BLOCK_N])
+    tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    for number in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+        first_m, first_n = corner(number, M, N, BLOCK_M, BLOCK_N, True)
+        whole = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for k in range(0, K, BLOCK_K):
+            if X_COLUMNS:
+                x = x_tiles.load([k, first_m]).T
+            else:
+                x = x_tiles.load([first_m, k])
+            if W_COLUMNS:
+                w = w_tiles.load([first_n, k]).T
+            else:
+                w = w_tiles.load([k, first_n])
+            if INTERPRETED:
+                x = x.to(tl.float32)
+                w = w.to(tl.float32)
+            whole = tl.dot(x, w, whole)
+        left, right = tl.split(tl.permute(tl.reshape(whole, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
+        m = first_m + tl.arange(0, BLOCK_M)
+        for half in tl.static_range(2):
+            n = first_n + half * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+            # The compiler leaves out masks that are always true.
+            m_inside = tl.full((BLOCK_M, 1), True, tl.int1)
+            n_inside = tl.full((1, BLOCK_N // 2), True, tl.int1)
+            if WIDE:
+                m = m.to(tl.int64)
+                n = n.to(tl.int64)
+            if half == 0:
+                product = left
+            else:
+                product = right
+{epilogue}
+'''
+)
 _BATCH_OFFSETS = """\
     b = tl.program_id(1)
     if WIDE:
@@ -72,11 +160,13 @@ _BATCH_OFFSETS = """\
     w_ptr += b * w_b
 """
 LIGHT = 16
-"""Most operations of an epilogue per element with which large tiles fit registers; more keep intermediate values."""
+"""Most work of an epilogue (`Epilogue.work`) with which square tiles fit registers; more keeps intermediate values."""
 _TAKEN = (
+    *("corner", "first_m", "first_n", "half", "k", "left", "number", "right", "tiles", "whole", "x_tiles", "w_tiles"),
+    *("X_COLUMNS", "W_COLUMNS"),
     *("b", "m", "n", "m_inside", "n_inside", "product", "tile", "x", "w"),
-    *("x_ptr", "w_ptr", "M", "N", "K", "BLOCK_M", "BLOCK_N", "BLOCK_K", "WIDE", "INPUT_PRECISION", "INTERPRETED"),
-    *("x_b", "x_m", "x_k", "w_b", "w_k", "w_n"),
+    *("x_ptr", "w_ptr", "M", "N", "K", "BLOCK_M", "BLOCK_N", "BLOCK_K", "FULL", "WIDE", "INPUT_PRECISION"),
+    *("INTERPRETED", "x_b", "x_m", "x_k", "w_b", "w_k", "w_n"),
 )
 """Identifiers that the text uses itself."""
 
@@ -96,11 +186,15 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
     epilogue = Epilogue(of, (stage, *more), Names(_TAKEN))
     exact = x.dtype == "f32"
     wanted = expects(sizes, (of.x_strides, of.w_strides), x.dtype)
-    block_m, block_n, block_k, warps, stages = blocks(sizes, half, exact, epilogue.flops > LIGHT)
+    batched = sizes["b"] > 1
+    if "pipelined" in wanted and half:
+        tile = tile_of(sizes, epilogue.work)
+    else:
+        tile = Tile(*blocks(sizes, half, exact, epilogue.work > LIGHT), speed=0.5)
     if "pipelined" not in wanted:
         # Elements on their way to shared memory then go through registers.
-        block_k = min(block_k, 32)
-    batched = sizes["b"] > 1
+        tile = replace(tile, k=min(tile.k, 32), speed=0.3)
+    full = sizes["m"] >= tile.m and sizes["n"] >= tile.n and sizes["k"] % tile.k == 0
     integers = {
         "M": sizes["m"],
         "N": sizes["n"],
@@ -121,24 +215,50 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
         "offsets": _BATCH_OFFSETS if batched else "",
         "epilogue": "\n".join(epilogue.lines),
     }
-    if form is None:
-        name = f"{stage.operator}_{sha256(_TEXT.format(name='', **fields).encode()).hexdigest()[:6]}_kernel"
-    else:
-        name = f"{'batched_' * batched}matmul{form}_kernel"
-    tiles = -(-sizes["m"] // block_m) * -(-sizes["n"] // block_n)
-    return KernelLaunch(
-        name,
-        _TEXT.format(name=name, **fields),
-        (tiles, sizes["b"]) if batched else (tiles,),
+
+    def named(text: str, fields: Mapping[str, str], prefix: str) -> tuple[str, str]:
+        """Return the kernel's name and text."""
+        if form is None:
+            digest = sha256(text.format(name="", **fields).encode()).hexdigest()[:6]
+            name = f"{stage.operator}_{digest}_kernel"
+        else:
+            name = f"{prefix}matmul{form}_kernel"
+        return name, text.format(name=name, **fields)
+
+    launch = KernelLaunch(
+        *named(_TEXT, fields, "batched_" * batched),
+        (tile.count(sizes), sizes["b"]) if batched else (tile.count(sizes),),
         pointers | numbers,
-        {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "WIDE": stage.wide},
-        warps,
-        stages,
+        {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "FULL": full, "WIDE": stage.wide},
+        tile.warps,
+        tile.stages,
         stage.allocation,
         tuple(each.allocation for each in more),
         wanted,
         "product",
-        options_name=f"TILE_{block_m}_{block_n}_{block_k}{'' if warps == 8 else f'_{warps}'}{'_WIDE' * stage.wide}",
+        options_name=f"{'FULL_' * full}TILE_{tile.name}{'_WIDE' * stage.wide}",
+        seconds=0.0 if exact else seconds(tile, sizes),
+        tiles=max(tile.count(sizes) * sizes["b"], sizes["m"] * sizes["n"] * sizes["b"] // 64**2),
+    )
+    if not takes_descriptors(of, x.dtype) or not prefers_descriptors(sizes, tile, epilogue.work):
+        return launch
+    columns = {"X_COLUMNS": of.x_strides["m"] == 1, "W_COLUMNS": of.w_strides["k"] == 1}
+    # Results pass through shared memory on their way out.
+    narrow = all(each.output.dtype != "f32" for each in (stage, *more))
+    stages = 4 if narrow else 3
+    letters = "".join("T" if turned else "N" for turned in columns.values())
+    kernel, text = named(_LARGE_TEXT, {**fields, "epilogue": indent(fields["epilogue"], " " * 8)}, "large_")
+    return replace(
+        launch,
+        kernel=kernel,
+        text=text,
+        grid=(min(SMS, LARGEST.count(sizes)),),
+        constants={"BLOCK_M": LARGEST.m, "BLOCK_N": LARGEST.n, "BLOCK_K": LARGEST.k, **columns, "WIDE": stage.wide},
+        num_stages=stages,
+        expects=("mma", "pipelined"),
+        seconds=seconds(LARGEST, sizes),
+        options_name=f"LARGE_TILE_{letters}_{stages}{'_WIDE' * stage.wide}",
+        otherwise=launch,
     )
 
 
@@ -167,6 +287,89 @@ def expects(sizes: Mapping[str, int], strides: Iterable[Mapping[str, int]], dtyp
     dims = [(d, s) for own in strides for d, s in own.items() if d != "b" or s]
     wide = all((sizes[d] if s == 1 else s) % 16 == 0 for d, s in dims)
     return ("mma", "pipelined") if wide else ("mma",)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The part of a product that one program computes, and how it is launched."""
+
+    m: int
+    n: int
+    """Rows and columns."""
+    k: int
+    """Elements summed per step."""
+    warps: int = 8
+    stages: int = 3
+    """Steps whose operands are in shared memory, or on their way there."""
+    speed: float = 1.0
+    """Arithmetic per time of an SM that is never idle, in relation to that of the largest tile: as measured (H100)."""
+    work: float = inf
+    """Most work of an epilogue (`Epilogue.work`) with which it fits registers."""
+
+    @property
+    def name(self) -> str:
+        """The tile as part of an identifier."""
+        return f"{self.m}_{self.n}_{self.k}{'' if self.warps == 8 else f'_{self.warps}'}"
+
+    def count(self, sizes: Mapping[str, int]) -> int:
+        """Return the number of tiles that cover one product of these `sizes`, by "m" and "n"."""
+        return -(-sizes["m"] // self.m) * -(-sizes["n"] // self.n)
+
+
+LARGEST = Tile(128, 256, 64)
+"""The tile of products whose operands are copied by descriptors."""
+LARGE = (Tile(128, 128, 64, speed=0.75, work=LIGHT), Tile(128, 64, 64, speed=0.55))
+"""Other tiles of large products of 16 bits, the preferred ones first."""
+SMS = 132
+"""Streaming multiprocessors of the GPU for which tiles are chosen (H100 SXM)."""
+FLOPS = 680e12
+"""Operations per second of the largest tiles on that GPU: the median of 16 products of BERT, GPT-2 and Llama-3 8B."""
+
+
+def seconds(tile: Tile, sizes: Mapping[str, int]) -> float:
+    """
+    Return the estimated seconds of a product of 16-bit elements, of these `sizes` (by "b", "m", "n", "k"), on an H100:
+    until the SM is done that has the most tiles.
+    """
+    most = -(-tile.count(sizes) * sizes["b"] // SMS)
+    return most * tile.m * tile.n * sizes["k"] * 2 * SMS / (tile.speed * FLOPS)
+
+
+def tile_of(sizes: Mapping[str, int], work: int) -> Tile:
+    """
+    Return the tile of a product of aligned operands of 16 bits, of these `sizes` (by "b", "m", "n", "k"), with so much
+    `work` in its epilogue (`Epilogue.work`), if operands are copied by pointers.
+
+    Of the tiles in `LARGE` that fit the product it is the one with which the SM that has the most tiles is done first:
+    large tiles read the operands fewer times, but may leave SMs without work.
+    """
+    fitting = [t for t in LARGE if all(getattr(t, d) <= sizes[d] for d in "mnk") and work <= t.work]
+    if not fitting:
+        return Tile(*blocks(sizes, half=True, exact=False, heavy=work > LIGHT))
+    return min(fitting, key=lambda t: seconds(t, sizes))
+
+
+def takes_descriptors(of: Contraction, dtype: str) -> bool:
+    """
+    Return whether tiles of both operands of a product can be copied by descriptors: matrices of 16-bit elements whose
+    rows (or columns) are consecutive and start at multiples of 16 bytes.
+    """
+    if dtype == "f32" or of.sizes["b"] > 1:
+        return False
+    return all(
+        1 in (far, near) and max(far, near) % 8 == 0
+        for far, near in ((of.x_strides["m"], of.x_strides["k"]), (of.w_strides["k"], of.w_strides["n"]))
+    )
+
+
+def prefers_descriptors(sizes: Mapping[str, int], tile: Tile, work: int) -> bool:
+    """
+    Return whether a product of these `sizes`, with so much `work` in its epilogue, is done earlier by tiles that are
+    copied by descriptors than by `tile`, copied by pointers.
+    """
+    if work > LIGHT or sizes["m"] < LARGEST.m or sizes["n"] < LARGEST.n or sizes["k"] < LARGEST.k:
+        return False
+    return seconds(LARGEST, sizes) <= seconds(tile, sizes)
 
 
 def blocks(sizes: Mapping[str, int], half: bool, exact: bool, heavy: bool = False) -> tuple[int, int, int, int, int]:

@@ -1,4 +1,6 @@
-"""Generate an optimizer's step of one weight, in place, from its TDL line: as one kernel, or in PyTorch."""
+"""
+Generate an optimizer's step, in place, from its TDL line: as one kernel for all weights, or of one weight in PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,13 @@ from dataclasses import dataclass
 
 from unity_ir.errors import UnityError
 from unity_ir.kernels.text import COMPARISONS, SUM, UNARY, Text, binary
-from unity_ir.kernels.triton.launch import Compiled, Launcher, pointer
+from unity_ir.kernels.triton.launch import Compiled, Launcher, pointer, signature
 from unity_ir.ops.optimizers import OPTIMIZERS, OptimizerLine
 from unity_ir.tdl.syntax import Access, Binary, Call, Const, Expr, Name, WrittenResult, accesses, children
 
-BLOCK = 4096
-WARPS = 16
+BLOCK = 2048
+"""Elements of a weight that a program of the kernel replaces."""
+WARPS = 8
 
 
 def _power(x: Text, y: Text) -> Text:
@@ -76,13 +79,19 @@ def optimizer_launcher(
     is_scaled: bool = False,
 ) -> Launcher:
     """
-    Return the launcher of an optimizer's step: `sgd(p, g, lr)`, `adam(p, g, m, v, step, lr, beta1, beta2, eps)`, and so
-    on, as `ops.optimizers` has its operands and attributes.
+    Return the launcher of an optimizer's step, as `ops.optimizers` has its operands and attributes.
 
-    The launcher replaces the weight `p` and its state in place, given the gradient `g`: contiguous tensors of one
-    shape. `step` counts from 1. `dtype`, `gradient` and `state` are the element types of p, of g, and of the state;
-    `impl` is `triton` or `torch`. If it `is_scaled`, a last argument `scale` is multiplied with the gradient first.
-    Raises `UnityError` for another name or implementation.
+    With `impl` `torch` it is a function of one weight, `adam_torch(p, g, m, v, step, lr, beta1, beta2, eps)`, which
+    replaces the weight `p` and its state in place, given the gradient `g`: contiguous tensors of one shape. `step`
+    counts from 1. If it `is_scaled`, a last argument `scale` is multiplied with the gradient first.
+
+    With `triton` it is two functions: `adam_numbers`, of the step and the hyperparameters, which returns what the
+    kernel reads beside tensors; and `adam(table, numbers)`, one launch for all weights of a table
+    (`lowering.runtime.tables`), given these numbers of each group of weights, f32 [groups, numbers], on the device. The
+    last of a group is 0 if its weights are to be left as they are.
+
+    `dtype`, `gradient` and `state` are the element types of p, of g, and of the state, ahead of time; a launch takes
+    those of its tensors. Raises `UnityError` for another name or implementation.
     """
     if name not in OPTIMIZERS or impl not in ("triton", "torch"):
         known = ", ".join(OPTIMIZERS)
@@ -92,11 +101,18 @@ def optimizer_launcher(
         return Launcher(f"{name}_torch", _in_torch(made, is_scaled), {}, ())
     numbers = _numbers(made, is_scaled)
     tensors = {"p_ptr": dtype, "g_ptr": gradient, **{f"{s}_ptr": state for s in made.state}}
-    signature = {n: pointer(d) for n, d in tensors.items()} | {"size": "i32"}
-    signature |= dict.fromkeys(numbers, "fp32") | {"BLOCK": "constexpr"}
+    types = {n: pointer(d) for n, d in tensors.items()}
+    types |= {"rows_ptr": "*i64", "blocks_ptr": "*i32", "numbers_ptr": "*fp32"}
+    types |= {"ALIGNED": "constexpr", "BLOCK": "constexpr"}
     kernel = f"{name}_kernel"
-    compiled = Compiled(kernel, signature, {"BLOCK": BLOCK}, WARPS, 3)
-    return Launcher(name, _launch(made, numbers, is_scaled), {kernel: _kernel(made, numbers)}, (compiled,))
+    compiled = tuple(
+        Compiled(kernel, types, {"ALIGNED": aligned, "BLOCK": BLOCK}, WARPS, 3) for aligned in (True, False)
+    )
+    source = _launch(made) + _BETWEEN + _in_numbers(made, numbers, is_scaled)
+    return Launcher(name, source, {kernel: _kernel(made, numbers)}, compiled)
+
+
+_BETWEEN = "\n\n"
 
 
 def _numbers(made: OptimizerLine, is_scaled: bool) -> list[str]:
@@ -121,34 +137,65 @@ def _read(expr: Expr, known: Mapping[Expr, str]) -> Iterator[str]:
                 yield from _read(part, known)
 
 
-def _head(made: OptimizerLine, name: str, is_scaled: bool) -> Iterator[str]:
-    """Yield the first lines of a launcher: its arguments, what it does, and the numbers that are computed once."""
-    arguments = [*(p.name for p in made.line.parameters), *(a.name for a in made.line.attributes)]
-    yield f"def {name}({', '.join([*arguments, *(['scale'] if is_scaled else [])])}):"
-    kept = f", and of its state {', '.join(made.state)}" if made.state else ""
-    yield f'    """One step of {made.name}, in place: of weight p by gradient g{kept}."""'
+def _arguments(made: OptimizerLine, is_scaled: bool) -> list[str]:
+    """Return the names of the numbers that a step is given: that of the step, the hyperparameters, and the scale."""
+    return [*(a.name for a in made.line.attributes), *(["scale"] if is_scaled else [])]
+
+
+def _of_all(made: OptimizerLine) -> Iterator[str]:
+    """Yield the lines that compute the numbers that are the same for all elements."""
     writer = _Writer(_ON_HOST, {})
     for result in made.numbers:
         yield f"    {result.name} = {writer.text(result.expr).text}"
 
 
-def _launch(made: OptimizerLine, numbers: list[str], is_scaled: bool) -> str:
-    tensors = ", ".join(p.name for p in made.line.parameters)
+def _what(made: OptimizerLine, of: str) -> str:
+    kept = f", and of its state {', '.join(made.state)}" if made.state else ""
+    return f'    """One step of {made.name}, in place{of}: of weight p by gradient g{kept}."""'
+
+
+def _in_numbers(made: OptimizerLine, numbers: list[str], is_scaled: bool) -> str:
     lines = [
-        *_head(made, made.name, is_scaled),
-        f"    {made.name}_kernel[(triton.cdiv(p.numel(), {BLOCK}),)](",
-        f"        {tensors}, p.numel(), {', '.join(numbers)},",
-        f"        BLOCK={BLOCK}, num_warps={WARPS},",
+        f"def {made.name}_numbers({', '.join(_arguments(made, is_scaled))}):",
+        f'    """What a step of {made.name} computes with, the same for all elements of a weight."""',
+        *_of_all(made),
+        f"    return {', '.join(numbers)}{',' if len(numbers) == 1 else ''}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _launch(made: OptimizerLine) -> str:
+    lines = [
+        f"def {made.name}(table, numbers):",
+        _what(made, " and for all weights of a table"),
+        f"    {made.name}_kernel[(len(table.blocks),)](",
+        "        *table.examples, table.rows, table.blocks, numbers,",
+        f"        ALIGNED=table.is_aligned, BLOCK=table.block, num_warps={WARPS},",
         "    )",
     ]
     return "\n".join(lines) + "\n"
 
 
 def _kernel(made: OptimizerLine, numbers: list[str]) -> str:
+    """
+    Return the text of the kernel. A program takes a block of a weight, which `blocks_ptr` names: the weight's row, and
+    the number of the block in it. Row `rows_ptr` has the addresses of the weight, its gradient and state, its number of
+    elements, and its group. The pointers it is given are of any weight, and tell the types.
+    """
     tensors = [p.name for p in made.line.parameters]
-    arguments = [*(f"{t}_ptr" for t in tensors), "size", *numbers, "BLOCK: tl.constexpr"]
-    out = ["@triton.jit", f"def {made.name}_kernel({', '.join(arguments)}):"]
-    out.append("    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)")
+    pointers = [f"{t}_ptr" for t in tensors]
+    arguments = [*pointers, "rows_ptr", "blocks_ptr", "numbers_ptr"]
+    size, group, live = len(tensors), len(tensors) + 1, len(numbers)
+    out = ["@triton.jit", signature(f"{made.name}_kernel", arguments, ("ALIGNED", "BLOCK"))]
+    out.append(f"    weight = rows_ptr + {len(tensors) + 2} * tl.load(blocks_ptr + 2 * tl.program_id(0))")
+    out += [f"    {name} = tl.load(weight + {i}).to({name}.dtype)" for i, name in enumerate(pointers)]
+    out.append(f"    numbers = numbers_ptr + {live + 1} * tl.load(weight + {group})")
+    out += [f"    {name} = tl.load(numbers + {i})" for i, name in enumerate(numbers)]
+    out.append(f"    size = tl.where(tl.load(numbers + {live}) > 0.0, tl.load(weight + {size}), 0)")
+    out.append("    if ALIGNED:")
+    out += [f"        {name} = tl.multiple_of({name}, 16)" for name in (*pointers, "size")]
+    out.append("    block = tl.load(blocks_ptr + 2 * tl.program_id(0) + 1).to(tl.int64)")
+    out.append("    index = block * BLOCK + tl.arange(0, BLOCK)")
     out.append("    mask = index < size")
     out += [f"    {t} = tl.load({t}_ptr + index, mask=mask, other=0.0).to(tl.float32)" for t in tensors]
     if "scale" in numbers:
@@ -161,7 +208,9 @@ def _kernel(made: OptimizerLine, numbers: list[str]) -> str:
 
 
 def _in_torch(made: OptimizerLine, is_scaled: bool) -> str:
-    out = [*_head(made, f"{made.name}_torch", is_scaled), *(["    g = scale * g"] if is_scaled else [])]
+    arguments = [*(p.name for p in made.line.parameters), *_arguments(made, is_scaled)]
+    out = [f"def {made.name}_torch({', '.join(arguments)}):", _what(made, ""), *_of_all(made)]
+    out += ["    g = scale * g"] if is_scaled else []
     writer = _Writer(_functions("torch"), {r.expr: r.name for r in made.numbers})
     out += [f"    {_in_place(result, writer)}" for result in _replaced(made, writer)]
     return "\n".join(out) + "\n"

@@ -29,6 +29,8 @@ from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import (
     Access,
+    Binary,
+    Call,
     Expr,
     Reduce,
     Result,
@@ -93,7 +95,10 @@ def _kernel(stages: Sequence[Stage], parts: int) -> KernelLaunch:
     body.writer.share([each.expr for each in stages])
     nodes = list(dict.fromkeys(node for each in stages for node in reductions(each.expr)))
     for together in passes(nodes):
-        body.reduce(together)
+        body.normalised = {n: s for n in together if body.is_looped(n) and (s := _sum_of_softmax(n, nodes)) is not None}
+        left = [n for n in together if not body.writer.known(n)]
+        if left:
+            body.reduce(left)
     over = [columns if set(columns) & set(names_of(each)) else () for each in stages]
     for each in dict.fromkeys(over):
         body.store([number for number, own in enumerate(over) if own == each], each)
@@ -126,11 +131,18 @@ class _Body:
                 mask = self.kernel.names.new("row_mask")
                 self.writer.emit(f"{mask} = {row} < {self.row_count}")
             self.writer.axes = [Axis(row, rows, mask)]
+        self.normalised: Mapping[Reduce, Reduce] = {}
+        """Of each maximum that is reduced at present, the sum of a softmax that is reduced in the same pass."""
         self.widths: dict[tuple[int, ...], str] = {}
         self.tiles: dict[tuple[int, ...], Axis] = {}
         if parts > 1:
             self.part = self.kernel.names.new("part")
             self.writer.emit(f"{self.part} = {self.kernel.program(int(self.two_dimensional))}")
+
+    def is_looped(self, node: Reduce) -> bool:
+        """Return whether a reduction reads its columns in a loop."""
+        sizes = sizes_of(node, self.stage.extents)
+        return self.parts > 1 or prod(sizes) > self.tiling.columns[sizes]
 
     # -- columns
 
@@ -193,16 +205,40 @@ class _Body:
             return
         shape = f"({self.rows}, {self.width(sizes)})" if self.two_dimensional else f"({self.width(sizes)},)"
         totals = [self.kernel.names.new(f"{node.reducer}s") for node in nodes]
+        weights = {node: self.kernel.names.new("sums") for node in nodes if node in self.normalised}
         for node, total in zip(nodes, totals, strict=True):
             writer.emit(f"{total} = tl.full({shape}, {_NEUTRAL[node.reducer]}, tl.float32)")
+        for total in weights.values():
+            writer.emit(f"{total} = tl.full({shape}, 0.0, tl.float32)")
         start, head = self.loop(sizes)
         with writer.block(head):
             axis = self.columns(names, sizes, start)
             writer.axes.append(axis)
             for node, total in zip(nodes, totals, strict=True):
-                writer.emit(f"{total} = {_MERGE[node.reducer].format(total, self.masked(node, axis).at(UNARY))}")
+                value = self.masked(node, axis)
+                if node in weights:
+                    self.merge_softmax(value, total, weights[node])
+                else:
+                    writer.emit(f"{total} = {_MERGE[node.reducer].format(total, value.at(UNARY))}")
         for node, wish, total in zip(nodes, wishes, totals, strict=True):
-            writer.define(node, wish, self.reduced(node.reducer, total))
+            largest = writer.define(node, wish, self.reduced(node.reducer, total))
+            if node in weights:
+                total = f"{weights[node]} * tl.exp({total} - {largest})"
+                writer.define(self.normalised[node], f"sum_{'_'.join(names)}", self.reduced("sum", total))
+
+    def merge_softmax(self, value: Text, largest: str, total: str) -> None:
+        """
+        Write the statements that merge a tile of values into the largest of each column of the tile, so far, and into
+        the sum of exponentials relative to it: a softmax's both reductions in one pass ("Online normalizer calculation
+        for softmax", Milakov and Gimelshein, 2018).
+        """
+        writer = self.writer
+        new, finite, own = (self.kernel.names.new(n) for n in ("new", "finite", "own"))
+        writer.emit(f"{own} = {value.text}")
+        writer.emit(f"{new} = tl.maximum({largest}, {own})")
+        writer.emit(f'{finite} = tl.where({new} == -float("inf"), 0.0, {new})')
+        writer.emit(f"{total} = {total} * tl.exp({largest} - {finite}) + tl.exp({own} - {finite})")
+        writer.emit(f"{largest} = {new}")
 
     def masked(self, node: Reduce, axis: Axis) -> Text:
         """Return a reduction's body over the whole tile, with the neutral element where there are no elements."""
@@ -254,6 +290,14 @@ class _Body:
                 # Booleans are stored as bytes that must be 0 or 1.
                 value = f"({value}) != 0"
             self.writer.store(self.kernel.out(number), address(indices, self.stage.extents), value)
+
+
+def _sum_of_softmax(largest: Reduce, nodes: Sequence[Reduce]) -> Reduce | None:
+    """Return that of the reductions which sums the exponentials of what `largest` is the maximum of, relative to it."""
+    if largest.reducer != "max":
+        return None
+    exponential = Call("exp", (Binary("-", largest.body, largest),))
+    return next((n for n in nodes if n == Reduce("sum", largest.indices, exponential)), None)
 
 
 def _spans(expr: Expr, names: tuple[str, ...], extents: Mapping[str, int]) -> bool:

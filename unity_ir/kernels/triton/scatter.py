@@ -9,6 +9,9 @@ One place may have most of the positions (a table of two rows, a frequent token,
 into chunks of their sorted order, and a first kernel sums every chunk that lies within one place. The second kernel
 sums those, and the positions in the chunks at both ends of a place: about the square root of the number of positions,
 however they are distributed.
+
+A table of more rows than there are positions (a recommender's) is filled with zeros instead, and a program for each
+position writes the sum of its place if the position is the first of it.
 """
 
 from __future__ import annotations
@@ -47,11 +50,13 @@ def scatter_launches(stage: Stage, of: Scatter) -> list[KernelLaunch]:
     element to the place that an integer picks for it. The first has lines of code before it that sort the integers.
     """
     made = Sorted.of(stage)
-    before = made.lines(stage, of.pick.variable, of.pick.at)
     count = prod(stage.extents[n] for n in of.positions)
+    by_position = stage.extents[of.pick.variable] > count
+    found = made.of_positions(stage, of) if by_position else None
+    before = found.lines if found else made.lines(stage, of.pick.variable, of.pick.at)
     chunks = None if of.pick.variable in free_variables(of.pick.body) else _Chunks.of(stage, of, count)
     first = [] if chunks is None else [_chunks(stage, of, made, chunks)]
-    launches = [*first, _places(stage, of, made, chunks)]
+    launches = [*first, _places(stage, of, made, chunks, found)]
     # The positions are sorted before the first launch, whichever that is.
     return [replace(launches[0], before=before), *launches[1:]]
 
@@ -76,6 +81,23 @@ class Sorted:
         """
         return Sorted(*(stage.names.new(f"{stage.output.name}_{of}") for of in ("order", "begins")))
 
+    def of_positions(self, stage: Stage, of: Scatter) -> Positions:
+        """
+        Return the tensors that have, for each position in sorted order, its place and where that begins and ends, and
+        the lines that compute them and `order`.
+        """
+        ids, place = stage.buffers[of.pick.at.tensor], of.pick.variable
+        places, ends = (stage.names.new(f"{stage.output.name}_{of}") for of in ("places", "ends"))
+        lines = [
+            f"{places}, {self.order} = torch.sort({ids.name}.flatten(), stable=True)",
+            f"{self.begins} = torch.searchsorted({places}, {places})",
+            f"{ends} = torch.searchsorted({places}, {places}, right=True)",
+        ]
+        if place in stage.starts:
+            lines.append(f"{places} -= {stage.starts[place]}")
+        count = prod(stage.extents[n] for n in of.positions)
+        return Positions(tuple(lines), Argument(places, ids.argument.type), Argument(ends, "*i64"), count)
+
     def lines(self, stage: Stage, place: str, at: Access) -> tuple[str, ...]:
         """
         Return the launcher's lines of code that compute the tensors `order` and `begins`.
@@ -91,6 +113,16 @@ class Sorted:
             f"{self.begins} = torch.arange({limits}, dtype={ids}.dtype, device={ids}.device)",
             f"{self.begins} = torch.searchsorted({ids}.flatten()[{self.order}], {self.begins})",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Of each of `count` positions in sorted order: its place, from the start of the piece, and where that ends."""
+
+    lines: tuple[str, ...]
+    places: Argument
+    ends: Argument
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +182,15 @@ class _Body:
 
     def begin(self, wish: str) -> str:
         """Write the statements that find a program's row and columns of the result; return the row's name."""
-        writer, row = self.kernel.writer, self.new(wish)
-        writer.emit(f"{row} = {self.kernel.program(0)}")
-        writer.axes = [Axis(row, (self.variable,))]
+        row = self.new(wish)
+        self.kernel.writer.emit(f"{row} = {self.kernel.program(0)}")
+        self.columns_of(Axis(row, (self.variable,)))
+        return row
+
+    def columns_of(self, row: Axis) -> None:
+        """Write the statements that find a program's columns of the result, in the row that an axis says."""
+        writer = self.kernel.writer
+        writer.axes = [row]
         self.rows = self.kernel.constant("ROWS", self.height)
         self.tile, along = f"({self.rows},)", ""
         self.mask, self.column = None, ""
@@ -167,7 +205,6 @@ class _Body:
             writer.axes.append(Axis(self.column, self.columns, self.mask))
         self.each = self.new("each")
         writer.emit(f"{self.each} = tl.arange(0, {self.rows}){along}")
-        return row
 
     def total(self) -> str:
         """Write the statement that makes a tile of zeros to sum in; return its name."""
@@ -191,7 +228,8 @@ class _Body:
         where = address(indices, self.kernel.writer.extents)
         summed = f"tl.sum({total}, 0, keep_dims=True)" if self.size > 1 else f"tl.sum({total}, 0)"
         self.kernel.writer.store(KernelBuilder.OUT, where, summed)
-        return self.kernel.launch(name, (rows, -(-self.size // self.width)), warps(self.height * self.width))
+        grid = rows, -(-self.size // self.width)
+        return self.kernel.launch(name, grid, warps(self.height * self.width), kind="scatter")
 
 
 def _chunks(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks) -> KernelLaunch:
@@ -225,19 +263,34 @@ def _chunks(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks) -> KernelL
     return body.end(total, indices, stage.kernel, chunks.count)
 
 
-def _places(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks | None) -> KernelLaunch:
-    """Return the launch that sums the positions of every place, reading the sums of whole chunks if there are any."""
+def _places(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks | None, found: Positions | None) -> KernelLaunch:
+    """
+    Return the launch that sums the positions of every place, reading the sums of whole chunks if there are any; or, if
+    positions are given as `found`, of the place of every position that is the first of it.
+    """
     tensors = {"order": Argument(made.order, "*i64"), "begins": Argument(made.begins, "*i64")}
+    tensors |= {"places": found.places, "ends": found.ends} if found else {}
     if chunks is not None:
         tensors["chunks"] = chunks.buffer.argument
     body = _Body(stage, of, of.pick.variable, tensors)
     writer = body.kernel.writer
-    row = body.begin("row")
-    # Coordinates that the loop needs as well are computed before it.
-    writer.pointer(KernelBuilder.OUT, address(stage.result.indices, stage.extents))
     begin, end = body.new("begin"), body.new("end")
-    writer.emit(f"{begin} = tl.load({body.pointers['begins']} + {row})")
-    writer.emit(f"{end} = tl.load({body.pointers['begins']} + {row} + 1)")
+    if found is None:
+        row = body.begin("row")
+        # Coordinates that the loop needs as well are computed before it.
+        writer.pointer(KernelBuilder.OUT, address(stage.result.indices, stage.extents))
+        writer.emit(f"{begin} = tl.load({body.pointers['begins']} + {row})")
+        writer.emit(f"{end} = tl.load({body.pointers['begins']} + {row} + 1)")
+    else:
+        first, row, is_first = body.new("first"), body.new("row"), body.new("is_first")
+        writer.emit(f"{first} = {body.kernel.program(0)}")
+        writer.emit(f"{begin} = tl.load({body.pointers['begins']} + {first})")
+        writer.emit(f"{row} = tl.load({body.pointers['places']} + {first})")
+        # Other ranks have the places beyond this piece.
+        inside = f"({row} >= 0) & ({row} < {stage.extents[of.pick.variable]})"
+        writer.emit(f"{is_first} = ({begin} == {first}) & {inside}")
+        writer.emit(f"{end} = tl.where({is_first}, tl.load({body.pointers['ends']} + {first}), {begin})")
+        body.columns_of(Axis(row, (of.pick.variable,), is_first))
     total, stop, before, skipped = body.total(), end, "", ""
     if chunks is not None:
         first, last, before, after = (body.new(n) for n in ("first", "last", "before", "after"))
@@ -258,7 +311,10 @@ def _places(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks | None) -> 
         if skipped:
             writer.emit(f"{number} += tl.where({number} < {before}, 0, {skipped})")
         body.add(total, number, mask)
-    return body.end(total, stage.result.indices, stage.kernel, stage.extents[of.pick.variable])
+    if found is None:
+        return body.end(total, stage.result.indices, stage.kernel, stage.extents[of.pick.variable])
+    launch = body.end(total, stage.result.indices, stage.kernel, found.count)
+    return replace(launch, allocation=stage.allocation.replace("torch.empty(", "torch.zeros(", 1))
 
 
 def _add_chunks(body: _Body, total: str, first: str, last: str) -> None:

@@ -44,6 +44,7 @@ def plan_text(
     links: Sequence[str],
     origin: Origin | None = None,
     peaks: Mapping[str, float] = MappingProxyType({}),
+    on_host: str | None = None,
 ) -> str:
     """
     Return the text of the plan in an emitted program: constants for the mesh, the process groups, and inputs and
@@ -52,7 +53,7 @@ def plan_text(
     `reference` is the serial forward, `groups` are the numbers of the mesh axes of each process group, `links` has the
     name of the link that each mesh axis crosses; `origin` has the constant inputs and tied names of an imported model's
     checkpoint, None for other models; `peaks` has the most FLOP/s of all devices together, by element type.
-    The weights of repeated layers are one entry.
+    The weights of repeated layers are one entry. `on_host` says why a step needs the host, None if it does not.
     """
     optimizer = program.optimizer
     assert optimizer is not None
@@ -80,6 +81,7 @@ def plan_text(
         f"STATE = {OPTIMIZERS[optimizer.name].state!r}  # what it keeps of each weight from step to step",
         f"PARAMETER_GROUPS = {_parameter_groups(optimizer.groups, reference)!r}  # own settings, by patterns of names",
         f"CLIP = {optimizer.clip!r}  # most the norm of the whole gradient may be; 0.0 for no limit",
+        f"ON_HOST = {on_host!r}  # why a step needs the host, and is no CUDA graph; None if it does not",
         f"COUNTED = {counted(reference, tables)!r}  # how many, and of what, a step takes",
         f"FLOPS, PEAK = {model_flops(reference)!r}, {peaks.get(coarsest)!r}  # of a step; per second, of all devices",
     ]

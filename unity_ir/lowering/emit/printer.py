@@ -19,10 +19,9 @@ from types import MappingProxyType
 
 from unity_ir import __version__
 from unity_ir.kernels.launchers import launcher
-from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.kernels.triton.expression import tdl_text
 from unity_ir.kernels.triton.launch import Compiled, Launcher
-from unity_ir.kernels.triton.optimizer import optimizer_launcher
+from unity_ir.kernels.triton.optimizer import BLOCK, optimizer_launcher
 from unity_ir.lowering import runtime
 from unity_ir.lowering.emit.plan_text import plan_text, spec_text
 from unity_ir.lowering.emit.reference_text import reference_text
@@ -33,7 +32,7 @@ from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.origin import Origin
 from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Compute, Fused, Program, check_step
+from unity_ir.plan.program import Compute, Fused, HaloExchange, Program, check_step
 
 _IMPORT_TRITON = """
 if not torch.cuda.is_available() or "gloo" in sys.argv or "--backend=gloo" in sys.argv:
@@ -181,14 +180,16 @@ class _Printer:
             assert kernels.setdefault(name, text) == text, f"two kernels are called {name}"
         parts = [
             self._header(),
-            plan_text(self.program, self.reference, tuple(groups), self.links, self.origin, self.peaks),
+            plan_text(
+                self.program, self.reference, tuple(groups), self.links, self.origin, self.peaks, self._on_host()
+            ),
             "# --- kernels\n\n\n" + _once(kernels.values()) if kernels else "",
             "# --- operators: one function for each shape a kernel is launched on\n\n\n"
             + _once(each.source for each in self.launchers.values()),
             "# --- the step\n\n\n" + step,
             update,
             reference,
-            runtime.text(step=step + update),
+            runtime.text(step=step + update, on_host=self._on_host() is not None),
         ]
         text = "\n\n".join(part.rstrip("\n") + "\n" for part in parts if part)
         for part in parts:
@@ -262,33 +263,50 @@ class _Printer:
         old = self.launchers.setdefault(made.name, made)
         assert old.source == made.source, f"two launchers are called {made.name}"
 
+    def _on_host(self) -> str | None:
+        """Return why a step needs the host, so that it can be no CUDA graph; None if it does not."""
+        if self.plan.pipeline is not None:
+            return "its stages run in an order that the host keeps"
+        if any(isinstance(i, HaloExchange) for i in self.program.body):
+            return "halos are exchanged by messages that the host starts"
+        return "the optimizer in PyTorch takes numbers from the host" if self.kernels == "torch" else None
+
     # -- the update
 
     def _update(self) -> str:
-        program = self.program
-        optimizer = program.optimizer
+        optimizer = self.program.optimizer
         assert optimizer is not None
-        out = ["def update(weights, grads, moments, t, rate=1.0, scale=1.0):"]
-        out += [
-            f'    """Step `t` of {optimizer.name} (from 1 on) on this rank\'s pieces, in place, at `rate` times its',
-            '    learning rate, by gradients times `scale`."""',
+        of_weights = [self.program.tensors[leaf.result].dtype for leaf in self.program.leaves("weight")]
+        made = [
+            optimizer_launcher(optimizer.name, dtype, self.kernels, dtype, dtype, is_scaled=optimizer.clip > 0)
+            for dtype in dict.fromkeys(of_weights)
         ]
-        out.append("    for name, weight in weights.items():")
-        dtypes = list(dict.fromkeys(program.tensors[leaf.result].dtype for leaf in program.leaves("weight")))
-        for i, dtype in enumerate(dtypes):
-            made = optimizer_launcher(
-                optimizer.name, dtype, self.kernels, gradient=dtype, state=dtype, is_scaled=optimizer.clip > 0
+        for each in made[:1] if self.kernels == "torch" else made:
+            self._add(each)
+        given = ["step=t"] if OPTIMIZERS[optimizer.name].reads_step else []
+        scaled = ["scale=scale"] if optimizer.clip else []
+        what = f"Step `t` of {optimizer.name} (from 1 on) on this rank's pieces, in place, at `rate` times its"
+        if self.kernels == "torch":
+            state = ["*moments[name]"] if optimizer.states else []
+            words = ["weight", "grads[name]", *state, *given, "**hyperparameters(name, rate)", *scaled]
+            return (
+                "def update(weights, grads, moments, t, rate=1.0, scale=1.0):\n"
+                f'    """{what}\n    learning rate, by gradients times `scale`."""\n'
+                "    for name, weight in weights.items():\n"
+                f"        {optimizer.name}_torch({', '.join(words)})  # {optimizer.name}\n"
             )
-            self._add(made)
-            indent = "        "
-            if len(dtypes) > 1:
-                out.append(f"{indent}{'elif' if i else 'if'} weight.dtype == {TORCH_DTYPES[dtype]}:")
-                indent += "    "
-            given = ["weight", "grads[name]", *(["*moments[name]"] if optimizer.states else [])]
-            given += ["step=t"] if OPTIMIZERS[optimizer.name].reads_step else []
-            given += ["**hyperparameters(name, rate)", *(["scale=scale"] if optimizer.clip else [])]
-            out.append(f"{indent}{made.name}({', '.join(given)})  # {optimizer.name}")
-        return "\n".join(out) + "\n"
+        words = [*given, "**settings", *scaled]
+        return (
+            "def update(weights, grads, moments, t, rate=1.0, scale=1.0, live=1.0):\n"
+            f'    """\n    {what} learning rate, by\n'
+            "    gradients times `scale`; none where `live` is 0. These may be tensors on the device.\n"
+            '    """\n'
+            "    settings = settings_of(weights, rate)  # hyperparameters\n"
+            f"    made = {optimizer.name}_numbers({', '.join(words)})  # what is the same for all elements\n"
+            "    numbers = packed(made, live, settings['lr'])  # what is the same for all elements\n"
+            f"    for table in weight_tables(weights, grads, moments, block={BLOCK}):\n"
+            f"        {optimizer.name}(table, numbers)  # {optimizer.name} of all weights\n"
+        )
 
 
 def _count_text(forward: Program) -> str:

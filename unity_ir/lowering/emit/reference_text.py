@@ -184,4 +184,5 @@ class _Writer:
 def _constant(node: Node) -> str:
     (type,) = node.types
     dtype = "torch.float64" if type.is_floating else TORCH_DTYPES[type.dtype]
-    return f"torch.full({type.shape!r}, {node.attribute('value')!r}, dtype={dtype})"
+    value = node.attribute("value")
+    return f"torch.full({type.shape!r}, {value!r}, dtype={dtype}, device=next(iter(batch.values())).device)"

@@ -9,7 +9,7 @@ modules: `plan` has stand-ins for the names that the plan of a program defines.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -31,11 +31,13 @@ PARTS = (
     "data",
     "weights",
     "recipe",
+    "tables",
     "evaluation",
     "checkpoints",
     "watch",
     "profile",
     "check",
+    "graph",
     "command",
 )
 """The modules, in the order in which a program has them."""
@@ -43,16 +45,17 @@ PARTS = (
 _NOT_IN_PROGRAMS = ("__future__", "typing", "unity_ir")
 
 
-def text(parts: Sequence[str] = PARTS, step: str | None = None) -> str:
+def text(parts: Sequence[str] = PARTS, step: str | None = None, on_host: bool = False) -> str:
     """
     Return the text of the runtime modules named in `parts`, in order, as it is copied into an emitted program.
 
     Given `step`, the text of the program's `forward_backward`, functions and classes are left out that neither it uses,
     directly or through others, nor the modules' statements at top level; so is what is done only where steps overlap
-    (`if ctx.flight ..`), if it has no `Flight`.
+    (`if ctx.flight ..`), if it has no `Flight`, and where steps may be a graph (`if ON_HOST is None ..`), if they are
+    done `on_host`.
     """
     overlaps = step is None or "Flight" in _names(ast.parse(step))
-    modules = {part: _module(part, overlaps) for part in parts}
+    modules = {part: _module(part, overlaps, not on_host) for part in parts}
     bodies = {part: module.text for part, module in modules.items()} if step is None else _reached(modules, step)
     return "\n\n".join(body.rstrip("\n") + "\n" for body in bodies.values())
 
@@ -77,9 +80,10 @@ class _Module:
 
 
 @cache
-def _module(part: str, overlaps: bool) -> _Module:
+def _module(part: str, overlaps: bool, graphs: bool) -> _Module:
     body = _file(part).split(MARK, 1)[1].strip("\n")
-    body = body if overlaps else _without_overlap(body)
+    body = body if overlaps else _without(body, _is_flight)
+    body = body if graphs else _without(body, _is_graph)
     lines = body.splitlines()
     functions: list[_Function] = []
     others = frozenset[str]()
@@ -95,9 +99,9 @@ def _module(part: str, overlaps: bool) -> _Module:
     return _Module(body, tuple(functions), others)
 
 
-def _without_overlap(body: str) -> str:
-    """Return a module's text without the statements `if ctx.flight ..` and `if flight is not None ..`."""
-    found = [s for s in ast.walk(ast.parse(body)) if isinstance(s, ast.If) and not s.orelse and _is_flight(s.test)]
+def _without(body: str, is_false: Callable[[ast.expr], bool]) -> str:
+    """Return a module's text without the statements `if ..` whose condition `is_false`."""
+    found = [s for s in ast.walk(ast.parse(body)) if isinstance(s, ast.If) and not s.orelse and is_false(s.test)]
     left_out = {number for s in found for number in range(s.lineno, (s.end_lineno or s.lineno) + 1)}
     return "".join(line for at, line in enumerate(body.splitlines(keepends=True), 1) if at not in left_out)
 
@@ -110,6 +114,17 @@ def _is_flight(test: ast.expr) -> bool:
         case ast.Attribute(ast.Name("ctx"), "flight") | ast.Compare(
             ast.Name("flight"), [ast.IsNot()], [ast.Constant(None)]
         ):
+            return True
+        case _:
+            return False
+
+
+def _is_graph(test: ast.expr) -> bool:
+    """Return whether a condition is false where the host does steps: it is `ON_HOST is None`, and maybe more."""
+    match test:
+        case ast.BoolOp(ast.And(), [first, *_]):
+            return _is_graph(first)
+        case ast.Compare(ast.Name("ON_HOST"), [ast.Is()], [ast.Constant(None)]):
             return True
         case _:
             return False

@@ -169,10 +169,11 @@ def check(ctx, steps, seed, data, start=None, notes=None):
             ctx.moved()
             wrong += tell(ctx, off, got, want, plain, batch, mine, local, notes)
         ctx.moved()
-        scale, norm = 1.0, gradient_norm(ctx, grads) if CLIP else 0.0
+        scale = 1.0
         if CLIP:
+            norm = gradient_norm(ctx, grads)
             want_norm = math.sqrt(sum(float(g.double().square().sum()) for g in got.values()))
-            scale, want_scale = clip_scale(norm), min(1.0, CLIP / (want_norm + 1e-6))
+            scale, norm, want_scale = float(clip_scale(norm)), float(norm), min(1.0, CLIP / (want_norm + 1e-6))
             if not (abs(norm - want_norm) <= 1e-5 * want_norm and abs(scale - want_scale) <= 1e-5 * want_scale):
                 said = f"{norm:.9g} instead of {want_norm:.9g}, and gradients are scaled by {scale:.9g}"
                 wrong.append(f"step {t}: the norm of the gradient is {said} instead of {want_scale:.9g}")

@@ -19,6 +19,7 @@ from unity_ir.lowering.runtime.checkpoints import MOST_SEED, Beside, Locked, loa
 from unity_ir.lowering.runtime.data import Data
 from unity_ir.lowering.runtime.evaluation import Evaluation
 from unity_ir.lowering.runtime.files import why_not_written
+from unity_ir.lowering.runtime.graph import StepGraph, why_on_host
 from unity_ir.lowering.runtime.pieces import init_moments, init_weights, piece, whole
 from unity_ir.lowering.runtime.plan import (
     CLIP,
@@ -26,6 +27,7 @@ from unity_ir.lowering.runtime.plan import (
     INPUTS,
     LOSS,
     NAME,
+    ON_HOST,
     OPTIMIZER,
     RUNNING,
     TABLES,
@@ -74,11 +76,14 @@ def step_on(ctx, weights, moments, local, t, rate=1.0, before_update=None, profi
     """Do `step` on this rank's pieces of a batch by name."""
     run = profile.run if profile else lambda function: function
     loss, grads = run(forward_backward)(ctx, weights, local)
-    norm = gradient_norm(ctx, grads) if CLIP else None
+    norm, scale = None, 1.0
+    if CLIP:
+        found = gradient_norm(ctx, grads)
+        norm, scale = float(found), float(clip_scale(found))
     if before_update:
         before_update(local, loss, norm)
     if norm is None or math.isfinite(norm):
-        run(update)(weights, grads, moments, t + 1, rate, 1.0 if norm is None else clip_scale(norm))
+        run(update)(weights, grads, moments, t + 1, rate, scale)
         for name in RUNNING:
             if local[name] is not None:
                 local[name].copy_(grads[name])
@@ -103,41 +108,63 @@ def train(ctx, options, data, seed, folder, skipped=0):
     evaluation = Evaluation(ctx, options, data) if options.eval_data else None
     beside = Beside(ctx) if options.save_async else None
     log, in_a_row, following = Log(ctx, options.log, skipped), 0, None
+    graph, started = None, []  # steps of which the host decides nothing, and what is to be reported of the latest
+    why = ON_HOST
+    if ON_HOST is None:
+        why = why_on_host(ctx, options)
+    if why and ctx.device.type == "cuda" and ctx.rank == 0 and not options.no_graph:
+        sys.stderr.write(f"{NAME}: steps are no CUDA graph: {why}\n")
+
+    def report(t, rate, batch, loss, norm):
+        """Say what step `t` (from 0) made on pieces `batch`; end the run if it must not go on. `loss` is whole."""
+        nonlocal in_a_row
+        is_skipped = norm is not None and not math.isfinite(norm)
+        in_a_row = in_a_row + 1 if is_skipped else 0
+        log.skipped += is_skipped
+        if not is_skipped:
+            data.trained()
+        if ctx.flight:
+            ctx.flight.say_later(ctx, loss, t, lambda loss: log.step(t, loss, rate))
+            return
+        if not is_skipped or in_a_row == MOST_SKIPPED or options.check_nan:
+            if ON_HOST is None and graph and not torch.isfinite(loss).all():
+                graph.release()  # the step is done again, and needs the memory
+            guard(ctx, weights, batch, t, loss, options.check_nan)
+        log.step(t, float(loss), rate, norm)
+        if in_a_row == MOST_SKIPPED:
+            fail_alike(f"step {t + 1}: the gradient of {MOST_SKIPPED} steps in a row is not finite")
+
     for t in range(first, options.steps):
         ctx.moved()
         if beside:
             beside.look()
         is_last = t + 1 == options.steps
         rate = rate_at(t, RECIPE["schedule"])
-
-        def report(batch, loss, norm, t=t, rate=rate):
-            nonlocal in_a_row
-            is_skipped = norm is not None and not math.isfinite(norm)
-            in_a_row = in_a_row + 1 if is_skipped else 0
-            log.skipped += is_skipped
-            if ctx.flight:
-                ctx.flight.say_later(ctx, loss, t, lambda loss: log.step(t, loss, rate))
-                return
-            loss, _ = whole(ctx, loss, LOSS)
-            if not is_skipped or in_a_row == MOST_SKIPPED or options.check_nan:
-                guard(ctx, weights, batch, t, loss, options.check_nan)
-            log.step(t, float(loss), rate, norm)
-            if in_a_row == MOST_SKIPPED:
-                fail_alike(f"step {t + 1}: the gradient of {MOST_SKIPPED} steps in a row is not finite")
-
         local = data.pieces(ctx, t) if following is None else following
         saves = options.save and (is_last or (options.save_every and (t + 1) % options.save_every == 0))
+        evaluates = evaluation and evaluation.is_due(t + 1, options.steps)
         if ctx.flight:  # nothing is under way where all ranks meet
-            evaluates = evaluation and evaluation.is_due(t + 1, options.steps)
             following = None if is_last or saves or evaluates else data.pieces(ctx, t + 1)
             ctx.flight.following = following
         ctx.moved()
         profile = Profile(ctx) if options.profile and is_last else None
-        skipped = log.skipped
         # Of a step that is skipped the optimizer knows nothing.
-        step_on(ctx, weights, moments, local, t - log.skipped, rate, report, profile)
-        if log.skipped == skipped:
-            data.trained()
+        count = t - log.skipped
+        if ON_HOST is None and why is None:
+            graph = graph or StepGraph(ctx, weights, moments, local, count, not options.no_graph)
+            started.append((t, rate, local, graph.step(local, rate)))
+            # The device has the next step to do while the host reads what this one made.
+            most = 0 if is_last or saves or evaluates or in_a_row else 1
+            while len(started) > most:
+                then, rate_then, batch, read = started.pop(0)
+                loss, norm, _ = read()
+                report(then, rate_then, batch, torch.tensor(loss, dtype=torch.float64), norm if CLIP else None)
+        if why is not None:
+
+            def told(batch, loss, norm, t=t, rate=rate):
+                report(t, rate, batch, loss if ctx.flight else whole(ctx, loss, LOSS)[0], norm)
+
+            step_on(ctx, weights, moments, local, count, rate, told, profile)
         if profile:
             with ctx.unlimited():
                 profile.write(options.profile)
@@ -145,7 +172,7 @@ def train(ctx, options, data, seed, folder, skipped=0):
             with ctx.unlimited():
                 tables = data.whole_tables(ctx)
                 save(ctx, weights, moments, t + 1, options.save, seed, options.keep, tables, log.skipped, beside)
-        if evaluation and evaluation.is_due(t + 1, options.steps):
+        if evaluates:
             log.evaluated(t, evaluation.loss(ctx, weights))
     if evaluation and first == options.steps:
         log.evaluated(first - 1, evaluation.loss(ctx, weights))
@@ -207,6 +234,7 @@ def arguments():
     add("--profile", metavar="FILE.json", help="write what the last step did when, for Perfetto")
     limit = "end the run, and name the rank, when one does not answer or come further for so long (default 600)"
     add("--timeout", type=float, default=600.0, metavar="SECONDS", help=limit)
+    add("--no-graph", action="store_true", help="launch a step's kernels one by one on GPUs, not as a CUDA graph")
     add("--deterministic", action="store_true", help="the same bits in every run on the same devices")
     add("--check-nan", action="store_true", help="look at every result of every step, not only at the loss")
     options = parser.parse_args()

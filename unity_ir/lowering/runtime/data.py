@@ -10,7 +10,7 @@ import sys
 
 import torch
 
-from unity_ir.lowering.runtime.pieces import piece, wholes
+from unity_ir.lowering.runtime.pieces import piece, sent, wholes
 from unity_ir.lowering.runtime.plan import COUNTERS, INPUTS, RUNNING, TABLES
 from unity_ir.lowering.runtime.ranks import fail
 from unity_ir.lowering.runtime.tokens import Tokens
@@ -43,6 +43,7 @@ class Data:
         if self.tables is not None:
             self.tables = {**_initial_tables(), **self.tables}
         self.running: dict = {}
+        self.kept: dict = {}  # this rank's pieces of tables that no step replaces
         self.source, self.seed, self.is_shuffled, self.function = source, seed, is_shuffled, None
         self.arrays: dict = {}
         self.tokens: Tokens | None = None
@@ -108,9 +109,14 @@ class Data:
         own = self.tokens.pieces(ctx, t) if self.tokens else {}
         found = self._with_tables(own or self._rows(t))
         for name in RUNNING:
-            self.running.setdefault(name, piece(ctx, found[name], INPUTS[name]))
-        own = {**own, **self.running}
-        return {name: own[name] if name in own else piece(ctx, found[name], spec) for name, spec in INPUTS.items()}
+            if name not in self.running:
+                self.running[name] = piece(ctx, found[name], INPUTS[name])
+        # Other tables are the same in all steps, and sent once.
+        for name, table in (self.tables or {}).items():
+            if found.get(name) is table and name not in self.running and name not in self.kept:
+                self.kept[name] = piece(ctx, table, INPUTS[name])
+        own = {**own, **self.kept, **self.running}
+        return {name: own[name] if name in own else sent(ctx, found[name], spec) for name, spec in INPUTS.items()}
 
     def trained(self):
         """Count a step that has replaced running statistics."""

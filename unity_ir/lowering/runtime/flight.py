@@ -14,10 +14,10 @@ import copy
 import torch
 import torch.distributed as dist
 
-from unity_ir.lowering.runtime.pieces import pins
 from unity_ir.lowering.runtime.pipeline import UnderWay, actions_of, start_groups, wait_for
-from unity_ir.lowering.runtime.plan import LOSS, MICRO_BATCHES, PIPELINE
+from unity_ir.lowering.runtime.plan import MICRO_BATCHES, PIPELINE
 from unity_ir.lowering.runtime.ranks import fail_alike
+from unity_ir.lowering.runtime.recipe import loss_part
 
 # --- copied into the program from here on ---
 
@@ -104,10 +104,7 @@ class Flight:
 
     def say_later(self, ctx, loss, t, say):
         """Start to sum the ranks' parts of step `t`'s loss, and call `say` with that of the step before."""
-        mine = torch.zeros(LOSS.shape, dtype=LOSS.dtype, device=ctx.device)
-        copied = (axis for axis, role in enumerate(LOSS.roles) if role in ("copy", "repeat"))
-        if ctx.at((*pins(LOSS), *((axis, 0) for axis in copied))):
-            mine += loss
+        mine = loss_part(ctx, loss)
         work = dist.all_reduce(mine, async_op=True)
         self.say()
         self._said = work, mine, t, say

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
 
 import torch
@@ -20,13 +21,27 @@ from unity_ir.lowering.runtime.plan import MESH, MICRO_BATCHES, STATE, WEIGHTS, 
 
 def piece(ctx, whole, spec):
     """Return a copy of this rank's piece of tensor `whole` by Spec `spec`, on its device; None if pinned elsewhere."""
+    own = cut(ctx, whole, spec)
+    return None if own is None else own.to(ctx.device).contiguous().clone()
+
+
+def sent(ctx, whole, spec):
+    """Return what `piece` does of a tensor on the host, for which GPUs are not waited: by way of pinned memory."""
+    own = cut(ctx, whole, spec)
+    if own is None or ctx.device.type != "cuda" or own.is_cuda:
+        return piece(ctx, whole, spec)
+    return own.contiguous().pin_memory().to(ctx.device, non_blocking=True)
+
+
+def cut(ctx, whole, spec):
+    """Return this rank's piece of tensor `whole` by Spec `spec`, which may be a view; None if pinned elsewhere."""
     if not ctx.at(pins(spec)):
         return None
     parts = [whole] if spec.time is None else whole.chunk(MICRO_BATCHES, spec.time)
     for axis, role in enumerate(spec.roles):
         if isinstance(role, int):
             parts = [part.chunk(MESH[axis], role)[ctx.place[axis]] for part in parts]
-    return (parts[0] if spec.time is None else torch.cat(parts, spec.time)).to(ctx.device).contiguous().clone()
+    return parts[0] if spec.time is None else torch.cat(parts, spec.time)
 
 
 def positions(ctx, spec, dim):
@@ -101,9 +116,39 @@ def initial(name, spec, seed):
     return (torch.randn(spec.shape, generator=generator, dtype=torch.float64) * scale).to(spec.dtype)
 
 
+def own_initial(ctx, name, spec, seed):
+    """
+    Return this rank's piece of an initial weight, made on its device: of the same distribution as `initial`, but each
+    element by itself, a hash of its position in the whole, so that nobody makes the elements of others.
+    """
+    size = [positions(ctx, spec, dim).to(ctx.device) for dim in range(len(spec.shape))]
+    out = torch.empty([len(at) for at in size], dtype=spec.dtype, device=ctx.device)
+    flat, offset = out.view(len(size[0]) if size else 1, -1), torch.zeros((1,), dtype=torch.int64, device=ctx.device)
+    for dim, at in list(enumerate(size))[1:]:
+        offset = (offset[:, None] + at * math.prod(spec.shape[dim + 1 :])).flatten()
+    rows = size[0] * math.prod(spec.shape[1:]) if size else offset
+    step = max(2**22 // max(len(offset), 1), 1)
+    for first in range(0, len(rows), step):
+        at = rows[first : first + step, None] + offset
+        made = normal(at, zlib.crc32(name.encode()) + seed) * (spec.shape[0] if spec.shape else 1) ** -0.5
+        flat[first : first + step].copy_(made)
+    return out
+
+
+def normal(at, seed):
+    """Return a normal number, f64, for each int64 of a tensor: halves of its hash (SplitMix64's) by Box and Muller."""
+    x = (at + 1) * -0x61C8864680B583EB + seed * 0x2545F4914F6CDD1D % 2**62
+    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
+        x = (x ^ (x >> shift & 2 ** (64 - shift) - 1)) * factor
+    radius, angle = (((part & 0xFFFFFF).to(torch.float64) + 0.5) * 2.0**-24 for part in (x >> 40, x))
+    return torch.sqrt(-2.0 * torch.log(radius)) * torch.cos(2.0 * math.pi * angle)
+
+
 def init_weights(ctx, seed=0):
     """Return {full name: this rank's piece} of the initial weights; weights pinned to other ranks are left out."""
     here = {name: spec for name, spec in WEIGHTS.items() if ctx.at(pins(spec))}
+    if ctx.device.type == "cuda":
+        return {name: own_initial(ctx, name, spec, seed) for name, spec in here.items()}
     return {name: piece(ctx, initial(name, spec, seed), spec) for name, spec in here.items()}
 
 

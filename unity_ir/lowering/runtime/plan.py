@@ -43,6 +43,7 @@ SCHEDULE: tuple[str, ...] = ()
 RANK_OF: tuple[int, ...] = ()
 PARTS: dict[str, Any] = {}
 RECEIVES: dict[str, tuple[tuple[str, tuple[int, ...], torch.dtype, tuple[tuple[int, int], ...]], ...]] = {}
+ON_HOST: str | None = None
 COUNTED = (1, "samples")
 FLOPS, PEAK = 0, None
 
@@ -67,10 +68,11 @@ the loss, with COUNT also of the number of labels that it is the mean over; None
 COUNT: Spec | None = None
 
 
-def update(weights: Any, grads: Any, moments: Any, t: int, rate: float = 1.0, scale: float = 1.0) -> None:
+def update(weights: Any, grads: Any, moments: Any, t: Any, rate: Any = 1.0, scale: Any = 1.0, live: Any = 1.0) -> None:
     """
     Stand in for a program's optimizer, which updates weights and moments by name in place in step `t`, from 1, at
-    `rate` times its learning rate, by gradients times `scale`.
+    `rate` times its learning rate, by gradients times `scale`; not where `live` is 0. Without ON_HOST these may be
+    tensors on the device; else they are numbers, and there is no `live`.
     """
     raise NotImplementedError
 

@@ -87,8 +87,8 @@ class Profile:
         targets, comment = self.lines[number]
         what, _, makes = comment.partition(" [")
         kind = "backward" if number in self.backward else "forward"
-        if variables.get("grads") is not None and "name" in variables:
-            what, kind = f"{what} of {variables['name']}", "update"
+        if variables.get("grads") is not None:
+            what, kind = f"{what} of {variables['name']}" if "name" in variables else what, "update"
         mine, self.under_way = self.under_way, []
         if mine:
             kind = "gradient sync" if what.endswith(" gradients") else f"{kind} communication"

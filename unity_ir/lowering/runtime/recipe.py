@@ -12,10 +12,12 @@ import time
 import torch
 import torch.distributed as dist
 
+from unity_ir.lowering.runtime.pieces import pins
 from unity_ir.lowering.runtime.plan import (
     CLIP,
     COUNTED,
     FLOPS,
+    LOSS,
     MESH,
     OPTIMIZER,
     PARAMETER_GROUPS,
@@ -74,7 +76,10 @@ def rate_at(t, schedule):
 
 
 def gradient_norm(ctx, grads):
-    """Return the norm of all weights' gradient, given each rank's pieces: what several ranks hold alike counts once."""
+    """
+    Return the norm of all weights' gradient, f64, on the device, given each rank's pieces: what several ranks hold
+    alike counts once.
+    """
     alike = {}
     for name, grad in grads.items():
         if grad is not None and name in WEIGHTS:
@@ -84,12 +89,21 @@ def gradient_norm(ctx, grads):
     for (copies, _), parts in alike.items():
         square += torch.stack(torch._foreach_norm(parts)).double().square().sum() / copies
     dist.all_reduce(square)
-    return math.sqrt(float(square)) if float(square) < math.inf else float(square)
+    return square.sqrt()
 
 
 def clip_scale(norm):
-    """Return what gradients whose norm is `norm` are multiplied by, so that it is at most CLIP, as PyTorch does it."""
-    return min(1.0, CLIP / (norm + 1e-6)) if CLIP else 1.0
+    """Return what gradients of a norm (a tensor) are multiplied by, so that it is at most CLIP, as PyTorch does it."""
+    return (CLIP / (norm + 1e-6)).clamp(max=1.0)
+
+
+def loss_part(ctx, loss):
+    """Return this rank's addend of the whole loss: `loss`, its part, or 0 where another rank holds the same."""
+    mine = torch.zeros(LOSS.shape, dtype=LOSS.dtype, device=ctx.device)
+    copied = (axis for axis, role in enumerate(LOSS.roles) if role in ("copy", "repeat"))
+    if ctx.at((*pins(LOSS), *((axis, 0) for axis in copied))):
+        mine += loss
+    return mine
 
 
 class Log:

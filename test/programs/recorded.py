@@ -1,0 +1,161 @@
+"""
+A stand-in for CUDA graphs on the CPU: records what a step does, on which tensors, and does the same again.
+
+As a graph's, its replay runs none of the step's Python: numbers of the host are those of the recorded step, and tensors
+are at their addresses then. It refuses what a capture refuses: to wait for the device, to copy what the host makes.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from ranks import run_main
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+WAITS = ("tolist", "numpy", "cpu", "item", "pin_memory", "__array__")
+"""Methods of a tensor that wait for the device, or make pinned memory, and need not be known to the dispatcher."""
+
+REFUSED = ("_local_scalar_dense", "_pin_memory", "lift_fresh", "nonzero", "equal", "unique")
+"""The dispatcher's names of such functions, and of what copies the host's numbers."""
+
+
+class Refused(RuntimeError):
+    """What a capture does not allow."""
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, calls: list[tuple[Callable[..., Any], Any, Any, Any]]):
+        super().__init__()
+        self.calls = calls
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.partition(".")[0]
+        if name.startswith(REFUSED):
+            raise Refused(f"{name}: operation not permitted when stream is capturing")
+        made = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, made))
+        return made
+
+
+class Recording:
+    """What `step` does, which is done once to be recorded; `held` are tensors whose addresses must stay."""
+
+    def __init__(self, program: Any, step: Callable[[], object], held: Callable[[], list[torch.Tensor]]):
+        self.calls: list[tuple[Callable[..., Any], Any, Any, Any]] = []
+        self.held = held
+        before = [x.clone() for x in held()]
+        with recording(program, self.calls):
+            step()
+        # A capture runs nothing.
+        for x, was in zip(held(), before, strict=True):
+            x.copy_(was)
+        self.addresses = [x.data_ptr() for x in held()]
+        self.replays = 0
+
+    def replay(self) -> None:
+        """Do all of it again, in the same tensors."""
+        assert self.addresses == [x.data_ptr() for x in self.held()], "a tensor that the graph knows is elsewhere"
+        self.replays += 1
+        for function, args, kwargs, made in self.calls:
+            again = function(*args, **kwargs)
+            for new, old in zip(tree_leaves(again), tree_leaves(made), strict=True):
+                if isinstance(new, torch.Tensor) and new.data_ptr() != old.data_ptr():
+                    old.copy_(new)
+                elif isinstance(new, torch.ScriptObject):
+                    torch.distributed.distributed_c10d.Work.unbox(new).wait()
+
+
+@contextmanager
+def recording(program: Any, calls: list[tuple[Callable[..., Any], Any, Any, Any]]) -> Iterator[None]:
+    """Append to `calls` what is done, of PyTorch's functions and Triton's kernels: (function, arguments, result)."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    run, is_inside = InterpretedFunction.run, [False]
+
+    @contextmanager
+    def outside() -> Iterator[None]:
+        is_inside[0] = True
+        with _disable_current_modes():
+            yield
+        is_inside[0] = False
+
+    def launched(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        # Not run: tables of addresses are filled after the capture.
+        calls.append((lambda *a, **k: run(kernel, *a, **k), args, kwargs, None))
+
+    def by_host(function: Callable[..., Any]) -> Callable[..., Any]:
+        def done(*args: Any, **kwargs: Any) -> Any:
+            with outside():
+                return function(*args, **kwargs)
+
+        return done
+
+    def refusing(name: str) -> Any:
+        method = getattr(torch.Tensor, name)
+
+        def refused(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if is_inside[0]:
+                return method(self, *args, **kwargs)
+            raise Refused(f"{name}: operation not permitted when stream is capturing")
+
+        return refused
+
+    with ExitStack() as changed:
+        for name in WAITS:
+            changed.enter_context(patch.object(torch.Tensor, name, refusing(name)))
+        changed.enter_context(patch.object(InterpretedFunction, "run", launched))
+        changed.enter_context(patch.object(program, "_placed", by_host(program._placed)))
+        # What gloo copies when it is waited for, it copies again in the replay.
+        changed.enter_context(patch.object(torch.distributed.Work, "wait", by_host(torch.distributed.Work.wait)))
+        changed.enter_context(patch.object(program, "is_capturing", lambda: True))
+        changed.enter_context(_Recorder(calls))
+        yield
+
+
+def made_of(program: Any) -> tuple[type, list[Recording]]:
+    """The program's StepGraph with recordings for graphs, and those that it makes."""
+    made: list[Recording] = []
+
+    class Recorded(program.StepGraph):
+        """Steps that are recorded."""
+
+        def _record(self) -> Recording:
+            def held() -> list[torch.Tensor]:
+                own = [self.rate, self.done, self.live, self.made, *self.weights.values(), *self.local.values()]
+                return [x for x in [*own, *(m for pair in self.moments.values() for m in pair)] if x is not None]
+
+            made.append(Recording(program, self._step, held))
+            return made[-1]
+
+    return Recorded, made
+
+
+def run_as_graph(program: Any, options: list[str], folder: str = ".") -> tuple[list[str], list[int]]:
+    """The lines a rank prints when the device does its steps, and how often each graph was replayed."""
+    program.StepGraph, made = made_of(program)
+    program.why_on_host = lambda ctx, options: None
+    return run_main(program, options, None, folder), [each.replays for each in made]
+
+
+def ended(program: Any, options: list[str], folder: str, as_graph: bool = True) -> tuple[int, str, list[str]]:
+    """With which code a rank ends, whose device may do its steps, what it writes to stderr, and its lines."""
+    wrong, said = io.StringIO(), io.StringIO()
+    if as_graph:
+        program.StepGraph, _ = made_of(program)
+        program.why_on_host = lambda ctx, options: None
+    sys.argv = ["train.py", "--backend", "gloo", *options]
+    os.chdir(folder)
+    with redirect_stderr(wrong), redirect_stdout(said):
+        try:
+            program.main()
+        except SystemExit as error:
+            return int(error.code or 0), wrong.getvalue(), said.getvalue().splitlines()
+    return 0, wrong.getvalue(), said.getvalue().splitlines()

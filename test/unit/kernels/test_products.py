@@ -1,0 +1,74 @@
+"""Tiles of matrix products: their size, the order in which programs compute them, and how they are copied."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from case import Case
+from kernel_checks import check, random_operands
+
+from unity_ir.kernels.launchers import launcher
+from unity_ir.kernels.triton import matmul
+from unity_ir.kernels.triton.matmul import prefers_descriptors, tile_of
+from unity_ir.tdl.bind import bind
+from unity_ir.tdl.parse import parse_line
+from unity_ir.tdl.syntax import Bound
+
+SQUARE, LARGEST = (128, 128), (128, 256)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "work", "tile"),
+    [
+        (16384, 4096, 0, LARGEST),
+        (16384, 4096, 3, LARGEST),
+        # What is computed after the product would not fit registers.
+        (16384, 4096, 17, (128, 64)),
+        # 32 of the largest tiles, or 64 square ones, are less than half of the SMs.
+        (1024, 1024, 0, (128, 64)),
+        # 132 square tiles are one for each SM; 66 of the largest would leave half of them without work.
+        (1408, 1536, 0, SQUARE),
+        (64, 4096, 0, (64, 128)),
+    ],
+)
+def test_tile(m: int, n: int, work: int, tile: tuple[int, int]) -> None:
+    sizes = {"b": 1, "m": m, "n": n, "k": 1024}
+    found = tile_of(sizes, work)
+    chosen = LARGEST if prefers_descriptors(sizes, found, work) else (found.m, found.n)
+    assert chosen == tile
+
+
+def test_tile_of_a_batch() -> None:
+    """A batch's products fill SMs together."""
+    sizes = {"m": 1024, "n": 1024, "k": 1024}
+    assert tile_of({**sizes, "b": 1}, 0).n < tile_of({**sizes, "b": 64}, 0).n
+
+
+def product(layout: str, shapes: tuple[tuple[int, int], tuple[int, int]], after: str = "P") -> Bound:
+    return bind(parse_line(f"product(x, w) out[m, n] = {after.replace('P', f'sum[k]({layout})')}"), shapes, {})
+
+
+M, N, K = 1160, 264, 72
+LAYOUTS: list[tuple[str, tuple[tuple[int, int], tuple[int, int]]]] = [
+    ("x[m, k] * w[k, n]", ((M, K), (K, N))),
+    ("x[k, m] * w[k, n]", ((K, M), (K, N))),
+    ("x[m, k] * w[n, k]", ((M, K), (N, K))),
+    ("x[k, m] * w[n, k]", ((K, M), (N, K))),
+]
+
+
+@pytest.mark.parametrize(("layout", "shapes"), LAYOUTS)
+@pytest.mark.parametrize("has", [True, False])
+def test_large_products(layout: str, shapes: Any, has: bool, runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Of 20 tiles by 3 programs, in groups of 8 rows and of 2, of which the last tiles are moved inside, and of a rest of
+    K: as copied by descriptors, and by pointers.
+    """
+    monkeypatch.setattr(matmul, "SMS", 3)
+    bound = product(layout, shapes, after="relu(P)")
+    made = launcher(bound, ["bf16", "bf16"])
+    assert [c.descriptors for c in made.compiled] == [True, False]
+    assert "[(3,)]" in made.source
+    assert "DESCRIPTORS = has_descriptors()" in made.source
+    made = replace(made, source=made.source.replace("DESCRIPTORS = has_descriptors()", f"DESCRIPTORS = {has}"))
+    check(bound, random_operands(bound, Case(shapes, {})), "triton", runner, "bf16", made)

@@ -1,0 +1,57 @@
+"""Say in a bound line which tensors are stored with padded rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from unity_ir.forms.rewrite import map_children
+from unity_ir.tdl.syntax import Access, Bound, Expr, PaddedVar, Var, accesses
+
+
+def with_rows(line: Bound, operands: Mapping[str, int], results: Sequence[int]) -> Bound:
+    """
+    Return a bound line whose operands, by name, and results, in order, are stored with rows of so many elements (0: as
+    many as they have). Each of these must be one that `can_be_padded`.
+    """
+
+    def visit(expr: Expr) -> Expr:
+        if isinstance(expr, Access):
+            return Access(expr.tensor, _padded(expr.indices, operands.get(expr.tensor, 0)), expr.starred)
+        return map_children(expr, visit)
+
+    made = zip(line.results, results, strict=True)
+    return replace(
+        line, results=tuple(replace(r, indices=_padded(r.indices, row), expr=visit(r.expr)) for r, row in made)
+    )
+
+
+def _padded(indices: tuple[Any, ...], row: int) -> tuple[Any, ...]:
+    if not row:
+        return indices
+    *before, last = indices
+    assert isinstance(last, Var), f"{last} is no single variable"
+    return (*before, PaddedVar(last.name, row))
+
+
+def padded_rows(line: Bound) -> dict[str, int]:
+    """Return the elements of a stored row of each operand and result of a bound line whose rows are padded."""
+    found = [(r.name, r.indices) for r in line.results]
+    found += [(a.tensor, a.indices) for r in line.results for a in accesses(r.expr)]
+    return {tensor: i[-1].row for tensor, i in found if i and isinstance(i[-1], PaddedVar)}
+
+
+def has_padded_results(line: Bound) -> bool:
+    """Return whether rows of any result of a bound line are padded."""
+    return any(r.indices and isinstance(r.indices[-1], PaddedVar) for r in line.results)
+
+
+def can_be_padded(line: Bound, tensor: str, size: int) -> bool:
+    """
+    Return whether each read or write of an operand or result of a bound line steps through its last dim, of `size`
+    elements, by one variable.
+    """
+    found = [r.indices for r in line.results if r.name == tensor]
+    found += [a.indices for r in line.results for a in accesses(r.expr) if a.tensor == tensor]
+    return all(i and isinstance(i[-1], Var) and line.extents[i[-1].name] == size for i in found)

@@ -1,0 +1,125 @@
+# pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+"""Tell a kernel that updates many weights at once where they are, and what numbers it computes with."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from unity_ir.lowering.runtime.plan import OPTIMIZER, WEIGHTS
+from unity_ir.lowering.runtime.recipe import hyperparameters
+
+# --- copied into the program from here on ---
+
+
+# --- the optimizer's step of many weights in one launch: where they are, and the numbers of each group of them
+
+
+@dataclass(frozen=True)
+class Table:
+    """
+    Weights of one element type: `rows` has for each its address, its gradient's and its state's, its number of elements
+    and its group, int64 [weights, ..]; `blocks` has the row, and the number in it, of each `block` elements, int32
+    [blocks, 2]. All addresses and sizes are multiples of 16 if it `is_aligned`. `examples` are the tensors of a row.
+    """
+
+    rows: torch.Tensor
+    blocks: torch.Tensor
+    examples: tuple
+    is_aligned: bool
+    block: int
+
+
+def weight_tables(weights, grads, moments, block):
+    """Return the Tables of weights by name, given their gradients and state: one for each combination of types."""
+    group_of, found = _groups(tuple(OPTIMIZER[1].items()))[0], {}
+    for name, weight in weights.items():
+        tensors = (weight, grads[name], *moments.get(name, ()))
+        row = (*(x.data_ptr() for x in tensors), weight.numel())
+        # What a bucket's collective returns may be at any place of a larger tensor.
+        alike = (*(x.dtype for x in tensors), all(number % 16 == 0 for number in row))
+        if weight.numel():
+            found.setdefault(alike, (tensors, []))[1].append((*row, group_of[name]))
+    made = []
+    for (*_, aligned), (examples, given) in found.items():
+        rows, blocks = _placed(tuple(given), block, examples[0].device)
+        made.append(Table(rows, blocks, examples, aligned, block))
+    return made
+
+
+PLACED: dict = {}
+"""Tensors of tables by what is in them, the latest last: gradients are mostly where they were a step ago."""
+
+UNFILLED: list = []
+"""Pairs of a tensor on the device, and what is to be in it: a CUDA graph that is captured cannot copy it there."""
+
+
+def _placed(rows, block, device):
+    """Return `rows` and `blocks` of a Table on the device, in which they are for several steps if nothing moves."""
+    key = rows, block, device
+    if key not in PLACED:
+        while len(PLACED) >= 16:
+            del PLACED[next(iter(PLACED))]
+        on_host = torch.tensor(rows, dtype=torch.int64)
+        counts = (on_host[:, -2] + block - 1) // block
+        weight = torch.repeat_interleave(torch.arange(len(rows)), counts)
+        within = torch.arange(len(weight)) - (counts.cumsum(0) - counts)[weight]
+        PLACED[key] = tuple(_to(device, x) for x in (on_host, torch.stack([weight, within], 1).to(torch.int32)))
+    return PLACED[key]
+
+
+def _to(device, x):
+    """Return `x` on the device, without waiting for it."""
+    if is_capturing():
+        UNFILLED.append((torch.empty_like(x, device=device), x))
+        return UNFILLED[-1][0]
+    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
+
+
+def is_capturing():
+    """Return whether kernels that are launched now become part of a CUDA graph."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def fill_tables():
+    """Fill the tables that were made while a CUDA graph was captured, before it runs; return them."""
+    filled = [there.copy_(here) for there, here in UNFILLED]
+    UNFILLED.clear()
+    return filled
+
+
+def drop_tables():
+    """Forget the tables that were made for a CUDA graph that there is not."""
+    UNFILLED.clear()
+    PLACED.clear()
+
+
+@functools.cache
+def _groups(settings):
+    """Return ({weight: number of its group}, the hyperparameters of each group), with `settings` those of OPTIMIZER."""
+    found: dict = {}
+    return {name: found.setdefault(tuple(hyperparameters(name).items()), len(found)) for name in WEIGHTS}, tuple(found)
+
+
+@functools.cache
+def _on_device(settings, device):
+    groups = [dict(group) for group in _groups(settings)[1]]
+    return {n: torch.tensor([g[n] for g in groups], dtype=torch.float64, device=device) for n in OPTIMIZER[1]}
+
+
+def settings_of(weights, rate):
+    """Return {hyperparameter: its values in all groups, f64 [groups]}, with `rate` times the learning rate."""
+    device = next((weight.device for weight in weights.values()), torch.device("cpu"))
+    found = _on_device(tuple(OPTIMIZER[1].items()), device)
+    return {**found, "lr": found["lr"] * rate}
+
+
+def packed(numbers, live, of_groups):
+    """Return `numbers` and `live`, each a number, or a tensor like `of_groups` or of no dim: f32 [groups, numbers]."""
+    columns = [
+        x.to(of_groups.dtype).expand_as(of_groups) if isinstance(x, torch.Tensor) else torch.full_like(of_groups, x)
+        for x in (*numbers, live)
+    ]
+    return torch.stack(columns, 1).to(torch.float32)
