@@ -180,14 +180,16 @@ def test_other_targets(target: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", SHARED_LIMITS)
 def test_attention(target: str) -> None:
-    """Of heads of 64 and 128, forward and backward: within registers, by matrix units, copies beside them."""
+    """Of heads of several widths, forward and backward: within registers, by matrix units, copies beside them."""
     jobs: list[Job] = []
-    for width, name in itertools.product((64, 128), ("attention_saving", "attention_saved_grad")):
+    names = [("attention", width) for width in (64, 128, 256)] + [("attention_dropout", 64)]
+    for (name, width), kind in itertools.product(names, ("saving", "saved_grad")):
         heads = ((2, 4, 512, width),) * 3
-        shapes = heads if name == "attention_saving" else (*heads, *heads[:2], heads[0][:3])
-        one = made((name, shapes, {"scale": 0.1, "causal": 1}, "bf16"))
-        jobs += [Job(one.kernels[c.kernel], c) for c in one.compiled if "means" not in c.kernel]
-    assert len(jobs) == 6
+        shapes = heads if kind == "saving" else (*heads, *heads[:2], heads[0][:3])
+        drop = {"drop": 0.1, "seed": 3} if name == "attention_dropout" else {}
+        one = made((f"{name}_{kind}", shapes, {"scale": 0.1, "causal": int(width > 64), **drop}, "bf16"))
+        jobs += [Job(one.kernels[c.kernel], c) for c in one.compiled]
+    assert len(jobs) == 12
     assert all(job.compiled.expects == ("mma", "pipelined") for job in jobs)
     jobs = of_target(jobs, target)
     for job, outcome in zip(jobs, compile_each(jobs, target), strict=True):

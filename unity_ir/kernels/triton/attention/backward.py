@@ -9,7 +9,7 @@ from unity_ir.forms.attention import Attention, AttentionSum, constant_of
 from unity_ir.kernels.triton.attention.body import LOG2E, Body, Loop, Scope, allocation, beside, sides
 from unity_ir.kernels.triton.attention.tiles import backward_blocks
 from unity_ir.kernels.triton.launch import Buffer, KernelLaunch
-from unity_ir.tdl.syntax import Access, Expr, Reduce, Result, accesses, children
+from unity_ir.tdl.syntax import Access, Call, Expr, Reduce, Result, accesses, children
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,8 @@ class Gradient:
         scores, second = self.of.scores, self.of.second
         seconds = () if second is None else tuple(n for n in second.names if body.extents[n] > 1)
         widest = body.widest(seconds, *(s.free for s, *_ in self.sums))
-        body.blocks(backward_blocks(widest, body.dtype, self.over_columns))
+        draws = any(isinstance(e, Call) and e.function == "philox" for *_, f in self.sums for e in _inner(f))
+        body.blocks(backward_blocks(widest, body.dtype, self.over_columns, draws))
         body.axis(self.over_columns, body.first)
         for names in (scores.inner, *([seconds] if seconds else []), *(s.free for s, *_ in self.sums)):
             body.width(names)

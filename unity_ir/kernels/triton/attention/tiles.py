@@ -37,14 +37,17 @@ def forward_blocks(width: int, dtype: str) -> Blocks:
         return Blocks(32, 32)
     if width <= 128:
         return Blocks(64, 64, num_stages=3, on_amd={"COLUMNS": 32, "num_stages": 2})
-    return Blocks(64, 32)
+    return Blocks(64, 32, num_warps=8)
 
 
-def backward_blocks(width: int, dtype: str, over_columns: bool) -> Blocks:
-    """Return the same for a backward's kernel, which loops over columns or over rows."""
+def backward_blocks(width: int, dtype: str, over_columns: bool, draws: bool) -> Blocks:
+    """
+    Return the same for a backward's kernel, which loops over columns or over rows, and perhaps `draws` random numbers,
+    which takes registers.
+    """
     if dtype == "f32":
         return Blocks(32, 32)
-    if width <= 64:
+    if width <= 64 and not (draws and not over_columns):
         return Blocks(64, 64, num_stages=3, on_amd={"COLUMNS" if over_columns else "ROWS": 32})
     if width <= 128:
         return Blocks(64, 64, on_amd={"COLUMNS": 32}) if over_columns else Blocks(32, 64, num_stages=3)
