@@ -59,7 +59,7 @@ class Compiled:
     """
     descriptors: bool | None = None
     """Whether it is launched on GPUs that copy tiles by descriptors, or on the others; None: on all."""
-    on_amd: Mapping[str, Scalar] = field(default_factory=lambda: MappingProxyType({}))
+    on_amd: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
     """Constants, `num_warps` or `num_stages` that are others on GPUs of AMD."""
 
     def is_for(self, target: str) -> bool:
@@ -181,7 +181,7 @@ class KernelLaunch:
     """As `LaunchWork.programs`, if that is not the number of programs in the grid."""
     seconds: float = 0.0
     """As `LaunchWork.seconds`."""
-    on_amd: Mapping[str, Scalar] = field(default_factory=lambda: MappingProxyType({}))
+    on_amd: Mapping[str, Scalar] = field(default_factory=dict[str, Scalar])
     """As `Compiled.on_amd`."""
 
     @property
