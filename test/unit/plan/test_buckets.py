@@ -128,5 +128,5 @@ def test_the_program_of_a_24_layer_model_stays_readable(where: str, strategy: st
     text = emit(plan_step(program), reference).text
     own, fixed = text.split(runtime.text(("watchdog",)))
     assert own.count("\n") <= 3300
-    # The same in every program, but for functions that no line calls: recipe, graphs, checks, checkpoints, data, command.
-    assert fixed.count("\n") <= 2500
+    # The same in every program, but for functions that no line calls: recipe, graphs, checks, checkpoints, data.
+    assert fixed.count("\n") <= 2550
