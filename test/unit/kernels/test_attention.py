@@ -109,9 +109,9 @@ def test_scores_of_minus_infinity_in_whole_tiles(runner: Any) -> None:
 
 
 GRADIENTS = {
-    "attention_dropout_saved_grad": ["means", "rows", "columns"],
-    "attention_grad": ["forward", "means", "rows", "columns"],
-    "attention_saved_grad": ["means", "rows", "columns"],
+    "attention_dropout_saved_grad": ["rows", "columns"],
+    "attention_grad": ["forward", "rows", "columns"],
+    "attention_saved_grad": ["rows", "columns"],
 }
 LARGER: list[tuple[str, tuple[int, ...], dict[str, Any], str]] = [
     # Batch, heads, those of keys, rows, columns, features and those of values.

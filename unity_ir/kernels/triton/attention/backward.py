@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from unity_ir.forms.attention import Attention, AttentionSum, constant_of
 from unity_ir.kernels.triton.attention.body import LOG2E, Body, Loop, Scope, allocation, beside, sides
 from unity_ir.kernels.triton.attention.tiles import backward_blocks
 from unity_ir.kernels.triton.launch import Buffer, KernelLaunch
-from unity_ir.tdl.syntax import Access, Expr, Var, children
+from unity_ir.tdl.syntax import Access, Expr, Reduce, Result, accesses, children
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """The mean of the second product over each row's weights: the buffer that holds it, and the sum that it is."""
+
+    buffer: Buffer
+    result: Result
+    """A product of two operands' rows, with the rows' index variables."""
 
 
 class Gradient:
     """
     Builder of the kernel of a backward that computes all `sums` over columns, or all over rows, into their buffers.
 
-    `saved` is the read of the logarithm of every row's sum.
+    `saved` is the read of the logarithm of every row's sum. The kernel over columns fills the buffer of the `means`, if
+    there are any; that over rows reads it.
     """
 
     def __init__(
@@ -25,20 +36,30 @@ class Gradient:
         saved: Access,
         sums: Sequence[tuple[AttentionSum, Buffer]],
         over_columns: bool,
+        means: Means | None,
     ):
         self.of = of
         self.place = place
         self.saved = saved
         self.over_columns = over_columns
-        vector = tuple(Var(n) for n in (*of.scores.batch, *of.scores.rows))
-        self.mean = None if of.mean is None else Access("means", vector)
+        self.means = means
+        outputs = [o for _, o in sums]
         self.sums = [(each, output, *constant_of(each.factor)) for each, output in sums]
         """Each sum, its buffer, and its factor as a constant, by which the whole sum is multiplied, and the rest."""
         known = (of.scores.weights, of.second, of.mean)
         reads: list[Expr] = [saved, *(e for s, *_ in self.sums for e in (s.other, *beside(s.factor, known)))]
         reads += [of.second] if of.second is not None else []
-        reads += [self.mean] if self.mean is not None else []
-        self.body = Body(of.scores, place, [o for _, o in sums], reads, rows_move=not over_columns)
+        if means is not None and over_columns:
+            reads.append(means.result.expr)
+            outputs.append(means.buffer)
+        elif means is not None:
+            reads.append(self.read_means(means))
+        self.body = Body(of.scores, place, outputs, reads, rows_move=not over_columns)
+
+    @staticmethod
+    def read_means(means: Means) -> Access:
+        """Return the read of the means from their buffer."""
+        return Access("means", means.result.indices)
 
     def launch(self) -> KernelLaunch:
         """Finish the kernel and return its launch."""
@@ -55,7 +76,8 @@ class Gradient:
             by_rows, by_columns = sides(product, scores)
             body.tile(by_rows if self.over_columns else by_columns, self.over_columns, names)
         if self.over_columns:
-            self.vectors()
+            self.logsums()
+            self.mean_of_rows()
         totals: list[str] = []
         for each, output, *_ in self.sums:
             totals.append(body.names.new(f"{output.name}_total"))
@@ -72,6 +94,8 @@ class Gradient:
             value = total if constant == 1 else f"{total} * {constant!r}"
             body.store(output, each.result.indices, self.over_columns, each.free, value)
         before = [allocation(output, each.result.indices, self.place) for each, output, *_ in self.sums]
+        if self.means is not None and self.over_columns:
+            before.append(allocation(self.means.buffer, self.means.result.indices, self.place))
         return body.launch("rows" if self.over_columns else "columns", before)
 
     def step(self, loop: Loop, start: str, totals: Sequence[str]) -> None:
@@ -94,15 +118,28 @@ class Gradient:
             product = f"{left}.to({tile}.dtype), {tile}, {total}"
             writer.emit(f"{total} = tl.dot({product}, input_precision=ATTENTION_PRECISION)")
 
-    def vectors(self) -> tuple[str, str | None]:
-        """Load the logarithm of every row's sum, of base 2 for plain scores, and its mean if used; return the names."""
-        logsum = self.body.vector(self.saved, "" if self.body.scale is None else f" * {LOG2E!r}")
-        return logsum, None if self.mean is None else self.body.vector(self.mean)
+    def logsums(self) -> str:
+        """Load the logarithm of every row's sum, of base 2 for plain scores; return the name."""
+        return self.body.vector(self.saved, "" if self.body.scale is None else f" * {LOG2E!r}")
+
+    def mean_of_rows(self) -> None:
+        """Compute and store the mean of every row of the tile."""
+        if self.means is None:
+            return
+        body, result = self.body, self.means.result
+        assert isinstance(result.expr, Reduce)
+        features = tuple(n for n in result.expr.names if body.extents[n] > 1)
+        body.width(features)
+        one, other = (f"{body.tile(a, True, features)}.to(tl.float32)" for a in accesses(result.expr))
+        name = body.writer.define(("means",), "means", f"tl.sum({one} * {other}, 1)")
+        body.store(self.means.buffer, result.indices, True, (), name)
 
     def weights(self, masked: bool) -> None:
         """Write a tile's weights, and the mean where factors use it."""
         body, writer, of = self.body, self.body.writer, self.of
-        logsum, mean = self.vectors()
+        logsum, mean = self.logsums(), None
+        if self.means is not None:
+            mean = writer.known(("means",)) or body.vector(self.read_means(self.means))
         score, along = body.score(masked), body.along(True)
         if body.scale is None:
             text = f"tl.exp({score} - {logsum}{along})"

@@ -2,8 +2,9 @@
 Return the launches that compute an attention line: forward, or backward.
 
 The forward loops over the columns with a running maximum and sum for every row. A backward computes the weights again
-from the logarithm of that sum: one kernel for all sums over columns, one for all sums over rows, no atomics. If the
-line does not read the logarithms, the forward's kernel computes them first.
+from the logarithm of that sum: one kernel for all sums over columns, one for all sums over rows, no atomics. The first
+also computes every row's mean, which both use. If the line does not read the logarithms, the forward's kernel computes
+them before.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 from math import prod
 
 from unity_ir.forms.attention import Attention, AttentionSum
-from unity_ir.kernels.triton.attention.backward import Gradient
+from unity_ir.kernels.triton.attention.backward import Gradient, Means
 from unity_ir.kernels.triton.attention.body import Scope, sides
 from unity_ir.kernels.triton.attention.forward import forward
 from unity_ir.kernels.triton.attention.tiles import fits
@@ -51,27 +52,36 @@ def _operands(of: Attention) -> list[Access]:
 def _backward(of: Attention, place: Scope) -> list[KernelLaunch]:
     launches: list[KernelLaunch] = []
     vector = tuple(Var(n) for n in (*of.scores.batch, *of.scores.rows))
-    saved, mean = of.scores.saved, None
+    saved = of.scores.saved
     buffers = dict(place.buffers)
-    extents = place.bound.extents
     if saved is None or (of.mean is not None and of.mean_product is None):
         launches.append(_again(of, place, buffers))
         saved = Access("logsum", vector)
+    sides = [
+        [(s, o) for s, o in zip(of.sums, place.outputs, strict=True) if s.over_columns == over_columns]
+        for over_columns in (True, False)
+    ]
+    means: Means | None = None
     if of.mean is not None:
-        product = of.mean_product or _mean_of_rows(of)
-        mean = Buffer(place.names.new("means"), "f32", "torch.float32")
-        read = {a.tensor: buffers[a.tensor] for a in accesses(product)}
-        stage = Stage(
-            Result("means", vector, product), extents, read, mean, place.like, f"{place.name}_means_kernel", None
-        )
-        launches += reduction_launches(replace(stage, names=place.names))
-        buffers["means"] = mean
+        buffer = Buffer(place.names.new("means"), "f32", "torch.float32")
+        means = Means(buffer, Result("means", vector, of.mean_product or _mean_of_rows(of)))
+        if not sides[0]:
+            launches += _means(means, replace(place, buffers=buffers))
+        buffers["means"] = buffer
     place = replace(place, buffers=buffers)
-    for over_columns in (True, False):
-        sums = [(s, o) for s, o in zip(of.sums, place.outputs, strict=True) if s.over_columns == over_columns]
+    for sums, over_columns in zip(sides, (True, False), strict=True):
         if sums:
-            launches.append(Gradient(of, place, saved, sums, over_columns).launch())
+            launches.append(Gradient(of, place, saved, sums, over_columns, means).launch())
     return launches
+
+
+def _means(of: Means, place: Scope) -> list[KernelLaunch]:
+    """Return the launches that compute the rows' means, where no kernel of sums over columns does."""
+    read = {a.tensor: place.buffers[a.tensor] for a in accesses(of.result.expr)}
+    name = f"{place.name}_means_kernel"
+    return reduction_launches(
+        Stage(of.result, place.bound.extents, read, of.buffer, place.like, name, None, names=place.names)
+    )
 
 
 def _again(of: Attention, place: Scope, buffers: dict[str, Buffer]) -> KernelLaunch:
