@@ -29,13 +29,13 @@ sys.path.insert(0, str(ROOT / "test" / "helpers"))
 from zoo import SMALL  # noqa: E402
 
 FULL: dict[str, tuple[str, int]] = {
-    "bert_large": ("bert_large,layers=4,batch=32,sequence=512", 14),
-    "llama3_8b": ("llama3_8b,layers=2,batch=1,sequence=4096", 60),
-    "gpt2": ("gpt2,batch=8", 20),
-    "mlp": ("mlp,layers=4", 8),
-    "dlrm": ("dlrm", 24),
-    "resnet101": ("resnet101,depth=50,batch=64", 16),
-    "moe": ("moe,layers=1,dispatch=sparse", 55),
+    "bert_large": ("bert_large,layers=4,batch=32,sequence=512", 12),
+    "llama3_8b": ("llama3_8b,layers=2,batch=1,sequence=4096", 40),
+    "gpt2": ("gpt2,batch=8", 12),
+    "mlp": ("mlp,layers=4", 10),
+    "dlrm": ("dlrm", 18),
+    "resnet101": ("resnet101,depth=50,batch=64", 6),
+    "moe": ("moe,layers=1,dispatch=sparse", 40),
 }
 """Per model, its keys at full size, and the GB of the GPU that a process may need that checks and times it."""
 WAYS = {

@@ -137,13 +137,23 @@ class Model:
         return module, once
 
     def captured(self, way: str) -> Callable[[int], None] | None:
-        """Return a program's step as a CUDA graph; None if the program knows none."""
+        """
+        Return a program's step as its training loop does it: as a CUDA graph, whose loss is read a step late; None if
+        the program has none.
+        """
         module = load_program(self.folder / self.programs[way])
-        if not hasattr(module, "captured"):
+        if not hasattr(module, "StepGraph") or self.device.type != "cuda":
             return None
         weights = {n: w.clone() for n, w in self.start.items()}
-        replay = module.captured(self.ctx, weights, module.init_moments(weights), self.batch)
-        return lambda t: replay(t)
+        graph = module.StepGraph(self.ctx, weights, module.init_moments(weights), self.batch).captured()
+        before: list[Callable[[], object]] = []
+
+        def once(t: int) -> None:
+            before.append(graph.step())
+            if len(before) > 1:
+                before.pop(0)()
+
+        return once
 
     def by_torch(self, is_compiled: bool) -> Callable[[int], None]:
         """Return the step by hand: eager or under torch.compile, and PyTorch's fused AdamW."""
@@ -220,7 +230,7 @@ def steps(model: Model, count: int, ways: list[str]) -> Iterator[dict[str, Any]]
                 once = make()
                 if once is not None:
                     yield {"part": "step", **row, **timed(once, model.device, count)}
-                    if model.device.type == "cuda":
+                    if model.device.type == "cuda" and not title.endswith("graph"):
                         yield {"part": "kernels", **row, "kernels": kernels(once)}
                 del once
             except Exception as error:
@@ -428,10 +438,11 @@ def main() -> int:
     parser.add_argument("--programs", type=Path, default=ROOT / ".gpu")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "gpu")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--only", help="models, by their zoo names, and no checks")
+    parser.add_argument("--only", help="models, by their zoo names, and no checks unless --checks")
+    parser.add_argument("--checks", action="store_true")
     parser.add_argument("--ways", default="triton,matmul=torch,torch,eager,compiled")
     parser.add_argument("--seconds", type=float, default=1800.0)
-    parser.add_argument("--memory", type=float, default=74.0, help="GB of the GPU that may be used")
+    parser.add_argument("--memory", type=float, default=77.0, help="GB of the GPU that may be used")
     parser.add_argument("--processes", type=int, default=15)
     parser.add_argument("--smoke", action="store_true", help="on the CPU, of gpu_prepare.py --smoke")
     parser.add_argument("--part", nargs="+", help=argparse.SUPPRESS)
@@ -462,7 +473,7 @@ def main() -> int:
     with ThreadPoolExecutor(options.processes) as pool:
         slow = [(m, w) for w in ("compiled", "triton", "matmul=torch") for m in wanted if w in ways]
         waiting = [pool.submit(compile_way, *pair) for pair in slow]
-        waiting += [pool.submit(check, job) for job in ([] if options.only else jobs["checks"])]
+        waiting += [pool.submit(check, job) for job in (jobs["checks"] if options.checks or not options.only else [])]
         for each in waiting:
             each.result()
     for model in wanted:

@@ -159,3 +159,20 @@ def ended(program: Any, options: list[str], folder: str, as_graph: bool = True) 
         except SystemExit as error:
             return int(error.code or 0), wrong.getvalue(), said.getvalue().splitlines()
     return 0, wrong.getvalue(), said.getvalue().splitlines()
+
+
+def captured(program: Any, steps: int) -> tuple[list[float], list[float]]:
+    """The losses of steps on one batch by the function for who imports the program, and by the host's steps."""
+    ctx, batch, found = program.build("gloo"), program.Data().batch(0), list[list[float]]()
+    for by_host in (False, True):
+        weights = program.init_weights(ctx)
+        moments = program.init_moments(weights)
+        losses: list[float] = []
+        if by_host:
+            for t in range(steps):
+                losses.append(float(program.step(ctx, weights, moments, batch, t)))
+        else:
+            step = program.captured(ctx, weights, moments, batch)
+            losses += [step(t)()[0] for t in range(steps)]
+        found.append(losses)
+    return found[0], found[1]

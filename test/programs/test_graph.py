@@ -9,7 +9,7 @@ import pytest
 from extent import sample
 from models import MODELS, machine
 from ranks import Ranks, run_main
-from recorded import ended, run_as_graph
+from recorded import captured, ended, run_as_graph
 from zoo_plans import SIZES
 
 from unity_ir.lowering.emit.printer import emit
@@ -126,6 +126,13 @@ def test_a_step_that_waits_for_the_device_is_no_graph(ranks: Ranks, tmp_path: Pa
     assert "mlp: steps are no CUDA graph: " in said
     assert "operation not permitted when stream is capturing" in said
     assert [line.partition("  ")[0] for line in lines] == [line.partition("  ")[0] for line in plain]
+
+
+@pytest.mark.slow
+def test_who_imports_a_program_can_do_its_steps(ranks: Ranks):
+    losses, wanted = ranks.run(text_of("box:1", ADAMW), 1, captured, 5)[0]
+    assert losses == wanted
+    assert len(set(losses)) == 5
 
 
 MUTANTS = {

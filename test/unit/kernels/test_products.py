@@ -3,14 +3,18 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from case import Case
 from kernel_checks import check, random_operands
 
+from unity_ir.forms.rows import with_rows
 from unity_ir.kernels.launchers import launcher
 from unity_ir.kernels.triton import matmul
 from unity_ir.kernels.triton.matmul import prefers_descriptors, tile_of
 from unity_ir.tdl.bind import bind
+from unity_ir.tdl.evaluate import evaluate
 from unity_ir.tdl.parse import parse_line
 from unity_ir.tdl.syntax import Bound
 
@@ -72,3 +76,20 @@ def test_large_products(layout: str, shapes: Any, has: bool, runner: Any, monkey
     assert "DESCRIPTORS = has_descriptors()" in made.source
     made = replace(made, source=made.source.replace("DESCRIPTORS = has_descriptors()", f"DESCRIPTORS = {has}"))
     check(bound, random_operands(bound, Case(shapes, {})), "triton", runner, "bf16", made)
+
+
+def test_padded_rows(runner: Any) -> None:
+    """Tiles by descriptors are stored up to a multiple of 16 columns where rows have room; no bias is read there."""
+    line = parse_line("product(x, w, b) out[m, n] = sum[k](x[m, k] * w[n, k]) + b[n]")
+    shapes = ((M, K), (301, K), (301,))
+    whole = bind(line, shapes, {})
+    made = launcher(with_rows(whole, {}, [320]), ["bf16"] * 3)
+    assert (
+        "tl.store(out_ptr + m[:, None] * out_m + n[None, :] * out_n, value, mask=m_inside)"
+        in made.kernels[made.compiled[0].kernel]
+    )
+    operands = [torch.from_numpy(a).to(torch.bfloat16) for a in random_operands(whole, Case(shapes, {}))]
+    (got,) = runner.run(made, operands)
+    assert (got.shape, got.stride()) == ((M, 301), (320, 1))
+    (expected,) = evaluate(whole, [t.double().numpy() for t in operands])
+    np.testing.assert_allclose(got.double().numpy(), expected, rtol=1.6e-2, atol=0.2)

@@ -11,6 +11,9 @@ from unity_ir.kernels.triton.launch import Argument, Buffer, Stage, mentions
 from unity_ir.tdl.functions import FUNCTIONS
 from unity_ir.tdl.syntax import Access, Binary, Call, Expr, Name, children
 
+BLOCK = 16
+"""Columns whose first is known to the compiler to be aligned: Triton looks for multiples of 16 in arguments."""
+
 
 class Epilogue(KernelWriter):
     """
@@ -19,9 +22,11 @@ class Epilogue(KernelWriter):
     They read and store elements at rows `m`, columns `n` and batch element `b` of the tile. Strides are parameters, so
     that one text serves all shapes (`serves_all_shapes`), unless an address has several strides along m, n or b, or
     positions are used as values.
+
+    With `beyond`, a result whose rows are padded is stored up to the next multiple of `BLOCK` columns.
     """
 
-    def __init__(self, of: Contraction, stages: Sequence[Stage], names: Names):
+    def __init__(self, of: Contraction, stages: Sequence[Stage], names: Names, beyond: bool = False):
         stage = stages[0]
         self.of = of
         self.stages = stages
@@ -44,6 +49,8 @@ class Epilogue(KernelWriter):
         self.serves_all_shapes = not any(_uses_positions(each.expr) for each in stages) and all(
             not where.offset and strides(of.names, stage.extents, where, "bmn") is not None for where in places
         )
+        self.roomy = frozenset(_out(k) for k, each in enumerate(stages) if beyond and _has_room(of, each))
+        """Results whose rows are padded, and written `beyond` their end, where nobody reads."""
         batch = {"b": Axis("b", of.names["b"])} if of.sizes["b"] > 1 else {}
         self.tile = {
             **batch,
@@ -90,7 +97,8 @@ class Epilogue(KernelWriter):
         for dim, axis in self.tile.items():
             if found[dim]:
                 terms.append(f"{axis.index} * {self.stride(tensor, dim, found[dim])}")
-                masks += [axis.mask] if axis.mask is not None else []
+                beyond = dim == "n" and tensor in self.roomy
+                masks += [axis.mask] if axis.mask is not None and not beyond else []
         return " + ".join(terms), " & ".join(masks)
 
     def stride(self, tensor: str, dim: str, value: int) -> str:
@@ -105,6 +113,13 @@ class Epilogue(KernelWriter):
             self.let(key, name)
             self.integer_arguments[name] = Argument.integer(value)
         return name
+
+
+def _has_room(of: Contraction, stage: Stage) -> bool:
+    """Return whether a result's rows end amid a block of `BLOCK` columns that is all in memory."""
+    found = strides(of.names, stage.extents, address(stage.result.indices, stage.extents), "mn")
+    columns = of.sizes["n"]
+    return found is not None and found["n"] == 1 and columns % BLOCK > 0 and found["m"] >= -(-columns // BLOCK) * BLOCK
 
 
 def _out(number: int) -> str:

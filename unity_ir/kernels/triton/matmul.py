@@ -10,7 +10,7 @@ from textwrap import indent
 
 from unity_ir.forms.addresses import Names, power_of_two
 from unity_ir.forms.contraction import Contraction
-from unity_ir.kernels.triton.epilogue import Epilogue
+from unity_ir.kernels.triton.epilogue import BLOCK, Epilogue
 from unity_ir.kernels.triton.launch import Argument, KernelLaunch, Stage
 from unity_ir.tdl.functions import FUSED
 from unity_ir.tdl.syntax import Call
@@ -120,7 +120,7 @@ def {name}(
         w_tiles = tl.make_tensor_descriptor(w_ptr, [K, N], [w_k, 1], [BLOCK_K, BLOCK_N])
     tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
     for number in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
-        first_m, first_n = corner(number, M, N, BLOCK_M, BLOCK_N, True)
+        first_m, first_n = corner(number, M, {end}, BLOCK_M, BLOCK_N, True)
         whole = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for k in range(0, K, BLOCK_K):
             if X_COLUMNS:
@@ -141,7 +141,7 @@ def {name}(
             n = first_n + half * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
             # The compiler leaves out masks that are always true.
             m_inside = tl.full((BLOCK_M, 1), True, tl.int1)
-            n_inside = tl.full((1, BLOCK_N // 2), True, tl.int1)
+            n_inside = {inside}
             if WIDE:
                 m = m.to(tl.int64)
                 n = n.to(tl.int64)
@@ -216,8 +216,8 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
         "epilogue": "\n".join(epilogue.lines),
     }
 
-    def named(text: str, fields: Mapping[str, str], prefix: str) -> tuple[str, str]:
-        """Return the kernel's name and text."""
+    def named(text: str, fields: Mapping[str, str], prefix: str, form: str | None) -> tuple[str, str]:
+        """Return the kernel's name, of which `form` is a part unless it is None, and its text."""
         if form is None:
             digest = sha256(text.format(name="", **fields).encode()).hexdigest()[:6]
             name = f"{stage.operator}_{digest}_kernel"
@@ -226,7 +226,7 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
         return name, text.format(name=name, **fields)
 
     launch = KernelLaunch(
-        *named(_TEXT, fields, "batched_" * batched),
+        *named(_TEXT, fields, "batched_" * batched, form),
         (tile.count(sizes), sizes["b"]) if batched else (tile.count(sizes),),
         pointers | numbers,
         {"BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "FULL": full, "WIDE": stage.wide},
@@ -247,7 +247,14 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
     narrow = all(each.output.dtype != "f32" for each in (stage, *more))
     stages = 4 if narrow else 3
     letters = "".join("T" if turned else "N" for turned in columns.values())
-    kernel, text = named(_LARGE_TEXT, {**fields, "epilogue": indent(fields["epilogue"], " " * 8)}, "large_")
+    aligned = Epilogue(of, (stage, *more), Names(_TAKEN), beyond=True)
+    fields |= {
+        "epilogue": indent("\n".join(aligned.lines), " " * 8),
+        # With padded rows the last tile begins at an aligned address, too, and ends beyond the row.
+        "end": f"tl.cdiv(N, {BLOCK}) * {BLOCK}" if aligned.roomy else "N",
+        "inside": "(n < N)[None, :]" if aligned.roomy else "tl.full((1, BLOCK_N // 2), True, tl.int1)",
+    }
+    kernel, text = named(_LARGE_TEXT, fields, "large_", None if aligned.roomy else form)
     return replace(
         launch,
         kernel=kernel,

@@ -42,6 +42,9 @@ PARTS = (
 )
 """The modules, in the order in which a program has them."""
 
+PUBLIC = frozenset({"captured"})
+"""Functions that are only for who imports a program."""
+
 _NOT_IN_PROGRAMS = ("__future__", "typing", "unity_ir")
 
 
@@ -56,7 +59,9 @@ def text(parts: Sequence[str] = PARTS, step: str | None = None, on_host: bool = 
     """
     overlaps = step is None or "Flight" in _names(ast.parse(step))
     modules = {part: _module(part, overlaps, not on_host) for part in parts}
-    bodies = {part: module.text for part, module in modules.items()} if step is None else _reached(modules, step)
+    bodies = {part: module.text for part, module in modules.items()}
+    if step is not None:
+        bodies = _reached(modules, _names(ast.parse(step)) | (frozenset[str]() if on_host else PUBLIC))
     return "\n\n".join(body.rstrip("\n") + "\n" for body in bodies.values())
 
 
@@ -130,13 +135,13 @@ def _is_graph(test: ast.expr) -> bool:
             return False
 
 
-def _reached(modules: Mapping[str, _Module], step: str) -> dict[str, str]:
+def _reached(modules: Mapping[str, _Module], used: frozenset[str]) -> dict[str, str]:
     """
-    Return the modules' texts without the functions and classes that nothing uses, neither `step` nor the statements of
-    the modules; modules are left out of which no function is used.
+    Return the modules' texts without the functions and classes that nothing uses, neither is one of the names `used`
+    nor do the statements of the modules have it; modules are left out of which no function is used.
     """
     defined = {f.name: f for module in modules.values() for f in module.functions}
-    todo = {*_names(ast.parse(step)), *(name for module in modules.values() for name in module.names)}
+    todo = {*used, *(name for module in modules.values() for name in module.names)}
     reached: set[str] = set()
     while todo:
         name = todo.pop()

@@ -49,12 +49,6 @@ class StepGraph:
             self.stream = torch.cuda.Stream()
             self.slots = torch.zeros(2, 3, dtype=torch.float64).pin_memory()
 
-    def captured(self):
-        """Do steps on the same batch until they are a CUDA graph, if that can be; return itself."""
-        while self.steps <= WARM_UP:
-            self.step()
-        return self
-
     def step(self, local=None, rate=1.0):
         """
         Start a step on this rank's pieces of a batch (None: those of the step before) at `rate` times the learning
@@ -161,6 +155,21 @@ class StepGraph:
             return slot.tolist()
 
         return read
+
+
+def captured(ctx, weights, moments, batch):
+    """
+    Return a function, for programs that import this one, that starts a step as a CUDA graph on this rank's pieces of a
+    batch, whatever it is called with; on CPUs it does one. Before, do as many steps as a graph takes. Raises
+    `RuntimeError` where there can be none.
+    """
+    is_cuda = ctx.device.type == "cuda"
+    steps = StepGraph(ctx, weights, moments, batch, captures=is_cuda)
+    while is_cuda and steps.steps <= WARM_UP:
+        steps.step()
+    if is_cuda and steps.graph is None:
+        raise RuntimeError("steps are no CUDA graph")
+    return lambda *_: steps.step()
 
 
 def why_on_host(ctx, options):
