@@ -42,7 +42,7 @@ def is_faster(bound: Bound, of: PlainAttention) -> bool:
     """
     Return whether cuDNN computes a line matched as `of` faster than our kernels.
 
-    On an H100, forward and backward together, heads of 64 take it 2 to 5% longer, those of 128 12% less (4,096
+    On an H100, forward and backward together, heads of 64 take it 5% longer or more, those of 128 12% less (4,096
     positions) to 25% less (8,192).
     """
     return operand_shapes(bound)[of.q][3] >= _NARROWEST
