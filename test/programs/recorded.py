@@ -132,7 +132,12 @@ def made_of(program: Any) -> tuple[type, list[Recording]]:
                 own = [self.rate, self.done, self.live, self.made, *self.weights.values(), *self.local.values()]
                 return [x for x in [*own, *(m for pair in self.moments.values() for m in pair)] if x is not None]
 
+            program.reserve_tables()
+            apart = {x.untyped_storage().data_ptr() for x in program.RESERVED.values()}
             made.append(Recording(program, self._step, held))
+            # In the graph's own memory operators of a replay would write over what was filled in before it.
+            unfilled = {there.untyped_storage().data_ptr() for there, _ in program.UNFILLED}
+            assert unfilled <= apart, "a table is in the memory of the graph"
             return made[-1]
 
     return Recorded, made
@@ -142,7 +147,7 @@ def run_as_graph(program: Any, options: list[str], folder: str = ".") -> tuple[l
     """The lines a rank prints when the device does its steps, and how often each graph was replayed."""
     program.StepGraph, made = made_of(program)
     program.why_on_host = lambda ctx, options: None
-    return run_main(program, options, None, folder), [each.replays for each in made]
+    return run_main(program, ["--graph", *options], None, folder), [each.replays for each in made]
 
 
 def ended(program: Any, options: list[str], folder: str, as_graph: bool = True) -> tuple[int, str, list[str]]:
@@ -151,7 +156,7 @@ def ended(program: Any, options: list[str], folder: str, as_graph: bool = True) 
     if as_graph:
         program.StepGraph, _ = made_of(program)
         program.why_on_host = lambda ctx, options: None
-    sys.argv = ["train.py", "--backend", "gloo", *options]
+    sys.argv = ["train.py", "--backend", "gloo", *(["--graph"] if as_graph else []), *options]
     os.chdir(folder)
     with redirect_stderr(wrong), redirect_stdout(said):
         try:

@@ -112,7 +112,7 @@ def train(ctx, options, data, seed, folder, skipped=0):
     why = ON_HOST
     if ON_HOST is None:
         why = why_on_host(ctx, options)
-    if why and ctx.device.type == "cuda" and ctx.rank == 0 and not options.no_graph:
+    if why and ctx.device.type == "cuda" and ctx.rank == 0 and options.graph:
         sys.stderr.write(f"{NAME}: steps are no CUDA graph: {why}\n")
 
     def report(t, rate, batch, loss, norm):
@@ -151,7 +151,7 @@ def train(ctx, options, data, seed, folder, skipped=0):
         # Of a step that is skipped the optimizer knows nothing.
         count = t - log.skipped
         if ON_HOST is None and why is None:
-            graph = graph or StepGraph(ctx, weights, moments, local, count, not options.no_graph)
+            graph = graph or StepGraph(ctx, weights, moments, local, count, options.graph)
             started.append((t, rate, local, graph.step(local, rate)))
             # The device has the next step to do while the host reads what this one made.
             most = 0 if is_last or saves or evaluates or in_a_row else 1
@@ -234,7 +234,7 @@ def arguments():
     add("--profile", metavar="FILE.json", help="write what the last step did when, for Perfetto")
     limit = "end the run, and name the rank, when one does not answer or come further for so long (default 600)"
     add("--timeout", type=float, default=600.0, metavar="SECONDS", help=limit)
-    add("--no-graph", action="store_true", help="launch a step's kernels one by one on GPUs, not as a CUDA graph")
+    add("--graph", action="store_true", help="on GPUs, launch a step as one CUDA graph, not kernel by kernel")
     add("--deterministic", action="store_true", help="the same bits in every run on the same devices")
     add("--check-nan", action="store_true", help="look at every result of every step, not only at the loss")
     options = parser.parse_args()

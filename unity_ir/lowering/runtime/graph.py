@@ -13,7 +13,7 @@ import torch.distributed as dist
 from unity_ir.lowering.runtime.plan import CLIP, NAME, RUNNING, TABLES, WORLD, forward_backward, update
 from unity_ir.lowering.runtime.ranks import everywhere
 from unity_ir.lowering.runtime.recipe import clip_scale, gradient_norm, loss_part
-from unity_ir.lowering.runtime.tables import drop_tables, fill_tables
+from unity_ir.lowering.runtime.tables import drop_tables, fill_tables, reserve_tables
 
 # --- copied into the program from here on ---
 
@@ -137,6 +137,7 @@ class StepGraph:
     def _record(self):
         """Return a CUDA graph of a step, which does not run it."""
         graph = torch.cuda.CUDAGraph()
+        reserve_tables()
         # Other threads look after collectives and read data, which is none of this graph's business.
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             self._step()

@@ -46,14 +46,33 @@ def weight_tables(weights, grads, moments, block):
     for (*_, aligned), (examples, given) in found.items():
         rows, blocks = _placed(tuple(given), block, examples[0].device)
         made.append(Table(rows, blocks, examples, aligned, block))
+    LAST[:] = made
     return made
+
+
+LAST: list = []
+"""The tables that were made last."""
 
 
 PLACED: dict = {}
 """Tensors of tables by what is in them, the latest last: gradients are mostly where they were a step ago."""
 
+RESERVED: dict = {}
+"""Memory, by its type, for the tables of a CUDA graph that is captured."""
+
 UNFILLED: list = []
 """Pairs of a tensor on the device, and what is to be in it: a CUDA graph that is captured cannot copy it there."""
+
+
+def reserve_tables():
+    """
+    Set memory apart for tables as large as the last, before a CUDA graph is captured. The graph's own memory would not
+    do: what it gives a table, operators before may use in each replay, and a table is filled only once.
+    """
+    for part in ("rows", "blocks"):
+        found = [getattr(table, part) for table in LAST]
+        if found:
+            RESERVED[found[0].dtype] = found[0].new_empty(sum(x.numel() for x in found))
 
 
 def _placed(rows, block, device):
@@ -73,7 +92,11 @@ def _placed(rows, block, device):
 def _to(device, x):
     """Return `x` on the device, without waiting for it."""
     if is_capturing():
-        UNFILLED.append((torch.empty_like(x, device=device), x))
+        left = RESERVED.get(x.dtype)
+        if left is None or left.numel() < x.numel():
+            raise RuntimeError("no memory was set apart for the tables of the optimizer")
+        RESERVED[x.dtype] = left[x.numel() :]
+        UNFILLED.append((left[: x.numel()].view(x.shape), x))
         return UNFILLED[-1][0]
     return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
@@ -84,15 +107,18 @@ def is_capturing():
 
 
 def fill_tables():
-    """Fill the tables that were made while a CUDA graph was captured, before it runs; return them."""
-    filled = [there.copy_(here) for there, here in UNFILLED]
+    """Fill the tables that were made while a CUDA graph was captured, before it runs; return all that it reads."""
+    for there, here in UNFILLED:
+        there.copy_(here)
     UNFILLED.clear()
-    return filled
+    RESERVED.clear()
+    return list(LAST)
 
 
 def drop_tables():
     """Forget the tables that were made for a CUDA graph that there is not."""
     UNFILLED.clear()
+    RESERVED.clear()
     PLACED.clear()
 
 
