@@ -13,7 +13,12 @@ from unity_ir.tdl.syntax import Reduce
 CUBLAS = 730e12
 """Operations per second of cuBLAS on an H100: the median of 16 products of BERT, GPT-2 and Llama-3 8B in bf16."""
 CUBLAS_UNALIGNED = 260e12
-"""The same where rows of an operand or of the result do not start at multiples of 16 bytes."""
+"""
+The same where rows of an operand or of the result do not start at multiples of 16 bytes, or where what is summed is no
+multiple of 8 elements in memory.
+"""
+CUBLAS_ODD = 510e12
+"""The same where rows are aligned, and the rows or columns of the product no multiple of 8 elements in memory."""
 BANDWIDTH = 3.0e12
 """Bytes per second of a copy on an H100."""
 LAUNCH = 3e-6
@@ -37,11 +42,15 @@ def product_implementation(operator: LocalOperator) -> str:
     | 16384 x 30522 x 1024 | 257 | 596 | 526 |
     | 8192 x 50257 x 768 | 96 | 526 | 470 |
     | 30522 x 1024 x 16384 | 268 | - | 155 |
+    | 30522 x 1024 x 16384, padded rows | 493 | 683 | - |
+    | 16384 x 1024 x 30522, padded rows | 267 | 712 | - |
+    | 768 x 8192 x 50257, padded rows | 131 | - | - |
 
     So cuBLAS is some 7 % faster where rows are aligned, more where there are few tiles. What is fused saves that the
     product is written and read once more: 4 bytes of an element against 2 * k operations. With descriptors that is
     worth it up to k of about 6,000, with pointers up to 1,500, with the small tiles of a long epilogue up to 500.
-    Where only the result's rows are unaligned, as logits of BERT and GPT-2, Triton is twice as fast by itself. Float32
+    Where only the result's rows are unaligned, as logits of BERT and GPT-2, Triton is twice as fast by itself, and so
+    it is for both gradients of their heads, whose rows are padded (`padded_rows`) but whose sizes are odd. Float32
     products, exact in Triton, stay there: they were not measured.
     """
     line = operator.line
@@ -56,14 +65,18 @@ def product_implementation(operator: LocalOperator) -> str:
     (of, *_) = products
     sizes = of.sizes
     elements = sizes["b"] * sizes["m"] * sizes["n"]
-    rate = CUBLAS if _is_aligned(of, [shape[-1] for shape in line.result_shapes]) else CUBLAS_UNALIGNED
+    rate = _rate(of, [shape[-1] for shape in line.result_shapes])
     others = 2 * 2 * elements / BANDWIDTH + LAUNCH
     is_bare = not operator.fused and all(isinstance(r.expr, Reduce) for r in line.results)
     by_torch = 2 * elements * sizes["k"] / rate + (0.0 if is_bare else others)
     return "triton" if work[0].seconds < by_torch else "torch"
 
 
-def _is_aligned(of: Contraction, rows: Iterable[int]) -> bool:
-    """Return whether rows of operands, and of results that have so many elements, start at multiples of 16 bytes."""
-    steps = (s for own in (of.x_strides, of.w_strides) for s in own.values() if s != 1)
-    return all(size % 8 == 0 for size in (*steps, *rows))
+def _rate(of: Contraction, rows: Iterable[int]) -> float:
+    """Return cuBLAS's operations per second of a product whose results have rows of so many elements."""
+    strides = [(d, step) for own in (of.x_strides, of.w_strides) for d, step in own.items()]
+    inner = {d for d, step in strides if step == 1}
+    steps = (step for _, step in strides if step != 1)
+    if any(size % 8 for size in (*steps, *rows)) or ("k" in inner and of.sizes["k"] % 8):
+        return CUBLAS_UNALIGNED
+    return CUBLAS_ODD if any(of.sizes[d] % 8 for d in inner) else CUBLAS

@@ -1,27 +1,33 @@
 """Matrix products are left to cuBLAS where that is faster, by estimate."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from unity_ir.errors import UnityError
+from unity_ir.forms.rows import with_rows
 from unity_ir.plan.local_operator import LocalOperator
 from unity_ir.plan.plan import PlanOptions
 from unity_ir.plan.products import product_implementation
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.parse import parse_line
 
+NO_ROWS: Mapping[str, int] = MappingProxyType({})
 NN, NT, TN = "sum[k](x[m, k] * w[k, n])", "sum[k](x[m, k] * w[n, k])", "sum[k](x[k, m] * w[k, n])"
 
 
-def product(m: int, n: int, k: int, layout: str = NN, after: str = "", dtype: str = "bf16") -> LocalOperator:
-    """A product, as a group if something is computed after it."""
+def product(
+    m: int, n: int, k: int, layout: str = NN, after: str = "", dtype: str = "bf16", rows: Mapping[str, int] = NO_ROWS
+) -> LocalOperator:
+    """A product, as a group if something is computed after it; `rows` are those of operands that are padded."""
     more = tuple(name for name in "br" if f"{name}[" in after)
     line = f"f({', '.join(('x', 'w', *more))}) out[m, n] = {after.replace('P', layout) or layout}"
     shapes: dict[str, Any] = {"b": (n,), "r": (m, n)}
     x, w = (k, m) if layout == TN else (m, k), (n, k) if layout == NT else (k, n)
-    bound = bind(parse_line(line), (x, w, *(shapes[name] for name in more)), {})
+    bound = with_rows(bind(parse_line(line), (x, w, *(shapes[name] for name in more)), {}), rows, (0,))
     return LocalOperator(bound, (dtype,) * len(bound.operands), (), bool(after))
 
 
@@ -40,6 +46,9 @@ def product(m: int, n: int, k: int, layout: str = NN, after: str = "", dtype: st
         (product(16384, 30522, 1024, NT), "triton"),
         (product(8192, 50257, 768, NT), "triton"),
         (product(30522, 1024, 16384, TN), "torch"),
+        # Rows are padded, sizes are odd: both gradients of a head.
+        (product(30522, 1024, 16384, TN, rows={"x": 30528}), "triton"),
+        (product(16384, 1024, 30522, rows={"x": 30528}), "triton"),
         (product(16384, 4096, 1024, dtype="f32"), "triton"),
     ],
 )
