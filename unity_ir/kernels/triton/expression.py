@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isinf
 
 from unity_ir.errors import UnityError
@@ -91,6 +91,8 @@ class Axis:
     """The variables that are flattened, outermost first."""
     mask: str | None = None
     """The expression that is true for the positions that exist; None if all do."""
+    stored: Mapping[int, str] = field(default_factory=dict[int, str])
+    """By the elements of a padded row, the expression that is true for positions within it."""
 
 
 class KernelWriter:
@@ -123,6 +125,8 @@ class KernelWriter:
         self.axes: list[Axis] = []
         self.shifts: dict[str, tuple[str, int]] = {}
         """For the variable of a segment: the variable of the whole dim, and the position where the segment starts."""
+        self.rows: Mapping[str, int] = {}
+        """The elements of a stored row, of each tensor whose rows are padded: there is memory beyond the dim's end."""
         self.branch_mask: str | None = None
         """The expression that is true where the branch being written applies; loads are masked by it."""
         self._scopes: list[dict[object, str]] = [{}]
@@ -213,7 +217,8 @@ class KernelWriter:
                 position = self.coordinate(axis, run)
                 terms.append(position if run.stride == 1 else f"{position} * {run.stride}")
             if found and axis.mask is not None:
-                masks.append(axis.mask)
+                # Copies of whole rows are of aligned elements; what is beyond the dim nobody reads.
+                masks.append(axis.stored.get(self.rows.get(tensor, 0), axis.mask))
         missing = strides.keys() - covered
         assert not missing, f"{tensor}: no axis runs over {sorted(missing)}"
         if self.branch_mask is not None and covered:

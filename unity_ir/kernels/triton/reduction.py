@@ -32,9 +32,11 @@ from unity_ir.tdl.syntax import (
     Binary,
     Call,
     Expr,
+    PaddedVar,
     Reduce,
     Result,
     Var,
+    accesses,
     index_names,
 )
 
@@ -131,6 +133,14 @@ class _Body:
                 mask = self.kernel.names.new("row_mask")
                 self.writer.emit(f"{mask} = {row} < {self.row_count}")
             self.writer.axes = [Axis(row, rows, mask)]
+        self.padded: dict[str, tuple[str, int]] = {}
+        """The variable of the padded dim, and the elements of a stored row, of each tensor whose rows are padded."""
+        for number, each in enumerate(stages):
+            named = [(self.kernel.out(number), each.result.indices)]
+            named += [(a.tensor, a.indices) for a in accesses(each.expr)]
+            last = ((tensor, i[-1]) for tensor, i in named if i)
+            self.padded |= {tensor: (i.name, i.row) for tensor, i in last if isinstance(i, PaddedVar)}
+        self.writer.rows = {tensor: row for tensor, (_, row) in self.padded.items()}
         self.normalised: Mapping[Reduce, Reduce] = {}
         """Of each maximum that is reduced at present, the sum of a softmax that is reduced in the same pass."""
         self.widths: dict[tuple[int, ...], str] = {}
@@ -164,7 +174,15 @@ class _Body:
         if self.parts > 1 or count % self.tiling.columns[sizes]:
             mask = self.kernel.names.new("column_mask")
             self.writer.emit(f"{mask} = {index} < {count}")
-        return Axis(index, names, mask)
+        return Axis(index, names, mask, self.stored(index, names) if mask else {})
+
+    def stored(self, index: str, names: tuple[str, ...]) -> dict[int, str]:
+        """Write masks of the positions within stored rows of the tensors whose padded dim are these columns."""
+        found: dict[int, str] = {}
+        for row in dict.fromkeys(row for name, row in self.padded.values() if (name,) == names):
+            found[row] = self.kernel.names.new("stored_mask")
+            self.writer.emit(f"{found[row]} = {index} < {row}")
+        return found
 
     def single(self, names: tuple[str, ...], sizes: tuple[int, ...]) -> Axis | None:
         """Return the axis of the columns if one tile holds them all, else None; variables of equal sizes share it."""
