@@ -478,6 +478,9 @@ def main() -> int:
             each.result()
     for model in wanted:
         visit.part(100, "steps", model, options.ways)
+    from gpu_show import read, show
+
+    show(read(visit.file))
     return 0
 
 
