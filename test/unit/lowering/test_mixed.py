@@ -23,7 +23,7 @@ def test_one_shape_in_two_element_types_are_two_functions():
     graph = Graph("f", (x, y), (apply("mse", [out, y.result]).result,))
     machine = load("box:2")
     program = lower(differentiate(data_parallel(graph, machine), Optimizer(), machine.mesh), machine)
-    text = emit(plan_step(program, PlanOptions(fuse=False)), graph).text
+    text = emit(plan_step(program, PlanOptions("triton", fuse=False)), graph).text
     assert "def matmul_4x8_8x8(" in text
     assert "def matmul_4x8_8x8_bf16(" in text
     # What is checked against PyTorch is as rough as the roughest of it.
