@@ -26,55 +26,31 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import thread_time_ns
-from types import SimpleNamespace
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "0"
 
-import torch  # noqa: E402
-import triton  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-from torch.overrides import TorchFunctionMode  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.backends.nvidia.driver import CudaLauncher  # noqa: E402
-from triton.compiler import CompiledKernel  # noqa: E402
+import torch
+import triton
+from rich.console import Console
+from rich.table import Table
+from torch.overrides import TorchFunctionMode
 
-from unity_ir.tools.unity_opt import main as unity_opt  # noqa: E402
+from unity_ir.tools.unity_opt import main as unity_opt
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "test" / "helpers"))
+
+from no_gpu import without_gpu
 
 MODELS = {
-    "gpt2": "gpt2,batch=1,sequence=32,hidden=96,vocabulary=130",
-    "bert_large": "bert_large,layers=4,batch=1,sequence=32,hidden=128,vocabulary=130",
+    "gpt2": "gpt2,batch=1,sequence=16,hidden=48,vocabulary=130",
+    "bert_large": "bert_large,layers=4,batch=1,sequence=16,hidden=64,vocabulary=130",
 }
 PLAN = ["--mixed-precision", "bf16", "--machine=dgx-h100:1x1", "--search=data-parallel,optimizer=adamw", "-t", "triton"]
 PARTS = ("bind", "allocate", "torch", "python")
 ALLOCATE = ("empty", "new_empty", "empty_strided", "new_empty_strided", "empty_like")
 NO_CALLS = ("__get__", "data_ptr", "is_floating_point", "numel", "size", "stride")
 """Names of what PyTorch hands out without an operator."""
-
-
-class Loaded(CompiledKernel):
-    """A kernel that is not compiled, and whose launch ends before Triton's function in C."""
-
-    def __init__(self, src: Any, *args: Any, **kwargs: Any):
-        self.src, self.name = src, src.fn.__name__
-        self.module = self.function = 0
-        self.packed_metadata = ()
-        self._run = CudaLauncher.__new__(CudaLauncher)
-        sizes = dict.fromkeys(("global_scratch_size", "profile_scratch_size"), 0)
-        others = ("global_scratch_align", "profile_scratch_align", "launch_cooperative_grid", "launch_pdl")
-        vars(self._run).update(launch=lambda *args: None, num_ctas=1, **sizes, **dict.fromkeys(others, 1))
-        vars(self._run).update(arg_annotations=None, kernel_signature=None)
-
-
-def without_gpu() -> None:
-    """Let Triton launch kernels on an H100 that is not there."""
-    target = GPUTarget("cuda", 90, 32)
-    driver = SimpleNamespace(
-        get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=lambda device: 0
-    )
-    triton.runtime.driver.set_active(driver)
-    triton.compiler.compile = Loaded
 
 
 class Calls(TorchFunctionMode):
@@ -170,10 +146,9 @@ def main() -> int:
     parser.add_argument("--only", choices=MODELS)
     parser.add_argument("--out", type=Path, help="write what was measured as JSON")
     options = parser.parse_args()
-    without_gpu()
     found: dict[str, Any] = {}
     table = Table("model", "launches", "us per launch", *PARTS)
-    with tempfile.TemporaryDirectory() as folder:
+    with without_gpu(), tempfile.TemporaryDirectory() as folder:
         for name in [options.only] if options.only else MODELS:
             path = Path(folder) / f"{name}.py"
             if unity_opt(["--model", MODELS[name], *PLAN, "-o", str(path)]):

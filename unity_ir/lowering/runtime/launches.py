@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import triton
 
@@ -14,39 +16,39 @@ import triton
 
 class Launches(dict):
     """
-    A kernel's launches by grid: `kernel[grid](x, y, 64, BLOCK=32)`, tensors first, as in Triton. Triton's own look at
-    each argument anew to find the compiled kernel; these do so for the first of each combination of types and numbers.
+    A kernel's launches by grid: `kernel[grid](x_ptr, y_ptr, 64, BLOCK=32)`, as in Triton. Triton looks at all arguments
+    each time to find the compiled kernel; these do so for the first of each combination of types and numbers, and pass
+    addresses, which CUDA is not asked about. Of a launch that a profiler wants to see Triton tells it.
     """
 
     def __init__(self, kernel):
         super().__init__()
         self.kernel = kernel
+        self.pointers = sum(1 for _ in itertools.takewhile(lambda name: "_ptr" in name, kernel.arg_names))
 
     def __missing__(self, grid):
-        kernel, known, whole, hooks = self.kernel, {}, (*grid, 1, 1)[:3], triton.knobs.runtime
+        kernel, pointers, known = self.kernel, self.pointers, {}
+        whole, hooks = (*grid, 1, 1)[:3], triton.knobs.runtime
 
-        def find(key, given, options):
+        def by_triton(key, given, options):
             compiled = kernel[grid](*given, **options)
-            tensors = sum(isinstance(x, torch.Tensor) for x in given)
             if key is not None and compiled is not None:
-                rest = (*given[tensors:], *(options[name] for name in kernel.arg_names[len(given) :]))
-                active = triton.runtime.driver.active
-                stream, device = active.get_current_stream, active.get_current_device()
+                rest = (*given[pointers:], *(options[name] for name in kernel.arg_names[len(given) :]))
+                driver = triton.runtime.driver.active
+                stream, device = driver.get_current_stream, driver.get_current_device()
                 known[key] = compiled.run, stream, device, compiled.function, compiled.packed_metadata, rest
 
         def launch(*given, **options):
-            addresses, types, together = [], [], 0
-            for x in given:
-                if not isinstance(x, torch.Tensor):
-                    break
-                addresses.append(address := x.data_ptr())
-                types.append(x.dtype)
+            addresses, key, together = [], [*given[pointers:], *options.values()], 0
+            for x in given[:pointers]:
+                address = x.data_ptr()
+                addresses.append(address)
+                key.append(x.dtype)
                 together |= address
-            key = (*types, *given[len(types) :], *options.values())
+            key = (*key,) if together % 16 == 0 else None  # others have kernels of their own
             found = known.get(key)
-            is_aligned = together % 16 == 0  # else it is another kernel
-            if found is None or not is_aligned or hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
-                find(key if is_aligned else None, given, options)
+            if found is None or hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+                by_triton(key, given, options)
             else:
                 run, stream, device, function, metadata, rest = found
                 run(*whole, stream(device), function, metadata, None, None, None, *addresses, *rest)
