@@ -28,10 +28,7 @@ from statistics import median
 from time import thread_time_ns
 from typing import Any
 
-os.environ["TRITON_INTERPRET"] = "0"
-
 import torch
-import triton
 from rich.console import Console
 from rich.table import Table
 from torch.overrides import TorchFunctionMode
@@ -39,8 +36,6 @@ from torch.overrides import TorchFunctionMode
 from unity_ir.tools.unity_opt import main as unity_opt
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "test" / "helpers"))
-
-from no_gpu import without_gpu
 
 MODELS = {
     "gpt2": "gpt2,batch=1,sequence=16,hidden=48,vocabulary=130",
@@ -142,10 +137,14 @@ def timed(path: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.strip().splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
     parser.add_argument("--only", choices=MODELS)
     parser.add_argument("--out", type=Path, help="write what was measured as JSON")
     options = parser.parse_args()
+    os.environ["TRITON_INTERPRET"] = "0"
+    import triton
+    from no_gpu import without_gpu
+
     found: dict[str, Any] = {}
     table = Table("model", "launches", "us per launch", *PARTS)
     with without_gpu(), tempfile.TemporaryDirectory() as folder:

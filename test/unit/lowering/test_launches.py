@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# Others in this process interpret kernels, for which this has to be set before triton is imported.
+os.environ["TRITON_INTERPRET"] = "1"
+
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
