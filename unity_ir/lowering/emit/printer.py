@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 from unity_ir import __version__
 from unity_ir.kernels.launchers import launcher
+from unity_ir.kernels.triton.casts import casts_launcher
 from unity_ir.kernels.triton.expression import tdl_text
 from unity_ir.kernels.triton.launch import Compiled, Launcher
 from unity_ir.kernels.triton.optimizer import BLOCK, optimizer_launcher
@@ -150,11 +151,14 @@ class _Printer:
     # -- the whole
 
     def emit(self) -> Emitted:
-        steps: list[str] = []
+        steps, casts = list[str](), ""
         groups: dict[tuple[int, ...], None] = {}
         functions: dict[str, str] = {}
         parts = [part for part, _ in self.plan.parts]
         for i, (plan, launchers) in enumerate(self.calls):
+            for each in map(casts_launcher, plan.shared_casts):
+                self._add(each)
+                casts += each.source
             calls = {i: (made.name, starts) for i, (made, starts) in launchers.items()}
             writer = StepWriter(plan, calls, self._identifier)
             if i < len(parts) and self.plan.pipeline is not None:
@@ -189,7 +193,7 @@ class _Printer:
             "# --- the step\n\n\n" + step,
             update,
             reference,
-            runtime.text(step=step + update, on_host=self._on_host() is not None),
+            runtime.text(step=step + update + casts, on_host=self._on_host() is not None),
         ]
         text = "\n\n".join(part.rstrip("\n") + "\n" for part in parts if part)
         for part in parts:
