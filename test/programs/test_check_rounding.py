@@ -40,8 +40,11 @@ def test_rounding_is_not_called_an_error(ranks: Ranks, text: str):
 @pytest.mark.slow
 def test_float64_is_what_tells(ranks: Ranks, text: str):
     """Without it the same step is called wrong, as its gradients are off by more than PyTorch's."""
-    assert ranks.run(text.replace("ROUNDING = 4", "ROUNDING = 0"), 2, check, 1) == [[]] * 2
-    strict = text.replace("ROUNDING = 4", "ROUNDING = 0").replace("IN_DOUBLE = True", "IN_DOUBLE = False")
+    # Processors round differently: on some no entry is off by 1e-4.
+    assert "1e-4 * scale" in text
+    text = text.replace("1e-4 * scale", "1e-8 * scale").replace("ROUNDING = 4", "ROUNDING = 0")
+    assert ranks.run(text, 2, check, 1) == [[]] * 2
+    strict = text.replace("IN_DOUBLE = True", "IN_DOUBLE = False")
     assert any("gradient of" in line for line in ranks.run(strict, 2, check, 1)[0])
 
 
