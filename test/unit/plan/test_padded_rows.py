@@ -6,9 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from unity_ir.forms.addresses import needs_int64
+from unity_ir.forms.rows import with_rows
+from unity_ir.kernels.launchers import launcher
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.machine import load
 from unity_ir.models import build
@@ -19,6 +23,8 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan import padded_rows
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import Plan, PlanOptions, plan_step
+from unity_ir.tdl.bind import bind
+from unity_ir.tdl.parse import parse_line
 
 BERT = {"batch": 2, "sequence": 4, "layers": 1, "hidden": 16, "heads": 2}
 
@@ -78,3 +84,23 @@ def test_padding_changes_no_number(matmul: str, tmp_path: Path, monkeypatch: pyt
     expected_loss, expected = run("plain")
     assert torch.equal(loss, expected_loss)
     assert all(torch.equal(grads[n], g) for n, g in expected.items())
+
+
+def test_what_is_beyond_rows_counts_for_addresses():
+    """Of 2^31 elements in memory addresses have 64 bits, if the tensor itself has fewer, too."""
+    line = bind(parse_line("f(x) out[m, n] = exp(x[m, n])"), ((42_700, 50_257),), {})
+    assert not needs_int64(line)
+    assert needs_int64(with_rows(line, {"x": 50_304}, (0,)))
+    assert needs_int64(with_rows(line, {}, (50_304,)))
+
+
+def test_a_matrix_read_transposed_has_nothing_beyond_its_columns(runner: Any):
+    """Only along rows are there elements beyond the end."""
+    line = bind(parse_line("f(x) out[i] = max[j](x[j, i] - x[i, j])"), ((300, 300),), {})
+    made = launcher(with_rows(line, {"x": 320}, (0,)), ("bf16",))
+    stored = torch.full((300, 320), float("nan"), dtype=torch.bfloat16)
+    x = stored[:, :300]
+    x.copy_(torch.from_numpy(np.random.default_rng(0).standard_normal((300, 300))))
+    (got,) = runner.run(made, [x], within=[stored])
+    # The interpreter cuts bfloat16 off where it should round.
+    torch.testing.assert_close(got.float(), (x.float().T - x.float()).amax(1), rtol=1e-2, atol=0)
