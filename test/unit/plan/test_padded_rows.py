@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,10 @@ from unity_ir.lowering.emit.printer import emit
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.graph import Graph, apply, leaf
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.pcg.types import tensor_type
 from unity_ir.plan import padded_rows
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import Plan, PlanOptions, plan_step
@@ -62,6 +64,25 @@ def test_with_products_in_pytorch_their_operands_are_padded():
 )
 def test_others_are_not(graph: Graph, options: dict[str, Any]):
     assert rows(planned(graph, **options)) == []
+
+
+def test_alike_products_of_which_one_is_padded():
+    """Each has a function of its own: what reads the other knows no padded rows."""
+    x, labels = leaf("input", tensor_type((8, 16), "bf16"), name="x"), leaf("input", tensor_type((8,), "i64"), name="t")
+    logits, other = (
+        apply("matmul", [x.result, leaf("weight", tensor_type((16, 259), "bf16"), name=name).result]).result
+        for name in ("v", "w")
+    )
+    folded = apply("reshape", [other], {"shape": (8, 7, 37)}).result
+    total = apply("reduce_mean", [folded], {"dim": 0, "count": 3}).result
+    loss = apply("add", [apply("cross_entropy", [logits, labels.result]).result, total]).result
+    graph = Graph("two", (x, labels), (loss,))
+    plan = planned(graph, fuse=False, matmul="triton")
+    assert {row for shape, row in rows(plan) if shape == (8, 259)} == {320}
+    text = emit(plan, graph).text
+    (step,) = re.findall(r"def forward_backward.*?\n\n\n", text, re.DOTALL)
+    calls = re.findall(r"= (matmul_8x16_16x259\w*)\(", step)
+    assert len(calls) == len({*calls}) == 2
 
 
 @pytest.mark.parametrize("matmul", ["triton", "torch"])
