@@ -224,9 +224,9 @@ class _Printer:
     def _launcher(self, plan: Plan, instruction: Compute) -> tuple[Launcher, list[str]]:
         """Return an operator's launcher, and the expressions of the global indices it takes after the operands."""
         program = plan.program
-        operands = tuple(program.tensors[r] for r in instruction.operands)
+        tensors = tuple(program.tensors[r] for r in (*instruction.operands, *instruction.results))
         line = tdl_text(program.local_line(instruction)) if isinstance(instruction, Fused) else ""
-        key = instruction.operator, instruction.attributes, instruction.assignment, operands, line
+        key = instruction.operator, instruction.attributes, instruction.assignment, tensors, line
         if key not in self.alike:
             self.alike[key] = self._new_launcher(plan, instruction)
         return self.alike[key]
