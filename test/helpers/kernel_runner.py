@@ -135,9 +135,16 @@ class Runner:
         exec(compile(text, path, "exec"), vars(module))
         return module
 
-    def run(self, launcher: Launcher, operands: Sequence[torch.Tensor], *more: object) -> tuple[torch.Tensor, ...]:
+    def run(
+        self,
+        launcher: Launcher,
+        operands: Sequence[torch.Tensor],
+        *more: object,
+        within: Sequence[torch.Tensor] = (),
+    ) -> tuple[torch.Tensor, ...]:
+        """The results of a launcher, given operands, which may be parts of the tensors `within`."""
         module = self.load(launcher)
-        module.torch = memory = Memory(operands)
+        module.torch = memory = Memory([*operands, *within])
         Memory.current = memory
         try:
             # Numpy warns of what the interpreter computes beside the masks, such as 0 / 0, which is stored nowhere.

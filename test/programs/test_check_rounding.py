@@ -40,8 +40,12 @@ def test_rounding_is_not_called_an_error(ranks: Ranks, text: str):
 @pytest.mark.slow
 def test_float64_is_what_tells(ranks: Ranks, text: str):
     """Without it the same step is called wrong, as its gradients are off by more than PyTorch's."""
-    assert ranks.run(text.replace("ROUNDING = 4", "ROUNDING = 0"), 2, check, 1) == [[]] * 2
-    strict = text.replace("ROUNDING = 4", "ROUNDING = 0").replace("IN_DOUBLE = True", "IN_DOUBLE = False")
+    # On some processors no entry is off by 1e-4: here whatever is rounded is.
+    compared = '(line := compare(f"step {t}: gradient of {n}", got[n], want[n]))'
+    assert compared in text
+    text = text.replace(compared, '(line := f"gradient of {n}")').replace("ROUNDING = 4", "ROUNDING = 0")
+    assert ranks.run(text, 2, check, 1) == [[]] * 2
+    strict = text.replace("IN_DOUBLE = True", "IN_DOUBLE = False")
     assert any("gradient of" in line for line in ranks.run(strict, 2, check, 1)[0])
 
 

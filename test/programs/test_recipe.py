@@ -16,6 +16,7 @@ from recipe import against_torch
 
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.optimizer import Optimizer, optimizer_of
 from unity_ir.plan.lower import lower
@@ -88,6 +89,17 @@ def test_the_check_tells_what_is_wrong_with_the_recipe(ranks: Ranks):
     for what, (before, after) in MUTANTS.items():
         assert [text.count(before) for text in texts] == [1, 1], what
         assert any(ranks.run(text.replace(before, after), 4, check, 2)[0] for text in texts), what
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_norms_and_updates_of_16_bits(ranks: Ranks, dtype: str):
+    """Norms are not rounded to the gradient's type, in which they may be inf; what is too large for f16 is."""
+    graph, on = in_type(MODELS["mlp"][0](), dtype), machine("ideal:2")
+    optimizer = Optimizer("adam", 0.01, clip=0.1)
+    step = fuse_collectives(differentiate(run(graph, on, "fsdp", optimizer).graph, optimizer, on.mesh))
+    text = emit(plan_step(lower(step, on)), graph).text
+    assert ranks.run(text, 2, check, 2)[0] == []
 
 
 OPTIONS = ["--schedule", "cosine", "--warmup", "2"]

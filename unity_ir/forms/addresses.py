@@ -162,6 +162,11 @@ def operand_shapes(bound: Bound) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def _stored(indices: Sequence[WrittenIndex], extents: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape in memory of a tensor at `indices`: padded rows are as long as they are stored."""
+    return tuple(i.row if isinstance(i, PaddedVar) else index_extent(i, extents) for i in indices)
+
+
 def _bound_accesses(bound: Bound) -> tuple[Access, ...]:
     """Return every read of a tensor in the expressions of a bound TDL line's results, in reading order."""
     return tuple(a for r in bound.results for a in accesses(r.expr))
@@ -172,7 +177,7 @@ def needs_int64(bound: Bound) -> bool:
     Return whether the kernel of a bound TDL line needs 64-bit indices: whether an operand, a result or the range of a
     reduction has more than about 2^31 elements.
     """
-    shapes = [*operand_shapes(bound).values(), *bound.result_shapes]
+    shapes = [_stored(a.indices, bound.extents) for a in (*_bound_accesses(bound), *bound.results)]
     shapes += [tuple(bound.extents[n] for n in r.names) for result in bound.results for r in _reductions(result.expr)]
     # Positions are computed beyond the last element: by a tile in the last block, by `tiling.AT_WORK` in the last part
     # of a split row.

@@ -321,7 +321,7 @@ def _grouped(function: _Function, line: Bound, form: Grouped) -> Launcher | None
     """Return the launcher of products of rows with weights that integers pick; None for several element types."""
     (result,) = line.results
     read = {function.buffers[a.tensor].dtype for a in (form.of.x, form.of.w)}
-    if result.dtype or read != {function.dtype}:
+    if (result.dtype and not form.of.of_weights) or read != {function.dtype}:
         return None
     output = function.output(result)
     return function.launcher([grouped_launch(function.stage(line, result, output), form)], [output])

@@ -1,6 +1,7 @@
 """
 Fuse consecutive operators into one kernel: products with the pointwise operators after them, chains of pointwise
-operators, row reductions with the pointwise operators before and after them, and scatters with the cast after them.
+operators, row reductions with the pointwise operators before and after them, and scatters and gradients of experts'
+weights with the cast after them.
 
     t = matmul(x, w);  s = add(t, b);  y = gelu(s)  ->  s, y = matmul + add + gelu(x, w, b)      # the backward reads s
 
@@ -45,10 +46,12 @@ from unity_ir.tdl.syntax import NOT_FLOATING
 
 MOST_OPERATORS = 8
 """Most operators in a group; more make an unreadable comment."""
-MOST_TENSORS: Mapping[str, int] = MappingProxyType({"elements": 10, "rows": 10, "product": 7, "scatter": 4})
+MOST_TENSORS: Mapping[str, int] = MappingProxyType(
+    {"elements": 10, "rows": 10, "product": 7, "scatter": 4, "grouped": 4}
+)
 """Most operands and results of a group, by its kernel's kind; a tile of each must fit registers."""
 
-KINDS = ("elements", "rows", "product", "scatter")
+KINDS = ("elements", "rows", "product", "scatter", "grouped")
 """Kinds of kernels that can be fused (`LaunchWork.kind`); a group's kernel has the last kind among its members."""
 
 POINTWISE = ("elementwise", "copy")
@@ -401,7 +404,7 @@ class _Fuser:
         if self._moved(line.operands, line.results, made.work) > before:
             return None
         # With fewer programs, a part of the GPU would be idle.
-        if most == "scatter":
+        if most in ("scatter", "grouped"):
             # It has the programs that it has alone.
             return made.work if all(launch.kind == most for launch in made.work) else None
         # Of a weight's cast a group computes only what it reads.

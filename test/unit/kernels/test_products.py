@@ -10,7 +10,7 @@ from case import Case
 from kernel_checks import check, random_operands
 
 from unity_ir.forms.rows import with_rows
-from unity_ir.kernels.launchers import launcher
+from unity_ir.kernels.launchers import Launcher, launcher
 from unity_ir.kernels.triton import matmul
 from unity_ir.kernels.triton.matmul import prefers_descriptors, tile_of
 from unity_ir.tdl.bind import bind
@@ -61,6 +61,13 @@ LAYOUTS: list[tuple[str, tuple[tuple[int, int], tuple[int, int]]]] = [
 ]
 
 
+def where_there_are(made: Launcher, descriptors: bool) -> Launcher:
+    """A launcher as on a GPU that has descriptors, or on one that has none."""
+    asked = "DESCRIPTORS = has_descriptors()"
+    assert asked in made.source
+    return replace(made, source=made.source.replace(asked, f"DESCRIPTORS = {descriptors}"))
+
+
 @pytest.mark.parametrize(("layout", "shapes"), LAYOUTS)
 @pytest.mark.parametrize("has", [True, False])
 def test_large_products(layout: str, shapes: Any, has: bool, runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,8 +80,7 @@ def test_large_products(layout: str, shapes: Any, has: bool, runner: Any, monkey
     made = launcher(bound, ["bf16", "bf16"])
     assert [c.descriptors for c in made.compiled] == [True, False]
     assert "[(3,)]" in made.source
-    assert "DESCRIPTORS = has_descriptors()" in made.source
-    made = replace(made, source=made.source.replace("DESCRIPTORS = has_descriptors()", f"DESCRIPTORS = {has}"))
+    made = where_there_are(made, has)
     check(bound, random_operands(bound, Case(shapes, {})), "triton", runner, "bf16", made)
 
 
@@ -89,7 +95,29 @@ def test_padded_rows(runner: Any) -> None:
         in made.kernels[made.compiled[0].kernel]
     )
     operands = [torch.from_numpy(a).to(torch.bfloat16) for a in random_operands(whole, Case(shapes, {}))]
-    (got,) = runner.run(made, operands)
+    (got,) = runner.run(where_there_are(made, True), operands)
     assert (got.shape, got.stride()) == ((M, 301), (320, 1))
     (expected,) = evaluate(whole, [t.double().numpy() for t in operands])
     np.testing.assert_allclose(got.double().numpy(), expected, rtol=1.6e-2, atol=0.2)
+
+
+@pytest.mark.parametrize(("layout", "rows"), [("x[m, k] * w[k, n]", (0, 320)), ("x[k, m] * w[n, k]", (320, 0))])
+def test_tiles_may_begin_anywhere(layout: str, rows: tuple[int, int], runner: Any) -> None:
+    """In the interpreter programs use no descriptors, whose tiles begin at multiples of 16 bytes there."""
+    m, n = (257, 264) if rows[0] else (256, 301)
+    shapes = ((K, m), (n, K)) if rows[0] else ((m, K), (K, n))
+    whole = product(layout, shapes)
+    made = launcher(with_rows(whole, dict(zip("xw", rows, strict=True)), [0]), ["bf16"] * 2)
+    assert made.compiled[0].descriptors
+    given = [torch.from_numpy(a).to(torch.bfloat16) for a in random_operands(whole, Case(shapes, {}))]
+    stored = [torch.nn.functional.pad(x, (0, row and row - x.shape[1])) for x, row in zip(given, rows, strict=True)]
+    (got,) = runner.run(made, [s[:, : x.shape[1]] for s, x in zip(stored, given, strict=True)], within=stored)
+    (expected,) = evaluate(whole, [t.double().numpy() for t in given])
+    np.testing.assert_allclose(got.double().numpy(), expected, rtol=1.6e-2, atol=0.2)
+
+
+def test_descriptors_are_for_gpus_with_room_for_large_tiles() -> None:
+    made = launcher(product(*LAYOUTS[0]), ["bf16"] * 2)
+    targets = ("cuda:80", "cuda:90", "cuda:100", "cuda:120", "hip:gfx942")
+    found = {t: [c.descriptors for c in made.compiled if c.is_for(t)] for t in targets}
+    assert found == {t: [t in ("cuda:90", "cuda:100")] for t in targets}

@@ -199,6 +199,20 @@ SMALL: Mapping[str, Callable[[], Graph]] = {
     "llama": lambda: build(
         "llama3_8b", batch=4, sequence=12, layers=1, hidden=32, heads=4, kv_heads=2, intermediate=48, vocabulary=40
     ),
+    "moe": lambda: build(
+        "moe",
+        batch=2,
+        sequence=12,
+        layers=1,
+        hidden=32,
+        heads=4,
+        kv_heads=2,
+        intermediate=48,
+        experts=4,
+        chosen=2,
+        vocabulary=40,
+        dispatch="sparse",
+    ),
 }
 
 
@@ -480,3 +494,9 @@ def test_a_scatter_stores_what_a_cast_makes_of_it():
     fused = with_fusions(lower(differentiate(graph, Optimizer("sgd"), on.mesh), on), lambda operator: "triton")
     names = [i.operator for i in fused.body if isinstance(i, Compute) and "embedding_bag_grad" in i.operator]
     assert names == ["embedding_bag_grad + cast"] * 2
+
+
+def test_gradients_of_experts_are_stored_in_float32():
+    fused = with_fusions(lowered(mixed_precision(SMALL["moe"](), "bf16"), load("box:1")), in_triton)
+    names = [i.operator for i in fused.body if isinstance(i, Compute) and "routed_matmul_tn" in i.operator]
+    assert names == ["routed_matmul_tn + cast"] * 3

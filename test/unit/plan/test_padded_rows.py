@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from unity_ir.forms.addresses import needs_int64
+from unity_ir.forms.rows import with_rows
+from unity_ir.kernels.launchers import launcher
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.graph import Graph
+from unity_ir.pcg.graph import Graph, apply, leaf
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.pcg.types import tensor_type
 from unity_ir.plan import padded_rows
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import Plan, PlanOptions, plan_step
+from unity_ir.tdl.bind import bind
+from unity_ir.tdl.parse import parse_line
 
 BERT = {"batch": 2, "sequence": 4, "layers": 1, "hidden": 16, "heads": 2}
 
@@ -58,6 +66,25 @@ def test_others_are_not(graph: Graph, options: dict[str, Any]):
     assert rows(planned(graph, **options)) == []
 
 
+def test_alike_products_of_which_one_is_padded():
+    """Each has a function of its own: what reads the other knows no padded rows."""
+    x, labels = leaf("input", tensor_type((8, 16), "bf16"), name="x"), leaf("input", tensor_type((8,), "i64"), name="t")
+    logits, other = (
+        apply("matmul", [x.result, leaf("weight", tensor_type((16, 259), "bf16"), name=name).result]).result
+        for name in ("v", "w")
+    )
+    folded = apply("reshape", [other], {"shape": (8, 7, 37)}).result
+    total = apply("reduce_mean", [folded], {"dim": 0, "count": 3}).result
+    loss = apply("add", [apply("cross_entropy", [logits, labels.result]).result, total]).result
+    graph = Graph("two", (x, labels), (loss,))
+    plan = planned(graph, fuse=False, matmul="triton")
+    assert {row for shape, row in rows(plan) if shape == (8, 259)} == {320}
+    text = emit(plan, graph).text
+    (step,) = re.findall(r"def forward_backward.*?\n\n\n", text, re.DOTALL)
+    calls = re.findall(r"= (matmul_8x16_16x259\w*)\(", step)
+    assert len(calls) == len({*calls}) == 2
+
+
 @pytest.mark.parametrize("matmul", ["triton", "torch"])
 def test_padding_changes_no_number(matmul: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from loading import compiled, module
@@ -85,3 +112,23 @@ def test_padding_changes_no_number(matmul: str, tmp_path: Path, monkeypatch: pyt
     expected_loss, expected = run("plain")
     assert torch.equal(loss, expected_loss)
     assert all(torch.equal(grads[n], g) for n, g in expected.items())
+
+
+def test_what_is_beyond_rows_counts_for_addresses():
+    """Of 2^31 elements in memory addresses have 64 bits, if the tensor itself has fewer, too."""
+    line = bind(parse_line("f(x) out[m, n] = exp(x[m, n])"), ((42_700, 50_257),), {})
+    assert not needs_int64(line)
+    assert needs_int64(with_rows(line, {"x": 50_304}, (0,)))
+    assert needs_int64(with_rows(line, {}, (50_304,)))
+
+
+def test_a_matrix_read_transposed_has_nothing_beyond_its_columns(runner: Any):
+    """Only along rows are there elements beyond the end."""
+    line = bind(parse_line("f(x) out[i] = max[j](x[j, i] - x[i, j])"), ((300, 300),), {})
+    made = launcher(with_rows(line, {"x": 320}, (0,)), ("bf16",))
+    stored = torch.full((300, 320), float("nan"), dtype=torch.bfloat16)
+    x = stored[:, :300]
+    x.copy_(torch.from_numpy(np.random.default_rng(0).standard_normal((300, 300))))
+    (got,) = runner.run(made, [x], within=[stored])
+    # The interpreter cuts bfloat16 off where it should round.
+    torch.testing.assert_close(got.float(), (x.float().T - x.float()).amax(1), rtol=1e-2, atol=0)

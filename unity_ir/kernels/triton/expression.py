@@ -217,8 +217,10 @@ class KernelWriter:
                 position = self.coordinate(axis, run)
                 terms.append(position if run.stride == 1 else f"{position} * {run.stride}")
             if found and axis.mask is not None:
-                # Copies of whole rows are of aligned elements; what is beyond the dim nobody reads.
-                masks.append(axis.stored.get(self.rows.get(tensor, 0), axis.mask))
+                # Copies of whole rows are of aligned elements; what is beyond the dim nobody reads. Along other dims,
+                # as of a matrix that is also read transposed, there is nothing beyond.
+                stored = axis.stored if [run.stride for run in found] == [1] else {}
+                masks.append(stored.get(self.rows.get(tensor, 0), axis.mask))
         missing = strides.keys() - covered
         assert not missing, f"{tensor}: no axis runs over {sorted(missing)}"
         if self.branch_mask is not None and covered:

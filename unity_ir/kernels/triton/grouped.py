@@ -168,4 +168,6 @@ def grouped_launch(stage: Stage, of: Grouped) -> KernelLaunch:
     launch = KernelLaunch(
         name, text, grid, arguments, constants, warps, stages, stage.allocation, expects=expects(sizes, read, x.dtype)
     )
-    return replace(launch, before=made.lines(stage, of.of.variable, of.of.at))
+    # What is stored of the weights' gradient may be cast, as nothing else follows in its kernel.
+    kind = "grouped" if of.of.of_weights else ""
+    return replace(launch, kind=kind, before=made.lines(stage, of.of.variable, of.of.at))

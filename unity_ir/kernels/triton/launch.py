@@ -65,7 +65,7 @@ class Compiled:
     def is_for(self, target: str) -> bool:
         """Return whether it is launched on a GPU: `cuda:80`, `cuda:90`, `hip:gfx942`."""
         backend, _, arch = target.partition(":")
-        return self.descriptors in (None, backend == "cuda" and int(arch) >= 90)
+        return self.descriptors in (None, backend == "cuda" and 90 <= int(arch) < 120)
 
     def on(self, backend: str) -> Compiled:
         """Return the specialisation on GPUs of a backend of Triton, `cuda` or `hip`."""
@@ -78,8 +78,12 @@ class Compiled:
 
 DESCRIPTORS = """\
 def has_descriptors():
-    \"""Return whether GPUs copy tiles by descriptors (Hopper and later); if so, say where kernels make these.\"""
-    if torch.version.hip or (torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0)):
+    \"""Return whether GPUs copy large tiles by descriptors; if so, say where kernels make these.\"""
+    # Before Hopper there are no descriptors. GPUs for graphics have half the shared memory, and the interpreter takes
+    # tiles from multiples of 16 bytes only.
+    if torch.version.hip or triton.knobs.runtime.interpret or not torch.cuda.is_available():
+        return False
+    if not (9, 0) <= torch.cuda.get_device_capability() < (12, 0):
         return False
     triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
     return True
@@ -98,8 +102,8 @@ class LaunchWork:
 
     kind: str
     """
-    One of `elements` (pointwise), `rows` (reductions), `product` (matrix products) and `scatter`; empty for other
-    kernels.
+    One of `elements` (pointwise), `rows` (reductions), `product` (matrix products), `scatter` and `grouped` (gradients
+    of weights that integers pick); empty for other kernels.
     """
     programs: int
     """Number of programs in the grid; of a product, that of tiles of 64 x 64, however large its own are."""

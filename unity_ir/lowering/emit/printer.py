@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 from unity_ir import __version__
 from unity_ir.kernels.launchers import launcher
+from unity_ir.kernels.triton.casts import casts_launcher
 from unity_ir.kernels.triton.expression import tdl_text
 from unity_ir.kernels.triton.launch import Compiled, Launcher
 from unity_ir.kernels.triton.optimizer import BLOCK, optimizer_launcher
@@ -150,11 +151,14 @@ class _Printer:
     # -- the whole
 
     def emit(self) -> Emitted:
-        steps: list[str] = []
+        steps, casts = list[str](), ""
         groups: dict[tuple[int, ...], None] = {}
         functions: dict[str, str] = {}
         parts = [part for part, _ in self.plan.parts]
         for i, (plan, launchers) in enumerate(self.calls):
+            for each in map(casts_launcher, plan.shared_casts):
+                self._add(each)
+                casts += each.source
             calls = {i: (made.name, starts) for i, (made, starts) in launchers.items()}
             writer = StepWriter(plan, calls, self._identifier)
             if i < len(parts) and self.plan.pipeline is not None:
@@ -190,7 +194,7 @@ class _Printer:
             "# --- the step\n\n\n" + step,
             update,
             reference,
-            runtime.text(step=step + update, on_host=self._on_host() is not None),
+            runtime.text(step=step + update + casts, on_host=self._on_host() is not None),
         ]
         text = "\n\n".join(part.rstrip("\n") + "\n" for part in parts if part)
         for part in parts:
@@ -221,9 +225,9 @@ class _Printer:
     def _launcher(self, plan: Plan, instruction: Compute) -> tuple[Launcher, list[str]]:
         """Return an operator's launcher, and the expressions of the global indices it takes after the operands."""
         program = plan.program
-        operands = tuple(program.tensors[r] for r in instruction.operands)
+        tensors = tuple(program.tensors[r] for r in (*instruction.operands, *instruction.results))
         line = tdl_text(program.local_line(instruction)) if isinstance(instruction, Fused) else ""
-        key = instruction.operator, instruction.attributes, instruction.assignment, operands, line
+        key = instruction.operator, instruction.attributes, instruction.assignment, tensors, line
         if key not in self.alike:
             self.alike[key] = self._new_launcher(plan, instruction)
         return self.alike[key]

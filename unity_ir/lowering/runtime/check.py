@@ -277,7 +277,7 @@ def compare_update(what, name, t, before, grad, after):
             # A moment too small for its type has lost its digits, so the weight is not compared there.
             for moment in want[1:]:
                 bound = torch.where((moment != 0) & (moment.abs() < limits.smallest_normal), math.inf, bound)
-        if not bool(((error <= bound) | (got.double() == value) | (got.isnan() & value.isnan())).all()):
+        if not bool(((error <= bound) | (got == value.to(got.dtype)) | (got.isnan() & value.isnan())).all()):
             worst = int((error - bound).nan_to_num(math.inf).argmax())
             values = f"{float(got.flatten()[worst]):.9g} instead of {float(value.flatten()[worst]):.9g}"
             return f"{what}{of} is not what PyTorch's {OPTIMIZER[0]} makes of this gradient: {values}"

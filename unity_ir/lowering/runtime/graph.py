@@ -94,8 +94,8 @@ class StepGraph:
         self.made.copy_(torch.stack([loss.to(torch.float64).reshape(()), norm, self.live]))
 
     def _by_kernels(self):
-        """Do a step kernel by kernel, on the stream that is captured later."""
-        if self.ctx.device.type != "cuda":
+        """Do a step kernel by kernel, on the stream that is captured later, if any is."""
+        if self.ctx.device.type != "cuda" or not self.captures:
             self._step()
             return
         self.stream.wait_stream(torch.cuda.current_stream())

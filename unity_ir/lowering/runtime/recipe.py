@@ -86,8 +86,10 @@ def gradient_norm(ctx, grads):
             copies = math.prod(size for size, role in zip(MESH, WEIGHTS[name].roles) if role in ("copy", "repeat"))
             alike.setdefault((copies, grad.dtype), []).append(grad)
     square = torch.zeros((), dtype=torch.float64, device=ctx.device)
-    for (copies, _), parts in alike.items():
-        square += torch.stack(torch._foreach_norm(parts)).double().square().sum() / copies
+    for (copies, kind), parts in alike.items():
+        # In 16 bits a norm would be rounded, or too large for float16.
+        norms = torch._foreach_norm(parts, 2, dtype=torch.promote_types(kind, torch.float32))
+        square += torch.stack(norms).double().square().sum() / copies
     dist.all_reduce(square)
     return square.sqrt()
 
