@@ -119,7 +119,7 @@ def initial(name, spec, seed):
 def own_initial(ctx, name, spec, seed, most=2**22):
     """
     Return this rank's piece of an initial weight, made on its device: of the same distribution as `initial`, but each
-    element by itself, a hash of its position in the whole, so that nobody makes others; at most `most`, or a row, at a time.
+    element by itself, a hash of its position in the whole, so that nobody makes others; `most`, or a row, at a time.
     """
     size = [positions(ctx, spec, dim).to(ctx.device) for dim in range(len(spec.shape))]
     out = torch.empty([len(at) for at in size], dtype=spec.dtype, device=ctx.device)
