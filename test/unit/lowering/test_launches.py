@@ -7,6 +7,7 @@ import os
 # Others in this process interpret kernels, for which this has to be set before triton is imported.
 os.environ["TRITON_INTERPRET"] = "1"
 
+import re
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -17,8 +18,17 @@ import torch
 import triton
 import triton.language as tl
 from no_gpu import without_gpu
+from zoo import SMALL
 
 from unity_ir.lowering import runtime
+from unity_ir.lowering.emit.printer import emit
+from unity_ir.machine import load
+from unity_ir.models import build
+from unity_ir.pcg.differentiate import differentiate
+from unity_ir.pcg.mixed_precision import mixed_precision
+from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.plan.lower import lower
+from unity_ir.plan.plan import PlanOptions, plan_step
 
 launched = runtime.load(runtime.BEFORE_KERNELS, triton=triton).launched
 
@@ -105,3 +115,14 @@ def test_others_are_left_to_triton():
     interpreted = object()
     assert launched(interpreted) is interpreted
     assert launched(kernel) is not kernel
+
+
+def test_kernels_of_programs_are_launched_so_and_what_they_call_is_not():
+    machine, graph = load("box:1"), mixed_precision(build("gpt2", **SMALL["gpt2"]), "bf16")
+    step = lower(differentiate(graph, Optimizer("adamw"), machine.mesh), machine)
+    made = emit(plan_step(step, PlanOptions(kernels="triton")), graph)
+    found = re.findall(r"@launched\n@triton\.jit\ndef (\w+)\(", made.text)
+    assert sorted(found) == sorted(made.kernels)
+    assert made.text.count("@triton.jit") > len(found) == made.text.count("@launched")
+    called = set(re.findall(r"(\w+)\[.*\]\(", made.text.partition("# --- operators")[2])) & set(made.kernels)
+    assert called == set(made.kernels)
