@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -59,6 +60,27 @@ class Memory:
     def empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         wrong = float("nan") if dtype.is_floating_point else 77
         return self.own(torch.full(tuple(shape), wrong, dtype=dtype, device=device))
+
+    @contextmanager
+    def allocating(self) -> Iterator[None]:
+        """A context in which tensors like others, `x.new_empty(..)`, are of this memory, too."""
+
+        def new(name: str, make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+            method = getattr(torch.Tensor, name)
+
+            def made(x: torch.Tensor, shape: Any, dtype: Any = None, **others: Any) -> torch.Tensor:
+                # Those of the interpreter say on which device, and those of PyTorch's convolutions have no dims.
+                if others or not isinstance(shape, tuple):
+                    return method(x, shape, dtype=dtype, **others)
+                return make(shape, dtype=dtype or x.dtype, device=x.device)
+
+            return made
+
+        with (
+            patch.object(torch.Tensor, "new_empty", new("new_empty", self.empty)),
+            patch.object(torch.Tensor, "new_zeros", new("new_zeros", self.zeros)),
+        ):
+            yield
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
         self.ranges.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes))
@@ -126,7 +148,7 @@ class Runner:
         Memory.current = memory
         try:
             # Numpy warns of what the interpreter computes beside the masks, such as 0 / 0, which is stored nowhere.
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), memory.allocating():
                 results = getattr(module, launcher.name)(*operands, *more)
         finally:
             Memory.current = None

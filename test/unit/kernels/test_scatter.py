@@ -90,7 +90,7 @@ def test_a_long_table_has_a_program_for_each_position() -> None:
     one = made("embedding_bag_grad", (1024, 1), 1_000_000, 64)
     *_, places = one.work
     assert places.programs == 1024
-    assert "torch.zeros" in one.source
+    assert ".new_zeros(" in one.source
 
 
 @pytest.mark.parametrize("start", [0, 3000])

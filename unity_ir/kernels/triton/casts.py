@@ -26,9 +26,9 @@ def {name}(weights, most):
     given = {{n: w for n, w in weights.items() if w.numel() <= most and w.dtype == torch.float32}}
     like, *_ = given.values()
     table = cast_table(given.values(), block={block})
-    out = torch.empty((table.size,), dtype={torch_dtype}, device=like.device)
+    out = like.new_empty((table.size,), dtype={torch_dtype})
     {name}_kernel[(len(table.blocks),)](like, table.rows, table.blocks, out, BLOCK={block}, num_warps={warps})
-    return {{n: out[at : at + w.numel()].view(w.shape) for (n, w), at in zip(given.items(), table.places)}}
+    return {{n: out.as_strided(w.shape, w.stride(), at) for (n, w), at in zip(given.items(), table.places)}}
 '''
 
 

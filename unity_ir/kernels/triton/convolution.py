@@ -19,7 +19,7 @@ from math import prod
 
 from unity_ir.forms.addresses import power_of_two
 from unity_ir.forms.implicit_gemm import ImplicitGemm
-from unity_ir.kernels.triton.launch import Argument, Buffer, KernelLaunch, Scalar, Stage
+from unity_ir.kernels.triton.launch import Argument, Buffer, KernelLaunch, Scalar, Stage, new_tensor
 
 _HEAD = '''\
 # Precision of float32 products, as in matrix products.
@@ -178,8 +178,7 @@ def convolution_launch(stage: Stage, of: ImplicitGemm) -> KernelLaunch:
         grid = (tiles, of.groups, parts)
         if parts > 1:
             output = Buffer(stage.names.new("parts"), "f32", "torch.float32")
-            shape = (parts, *stage.shape)
-            allocation = f"{output.name} = torch.empty({shape}, dtype=torch.float32, device={stage.device}.device)"
+            allocation = new_tensor(output, (parts, *stage.shape), stage.device)
             after = (f"{stage.output.name} = {output.name}.sum(0).to({stage.output.torch_dtype})",)
     constants |= {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "WIDE": stage.wide}
     arguments = {

@@ -269,6 +269,12 @@ class Buffer:
         return Argument(self.name, pointer(self.dtype))
 
 
+def new_tensor(buffer: Buffer, shape: tuple[int, ...], like: str) -> str:
+    """Return a launcher's line of code that allocates a tensor where `like` is; `torch.empty` takes the host longer."""
+    dtype = "" if buffer.torch_dtype == f"{like}.dtype" else f", dtype={buffer.torch_dtype}"
+    return f"{buffer.name} = {like}.new_empty({shape}{dtype})"
+
+
 @dataclass(frozen=True)
 class Stage:
     """One result to be computed by one kernel: its expression, the buffers it reads, and the buffer it fills."""
@@ -331,9 +337,8 @@ class Stage:
         out, (*outer, last) = self.output, self.result.indices or (None,)
         if isinstance(last, PaddedVar):
             stored = (*self.shape[:-1], last.row)
-            text = f"{out.name} = torch.empty({stored}, dtype={out.torch_dtype}, device={self.device}.device)"
-            return f"{text}[{':, ' * len(outer)}:{self.shape[-1]}]"
-        return f"{out.name} = torch.empty({self.shape}, dtype={out.torch_dtype}, device={self.device}.device)"
+            return f"{new_tensor(out, stored, self.device)}[{':, ' * len(outer)}:{self.shape[-1]}]"
+        return new_tensor(out, self.shape, self.device)
 
 
 class KernelBuilder:

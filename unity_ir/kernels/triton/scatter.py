@@ -314,7 +314,7 @@ def _places(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks | None, fou
     if found is None:
         return body.end(total, stage.result.indices, stage.kernel, stage.extents[of.pick.variable])
     launch = body.end(total, stage.result.indices, stage.kernel, found.count)
-    return replace(launch, allocation=stage.allocation.replace("torch.empty(", "torch.zeros(", 1))
+    return replace(launch, allocation=stage.allocation.replace(".new_empty(", ".new_zeros(", 1))
 
 
 def _add_chunks(body: _Body, total: str, first: str, last: str) -> None:

@@ -187,7 +187,8 @@ class _Printer:
             plan_text(
                 self.program, self.reference, tuple(groups), self.links, self.origin, self.peaks, self._on_host()
             ),
-            "# --- kernels\n\n\n" + _once(kernels.values()) if kernels else "",
+            runtime.text(runtime.BEFORE_KERNELS) if kernels else "",
+            "# --- kernels\n\n\n" + _once(_launched(*item) for item in kernels.items()) if kernels else "",
             "# --- operators: one function for each shape a kernel is launched on\n\n\n"
             + _once(each.source for each in self.launchers.values()),
             "# --- the step\n\n\n" + step,
@@ -318,6 +319,11 @@ def _count_text(forward: Program) -> str:
     if len(forward.outputs) == 1:
         return "COUNT = None  # the loss is a mean over as many samples in every batch, or none\n"
     return f"COUNT = {spec_text(forward, forward.outputs[1])}  # how many labels the loss is the mean over\n"
+
+
+def _launched(name: str, text: str) -> str:
+    """Return the text of a kernel, and of functions that it calls, as the host launches it (`runtime/launches.py`)."""
+    return text.replace(f"@triton.jit\ndef {name}(", f"@launched\n@triton.jit\ndef {name}(")
 
 
 def _once(texts: Iterable[str]) -> str:

@@ -42,6 +42,9 @@ PARTS = (
 )
 """The modules, in the order in which a program has them."""
 
+BEFORE_KERNELS = ("launches",)
+"""Modules that a program with Triton's kernels has before these."""
+
 PUBLIC = frozenset({"captured"})
 """Functions that are only for who imports a program."""
 
@@ -183,10 +186,10 @@ def defined_names(text: str) -> frozenset[str]:
 @cache
 def runtime_names() -> frozenset[str]:
     """
-    Return the names of the functions and classes that all runtime modules (`PARTS`) together define at top level, which
-    no local variable of an emitted program may hide.
+    Return the names of the functions and classes that all runtime modules together define at top level, which no local
+    variable of an emitted program may hide.
     """
-    return defined_names(text())
+    return defined_names(text((*BEFORE_KERNELS, *PARTS)))
 
 
 @cache

@@ -116,6 +116,10 @@ def initial(name, spec, seed):
     return (torch.randn(spec.shape, generator=generator, dtype=torch.float64) * scale).to(spec.dtype)
 
 
+AT_ONCE = 2**22
+"""Elements of an initial weight that are made at a time, in 64 bits, unless a row has more."""
+
+
 def own_initial(ctx, name, spec, seed):
     """
     Return this rank's piece of an initial weight, made on its device: of the same distribution as `initial`, but each
@@ -127,7 +131,7 @@ def own_initial(ctx, name, spec, seed):
     for dim, at in list(enumerate(size))[1:]:
         offset = (offset[:, None] + at * math.prod(spec.shape[dim + 1 :])).flatten()
     rows = size[0] * math.prod(spec.shape[1:]) if size else offset
-    step = max(2**22 // max(len(offset), 1), 1)
+    step = max(AT_ONCE // max(len(offset), 1), 1)
     for first in range(0, len(rows), step):
         at = rows[first : first + step, None] + offset
         made = normal(at, zlib.crc32(name.encode()) + seed) * (spec.shape[0] if spec.shape else 1) ** -0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from dataclasses import dataclass
 
 import torch
@@ -38,10 +39,10 @@ def weight_tables(weights, grads, moments, block):
     group_of, found = _groups(tuple(OPTIMIZER[1].items()))[0], {}
     for name, weight in weights.items():
         tensors = (weight, grads[name], *moments.get(name, ()))
-        row = (*(x.data_ptr() for x in tensors), weight.numel())
+        row = (*[x.data_ptr() for x in tensors], weight.numel())
         # What a bucket's collective returns may be at any place of a larger tensor.
-        alike = (*(x.dtype for x in tensors), all(number % 16 == 0 for number in row))
-        if weight.numel():
+        alike = (*[x.dtype for x in tensors], functools.reduce(operator.or_, row) % 16 == 0)
+        if row[-1]:
             found.setdefault(alike, (tensors, []))[1].append((*row, group_of[name]))
     made = []
     for (*_, aligned), (examples, given) in found.items():

@@ -17,7 +17,7 @@ from unity_ir.forms.attention import Scores
 from unity_ir.kernels.text import SUM
 from unity_ir.kernels.triton.attention.tiles import Blocks
 from unity_ir.kernels.triton.expression import Axis, KernelWriter
-from unity_ir.kernels.triton.launch import Argument, Buffer, KernelLaunch, Scalar, signature
+from unity_ir.kernels.triton.launch import Argument, Buffer, KernelLaunch, Scalar, new_tensor, signature
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.syntax import NOT_FLOATING, Access, Bound, Expr, Reduce, Result, accesses, children
 
@@ -381,4 +381,4 @@ def beside(factor: Expr, known: Collection[Expr | None]) -> Iterator[Access]:
 def allocation(buffer: Buffer, indices: Sequence[object], place: Scope) -> str:
     """Return the launcher's line of code that allocates a result with these indices."""
     shape = place.bound.result_shape(Result("", tuple(indices), Access("", ())))  # pyright: ignore[reportArgumentType]
-    return f"{buffer.name} = torch.empty({shape}, dtype={buffer.torch_dtype}, device={place.like}.device)"
+    return new_tensor(buffer, shape, place.like)

@@ -1,0 +1,107 @@
+"""Launches of emitted programs hand CUDA what Triton's own would, and find the compiled kernel by themselves."""
+
+from __future__ import annotations
+
+import os
+
+# Others in this process interpret kernels, for which this has to be set before triton is imported.
+os.environ["TRITON_INTERPRET"] = "1"
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from no_gpu import without_gpu
+
+from unity_ir.lowering import runtime
+
+launched = runtime.load(runtime.BEFORE_KERNELS, triton=triton).launched
+
+
+def add_kernel(x_ptr, y_ptr, out_ptr, start, size, BLOCK: tl.constexpr, EVEN: tl.constexpr):  # pyright: ignore
+    """No body: it is not compiled."""
+    tl.store(out_ptr, tl.load(x_ptr))
+
+
+Seen = list[tuple[Any, ...]]
+
+
+@pytest.fixture
+def seen() -> Iterator[Seen]:
+    """What is given to the function in C that launches."""
+    found: Seen = []
+
+    def launch(*given: Any) -> None:
+        numbers = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in given[-1]]
+        found.append((given[:5], numbers))
+
+    # Triton 3.6 passes arguments one by one, 3.7 as one tuple.
+    with without_gpu(lambda *given: launch(*given) if isinstance(given[-1], tuple) else launch(*given, given[-7:])):
+        yield found
+
+
+def tensors(dtype: torch.dtype, offset: int) -> list[torch.Tensor]:
+    return [torch.zeros(64, dtype=dtype)[offset:] for _ in range(3)]
+
+
+def test_they_are_those_of_triton(seen: Seen):
+    """Kernels, grids and arguments, for types, places in memory, numbers and options, each twice, in one order."""
+    kernel = triton.JITFunction(add_kernel)
+    ours = launched(kernel)
+    types = (torch.float32, torch.bfloat16, torch.int64)
+    cases = list(product(types, (0, 1, 16), ((0, 1), (16, 1), (1, 16), (3, 5)), (4, 8), (False, True), ((2,), (2, 3))))
+    compiled: set[Any] = set()
+    for case in [*cases, *reversed(cases)]:
+        dtype, offset, numbers, num_warps, even, grid = case
+        given = [*tensors(dtype, offset), *numbers]
+        ours[grid](*given, BLOCK=32, EVEN=even, num_warps=num_warps)
+        kernel[grid](*given, BLOCK=32, EVEN=even, num_warps=num_warps)
+        one, wanted = seen[-2:]
+        assert one == wanted, case
+        compiled.add(one[0][4])
+    assert len(seen) == 4 * len(cases)
+    assert len(compiled) == 3 * 2 * 3 * 2 * 2  # 0 and 16 are alike
+    # Types of single tensors, and one that is elsewhere.
+    for changed, dtype, offset in product(range(3), types, (0, 1)):
+        given: list[Any] = tensors(torch.float32, 0)
+        given[changed] = tensors(dtype, offset)[0]
+        for way in (ours, ours, kernel):
+            way[2,](*given, 3, 5, BLOCK=32, EVEN=False, num_warps=4)
+        assert seen[-3] == seen[-2] == seen[-1]
+
+
+def test_triton_is_asked_once(seen: Seen):
+    kernel = launched(triton.JITFunction(add_kernel))
+    given = tensors(torch.float32, 0)
+
+    def launch() -> None:
+        kernel[(2,)](*given, 3, 5, BLOCK=32, EVEN=False, num_warps=4)
+
+    launch()
+    with patch.object(triton.JITFunction, "run", side_effect=AssertionError("asked again")):
+        launch()
+        assert seen[0] == seen[1]
+        # What a profiler is to see is Triton's.
+        hooks, hook = triton.knobs.runtime, lambda metadata: None
+        for chain in (hooks.launch_enter_hook, hooks.launch_exit_hook):
+            chain.add(hook)
+            with pytest.raises(AssertionError, match="asked again"):
+                launch()
+            chain.remove(hook)
+        launch()
+
+
+def test_others_are_left_to_triton():
+    kernel = triton.JITFunction(add_kernel)
+    with patch.object(triton, "__version__", "3.8.0"):
+        assert launched(kernel) is kernel
+    with patch.object(torch.version, "hip", "7.0"):
+        assert launched(kernel) is kernel
+    interpreted = object()
+    assert launched(interpreted) is interpreted
+    assert launched(kernel) is not kernel

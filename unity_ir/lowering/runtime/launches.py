@@ -1,0 +1,63 @@
+# pyright: basic, reportPrivateImportUsage=false, reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
+"""Launch Triton's kernels with less work of the host; a program has this before its kernels."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import triton
+
+# --- copied into the program from here on ---
+
+
+# --- launches
+
+
+class Launches(dict):
+    """
+    A kernel's launches by grid: `kernel[grid](x_ptr, y_ptr, 64, BLOCK=32)`, as in Triton. Triton looks at all arguments
+    each time to find the compiled kernel; these do so for the first of each combination of types and numbers, and pass
+    addresses, which CUDA is not asked about. Of a launch that a profiler wants to see Triton tells it.
+    """
+
+    def __init__(self, kernel):
+        super().__init__()
+        self.kernel = kernel
+        self.pointers = sum(1 for _ in itertools.takewhile(lambda name: "_ptr" in name, kernel.arg_names))
+
+    def __missing__(self, grid):
+        kernel, pointers, known = self.kernel, self.pointers, {}
+        whole, hooks = (*grid, 1, 1)[:3], triton.knobs.runtime
+
+        def by_triton(key, given, options):
+            compiled = kernel[grid](*given, **options)
+            if key is not None and compiled is not None:
+                rest = (*given[pointers:], *(options[name] for name in kernel.arg_names[len(given) :]))
+                driver = triton.runtime.driver.active
+                stream, device = driver.get_current_stream, driver.get_current_device()
+                known[key] = compiled.run, stream, device, compiled.function, compiled.packed_metadata, rest
+
+        def launch(*given, **options):
+            addresses, key, together = [], [*given[pointers:], *options.values()], 0
+            for x in given[:pointers]:
+                address = x.data_ptr()
+                addresses.append(address)
+                key.append(x.dtype)
+                together |= address
+            key = (*key,) if together % 16 == 0 else None  # others have kernels of their own
+            found = known.get(key)
+            if found is None or hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+                by_triton(key, given, options)
+            else:
+                run, stream, device, function, metadata, rest = found
+                run(*whole, stream(device), function, metadata, None, None, None, *addresses, *rest)
+
+        self[grid] = launch
+        return launch
+
+
+def launched(kernel):
+    """Return the Launches of a kernel; itself in the interpreter, on AMD's GPUs, and for versions not known here."""
+    is_known = triton.__version__.startswith(("3.6.", "3.7.")) and not torch.version.hip
+    return Launches(kernel) if is_known and isinstance(kernel, triton.JITFunction) else kernel
