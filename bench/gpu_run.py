@@ -124,8 +124,9 @@ class Model:
         found = torch.autograd.grad(loss, list(weights.values()))
         return loss.detach().float(), dict(zip(weights, found, strict=True))
 
-    def program(self, way: str) -> tuple[Any, Callable[[int], None]]:
-        """Return a program, and its step by number on weights of its own."""
+    def program(self, way: str, is_quick: bool = False) -> tuple[Any, Callable[[int], None]]:
+        """Return a program, and its step by number on weights of its own; `is_quick`: with quick launches."""
+        sys.argv = [sys.argv[0], *(["--quick-launches"] if is_quick else [])]  # of which programs take note
         module = load_program(self.folder / self.programs[way])
         weights = {n: w.clone() for n, w in self.start.items()}
         moments = module.init_moments(weights)
@@ -222,9 +223,13 @@ def steps(model: Model, count: int, ways: list[str]) -> Iterator[dict[str, Any]]
         made: dict[str, Callable[[], Callable[[int], None] | None]] = {}
         if way in ("eager", "compiled"):
             made[way] = partial(model.by_torch, way == "compiled")
-        elif way.removesuffix("+graph") in right:
-            of = way.removesuffix("+graph")
-            made[way] = partial(model.captured, of) if of != way else lambda of=of: model.program(of)[1]
+        of, _, more = way.partition("+")
+        if of in right:
+            made[way] = (
+                partial(model.captured, of)
+                if more == "graph"
+                else lambda of=of, q=more: model.program(of, q == "quick")[1]
+            )
         for title, make in made.items():
             row = {"model": model.name, "way": title}
             try:
@@ -443,7 +448,7 @@ def main() -> int:
     parser.add_argument("--checks", action="store_true")
     parser.add_argument(
         "--ways",
-        default="triton,torch,eager,compiled,triton+graph",
+        default="triton,torch,eager,compiled,triton+quick,triton+graph",
         help="of computing a step; a graph last, since what fails on a GPU takes all that follows with it",
     )
     parser.add_argument("--seconds", type=float, default=1800.0)

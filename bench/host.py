@@ -1,7 +1,7 @@
 """
 Time what the host does for a step of an emitted program, with a driver that launches nothing; needs no GPU.
 
-    python bench/host.py [--only gpt2] [--out FILE.json]
+    python bench/host.py [--only gpt2] [--quick-launches] [--out FILE.json]
 
 Models have all their layers and are narrow, on the plan for one H100, in mixed precision with AdamW, so that PyTorch's
 own operators, which run on the CPU, take about as long as it takes to launch them. Times are processor time, the median
@@ -140,6 +140,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[1])
     parser.add_argument("--only", choices=MODELS)
     parser.add_argument("--out", type=Path, help="write what was measured as JSON")
+    parser.add_argument(
+        "--quick-launches", action="store_true", help="of programs that look up compiled kernels themselves"
+    )
     options = parser.parse_args()
     os.environ["TRITON_INTERPRET"] = "0"
     import triton

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
@@ -181,3 +182,42 @@ def captured(program: Any, steps: int) -> tuple[list[float], list[float]]:
             losses += [step(t)()[0] for t in range(steps)]
         found.append(losses)
     return found[0], found[1]
+
+
+def held_gradients(program: Any) -> list[str]:
+    """The weights whose gradients somebody holds after a step, when whoever made it has let go of them."""
+    ctx = program.build("gloo")
+    weights, batch = program.init_weights(ctx), program.Data(None, 0).batch(0)
+    local = {n: program.piece(ctx, batch[n], s) for n, s in program.INPUTS.items()}
+    _, grads = program.forward_backward(ctx, weights, local)
+    program.update(weights, grads, program.init_moments(weights), 1)
+    found = {n: weakref.ref(grad) for n, grad in grads.items()}
+    del grads
+    return [n for n, grad in found.items() if grad() is not None]
+
+
+def update_without_weights(program: Any) -> None:
+    """The update of a rank that has no weights, given numbers on a device other than the CPU."""
+    one = torch.ones((), dtype=torch.float64, device="meta")
+    program.update({}, {}, {}, one, one, one, one)
+
+
+def which_change_weights(program: Any, factors: list[float]) -> list[bool]:
+    """Of steps whose losses, but not gradients, are multiplied by these factors, whether each changes weights."""
+    ctx = program.build("gloo")
+    weights, batch = program.init_weights(ctx), program.Data(None, 0).batch(0)
+    local = {n: program.piece(ctx, batch[n], s) for n, s in program.INPUTS.items()}
+    own, left = program.forward_backward, iter(factors)
+
+    def spoiled(*given: Any) -> Any:
+        loss, grads = own(*given)
+        return loss * next(left), grads
+
+    program.forward_backward = spoiled
+    steps = program.StepGraph(ctx, weights, program.init_moments(weights), local, captures=False)
+    found: list[bool] = []
+    for _ in factors:
+        before = {n: w.clone() for n, w in weights.items()}
+        steps.step()
+        found.append(any(not torch.equal(w, before[n]) for n, w in weights.items()))
+    return found

@@ -9,7 +9,7 @@ import pytest
 from extent import sample
 from models import MODELS, machine
 from ranks import Ranks, run_main
-from recorded import captured, ended, run_as_graph
+from recorded import captured, ended, held_gradients, run_as_graph, update_without_weights, which_change_weights
 from zoo_plans import SIZES
 
 from unity_ir.lowering.emit.printer import emit
@@ -68,6 +68,21 @@ def test_models_have_nothing_that_waits(ranks: Ranks, model: str):
     text = emit(plan_step(lower(step, on), PlanOptions(kernels="triton")), graph).text
     plain = ranks.run(text, 1, run_main, ["--steps", "5"])[0]
     assert ranks.run(text, 1, run_as_graph, ["--steps", "5"])[0] == (plain, [2])
+
+
+@pytest.mark.slow
+def test_the_update_holds_no_gradients_and_needs_no_weights(ranks: Ranks):
+    text = text_of("box:1", ADAMW)
+    assert ranks.run(text, 1, held_gradients) == [[]]
+    ranks.run(text, 1, update_without_weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_no_step_counts_after_one_that_ends_the_run(ranks: Ranks, clip: float):
+    """The host learns of an infinite loss a step late, and does the step again, with the weights it had."""
+    text = text_of("box:1", Optimizer("adam", 0.05, clip=clip))
+    assert ranks.run(text, 1, which_change_weights, [1.0, float("inf"), 1.0, 1.0])[0] == [True, False, False, False]
 
 
 BATCHES = """

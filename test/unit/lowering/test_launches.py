@@ -41,6 +41,18 @@ def add_kernel(x_ptr, y_ptr, out_ptr, start, size, BLOCK: tl.constexpr, EVEN: tl
 Seen = list[tuple[Any, ...]]
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py", "--quick-launches"])
+
+
+def test_they_are_tritons_without_the_option(monkeypatch: pytest.MonkeyPatch):
+    kernel = triton.JITFunction(add_kernel)
+    assert launched(kernel) is not kernel
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    assert launched(kernel) is kernel
+
+
 @pytest.fixture
 def seen() -> Iterator[Seen]:
     """What is given to the function in C that launches."""

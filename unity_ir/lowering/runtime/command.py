@@ -235,6 +235,8 @@ def arguments():
     limit = "end the run, and name the rank, when one does not answer or come further for so long (default 600)"
     add("--timeout", type=float, default=600.0, metavar="SECONDS", help=limit)
     add("--graph", action="store_true", help="on GPUs, launch a step as one CUDA graph, not kernel by kernel")
+    quick = "on GPUs, look up compiled kernels without Triton, which takes the host half the time"
+    add("--quick-launches", action="store_true", help=quick)
     add("--deterministic", action="store_true", help="the same bits in every run on the same devices")
     add("--check-nan", action="store_true", help="look at every result of every step, not only at the loss")
     options = parser.parse_args()

@@ -32,7 +32,8 @@ class StepGraph:
     WARM_UP of them each is one CUDA graph, if it `captures`.
 
     Weights, moments, and running statistics of the pieces `local` are replaced in place. A step whose gradient (of the
-    program without CLIP: whose loss) is not finite changes nothing; without CLIP, nor does any after it.
+    program without CLIP: whose loss) is not finite changes nothing. Nor does any step from one on that ends a run:
+    whose loss is not finite, though the gradient is or there is no CLIP.
     """
 
     def __init__(self, ctx, weights, moments, local, done=0, captures=True):
@@ -43,6 +44,7 @@ class StepGraph:
         self.rate, self.done, self.live = (
             torch.full((), number, dtype=torch.float64, device=ctx.device) for number in (1.0, done, 1.0)
         )
+        self.ends = torch.zeros((), dtype=torch.bool, device=ctx.device)
         self.made = torch.zeros(3, dtype=torch.float64, device=ctx.device)
         self.steps, self.captures, self.graph, self.tables, self.waits = 0, captures, None, (), None
         if ctx.device.type == "cuda":
@@ -80,10 +82,12 @@ class StepGraph:
         loss = loss_part(self.ctx, loss)
         if WORLD > 1:
             dist.all_reduce(loss)
+        finite = torch.isfinite(loss).all()
         if CLIP:
-            self.live.copy_(torch.isfinite(norm) & torch.isfinite(loss).all())
+            self.ends.copy_(self.ends | (torch.isfinite(norm) & ~finite))
+            self.live.copy_(torch.isfinite(norm) & ~self.ends)
         else:
-            self.live.mul_(torch.isfinite(loss).all())
+            self.live.mul_(finite)
         self.done.add_(self.live)
         scale = clip_scale(norm) if CLIP else 1.0
         update(self.weights, grads, self.moments, self.done, self.rate, scale, self.live)

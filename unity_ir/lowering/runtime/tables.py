@@ -48,12 +48,12 @@ def weight_tables(weights, grads, moments, block):
     for (*_, aligned), (examples, given) in found.items():
         rows, blocks = _placed(tuple(given), block, examples[0].device)
         made.append(Table(rows, blocks, examples, aligned, block))
-    LAST[:] = made
+    LAST[:] = [(table.rows, table.blocks) for table in made]
     return made
 
 
 LAST: list = []
-"""The tables that were made last."""
+"""Rows and blocks of the tables that were made last; not their examples, since gradients are large."""
 
 
 PLACED: dict = {}
@@ -71,10 +71,8 @@ def reserve_tables():
     Set memory apart for tables as large as the last, before a CUDA graph is captured. The graph's own memory would not
     do: what it gives a table, operators before may use in each replay, and a table is filled only once.
     """
-    for part in ("rows", "blocks"):
-        found = [getattr(table, part) for table in LAST]
-        if found:
-            RESERVED[found[0].dtype] = found[0].new_empty(sum(x.numel() for x in found))
+    for found in zip(*LAST):
+        RESERVED[found[0].dtype] = found[0].new_empty(sum(x.numel() for x in found))
 
 
 def _placed(rows, block, device):
@@ -175,7 +173,9 @@ def _on_device(settings, device):
 
 def settings_of(weights, rate):
     """Return {hyperparameter: its values in all groups, f64 [groups]}, with `rate` times the learning rate."""
-    device = next((weight.device for weight in weights.values()), torch.device("cpu"))
+    # A rank may have no weights.
+    given = (x for x in (rate, *weights.values()) if isinstance(x, torch.Tensor))
+    device = next((x.device for x in given), torch.device("cpu"))
     found = _on_device(tuple(OPTIMIZER[1].items()), device)
     return {**found, "lr": found["lr"] * rate}
 
