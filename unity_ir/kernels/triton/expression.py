@@ -219,8 +219,8 @@ class KernelWriter:
             if found and axis.mask is not None:
                 # Copies of whole rows are of aligned elements; what is beyond the dim nobody reads. Along other dims,
                 # as of a matrix that is also read transposed, there is nothing beyond.
-                stored = axis.stored if [run.stride for run in found] == [1] else {}
-                masks.append(stored.get(self.rows.get(tensor, 0), axis.mask))
+                along = [run.stride for run in found] == [1]
+                masks.append(axis.stored.get(self.rows.get(tensor, 0) if along else 0, axis.mask))
         missing = strides.keys() - covered
         assert not missing, f"{tensor}: no axis runs over {sorted(missing)}"
         if self.branch_mask is not None and covered:
