@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.kernels.triton.launch import Compiled, Launcher, pointer
 
 BLOCK = 4096
@@ -32,14 +31,15 @@ def {name}(weights, most):
 '''
 
 
-def casts_launcher(dtype: str) -> Launcher:
+def casts_launcher(dtype: str, torch_dtype: str) -> Launcher:
     """
-    Return the launcher `all_bf16(weights, most)`, with the element type `dtype` in its name: given tensors by name,
+    Return the launcher `all_bf16(weights, most)`, with the element type `dtype` in its name, `torch_dtype` as
+    Python has it: given tensors by name,
     returns casts of those in float32 of at most so many elements, by name, which are parts of one tensor. The kernel
     reads a table of their addresses (`lowering.runtime.tables.cast_table`).
     """
     name = f"all_{dtype}"
     types = {"weight_ptr": pointer("f32"), "rows_ptr": "*i64", "blocks_ptr": "*i32", "out_ptr": pointer(dtype)}
     compiled = Compiled(f"{name}_kernel", {**types, "BLOCK": "constexpr"}, {"BLOCK": BLOCK}, WARPS, 3)
-    source = _LAUNCH.format(name=name, dtype=dtype, torch_dtype=TORCH_DTYPES[dtype], block=BLOCK, warps=WARPS)
+    source = _LAUNCH.format(name=name, dtype=dtype, torch_dtype=torch_dtype, block=BLOCK, warps=WARPS)
     return Launcher(name, source, {f"{name}_kernel": _KERNEL.format(name=name)}, (compiled,))

@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 from unity_ir import __version__
 from unity_ir.kernels.launchers import launcher
+from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.kernels.triton.casts import casts_launcher
 from unity_ir.kernels.triton.expression import tdl_text
 from unity_ir.kernels.triton.launch import Compiled, Launcher
@@ -156,7 +157,7 @@ class _Printer:
         functions: dict[str, str] = {}
         parts = [part for part, _ in self.plan.parts]
         for i, (plan, launchers) in enumerate(self.calls):
-            for each in map(casts_launcher, plan.shared_casts):
+            for each in (casts_launcher(dtype, TORCH_DTYPES[dtype]) for dtype in plan.shared_casts):
                 self._add(each)
                 casts += each.source
             calls = {i: (made.name, starts) for i, (made, starts) in launchers.items()}
