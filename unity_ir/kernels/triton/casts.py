@@ -33,10 +33,9 @@ def {name}(weights, most):
 
 def casts_launcher(dtype: str, torch_dtype: str) -> Launcher:
     """
-    Return the launcher `all_bf16(weights, most)`, with the element type `dtype` in its name, `torch_dtype` as
-    Python has it: given tensors by name,
-    returns casts of those in float32 of at most so many elements, by name, which are parts of one tensor. The kernel
-    reads a table of their addresses (`lowering.runtime.tables.cast_table`).
+    Return the launcher `all_bf16(weights, most)`, with the element type `dtype` in its name (`torch_dtype` as Python
+    has it): given tensors by name, returns casts of those in float32 of at most so many elements, by name, which are
+    parts of one tensor. The kernel reads a table of their addresses (`lowering.runtime.tables.cast_table`).
     """
     name = f"all_{dtype}"
     types = {"weight_ptr": pointer("f32"), "rows_ptr": "*i64", "blocks_ptr": "*i32", "out_ptr": pointer(dtype)}
