@@ -89,7 +89,6 @@ def counts(model: str) -> dict[str, Any]:
             moved[what] += sum(size(program, r) for r in (*dict.fromkeys(each.operands), *each.results))
     weights = [r for i in program.body if isinstance(i, Leaf) and i.op == "weight" for r in makes(i)]
     parameters = sum(size(program, r) for r in weights) // 4
-    launches["cast"] -= sum(len(those) - 1 for those in planned.shared_casts.values())
     types = {program.tensors[r].dtype for r in weights}
     launches["optimizer"], moved["optimizer"] = len(types), 28 * parameters
     return {

@@ -68,11 +68,11 @@ class Memory:
         def new(name: str, make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
             method = getattr(torch.Tensor, name)
 
-            def made(x: torch.Tensor, shape: Any, dtype: Any = None, **others: Any) -> torch.Tensor:
-                # Those of the interpreter say on which device, and those of PyTorch's convolutions have no dims.
-                if others or not isinstance(shape, tuple):
-                    return method(x, shape, dtype=dtype, **others)
-                return make(shape, dtype=dtype or x.dtype, device=x.device)
+            def made(x: torch.Tensor, *shape: Any, dtype: Any = None, **others: Any) -> torch.Tensor:
+                # Those of the interpreter say on which device, and those of PyTorch's functions have sizes one by one.
+                if others or len(shape) != 1 or not isinstance(shape[0], tuple):
+                    return method(x, *shape, dtype=dtype, **others)
+                return make(shape[0], dtype=dtype or x.dtype, device=x.device)
 
             return made
 

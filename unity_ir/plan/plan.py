@@ -54,7 +54,6 @@ from unity_ir.plan.program import (
 )
 from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.plan.schedule import BUCKET_BYTES, Schedule, Start, Wait, crosses, moves_of, schedule
-from unity_ir.plan.shared_casts import shared_casts
 
 AUTO = "auto"
 """The implementation of matrix products that is chosen by estimate, for each of them."""
@@ -245,21 +244,15 @@ class Plan:
         return copies(self.program, start, self.in_place)
 
     @cached_property
-    def shared_casts(self) -> Mapping[str, Mapping[Register, str]]:
-        """The casts of weights that one launch makes: names of weights by the casts' results, by element type."""
-        return shared_casts(self.program, self.implementations)
-
-    @cached_property
     def launches(self) -> int:
         """
-        The kernels a rank launches in its forward and backward: those of each Triton operator, one for each PyTorch
-        call, and one for all casts of weights to a type. Where ranks differ, those of the rank with the most.
+        The kernels a rank launches in its forward and backward: those of each Triton operator, and one for each
+        PyTorch call. Where ranks differ, those of the rank with the most.
         """
         if self.pipeline is not None:
             return self.by_rank(lambda part: part.launches)
         tensors = self.program.tensors
-        shared = sum(len(those) - 1 for those in self.shared_casts.values())
-        return -shared + most_of_a_device(
+        return most_of_a_device(
             self.program.mesh,
             (
                 (pins(tensors[i.result].layout), self._copies(i))

@@ -19,8 +19,6 @@ from types import MappingProxyType
 
 from unity_ir import __version__
 from unity_ir.kernels.launchers import launcher
-from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
-from unity_ir.kernels.triton.casts import casts_launcher
 from unity_ir.kernels.triton.expression import tdl_text
 from unity_ir.kernels.triton.launch import Compiled, Launcher
 from unity_ir.kernels.triton.optimizer import BLOCK, optimizer_launcher
@@ -152,14 +150,11 @@ class _Printer:
     # -- the whole
 
     def emit(self) -> Emitted:
-        steps, casts = list[str](), ""
+        steps: list[str] = []
         groups: dict[tuple[int, ...], None] = {}
         functions: dict[str, str] = {}
         parts = [part for part, _ in self.plan.parts]
         for i, (plan, launchers) in enumerate(self.calls):
-            for each in (casts_launcher(dtype, TORCH_DTYPES[dtype]) for dtype in plan.shared_casts):
-                self._add(each)
-                casts += each.source
             calls = {i: (made.name, starts) for i, (made, starts) in launchers.items()}
             writer = StepWriter(plan, calls, self._identifier)
             if i < len(parts) and self.plan.pipeline is not None:
@@ -195,7 +190,7 @@ class _Printer:
             "# --- the step\n\n\n" + step,
             update,
             reference,
-            runtime.text(step=step + update + casts, on_host=self._on_host() is not None),
+            runtime.text(step=step + update, on_host=self._on_host() is not None),
         ]
         text = "\n\n".join(part.rstrip("\n") + "\n" for part in parts if part)
         for part in parts:

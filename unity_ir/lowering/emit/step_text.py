@@ -26,7 +26,6 @@ from unity_ir.plan.program import (
     reads,
 )
 from unity_ir.plan.schedule import BUCKET_BYTES, Bucket, ScheduledLine, Wait, piece_bytes
-from unity_ir.plan.shared_casts import LARGEST
 
 BACKWARD = "# --- backward"
 """Line of its own, a comment, after the line that computes the loss; profiles look for it."""
@@ -72,10 +71,6 @@ class StepWriter:
         """Registers that the loop before that over micro-batches reads."""
         self.flags: dict[str, str] = {}
         """Variables that tell whether a micro-batch is the first, or the last."""
-        self.casts = {r: (dtype, name) for dtype, those in plan.shared_casts.items() for r, name in those.items()}
-        """The element type and weight of each cast that is made with others."""
-        self.cast: dict[str, str] = {}
-        """Variables of casts that were made together, by their element type."""
         self.last_piece = ""
         """Variable that tells whether a piece of the loss is the last."""
         self.sums_of_pieces: list[str] = []
@@ -175,7 +170,7 @@ class StepWriter:
     # -- a row per instruction
 
     def _rows(self, line: ScheduledLine) -> list[Row]:
-        action, before = line.action, list[Row]()
+        action = line.action
         match action:
             case Leaf("weight", result, name) if not pins(self.program.tensors[result].layout):
                 self.own[result] = f"weights[{name!r}]"
@@ -183,7 +178,6 @@ class StepWriter:
             case Leaf():
                 row = self._leaf(action)
             case Compute():
-                before = self._cast_all(action)
                 row = self._compute(action)
             case ReshardMove():
                 row = self._reshard(action)
@@ -202,7 +196,7 @@ class StepWriter:
         row.when, row.in_pieces = line.when, line.in_pieces
         row.is_early = isinstance(action, Leaf) and action.result in self.early
         is_loss = isinstance(action, Compute) and self.program.loss in action.results
-        return [*before, row, *([Row([], BACKWARD, in_pieces=line.in_pieces)] if is_loss else [])]
+        return [row, Row([], BACKWARD, in_pieces=line.in_pieces)] if is_loss else [row]
 
     def _leaf(self, leaf: Leaf) -> Row:
         target = self._name(leaf.result, leaf.name or "constant")
@@ -214,21 +208,7 @@ class StepWriter:
         text = self._only(text, pins(self.program.tensors[leaf.result].layout))
         return Row([target], text, self._comment(leaf.op, leaf.result))
 
-    def _cast_all(self, compute: Compute) -> list[Row]:
-        """Return the row that makes a weight's cast together with all others, if this is the first of them."""
-        dtype, _ = self.casts.get(compute.results[0], ("", ""))
-        if not dtype or dtype in self.cast:
-            return []
-        names = [name for of, name in self.casts.values() if of == dtype]
-        self.cast[dtype] = self.identifier("casts")
-        comment = f"{len(names)} casts of small weights in one launch"
-        return [Row([self.cast[dtype]], f"all_{dtype}(weights, {LARGEST})", comment)]
-
     def _compute(self, compute: Compute) -> Row:
-        if compute.results[0] in self.casts:
-            dtype, weight = self.casts[compute.results[0]]
-            target = self._name(compute.results[0], self.makers[compute.results[0]])
-            return Row([target], f"{self.cast[dtype]}.pop({weight!r})", self._comment("cast", compute.results[0]))
         name, starts = self.calls[compute]
         text = f"{name}({', '.join([*map(self._use, compute.operands), *starts])})"
         targets = [self._name(r, self.makers[r]) for r in compute.results]

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import operator
 from dataclasses import dataclass
 
@@ -94,37 +93,6 @@ def _tensors(rows, block, device):
     return tuple(_to(device, x) for x in (on_host, torch.stack([weight, within], 1).to(torch.int32)))
 
 
-@dataclass(frozen=True)
-class CastTable:
-    """
-    Weights that are cast at once to parts of one tensor of `size` elements, at `places`: `rows` has for each its
-    address, place and number of elements, and a 0; `blocks` is as in a Table.
-    """
-
-    rows: torch.Tensor
-    blocks: torch.Tensor
-    places: tuple
-    size: int
-
-
-CAST: dict = {}
-"""The CastTables by what is in them: one for each set of weights, which stay where they are."""
-
-
-def cast_table(weights, block):
-    """Return the CastTable of some weights. The cast of each begins at a multiple of 64 elements."""
-    key = block, tuple((w.data_ptr(), w.numel()) for w in weights)
-    if key not in CAST:
-        ends = list(itertools.accumulate(-(-size // 64) * 64 for _, size in key[1]))
-        places = (0, *ends[:-1])
-        given = tuple((address, place, size, 0) for (address, size), place in zip(key[1], places))
-        while len(CAST) >= 8:
-            del CAST[next(iter(CAST))]
-        rows, blocks = _tensors(given, block, next(iter(weights)).device)
-        CAST[key] = CastTable(rows, blocks, places, ends[-1])
-    return CAST[key]
-
-
 def _to(device, x):
     """Return `x` on the device, without waiting for it."""
     if is_capturing():
@@ -148,7 +116,7 @@ def fill_tables():
         there.copy_(here)
     UNFILLED.clear()
     RESERVED.clear()
-    return [*LAST, *CAST.values()]
+    return list(LAST)
 
 
 def drop_tables():
