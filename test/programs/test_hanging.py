@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from extent import sample
 from models import mlp
 from test_programs import program
 from zoo_plans import program as zoo_program
@@ -48,7 +49,7 @@ def stops():
 """
 
 
-@pytest.fixture(scope="module", params=["1f1b", "2bw"])
+@pytest.fixture(scope="module", params=sample(["1f1b", "2bw"], 2))
 def staged_path(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """A program in 2 stages, of which the second stops in the middle of a step."""
     name, keys = sized("mlp")
