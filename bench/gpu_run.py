@@ -14,7 +14,7 @@ share the GPU), and all that will be timed is compiled. Then, one model at a tim
 compared with the model written by hand in PyTorch in float32 on the same weights, and a program that is twice as far
 off as PyTorch's own bf16 is not timed. A step is forward, backward and AdamW, in mixed precision: weights, gradients
 and state in float32, which both the programs and PyTorch cast to bf16 and use so; the loss is computed in float32.
-Steps follow one another without waiting for the GPU: milliseconds of a series, beside the processor's to launch it.
+Steps are launched one after the other without waiting for the GPU; timed are a whole series, and launching it.
 PyTorch's are the hand-written model, eager and under torch.compile, with its fused AdamW.
 """
 
@@ -42,7 +42,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
-"""Of AdamW, as the programs have them."""
+"""The hyperparameters of AdamW that programs are emitted with."""
 
 
 # --- one model, in a process of its own

@@ -29,7 +29,7 @@ REFUSED = ("_local_scalar_dense", "_pin_memory", "lift_fresh", "nonzero", "equal
 
 
 class Refused(RuntimeError):
-    """What a capture does not allow."""
+    """Raised where a capture would fail."""
 
 
 class _Recorder(TorchDispatchMode):
@@ -47,7 +47,7 @@ class _Recorder(TorchDispatchMode):
 
 
 class Recording:
-    """What `step` does, which is done once to be recorded; `held` are tensors whose addresses must stay."""
+    """Records what `step` does, by doing it once; `held` are tensors whose addresses must stay."""
 
     def __init__(self, program: Any, step: Callable[[], object], held: Callable[[], list[torch.Tensor]]):
         self.calls: list[tuple[Callable[..., Any], Any, Any, Any]] = []

@@ -2,10 +2,9 @@
 Pad the rows of tensors that matrix products read or make, and whose rows would not begin at aligned addresses.
 
 A vocabulary of 30,522 words makes rows of logits of 61,044 bytes. Copies to shared memory need addresses that are
-multiples of 16 bytes; without, products of logits' gradients take three times as long on an H100 (cuBLAS 3.8 ms
-instead of 1.4 ms for BERT-Large's weight gradient; bench/results/gpu.json). So such rows are stored with up to 63
-elements more, that nobody reads. What is padded is a tensor of 16-bit numbers within one rank's step, made and read by
-kernels that take any stride.
+multiples of 16 bytes; without, the weight's gradient of BERT-Large's head takes cuBLAS 3.8 ms instead of 2.1 ms on an
+H100 (bench/results/gpu.json). So such rows are stored with up to 63 elements more, that nobody reads. What is padded
+is a tensor of 16-bit numbers within one rank's step, made and read by kernels that take any stride.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def test_a_long_table_has_a_program_for_each_position() -> None:
 @pytest.mark.parametrize("start", [0, 3000])
 @pytest.mark.parametrize(("count", "different"), [(40, 40), (40, 3), (1500, 4), (1500, 900)])
 def test_long_tables(count: int, different: int, start: int, runner: Any) -> None:
-    """Of which few rows are read, once or often, or by positions enough for chunks; in a piece, others' too."""
+    """Few rows are read, once or often, or by positions enough for chunks; a piece is given others' ids, too."""
     rng = np.random.default_rng(4)
     ids = rng.choice(rng.choice(10_000, different, replace=False), count)
     check("embedding_grad", torch.from_numpy(ids), 4000, 3, runner, start=start)

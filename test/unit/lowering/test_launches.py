@@ -55,7 +55,7 @@ def test_they_are_tritons_without_the_option(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def seen() -> Iterator[Seen]:
-    """What is given to the function in C that launches."""
+    """Collect what is given to the function in C that launches."""
     found: Seen = []
 
     def launch(*given: Any) -> None:

@@ -19,7 +19,7 @@ from unity_ir.lowering.runtime.recipe import hyperparameters
 
 
 @dataclass(frozen=True)
-class Table:
+class WeightTable:
     """
     Weights of one element type: `rows` has for each its address, its gradient's and its state's, its number of elements
     and its group, int64 [weights, ..]; `blocks` has the row, and the number in it, of each `block` elements, int32
@@ -34,7 +34,7 @@ class Table:
 
 
 def weight_tables(weights, grads, moments, block):
-    """Return the Tables of weights by name, given their gradients and state: one for each combination of types."""
+    """Return the WeightTables of weights by name, given gradients and state: one for each combination of types."""
     group_of, found = _groups(tuple(OPTIMIZER[1].items()))[0], {}
     for name, weight in weights.items():
         tensors = (weight, grads[name], *moments.get(name, ()))
@@ -46,7 +46,7 @@ def weight_tables(weights, grads, moments, block):
     made = []
     for (*_, aligned), (examples, given) in found.items():
         rows, blocks = _placed(tuple(given), block, examples[0].device)
-        made.append(Table(rows, blocks, examples, aligned, block))
+        made.append(WeightTable(rows, blocks, examples, aligned, block))
     LAST[:] = [(table.rows, table.blocks) for table in made]
     return made
 
@@ -75,7 +75,7 @@ def reserve_tables():
 
 
 def _placed(rows, block, device):
-    """Return `rows` and `blocks` of a Table on the device, in which they are for several steps if nothing moves."""
+    """Return `rows` and `blocks` of a WeightTable on the device, made once for several steps if nothing moves."""
     key = rows, block, device
     if key not in PLACED:
         while len(PLACED) >= 16:
@@ -85,7 +85,7 @@ def _placed(rows, block, device):
 
 
 def _tensors(rows, block, device):
-    """Return `rows` and `blocks` of a Table, whose last but one column has the numbers of elements, on the device."""
+    """Return `rows`, whose last but one column has the numbers of elements, and `blocks` on the device."""
     on_host = torch.tensor(rows, dtype=torch.int64)
     counts = (on_host[:, -2] + block - 1) // block
     weight = torch.repeat_interleave(torch.arange(len(rows)), counts)
