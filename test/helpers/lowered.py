@@ -19,4 +19,5 @@ LOWERED = list(operators())
 def kernel_name(plan: Plan, compute: Compute) -> str:
     """The name of the function that launches an operator of a plan, in the program's text."""
     operator = local_operator(plan.program, compute)
-    return launcher(operator.line, operator.dtypes, plan.implementations[compute], operator.divided).name
+    adds = compute.results[0] in plan.program.added
+    return launcher(operator.line, operator.dtypes, plan.implementations[compute], operator.divided, adds).name

@@ -62,15 +62,17 @@ def test_a_loop_over_micro_batches_moves_the_bytes_of_the_plan(ranks: Ranks, mod
     plan = plan_graph(run(graph, on, strategy, ADAMW, micro_batches=count).graph, on, ADAMW)
     program = plan.program
     computes = [
-        line.action
+        (line.action, number > 0)
         for number in range(count)
         for line in plan.schedule.lines
         if isinstance(line.action, Compute)
         and (line.when == "every" or number == {"first": 0, "last": count - 1}[line.when])
     ]
-    names = sorted({kernel_name(plan, c) for c in computes})
+    names = sorted({kernel_name(plan, c) for c, _ in computes})
     found = ranks.run(emit(plan, graph).text, 2, kernel_bytes, names)[0]
-    assert found == [kernel_of_line(program, c).bytes for c in computes]
+    # Products add to gradients of earlier micro-batches, which they read.
+    assert (len(program.added) > 0) == (strategy == "joint")
+    assert found == [kernel_of_line(program, c).bytes + again * plan.added_bytes(c) for c, again in computes]
     sums = [i for i in program.body if isinstance(i, TimeStep) and i.kind == "accumulate"]
     added = sum(size for step in sums for size in plan.time_step_bytes(step))
     updated = [piece_bytes(program, i.weight) for i in program.body if isinstance(i, UpdateWeight)]

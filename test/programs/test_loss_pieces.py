@@ -81,7 +81,11 @@ MUTANTS = {
         r"accumulated(\1, 4 * cross_entropy",
     ),
     "a piece's gradient is in the place of those before": (r"else total.add_\(x\)", "else x"),
-    "the sum of pieces is that of the last": (r"total is None else", "total is None or last else"),
+    "the sum of pieces is that of the last": (
+        r"else x\) if total is None else",
+        "else x) if total is None or last else",
+    ),
+    "a product replaces those of pieces before": (r"total.addmm_\(a, b\)", "torch.mm(a, b)"),
     "a piece's gradient is elsewhere": (
         r"whole.chunk\(count, dim\)\[ctx.piece\].copy_",
         "whole.chunk(count, dim)[0].copy_",

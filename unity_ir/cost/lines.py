@@ -39,15 +39,18 @@ from unity_ir.plan.schedule import piece_bytes
 from unity_ir.tdl.counts import flops
 
 
-def kernel_seconds(program: Program, compute: Compute, device: Device) -> float:
+def kernel_seconds(program: Program, compute: Compute, device: Device, added: int = 0) -> float:
     """
-    Return the seconds on a device of the kernel of `compute`, an operator or fused group of a rank's program.
+    Return the seconds on a device of the kernel of `compute`, an operator or fused group of a rank's program, which
+    also reads `added` bytes of the total to which it adds its result.
 
     Where the device's profile has the heaviest member of a group, the group takes that one's measured seconds, and the
     time of the bytes it moves beyond that member's. Variants of an operator that save values for the backward, or read
     them there, take the measured seconds of the operator itself.
     """
     kernel = kernel_of_line(program, compute)
+    if added:
+        kernel = replace(kernel, bytes=kernel.bytes + added)
     if device.profile is None:
         return seconds(kernel, device)
     if not isinstance(compute, Fused):
@@ -154,8 +157,9 @@ def step_bytes(plan: Plan) -> int:
     def counts() -> Iterator[tuple[Pins, int]]:
         for i in program.body:
             if isinstance(i, Compute):
-                read_and_written = kernel_of_line(program, i).bytes * program.times(i)
-                yield pins(program.tensors[i.results[0]].layout), read_and_written
+                times, loops = program.times(i), program.micro_batches if program.is_in_pieces(i) else 1
+                moved = kernel_of_line(program, i).bytes * times + plan.added_bytes(i) * (times - loops)
+                yield pins(program.tensors[i.results[0]].layout), moved
             if isinstance(i, TimeStep):
                 times = program.micro_batches if i.is_of_pieces else 1
                 yield pins(program.tensors[i.result].layout), times * sum(plan.time_step_bytes(i))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from unity_ir.cost.time import Kernel, seconds
+from unity_ir.forms.contraction import contraction
 from unity_ir.forms.kinds import kind
 from unity_ir.machine.device import Device
 from unity_ir.ops import operator as find_operator
@@ -71,6 +72,15 @@ def kind_of(node: Node) -> str:
     """
     shapes, dtypes = tuple(v.shape for v in node.operands), tuple(v.dtype for v in node.operands)
     return kind_of_operator(node.op, shapes, node.attributes, dtypes)
+
+
+def adds_gradients(node: Node) -> bool:
+    """
+    Return whether a compute node is a matrix product: the kernel of a weight's gradient is one, too, and adds it to
+    that of earlier micro-batches (`plan.additions`).
+    """
+    line = node.analysis.bound
+    return all(contraction(result, line.extents) is not None for result in line.results)
 
 
 @lru_cache(maxsize=65536)

@@ -26,7 +26,8 @@ from unity_ir.forms.scatter import Scatter
 from unity_ir.forms.window_writes import WindowWrites, is_covered
 from unity_ir.forms.windows import masked
 from unity_ir.kernels.pytorch.attention import HAS_CUDNN, cudnn_attention, cudnn_lines
-from unity_ir.kernels.pytorch.code import torch_body
+from unity_ir.kernels.pytorch.code import torch_body, torch_factors
+from unity_ir.kernels.pytorch.product import MATRIX_PRODUCT
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.kernels.triton.attention.body import Scope
 from unity_ir.kernels.triton.attention.launches import attention_launches
@@ -42,6 +43,7 @@ from unity_ir.kernels.triton.results import Results
 from unity_ir.kernels.triton.scatter import scatter_launches
 from unity_ir.kernels.triton.tiling import have_rows_in_common
 from unity_ir.kernels.triton.window_writes import window_write_launch
+from unity_ir.pcg.types import HALVES
 from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.syntax import (
     NOT_FLOATING,
@@ -62,7 +64,11 @@ __all__ = ["Compiled", "Launcher", "launcher", "optimizer_launcher"]
 
 
 def launcher(
-    bound: Bound, operand_dtypes: Sequence[str], impl: str = "triton", offsets: Sequence[str] = ()
+    bound: Bound,
+    operand_dtypes: Sequence[str],
+    impl: str = "triton",
+    offsets: Sequence[str] = (),
+    adds: bool = False,
 ) -> Launcher:
     """
     Return the launcher of a TDL line bound to one rank's local extents, `bound`: the text of a Python function that
@@ -72,10 +78,33 @@ def launcher(
     first floating point operand, unless the line gives another. `impl` is `triton`, `torch`, or, for attention that
     `cudnn_attention` matches, `cudnn`: cuDNN where it can, else Triton. A line for which there is no Triton kernel is
     written in PyTorch in any case. `offsets` are index variables that are used as values and
-    whose piece may not start at 0: after the operands, the function takes the global index at which each starts. Raises
-    `UnityError` for an element type, an implementation or a function that is not covered.
+    whose piece may not start at 0: after the operands, the function takes the global index at which each starts. The
+    function of a product that `adds` (`can_add`) takes a tensor last, to which it adds its result in place, unless that
+    is None. Raises `UnityError` for an element type, an implementation or a function that is not covered.
     """
-    return _launcher(_Written(repr(bound), bound), tuple(operand_dtypes), impl, tuple(offsets))
+    return _launcher(_Written(repr(bound), bound), tuple(operand_dtypes), impl, tuple(offsets), adds)
+
+
+def can_add(bound: Bound, operand_dtypes: Sequence[str], impl: str, offsets: Sequence[str] = ()) -> bool:
+    """
+    Return whether a function of a line's only result can add it to a tensor of its type: a matrix product by one Triton
+    kernel, whose tiles do not overlap, or one of two matrices by PyTorch's BLAS. Arguments are those of `launcher`.
+    """
+    if impl == "torch":
+        return torch_factors(bound, [p.name for p in bound.operands]) is not None
+    try:
+        alone = launcher(bound, operand_dtypes, impl, offsets)
+        if len(bound.results) > 1 or [each.kind for each in alone.work] != ["product"]:
+            return False
+        launcher(bound, operand_dtypes, impl, offsets, True)
+    except UnityError:
+        return False
+    return True
+
+
+def makes_longer(bound: Bound, operand_dtypes: Sequence[str]) -> bool:
+    """Return whether PyTorch's BLAS makes a line's result, of 16-bit operands, in float32 at once."""
+    return {*operand_dtypes} <= {*HALVES} and torch_factors(bound, [p.name for p in bound.operands]) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +116,9 @@ class _Written:
 
 
 @lru_cache(maxsize=4096)
-def _launcher(written: _Written, operand_dtypes: tuple[str, ...], impl: str, offsets: tuple[str, ...]) -> Launcher:
+def _launcher(
+    written: _Written, operand_dtypes: tuple[str, ...], impl: str, offsets: tuple[str, ...], adds: bool
+) -> Launcher:
     # Fusing asks for the launchers that the program then has, and most programs have those of others.
     bound = written.bound
     for dtype in (*operand_dtypes, *(r.dtype for r in bound.results if r.dtype)):
@@ -96,8 +127,8 @@ def _launcher(written: _Written, operand_dtypes: tuple[str, ...], impl: str, off
     if impl not in ("torch", "triton", "cudnn"):
         raise UnityError(f"pcg.{bound.operator}: implementation {impl!r} is not known; use triton or torch")
     if impl == "torch" or any(is_opaque(r.expr) for r in bound.results):
-        return _torch(bound, operand_dtypes, offsets)
-    function = _Function(bound, operand_dtypes, offsets)
+        return _torch(bound, operand_dtypes, offsets, adds)
+    function = _Function(bound, operand_dtypes, offsets, adds)
     line = simplified(bound, function.starts)
     match classify(line, function.starts):
         case Convolution() as form:
@@ -110,7 +141,7 @@ def _launcher(written: _Written, operand_dtypes: tuple[str, ...], impl: str, off
             made = None
     if made is None and not is_covered(bound):
         return _torch(bound, operand_dtypes, offsets)
-    return made or _stages(_Function(bound, operand_dtypes, offsets), line)
+    return made or _stages(_Function(bound, operand_dtypes, offsets, adds), line)
 
 
 # --- names -----------------------------------------------------------------------------------------------------------
@@ -196,17 +227,19 @@ class _Function:
     """
     Builder of a line's function: its parameters, and the stages of the kernels it launches.
 
-    `starts` has the parameter that holds the global start of each variable in `offsets`.
+    `starts` has the parameter that holds the global start of each variable in `offsets`, `total` is that of the tensor
+    to which a function that `adds` does so; else empty.
     """
 
-    def __init__(self, bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]):
+    def __init__(self, bound: Bound, dtypes: Sequence[str], offsets: Sequence[str], adds: bool = False):
         self.bound = bound
         self.dtypes = dtypes
         self.names = Names()
         self.operands = [self.names.new(p.name) for p in bound.operands]
         self.variables = dict(zip((p.name for p in bound.operands), self.operands, strict=True))
         self.starts = {n: self.names.new(f"{n}_start") for n in offsets}
-        self.name = _name(bound, dtypes, offsets)
+        self.total = self.names.new("total") if adds else ""
+        self.name = f"{_name(bound, dtypes, offsets)}{'_added' * adds}"
         given = list(zip(bound.operands, self.operands, dtypes, strict=True))
         self.like = next((o for p, o, _ in given if p.floating), self.operands[0])
         """The operand from which results take their device, and their element type unless the line gives another."""
@@ -222,13 +255,17 @@ class _Function:
     def stage(self, line: Bound, result: Result, output: Buffer, **more: Any) -> Stage:
         """Return the stage that computes a result of a line, by a kernel named after the function."""
         base = Stage(result, line.extents, self.buffers, output, self.like, f"{self.name}_kernel", None)
-        return replace(base, wide=needs_int64(line), starts=self.starts, names=self.names, **more)
+        own = {"starts": self.starts, "names": self.names, "total": self.total}
+        return replace(base, wide=needs_int64(line), **own, **more)
 
     def text(self, body: Sequence[str]) -> str:
         """Return the function with that body, and its line of TDL as docstring."""
         said = tdl_lines(self.bound)
+        if self.total:
+            said = [*said, f"The result is added to `{self.total}` in place, unless that is None."]
         doc = [f'"""{said[0]}"""'] if len(said) == 1 else ['"""', *said, '"""']
-        head = f"def {self.name}({', '.join([*self.operands, *self.starts.values()])}):"
+        total = [self.total] if self.total else []
+        head = f"def {self.name}({', '.join([*self.operands, *self.starts.values(), *total])}):"
         return "\n".join([head, *(f"    {line}" for line in [*doc, *body])]) + "\n"
 
     def launcher(
@@ -257,14 +294,19 @@ class _Function:
         return Launcher(self.name, source, kernels, tuple(compiled), tuple(each.work for each in launches))
 
 
-def _torch(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str]) -> Launcher:
+def _torch(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str], adds: bool = False) -> Launcher:
     """
     Return the launcher in plain PyTorch. With operands of 16 bits, everything but matrix products is computed in
     float32, as in Triton's kernels.
     """
-    function = _Function(bound, dtypes, offsets)
+    function = _Function(bound, dtypes, offsets, adds)
     operands = function.operands
     function.name = f"{function.name}_torch"
+    is_longer = bound.results[0].dtype == "f32" and makes_longer(bound, dtypes)
+    if (adds or is_longer) and (factors := torch_factors(bound, operands)) is not None:
+        total = [function.total] if adds else []
+        text = function.text([f"return matrix_product({', '.join([*factors, *total])})"])
+        return Launcher(function.name, MATRIX_PRODUCT + text, {}, ())
     products = all(is_product(r, bound.extents) or routed(r.expr, bound.extents) is not None for r in bound.results)
     half = any(d in ("f16", "bf16") for d in dtypes) and not Analysis(bound).moves_data_only and not products
     if half:

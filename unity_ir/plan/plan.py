@@ -27,6 +27,7 @@ from unity_ir.pcg.differentiate import training_step
 from unity_ir.pcg.graph import Graph, Pipeline
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Pins, is_shard, pins
+from unity_ir.plan.additions import with_additions, with_longer_products
 from unity_ir.plan.copies import Copies, copies
 from unity_ir.plan.deadlock import calls, check_order, there
 from unity_ir.plan.groups import GroupMemo, with_fusions
@@ -109,6 +110,17 @@ class PlanOptions:
         found = self._implementation(operator)
         return product_implementation(operator) if found == AUTO else found
 
+    def implementation_of(self, program: Program, compute: Compute) -> str:
+        """Return the implementation of an operator or group of a program, as `implementation` does."""
+        if isinstance(compute, Fused):
+            return compute.implementation
+        tensors = tuple(program.tensors[r] for r in (*compute.operands, *compute.results))
+        key = compute.operator, compute.attributes, compute.assignment, tensors, program.mesh.sizes
+        known = self.memo.choices
+        if key not in known:
+            known[key] = self.implementation(local_operator(program, compute))
+        return known[key]
+
     def fusible(self, operator: LocalOperator) -> str:
         """
         Return `triton` for an operator that may be part of a kernel of several, and for a group that should be one;
@@ -189,14 +201,7 @@ class Plan:
         return found
 
     def _implementation(self, compute: Compute) -> str:
-        if isinstance(compute, Fused):
-            return "triton"
-        tensors = tuple(self.program.tensors[r] for r in (*compute.operands, *compute.results))
-        key = compute.operator, compute.attributes, compute.assignment, tensors, self.program.mesh.sizes
-        known = self.options.memo.choices
-        if key not in known:
-            known[key] = self.options.implementation(local_operator(self.program, compute))
-        return known[key]
+        return self.options.implementation_of(self.program, compute)
 
     @cached_property
     def in_place(self) -> frozenset[Register]:
@@ -206,6 +211,7 @@ class Plan:
         So it is with what micro-batches accumulate in, which is the first of them.
         """
         schedule = self.schedule
+        added = set(self.program.added.values())
         own = ("all_reduce", "reduce_scatter", "all_gather")
         stored = {i.result for i in self.program.body if isinstance(i, ReshardMove) and i.kind in own}
         stored |= {i.result for i in self.program.body if isinstance(i, TimeStep) and i.kind == "accumulate"}
@@ -229,14 +235,14 @@ class Plan:
                 return is_shard(move.source) or is_alone(move, dies)
             if (maker := makers.get(register)) is None:
                 return register in stored
-            if self._implementation(maker) in ("triton", "cudnn"):
+            if isinstance(maker, Fused) or self._implementation(maker) in ("triton", "cudnn"):
                 return True
             return kind(self.program.analysis(maker)) == "contraction"
 
         return frozenset(
             move.result
             for move, dies in (*moves, *sums)
-            if move.kind in ("all_reduce", "accumulate") and is_alone(move, dies)
+            if move.result in added or (move.kind in ("all_reduce", "accumulate") and is_alone(move, dies))
         )
 
     def copies(self, start: Start) -> tuple[Copies, Copies]:
@@ -267,10 +273,13 @@ class Plan:
         """
         Return the bytes that a step into a loop, or out of it, reads and writes in each pass of that loop: to add an
         addend to those before, in the first pass none if it takes the addend's memory; to copy a piece into its place
-        among zeros, or out of it where that is not consecutive. 0 where no kernel runs.
+        among zeros, or out of it where that is not consecutive. 0 where no kernel runs. What the kernel of an addend
+        reads of the total is not among them (`added_bytes`).
         """
         program, size = self.program, self.program.bytes[step.operand]
         passes = program.loss_pieces if step.is_of_pieces else program.micro_batches
+        if step.is_added:
+            return (0,) * passes
         if step.kind == "accumulate":
             total, result = program.held_bytes(step.result), program.bytes[step.result]
             first = 0 if step.result in self.in_place and total == size else size + total
@@ -285,6 +294,10 @@ class Plan:
             is_view = prod(piece.local(program.mesh)[: piece.layout[program.axes]]) == 1
             copied = 0 if is_view else 2 * program.bytes[step.result]
         return (copied,) * passes
+
+    def added_bytes(self, compute: Compute) -> int:
+        """Return the bytes of the total that a kernel reads, to add to it, in each pass of its loop but the first."""
+        return sum(self.program.bytes[r] for r in compute.results if r in self.program.added)
 
     def _copies(self, step: TimeStep) -> int:
         """Return the kernels of a step into a loop, or out of it."""
@@ -352,11 +365,17 @@ def with_kernels(program: Program, options: PlanOptions) -> Program:
     return with_padded_rows(program, options.implementation)
 
 
+def _with_products(program: Program, options: PlanOptions) -> Program:
+    """Return the program whose products make float32, and add up, where their implementation can."""
+    return with_additions(with_longer_products(program, options.implementation_of), options.implementation_of)
+
+
 def _plan_part(part: StepPart, options: PlanOptions) -> Plan:
     """Return the plan of a part of a step."""
     program = part.program
     if options.kernels == "triton":
         program = with_kernels(program, options)
+    program = _with_products(program, options)
     lines = schedule(program, options.bucket)
     check_order(f"spmd.program @{program.name}, part {part.name}", calls(program, lines))
     return Plan(program, lines, options)
@@ -378,6 +397,7 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
         return _plan_stages(program, options, program.pipeline)
     if options.kernels == "triton":
         program = with_kernels(program, options)
+    program = _with_products(program, options)
     lines = schedule(program, options.bucket)
     check_order(f"spmd.program @{program.name}", calls(program, lines))
     return Plan(program, lines, options)

@@ -119,6 +119,8 @@ class Fused(Compute):
 
     members: tuple[Compute, ...] = ()
     line: Bound | None = field(default=None, compare=False, hash=False)
+    implementation: str = "triton"
+    """`torch` for a product that BLAS makes in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,8 @@ class TimeStep:
     result: Register
     kind: str
     is_of_pieces: bool = False
+    is_added: bool = False
+    """Whether the kernel that makes an addend adds it to the total, in place (`plan.additions`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +340,11 @@ class Program:
     def bytes(self) -> Mapping[Register, int]:
         """The bytes of one rank's piece of each register, with its halo."""
         return {register: tensor.bytes(self.mesh) for register, tensor in self.tensors.items()}
+
+    @cached_property
+    def added(self) -> Mapping[Register, Register]:
+        """The totals to which kernels add what they make, by the registers of that, which hold nothing of their own."""
+        return {i.operand: i.result for i in self.body if isinstance(i, TimeStep) and i.is_added}
 
     @cached_property
     def sums(self) -> frozenset[Register]:

@@ -175,6 +175,7 @@ class _Replay:
         """Add a micro-batch's, or piece's, addition to what those before have accumulated, or the copy of a piece."""
         every = self.plan.time_step_bytes(step)
         if not any(every):
+            # A product's kernel has added it, or nothing is to be done.
             self._use((step.operand, step.result), [])
             return
         moved = every[self.piece if step.is_of_pieces else self.micro_batch]
@@ -185,7 +186,9 @@ class _Replay:
         self._use((step.operand, step.result), done)
 
     def _compute(self, compute: Compute) -> None:
-        seconds = kernel_seconds(self.program, compute, self.streams.machine.device)
+        is_first = (self.piece if self.program.is_in_pieces(compute) else self.micro_batch) == 0
+        added = 0 if is_first else self.plan.added_bytes(compute)
+        seconds = kernel_seconds(self.program, compute, self.streams.machine.device, added)
         kind = BACKWARD if self.is_backward else FORWARD
         where = self.streams.where(self._layout(compute.results[0]))
         label = Label(kind, compute.operator, "", self.program.tensors[compute.results[0]])
@@ -311,7 +314,8 @@ class _Replay:
         return number
 
     def _use(self, registers: Iterable[Register], tasks: Sequence[int]) -> None:
-        for register in map(self.plan.schedule.held, registers):
+        for held in map(self.plan.schedule.held, registers):
+            register = self.program.added.get(held, held)
             is_made_once = register in self.kept or self.program.when.get(register) not in ("early", "every")
             at = 0 if is_made_once else self.micro_batch
             piece = self.piece if register in self.program.in_pieces else 0

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unity_ir.cost.lines import update_seconds
+from unity_ir.cost.lines import kernel_seconds, update_seconds
 from unity_ir.cost.plan import norm_seconds
 from unity_ir.cost.stats import bytes_text, seconds_text
 from unity_ir.machine.model import Machine
@@ -31,6 +31,7 @@ from unity_ir.plan.pipeline.parts import StepPart
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import (
+    Compute,
     Instruction,
     Leaf,
     Register,
@@ -496,10 +497,20 @@ class _LastRun:
 
 
 def _additions(plan: Plan, machine: Machine) -> float:
-    """Return the seconds that a part takes for a micro-batch beside the first to add to what those before have made."""
+    """
+    Return the seconds that a part takes for a micro-batch beside the first to add to what those before have made, in
+    kernels of their own or as a part of those of products.
+    """
+    program, device = plan.program, machine.device
+    products = (i for i in program.body if isinstance(i, Compute) and not program.is_in_pieces(i))
+    inside = sum(
+        kernel_seconds(program, i, device, added) - kernel_seconds(program, i, device)
+        for i in products
+        if (added := plan.added_bytes(i))
+    )
     every = (i for i in plan.program.body if isinstance(i, TimeStep) and i.kind == "accumulate" and not i.is_of_pieces)
     bytes = [plan.time_step_bytes(step) for step in every]
-    return sum(_copy_seconds(each[1], machine) - _copy_seconds(each[0], machine) for each in bytes if len(each) > 1)
+    return inside + sum(_copy_seconds(b[1], machine) - _copy_seconds(b[0], machine) for b in bytes if len(b) > 1)
 
 
 def _copy_seconds(bytes: int, machine: Machine) -> float:

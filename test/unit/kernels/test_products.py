@@ -8,9 +8,10 @@ import pytest
 import torch
 from case import Case
 from kernel_checks import check, random_operands
+from operator_cases import DTYPES
 
 from unity_ir.forms.rows import with_rows
-from unity_ir.kernels.launchers import Launcher, launcher
+from unity_ir.kernels.launchers import Launcher, can_add, launcher
 from unity_ir.kernels.triton import matmul
 from unity_ir.kernels.triton.matmul import prefers_descriptors, tile_of
 from unity_ir.tdl.bind import bind
@@ -121,3 +122,47 @@ def test_descriptors_are_for_gpus_with_room_for_large_tiles() -> None:
     targets = ("cuda:80", "cuda:90", "cuda:100", "cuda:120", "hip:gfx942")
     found = {t: [c.descriptors for c in made.compiled if c.is_for(t)] for t in targets}
     assert found == {t: [t in ("cuda:90", "cuda:100")] for t in targets}
+
+
+ADDED = [
+    # (shapes, (m, n)): by descriptors, by pointers in full tiles, and in tiles that end beyond the product.
+    ((64, 128), (64, 256)),
+    ((64, 128), (64, 128)),
+    ((K, 24), (K, 40)),
+]
+
+
+@pytest.mark.parametrize("shapes", ADDED)
+@pytest.mark.parametrize(
+    ("impl", "dtype"), [("triton", "bf16"), ("triton", "f32"), ("torch", "bf16"), ("torch", "f32")]
+)
+def test_products_are_added_in_place(
+    shapes: Any, impl: str, dtype: str, runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32, whatever the operands; to nothing, too."""
+    monkeypatch.setattr(matmul, "SMS", 1)
+    bound = bind(parse_line("product(x, w) out[m, n] = sum[k](x[k, m] * w[k, n])"), shapes, {})
+    bound = replace(bound, results=(replace(bound.results[0], dtype="f32"),))
+    assert can_add(bound, [dtype] * 2, impl)
+    made = launcher(bound, [dtype] * 2, impl, adds=True)
+    assert any(c.descriptors for c in made.compiled) == ((impl, dtype, shapes[1][1]) == ("triton", "bf16", 256))
+    operands = [torch.from_numpy(a).to(DTYPES[dtype]) for a in random_operands(bound, Case(shapes, {}))]
+    (expected,) = evaluate(bound, [t.double().numpy() for t in operands])
+    versions = [made]
+    if any(c.descriptors for c in made.compiled):
+        versions = [where_there_are(made, has) for has in (True, False)]
+    for version in versions:
+        (total,) = runner.run(version, operands, None)
+        assert total.dtype == torch.float32
+        np.testing.assert_allclose(total.numpy(), expected, rtol=1e-4, atol=1e-4)
+        (again,) = runner.run(version, operands, total, within=[total])
+        assert again is total
+        np.testing.assert_allclose(total.numpy(), 2 * expected, rtol=1e-4, atol=1e-4)
+
+
+def test_products_whose_tiles_overlap_are_not_added() -> None:
+    """The last tiles are moved inside, and would add what they share with others twice."""
+    for m, n in ((1160, 264), (136, 128)):
+        bound = product("x[k, m] * w[k, n]", ((64, m), (64, n)))
+        assert not can_add(bound, ["bf16"] * 2, "triton")
+        assert can_add(bound, ["bf16"] * 2, "torch")

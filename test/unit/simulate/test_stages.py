@@ -16,7 +16,7 @@ from unity_ir.pcg.graph import Graph, Pipeline
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import pins
 from unity_ir.plan.plan import Plan, plan_graph
-from unity_ir.plan.program import Leaf
+from unity_ir.plan.program import Instruction, Leaf, TimeStep
 from unity_ir.plan.schedule import piece_bytes, schedule
 from unity_ir.search.pipeline.balance import balanced
 from unity_ir.search.pipeline.staged import Stages
@@ -39,8 +39,8 @@ def planned(order: str, count: int = RANKS, optimizer: str = "adamw") -> Plan:
 
 
 @cache
-def graph(order: str, count: int = RANKS) -> Graph:
-    serial = from_text("mlp,batch=262144,hidden=2048,layers=16,classes=2048")
+def graph(order: str, count: int = RANKS, batch: int = 262144) -> Graph:
+    serial = from_text(f"mlp,batch={batch},hidden=2048,layers=16,classes=2048")
     stages, optimizer = Stages(count, order), Optimizer("adamw")
     return run(serial, on(), "data-parallel", optimizer, micro_batches=MICRO_BATCHES, stages=stages).graph
 
@@ -89,16 +89,31 @@ def test_a_stage_keeps_what_its_backward_reads_and_gives_it_back():
         assert found.kept[f"{stage}F"] + found.kept[f"{stage}B"] == 0
 
 
-def test_all_but_the_first_micro_batch_add_their_gradients_to_those_before():
-    """Each addition reads both and writes the sum: three times the bytes of the gradients of a stage's weights."""
-    found = step("gpipe")
-    weights = 2048 * 2048 * 4
+@pytest.mark.parametrize(("batch", "share"), [(64, 1.0), (262144, 0.0)], ids=["bytes", "arithmetic"])
+def test_products_of_all_but_the_first_micro_batch_add_to_gradients_of_those_before(batch: int, share: float):
+    """They read the gradients: where few rows make products wait for memory that takes time, else none."""
+    found = simulate_stages(plan_graph(graph("gpipe", batch=batch), on(), Optimizer("adamw")), on())
+    each = 2048 * 2048 * 4 / (on().device.memory_bandwidth * on().device.efficiency)
     for rank in range(RANKS):
         starts, ends = found.times.starts[rank], found.times.ends[rank]
         took = [end - start for start, end in zip(starts, ends, strict=True)][MICRO_BATCHES:]
-        added = 4 * on().copy_time(1, 3 * weights)
-        assert isclose(took[1] - took[0], added, rel_tol=0.05)
+        assert isclose(took[1] - took[0], 4 * share * each, rel_tol=0.05, abs_tol=1e-9)
         assert all(isclose(each, took[1]) for each in took[1:-1])
+
+
+def test_other_gradients_are_added_by_kernels_of_their_own():
+    """Each addition reads both and writes the sum: three times the bytes of the gradients."""
+    plan = planned("gpipe")
+    own = next(own for part, own in plan.parts if part.kind == "B" and part.stage == 1)
+    steps = [i for i in own.program.body if isinstance(i, TimeStep) and i.kind == "accumulate"]
+    assert [own.time_step_bytes(i) for i in steps] == [(0,) * MICRO_BATCHES] * 4
+    apart = replace(own, program=replace(own.program, body=tuple(map(by_itself, own.program.body))))
+    weights = 2048 * 2048 * 4
+    assert [apart.time_step_bytes(i) for i in map(by_itself, steps)] == [(0, *[3 * weights] * (MICRO_BATCHES - 1))] * 4
+
+
+def by_itself(instruction: Instruction) -> Instruction:
+    return replace(instruction, is_added=False) if isinstance(instruction, TimeStep) else instruction
 
 
 def test_clipping_waits_for_all_ranks():

@@ -20,7 +20,7 @@ from unity_ir.kernels.pytorch.functions import BINARY, FUNCTIONS, chosen, compar
 from unity_ir.kernels.pytorch.grouped import routed_product
 from unity_ir.kernels.pytorch.indexing import gathered, scattered
 from unity_ir.kernels.pytorch.reads import atom, read
-from unity_ir.kernels.pytorch.sums import product, reduced
+from unity_ir.kernels.pytorch.sums import factors, product, reduced
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES, TensorText
 from unity_ir.kernels.pytorch.windows import convolved, pooled, target, written
 from unity_ir.kernels.pytorch.writer import Sharing, TorchWriter
@@ -82,6 +82,24 @@ def torch_body(
         text = writer.result(result)
         texts.append((writer.method(text, "contiguous()") if writer.strided else text).text)
     return sharing.lines, tuple(texts)
+
+
+def torch_factors(bound: Bound, operand_names: Sequence[str]) -> tuple[str, str] | None:
+    """
+    Return PyTorch expressions of the matrices a and b of which the result of the bound line `bound` is the product
+    `a @ b`, a sum over their tensors' first dims, as the gradient of a weight is; None for other lines.
+
+    `operand_names` has the Python variable of each operand.
+    """
+    writer = _Lines(bound, operand_names, {})
+    result, *more = writer.bound.results
+    if more or not isinstance(result.expr, Reduce) or not all(isinstance(i, Var) for i in result.indices):
+        return None
+    found = factors(writer, result.expr)
+    if found is None or found[-1] != tuple(n for i in result.indices for n in index_names(i)):
+        return None
+    a, b, _ = found
+    return a.text, b.text
 
 
 def torch_reference(

@@ -14,6 +14,33 @@ from unity_ir.tdl.syntax import Access, Binary, Reduce
 _REDUCERS: Mapping[str, str] = {"sum": "sum", "max": "amax", "min": "amin"}
 
 
+def factors(writer: TorchWriter, expr: Reduce) -> tuple[Text, Text, tuple[str, ...]] | None:
+    """
+    Return code for the matrices a and b of a sum of a product of two tensors, `a @ b`, and the dims of that, where what
+    is summed are the first dims of both, as in the gradient of a weight; None for other expressions.
+    """
+    match expr:
+        case Reduce("sum", _, Binary("*", Access() as left, Access() as right)):
+            x, y = (writer.floating(writer.value(each)) for each in (left, right))
+            return _with_leading_sums(writer, x, y, set(expr.names))
+        case _:
+            return None
+
+
+def _with_leading_sums(
+    writer: TorchWriter, x: TensorText, y: TensorText, summed: set[str]
+) -> tuple[Text, Text, tuple[str, ...]] | None:
+    """Return what `factors` does of a sum over the dims `summed` of a product of `x` and `y`."""
+    k, rest = [n for n in x.dims if n in summed], [n for of in (x, y) for n in of.dims if n not in summed]
+    if set(k) != summed or not x.dims[: len(k)] == y.dims[: len(k)] == tuple(k):
+        return None
+    if len(x.dims) != len(k) + 1 or len(y.dims) != len(k) + 1 or len(set(rest)) < 2:
+        return None
+    flat = f"flatten(0, {len(k) - 1})"
+    a, b = (writer.method(t, flat) if len(k) > 1 else t for t in (x.text, y.text))
+    return writer.method(a, "T"), b, tuple(rest)
+
+
 def product(writer: TorchWriter, expr: Reduce) -> TensorText | None:
     """Return code, by `@` or `torch.einsum`, for a sum of a product of two tensors; None for other expressions."""
     match expr:
@@ -38,11 +65,10 @@ def product(writer: TorchWriter, expr: Reduce) -> TensorText | None:
             if len(k) == 1 and order == (*rest_x, *rest_y) and x.dims[-1] == k[0] and rest_x:
                 w = y.text if y.dims[0] == k[0] else writer.method(y.text, "T")
                 return TensorText(Text(f"{x.text.at(PRODUCT)} @ {w.at(UNARY)}", PRODUCT), order)
-            leading = x.dims[: len(k)] == tuple(k) == y.dims[: len(k)]
-            if leading and len(rest_x) == 1 and order == (*rest_x, *rest_y):
-                flat = f"flatten(0, {len(k) - 1})"
-                a, b = (writer.method(t, flat) if len(k) > 1 else t for t in (x.text, y.text))
-                return TensorText(Text(f"{writer.method(a, 'T').text} @ {b.at(UNARY)}", PRODUCT), order)
+            leading = _with_leading_sums(writer, x, y, bound)
+            if leading is not None and order == leading[-1]:
+                a, b, _ = leading
+                return TensorText(Text(f"{a.text} @ {b.at(UNARY)}", PRODUCT), order)
     writer.strided = True
     of = letters([*x.dims, *y.dims])
     spec = f"{_spell(x.dims, of)},{_spell(y.dims, of)}->{_spell(order, of)}"

@@ -15,6 +15,10 @@ BLOCK = 16
 """Columns whose first is known to the compiler to be aligned: Triton looks for multiples of 16 in arguments."""
 
 
+ADDED = "ADDED"
+"""Parameter of a kernel, a constant: whether its result is added to what is stored."""
+
+
 class Epilogue(KernelWriter):
     """
     Writer of the statements after the loop of a matrix product's kernel: one store for each of `stages`.
@@ -23,7 +27,8 @@ class Epilogue(KernelWriter):
     that one text serves all shapes (`serves_all_shapes`), unless an address has several strides along m, n or b, or
     positions are used as values.
 
-    With `beyond`, a result whose rows are padded is stored up to the next multiple of `BLOCK` columns.
+    With `beyond`, a result whose rows are padded is stored up to the next multiple of `BLOCK` columns. Where a stage
+    has a `total`, the result is added to what is stored there if the kernel's parameter `ADDED` says so.
     """
 
     def __init__(self, of: Contraction, stages: Sequence[Stage], names: Names, beyond: bool = False):
@@ -62,6 +67,19 @@ class Epilogue(KernelWriter):
         self.share(each.expr for each in stages)
         for k, each in enumerate(stages):
             self.store(_out(k), address(each.result.indices, stage.extents), self.number(each.expr).text)
+
+    def store(self, tensor: str, where: Address, value: str) -> None:
+        """Emit the store of the expression `value` as `KernelWriter.store` does, or its addition to what is there."""
+        if not self.stages[0].total:
+            super().store(tensor, where, value)
+            return
+        pointer, mask = self.pointer(tensor, where)
+        also = f", mask={mask}" if mask else ""
+        name = self.names.new("value")
+        self.emit(f"{name} = {value}")
+        self.emit(f"if {ADDED}:")
+        self.emit(f"    {name} += tl.load({pointer}{also})")
+        self.emit(f"tl.store({pointer}, {name}{also})")
 
     @property
     def work(self) -> int:

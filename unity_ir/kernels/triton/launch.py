@@ -301,6 +301,8 @@ class Stage:
     """Identifiers of the launcher."""
     operator: str = "matmul"
     """The operator's name as part of an identifier."""
+    total: str = ""
+    """The launcher's parameter with the tensor to which the result is added in place, unless it is None; or empty."""
 
     @cached_property
     def form(self) -> Form:
@@ -338,7 +340,8 @@ class Stage:
         if isinstance(last, PaddedVar):
             stored = (*self.shape[:-1], last.row)
             return f"{new_tensor(out, stored, self.device)}[{':, ' * len(outer)}:{self.shape[-1]}]"
-        return new_tensor(out, self.shape, self.device)
+        text = new_tensor(out, self.shape, self.device)
+        return f"{text} if {self.total} is None else {self.total}" if self.total else text
 
 
 class KernelBuilder:

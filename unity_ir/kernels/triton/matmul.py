@@ -8,9 +8,10 @@ from hashlib import sha256
 from math import inf
 from textwrap import indent
 
+from unity_ir.errors import UnityError
 from unity_ir.forms.addresses import Names, power_of_two
 from unity_ir.forms.contraction import Contraction
-from unity_ir.kernels.triton.epilogue import BLOCK, Epilogue
+from unity_ir.kernels.triton.epilogue import ADDED, BLOCK, Epilogue
 from unity_ir.kernels.triton.launch import Argument, KernelLaunch, Stage
 from unity_ir.tdl.functions import FUSED
 from unity_ir.tdl.syntax import Call
@@ -163,7 +164,7 @@ LIGHT = 16
 """Most work of an epilogue (`Epilogue.work`) with which square tiles fit registers; more keeps intermediate values."""
 _TAKEN = (
     *("corner", "first_m", "first_n", "half", "k", "left", "number", "right", "tiles", "whole", "x_tiles", "w_tiles"),
-    *("X_COLUMNS", "W_COLUMNS"),
+    *("X_COLUMNS", "W_COLUMNS", ADDED),
     *("b", "m", "n", "m_inside", "n_inside", "product", "tile", "x", "w"),
     *("x_ptr", "w_ptr", "M", "N", "K", "BLOCK_M", "BLOCK_N", "BLOCK_K", "FULL", "WIDE", "INPUT_PRECISION"),
     *("INTERPRETED", "x_b", "x_m", "x_k", "w_b", "w_k", "w_n"),
@@ -176,7 +177,8 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
     Return the launch of the matrix product kernel for `stage`, a result to compute, whose expression is a function of
     the product `of`, such as its sum with a bias.
 
-    The kernel also computes the results of `more` stages, which are functions of the same product.
+    The kernel also computes the results of `more` stages, which are functions of the same product. Raises `UnityError`
+    if the stage has a `total` and tiles overlap, as what two of them compute would be added twice.
     """
     x, w = stage.buffers[of.x], stage.buffers[of.w]
     sizes = of.sizes
@@ -206,10 +208,14 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
         integers |= {"x_b": of.x_strides["b"], "w_b": of.w_strides["b"]}
     pointers = {"x_ptr": x.argument, "w_ptr": w.argument, **epilogue.pointer_arguments}
     numbers = {name: Argument.integer(value) for name, value in integers.items()} | epilogue.integer_arguments
-    form = _form(stage, of) if epilogue.serves_all_shapes and not more else None
+    form = _form(stage, of) if epilogue.serves_all_shapes and not more and not stage.total else None
+    parameters = [*numbers]
+    if stage.total:
+        numbers[ADDED] = Argument(f"{stage.total} is not None", "constexpr")
+        parameters.append(f"{ADDED}: tl.constexpr")
     fields = {
         "pointers": ", ".join(pointers),
-        "integers": ", ".join(numbers),
+        "integers": ", ".join(parameters),
         "result": "out" if form == "" else "product",
         "more": "" if form == "" else ", and what is made of it",
         "offsets": _BATCH_OFFSETS if batched else "",
@@ -225,6 +231,9 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
             name = f"{prefix}matmul{form}_kernel"
         return name, text.format(name=name, **fields)
 
+    large = takes_descriptors(of, x.dtype) and prefers_descriptors(sizes, tile, epilogue.work)
+    if stage.total and any(each.overlaps(sizes) for each in ((tile,) if full else ()) + ((LARGEST,) if large else ())):
+        raise UnityError(f"pcg.{stage.operator}: tiles of a product overlap, so it cannot be added to a tensor")
     launch = KernelLaunch(
         *named(_TEXT, fields, "batched_" * batched, form),
         (tile.count(sizes), sizes["b"]) if batched else (tile.count(sizes),),
@@ -240,7 +249,7 @@ def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> 
         seconds=0.0 if exact else seconds(tile, sizes),
         tiles=max(tile.count(sizes) * sizes["b"], sizes["m"] * sizes["n"] * sizes["b"] // 64**2),
     )
-    if not takes_descriptors(of, x.dtype) or not prefers_descriptors(sizes, tile, epilogue.work):
+    if not large:
         return launch
     columns = {"X_COLUMNS": of.x_strides["m"] == 1, "W_COLUMNS": of.w_strides["k"] == 1}
     # Results pass through shared memory on their way out.
@@ -321,6 +330,10 @@ class Tile:
     def count(self, sizes: Mapping[str, int]) -> int:
         """Return the number of tiles that cover one product of these `sizes`, by "m" and "n"."""
         return -(-sizes["m"] // self.m) * -(-sizes["n"] // self.n)
+
+    def overlaps(self, sizes: Mapping[str, int]) -> bool:
+        """Return whether the last tiles of such a product, moved inside, compute what others do (`corner`)."""
+        return sizes["m"] % self.m > 0 or sizes["n"] % self.n > 0
 
 
 LARGEST = Tile(128, 256, 64)

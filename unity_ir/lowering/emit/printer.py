@@ -223,16 +223,17 @@ class _Printer:
         program = plan.program
         tensors = tuple(program.tensors[r] for r in (*instruction.operands, *instruction.results))
         line = tdl_text(program.local_line(instruction)) if isinstance(instruction, Fused) else ""
-        key = instruction.operator, instruction.attributes, instruction.assignment, tensors, line
+        adds = instruction.results[0] in program.added
+        key = instruction.operator, instruction.attributes, instruction.assignment, tensors, line, adds
         if key not in self.alike:
             self.alike[key] = self._new_launcher(plan, instruction)
         return self.alike[key]
 
     def _new_launcher(self, plan: Plan, instruction: Compute) -> tuple[Launcher, list[str]]:
         operator = local_operator(plan.program, instruction)
-        made = self._sharing(
-            launcher(operator.line, operator.dtypes, plan.implementations[instruction], operator.divided)
-        )
+        adds = instruction.results[0] in plan.program.added
+        implementation = plan.implementations[instruction]
+        made = self._sharing(launcher(operator.line, operator.dtypes, implementation, operator.divided, adds))
         self._add(made)
         axes = [tuple(i for i, what in enumerate(instruction.assignment) if what == v) for v in operator.divided]
         starts = zip(operator.divided, axes, strict=True)

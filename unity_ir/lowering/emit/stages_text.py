@@ -132,7 +132,10 @@ class PartWriter(StepWriter):
         if isinstance(action, Leaf) and action.op == "weight" and self.known:
             self.own[action.result] = f"weights[{action.name!r}]"
             return []
-        row, *marker = super()._rows(line)
+        found = super()._rows(line)
+        if not found:
+            return []
+        row, *marker = found
         # A loss in pieces has its backward in the forward of its stage.
         return [row, *(marker if line.in_pieces else ())] if row.targets else []
 

@@ -73,6 +73,8 @@ class StepWriter:
         """Variables that tell whether a micro-batch is the first, or the last."""
         self.last_piece = ""
         """Variable that tells whether a piece of the loss is the last."""
+        self.adds = {i.operand: i for i in plan.program.body if isinstance(i, TimeStep) and i.is_added}
+        """Steps that a product's kernel does, by what that makes."""
         self.sums_of_pieces: list[str] = []
         """Variables in which pieces of the loss add up, or join, what they make."""
 
@@ -183,6 +185,8 @@ class StepWriter:
                 row = self._reshard(action)
             case HaloExchange():
                 row = self._exchange(action)
+            case TimeStep(is_added=True):
+                return []
             case TimeStep():
                 row = self._time_step(action)
             case Bucket():
@@ -210,7 +214,15 @@ class StepWriter:
 
     def _compute(self, compute: Compute) -> Row:
         name, starts = self.calls[compute]
-        text = f"{name}({', '.join([*map(self._use, compute.operands), *starts])})"
+        operands = [*map(self._use, compute.operands), *starts]
+        if (step := self.adds.get(compute.results[0])) is not None:
+            target, before = self._total_of(step)
+            text = self._only(
+                f"{name}({', '.join([*operands, before])})", pins(self.program.tensors[step.result].layout)
+            )
+            self.own[step.operand] = target
+            return Row([target], text, self._comment(f"{compute.operator}, added up", step.operand))
+        text = f"{name}({', '.join(operands)})"
         targets = [self._name(r, self.makers[r]) for r in compute.results]
         text = self._only(text, pins(self.program.tensors[compute.results[0]].layout), len(targets))
         return Row(targets, text, self._comment(compute.operator, *compute.results))
@@ -257,6 +269,14 @@ class StepWriter:
         function = {"accumulate": "accumulated", "batch": "join_micro_batches"}[step.kind]
         text = f"{function}({before}, {operand}{copied}{dim}, {self.flags['last']})"
         return Row([target], self._only(text, pins(self.program.tensors[step.operand].layout)), comment)
+
+    def _total_of(self, step: TimeStep) -> tuple[str, str]:
+        """Return what `_total` does, of micro-batches or of the pieces of the loss."""
+        if not step.is_of_pieces:
+            return self._total(step)
+        target = self._name(step.result, step.kind)
+        self.sums_of_pieces.append(target)
+        return target, target
 
     def _total(self, step: TimeStep) -> tuple[str, str]:
         """Return where a total over micro-batches is stored, and the expression of that of the micro-batches before."""

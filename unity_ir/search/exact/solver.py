@@ -26,7 +26,7 @@ import numpy as np
 from unity_ir.budget import OutOfBudget, spend
 from unity_ir.cost.memory import leaf_bytes
 from unity_ir.cost.plan import update_time
-from unity_ir.cost.work import repeats
+from unity_ir.cost.work import adds_gradients, repeats
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.materialise import stored_piece
@@ -246,7 +246,8 @@ class Solver:
         ends: list[tuple[Ints, LazyRows]] = []
         for i, value in enumerate(node.operands):
             if value in single:
-                seconds = seconds + self.leaf(value, with_gradient, user, read[i])[0][table.operands[i]]
+                is_added = value.node.op == "weight" and bool(self.price.add) and adds_gradients(node)
+                seconds = seconds + self.leaf(value, with_gradient, user, read[i], is_added)[0][table.operands[i]]
                 continue
             need = layouts_needed(node, table, i)
             needs.append(need)
@@ -307,21 +308,25 @@ class Solver:
             )
         return self.pairwise[key]
 
-    def leaf(self, value: Value, with_gradient: frozenset[Node], user: bool, kept: bool) -> tuple[Floats, Ints]:
+    def leaf(
+        self, value: Value, with_gradient: frozenset[Node], user: bool, kept: bool, is_added: bool = False
+    ) -> tuple[Floats, Ints]:
         """
         Return (cost, rest), each [layout]: for each layout in which users find a leaf (input, weight or constant), the
         least cost in the solver's objective, and the number of the layout in which the leaf is stored at that cost.
 
         The cost is that of storing it (`Solver.rest`) and of the reshard to the users. `with_gradient` are the nodes
         whose values have a gradient; `user` says whether some user of the leaf is one of them, so that the leaf's
-        gradient is resharded back; `kept` whether the backward reads the resharded leaf, so that its bytes count.
+        gradient is resharded back; `kept` whether the backward reads the resharded leaf, so that its bytes count;
+        `is_added` whether its only user is a product, which adds up gradients.
         """
         training = user and value.node in with_gradient
-        key = (value.type, value.node.op, value.node.master, training, kept)
+        key = (value.type, value.node.op, value.node.master, training, kept, is_added)
         if key not in self._leaves:
             rest, space = self.rest(value.node, with_gradient), self.space(value)
             rests = np.flatnonzero(np.isfinite(rest))
-            seconds = rest[rests][:, None] + self.price.leaf(space, rests, training, kept, value.node.op == "weight")
+            is_weight = value.node.op == "weight"
+            seconds = rest[rests][:, None] + self.price.leaf(space, rests, training, kept, is_weight, is_added)
             best = seconds.argmin(axis=0)
             self._leaves[key] = np.take_along_axis(seconds, best[None], axis=0)[0], rests[best]
         return self._leaves[key]

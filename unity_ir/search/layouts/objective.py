@@ -28,7 +28,8 @@ class Price:
     Of a graph that is one of several micro-batches, `once` is how much a second counts that a step spends once (moves
     of weights and their gradients, updates), such as 1 / micro-batches; below 1, what is moved is kept for the whole
     step, and so is the gradient that accumulates there: to add a micro-batch's gradient to those before takes `add`
-    seconds for each byte of it. `live` is the number of micro-batches whose activations are held.
+    seconds for each byte of it, or none where a product does. `live` is the number of micro-batches whose activations
+    are held.
     """
 
     second: float = 1.0
@@ -98,17 +99,20 @@ class Price:
         once_more = space.reshard(sources, targets, False) if training else seconds
         return self.second * seconds + np.minimum(self.byte * bytes, self.second * once_more)
 
-    def leaf(self, space: LayoutSpace, rests: Ints, training: bool, kept: bool, weight: bool) -> Floats:
+    def leaf(
+        self, space: LayoutSpace, rests: Ints, training: bool, kept: bool, weight: bool, is_added: bool = False
+    ) -> Floats:
         """
         Return the cost [rest, layout] of resharding a leaf from each layout in which it is stored (numbers `rests`) to
         every layout of `space`.
 
         `training` adds the seconds of resharding its gradient back, `kept` the bytes of keeping the moved leaf for the
         backward. For a `weight` (rather than an input), the share `hidden` of the cost is not charged, as overlapped.
+        Where its gradient `is_added` by the product that makes it, adding it up takes no seconds.
         """
         if weight and self.once != 1:
             seconds = self.second * self.once * space.reshard_from_few(rests, training)
-            if training and self.add:
+            if training and self.add and not is_added:
                 seconds = seconds + self.second * self.add * space.elements * space.gradient.item
             if self.byte:
                 kept_elements = space.moved_bytes(rests, np.arange(len(space))) / space.item

@@ -18,13 +18,13 @@ import numpy as np
 
 from unity_ir.cost.memory import leaf_bytes
 from unity_ir.cost.plan import PlanCost, Reshard, update_time
-from unity_ir.cost.work import work_of
+from unity_ir.cost.work import adds_gradients, work_of
 from unity_ir.pcg.collectives import FREE
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Value, erase_with
 from unity_ir.pcg.layers import layers
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.types import ELEMENT_BYTES
+from unity_ir.pcg.types import ELEMENT_BYTES, HALVES
 from unity_ir.search.pipeline.cuts import Units, units
 from unity_ir.search.pipeline.table import Floats
 from unity_ir.search.recompute.chosen import ANY_PRICE, Recomputable
@@ -173,6 +173,9 @@ class _Sums:
         self.again = (micro_batches - 1) / micro_batches
         self.moved: set[Node] = set()
         """Weights whose gradients accumulate elsewhere than they rest."""
+        users = plan.users()
+        self.multiplied = {node for node in plan.nodes() if node.op == "weight" and _is_multiplied(node, users)}
+        """Weights whose gradients are added up by the products that make them."""
         self.made: dict[Node, float] = {}
         """Bytes that the results of a serial compute node take, with those of their moved copies."""
         unit_of = _placed_units(plan, serials, found)
@@ -197,7 +200,7 @@ class _Sums:
             self.held[unit_of[node]] += each * prod(type.piece_shape)
             if is_updated:
                 self.once[unit_of[node]] += update_time(node, optimizer, self.machine)
-                if node not in self.moved:
+                if node not in self.moved and node not in self.multiplied:
                     bytes = prod(type.piece_shape) * ELEMENT_BYTES[type.grad_dtype]
                     self.weight_gradient[unit_of[node]] += self._addition(bytes)
 
@@ -236,12 +239,20 @@ class _Sums:
             self.held[unit] += brought * (ELEMENT_BYTES[type.dtype] + grad)
             if brought and reshard.backward:
                 self.moved.add(maker)
-                self.weight_gradient[unit] += self._addition(brought * grad)
+                self.weight_gradient[unit] += 0.0 if maker in self.multiplied else self._addition(brought * grad)
             return
         self.forward[unit] += forward
         self.input_gradient[unit] += backward
         if maker.is_compute:
             self.made[serials[maker]] += brought * ELEMENT_BYTES[type.dtype]
+
+
+def _is_multiplied(weight: Node, users: Mapping[Value, Sequence[tuple[Node, int]]]) -> bool:
+    """Return whether a weight's only reader, behind parallel operators, is a product whose gradients are in f32."""
+    value = weight.result
+    while len(found := users.get(value, ())) == 1 and found[0][0].is_parallel:
+        value = found[0][0].result
+    return len(found) == 1 and value.type.grad_dtype not in HALVES and adds_gradients(found[0][0])
 
 
 def _placed_units(plan: Graph, serials: Mapping[Node, Node], found: Units) -> dict[Node, int]:

@@ -1,0 +1,108 @@
+"""
+Let matrix products add up what micro-batches make, or pieces of the loss: gradients of weights, in the memory of the
+total, in place of a kernel that reads both and writes the sum; and let PyTorch's BLAS make float32 of 16-bit operands.
+
+    t = matmul_tn(x, g) bf16;  c = cast(t) f32;  total = accumulate(c)  ->  total += x.T @ g, one kernel
+
+On a GPU a product of a weight's gradient is bound by its arithmetic, so that the total is read meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from unity_ir.forms.compose import AND
+from unity_ir.kernels.launchers import can_add, makes_longer
+from unity_ir.pcg.sharding import pins
+from unity_ir.pcg.types import HALVES
+from unity_ir.plan.local_operator import local_operator
+from unity_ir.plan.program import Compute, Fused, Instruction, Program, Register, TimeStep, makers_of, makes, reads
+
+Choice = Callable[[Program, Compute], str]
+"""Returns the implementation of an operator or group of a program: `triton`, `torch` or `cudnn`."""
+
+
+def with_longer_products(program: Program, choice: Choice) -> Program:
+    """
+    Return the program with each product of 16-bit operands that BLAS computes, and that only a cast to float32 reads,
+    as one instruction with that cast.
+    """
+    readers = _readers(program)
+    made = makers_of(program.body)
+    groups: dict[Register, Fused] = {}
+    for cast in program.body:
+        product = made.get(cast.operands[0]) if isinstance(cast, Compute) and cast.operator == "cast" else None
+        if not isinstance(cast, Compute) or not isinstance(product, Compute) or len(product.results) != 1:
+            continue
+        before, after = product.results[0], cast.results[0]
+        if program.tensors[after].dtype != "f32" or program.tensors[before].row or readers[before] > 1:
+            continue
+        if isinstance(product, Fused) or not _run_together(program, product, cast):
+            continue
+        operator = local_operator(program, product)
+        if not makes_longer(operator.line, operator.dtypes) or choice(program, product) != "torch":
+            continue
+        (result,) = operator.line.results
+        name = AND.join((product.operator, cast.operator))
+        line = replace(operator.line, operator=name, results=(replace(result, dtype="f32"),))
+        members = product, cast
+        groups[before] = Fused(
+            name, product.operands, cast.results, (), product.assignment, members, line, implementation="torch"
+        )
+    if not groups:
+        return program
+    casts = {group.results[0] for group in groups.values()}
+    body: list[Instruction] = []
+    for instruction in program.body:
+        if isinstance(instruction, Compute) and instruction.results[0] in groups:
+            body.append(groups[instruction.results[0]])
+        elif not isinstance(instruction, Compute) or instruction.results[0] not in casts:
+            body.append(instruction)
+    return replace(program, body=tuple(body))
+
+
+def with_additions(program: Program, choice: Choice) -> Program:
+    """
+    Return the program with those accumulations `is_added` whose addend a matrix product makes for them alone: its
+    kernel can add it to the total, which has the same type throughout.
+    """
+    readers = _readers(program)
+    made = makers_of(program.body)
+
+    def is_added(step: TimeStep) -> bool:
+        product = made.get(step.operand)
+        if not isinstance(product, Compute) or len(product.results) != 1 or readers[step.operand] > 1:
+            return False
+        before, after = program.tensors[step.operand], program.tensors[step.result]
+        if before.dtype != after.dtype or before.dtype in HALVES or before.row or before.borders != after.borders:
+            return False
+        if program.when[step.result] != "every" or not _run_together(program, product, step):
+            return False
+        operator = local_operator(program, product)
+        return can_add(operator.line, operator.dtypes, choice(program, product), operator.divided)
+
+    body = tuple(
+        replace(i, is_added=True) if isinstance(i, TimeStep) and i.kind == "accumulate" and is_added(i) else i
+        for i in program.body
+    )
+    return replace(program, body=body)
+
+
+def _run_together(program: Program, one: Instruction, other: Instruction) -> bool:
+    """Return whether two instructions are done by the same ranks, in the same micro-batches and pieces of the loss."""
+    (a, *_), (b, *_) = makes(one), makes(other)
+    return (
+        program.when[a] == program.when[b]
+        and program.is_in_pieces(one) == program.is_in_pieces(other)
+        and pins(program.tensors[a].layout) == pins(program.tensors[b].layout)
+    )
+
+
+def _readers(program: Program) -> Counter[Register]:
+    """Return how often the program reads each register; twice if it returns it."""
+    readers = Counter(r for instruction in program.body for r in reads(instruction))
+    for register in program.outputs:
+        readers[register] += 2
+    return readers
