@@ -181,6 +181,42 @@ def applied(
     return node, tuple(n for n in topological(wanted) if n.is_compute and n is not node)
 
 
+@dataclass(frozen=True, slots=True)
+class GradientReads:
+    """
+    What an operator's gradients are made of: of those of some operands, which operands and whether gradients of results
+    are read; and the operands whose gradient is that of the only result itself.
+    """
+
+    operands: tuple[int, ...]
+    results: bool
+    passed: tuple[int, ...]
+
+
+def gradient_reads(node: Node, of: tuple[bool, ...]) -> GradientReads:
+    """Return what the gradients of those operands of a compute node that `of` says are made of."""
+    operands = tuple((v.type.shape, v.type.dtype) for v in node.operands)
+    return _gradient_reads(node.op, operands, node.attributes, of, repeats(node))
+
+
+@lru_cache(maxsize=65536)
+def _gradient_reads(
+    operator: str,
+    operands: tuple[tuple[tuple[int, ...], str], ...],
+    attributes: Attributes,
+    of: tuple[bool, ...],
+    same: tuple[int, ...],
+) -> GradientReads:
+    node, _ = applied(operator, operands, attributes, (), (False,) * len(operands), same)
+    grads = [leaf("input", t.dual, name=f"grad{i}").result for i, t in enumerate(node.types) if t.is_floating]
+    found = operand_gradients(node, grads)
+    wanted = [g for g, is_wanted in zip(found, of, strict=True) if is_wanted and g is not None]
+    before = {*topological(wanted)}
+    read = tuple(i for i, v in enumerate(node.operands) if v.node in before and same[i] == i)
+    passed = tuple(i for i, g in enumerate(found) if len(grads) == 1 and g is grads[0])
+    return GradientReads(read, any(g.node in before for g in grads), passed)
+
+
 def work_of(node: Node, needs: tuple[bool, ...], backward: bool = True, pieces: tuple[str, int] | None = None) -> Work:
     """
     Return the forward and backward kernels of one task (one device's share) of a compute node, sharded as its types

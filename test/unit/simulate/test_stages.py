@@ -82,11 +82,20 @@ def test_each_rank_holds_as_many_micro_batches_as_its_order_says():
         assert gpipe.peaks[rank] - eager.peaks[rank] == (MICRO_BATCHES - live) * kept
 
 
-def test_a_stage_keeps_what_its_backward_reads_and_gives_it_back():
-    found = step("1f1b")
-    for stage in range(RANKS):
-        assert found.kept[f"{stage}F"] > 0
-        assert found.kept[f"{stage}F"] + found.kept[f"{stage}B"] == 0
+@pytest.mark.parametrize(("order", "count"), [("1f1b", 4), ("zb-h1", 4), ("zb-v", 8), ("dualpipe-v", 8)])
+def test_a_rank_keeps_what_its_backwards_read_and_gives_it_back(order: str, count: int):
+    """In one backward or in halves; some schedules have both."""
+    found = step(order, count)
+    schedule = found.times.schedule
+    assert {a.kind for actions in schedule.ranks for a in actions if a.kind in "BIW"} == KINDS.get(order, {"I", "W"})
+    for rank in range(RANKS):
+        kept = {k: sum(found.kept.get(f"{s}{k}", 0) for s in schedule.stages_of(rank)) for k in "FBIW"}
+        assert kept["F"] > 0
+        assert order == "1f1b" or kept["F"] == -kept["I"] - kept["W"]
+        assert "B" not in KINDS.get(order, ()) or kept["F"] == -kept["B"]
+
+
+KINDS = {"1f1b": {"B"}, "dualpipe-v": {"B", "I", "W"}}
 
 
 @pytest.mark.parametrize(("batch", "share"), [(64, 1.0), (262144, 0.0)], ids=["bytes", "arithmetic"])

@@ -6,22 +6,9 @@ Of one whose input gradient (I) is computed and its weight gradient (W) is not, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
-
-
-def most_live(schedule: PipelineSchedule) -> list[int]:
-    """Return the most micro-batches that each stage by itself holds at once for their backwards."""
-    now, most = [0] * schedule.stages, [0] * schedule.stages
-    for actions in schedule.ranks:
-        for stage, kind, _ in actions:
-            if kind == "F":
-                now[stage] += 1
-                most[stage] = max(most[stage], now[stage])
-            elif kind in ("B", "W"):
-                now[stage] -= 1
-    return most
 
 
 def peak_live(
@@ -30,35 +17,60 @@ def peak_live(
     """
     Return the most that each rank holds at once for the backwards of micro-batches.
 
-    `sizes[s]` is what a micro-batch takes at stage s until its I, `late[s]` from then until its W (by default as much);
-    any unit, such as bytes. Without `sizes` the unit is a micro-batch of a rank's share of the layers, all its stages
-    taken as equal, as in the table of docs/pipelines.md.
+    `sizes[s]` is what a micro-batch takes at stage s until its I, `late[s]` from then until its W (by default as much;
+    it may be more, as gradients are kept, too); any unit, such as bytes. Without `sizes` the unit is a micro-batch of a
+    rank's share of the layers, all its stages taken as equal, as in the table of docs/pipelines.md.
     """
     if sizes is None:
         return [
             peak / len(schedule.stages_of(rank)) for rank, peak in enumerate(peak_live(schedule, [1] * schedule.stages))
         ]
-    if late is None:
-        late = sizes
+    late = sizes if late is None else late
     peaks: list[float] = []
-    for rank, actions in enumerate(schedule.ranks):
+    for rank in range(len(schedule.ranks)):
+        own = schedule.stages_of(rank)
         # Counted, not added up: sums of thirds would round.
-        whole = dict.fromkeys(schedule.stages_of(rank), 0)
-        half = dict.fromkeys(whole, 0)
-        for action in actions:
-            # What a step begins of the next one was there when it began itself.
-            whole[action.stage] += action.kind == "F" and schedule.ahead(action)
-        peak = 0.0
-        for stage, kind, _ in actions:
-            if kind == "F":
-                whole[stage] += 1
-                peak = max(
-                    peak, sum(sizes[s] * n for s, n in whole.items()) + sum(late[s] * n for s, n in half.items())
-                )
-            elif kind in ("B", "I"):
-                whole[stage] -= 1
-                half[stage] += kind == "I"
-            elif kind == "W":
-                half[stage] -= 1
-        peaks.append(peak)
+        peaks.append(
+            max(
+                sum(n * sizes[s] + m * late[s] for s, (n, m) in zip(own, counts, strict=True))
+                for counts in live_counts(schedule, rank)
+            )
+        )
     return peaks
+
+
+LiveCounts = tuple[tuple[int, int], ...]
+"""Of each stage of a rank, the micro-batches that it holds whole, and those of which it holds what W reads."""
+
+
+def live_counts(schedule: PipelineSchedule, rank: int) -> tuple[LiveCounts, ...]:
+    """Return what a rank holds whenever that is not less, of every stage, than at another time; at least one."""
+    own = schedule.stages_of(rank)
+    whole = dict.fromkeys(own, 0)
+    half = dict.fromkeys(own, 0)
+    actions = schedule.ranks[rank]
+    for action in actions:
+        # What a step begins of the next one was there when it began itself.
+        whole[action.stage] += action.kind == "F" and schedule.ahead(action)
+    found: dict[LiveCounts, None] = {}
+    for stage, kind, _ in actions:
+        if kind == "F":
+            whole[stage] += 1
+        elif kind in ("B", "I"):
+            whole[stage] -= 1
+            half[stage] += kind == "I"
+        elif kind == "W":
+            half[stage] -= 1
+        if kind in ("F", "I"):
+            found[tuple((whole[s], half[s]) for s in own)] = None
+    return _most(found) or (((0, 0),) * len(own),)
+
+
+def _most(found: Iterable[LiveCounts]) -> tuple[LiveCounts, ...]:
+    """Return those counts that no other has at least."""
+    kept: list[LiveCounts] = []
+    for counts in sorted(found, reverse=True):
+        flat = [n for pair in counts for n in pair]
+        if not any(all(a >= b for a, b in zip((n for p in k for n in p), flat, strict=True)) for k in kept):
+            kept.append(counts)
+    return tuple(kept)

@@ -505,14 +505,16 @@ class _Parts:
         Return, for what is kept of a micro-batch, the part that is the last to read it in its rank's order; none where
         that is another one in some micro-batches.
         """
-        order: list[dict[Key, int]] = [{} for _ in range(self.program.micro_batches)]
+        order: list[dict[Key, tuple[int, int]]] = [{} for _ in range(self.program.micro_batches)]
         for actions in self.schedule.ranks:
             for n, action in enumerate(actions):
                 stage, kind, k = action
                 if kind in COMPUTE and k is not None:
                     # What is done of the next step's micro-batches was done of this step's in the step before.
                     before = len(actions) if self.schedule.ahead(action) else 0
-                    order[k % len(order)][cast("PartKind", kind), stage] = n - before
+                    halves = kind == "B" and self.schedule.splits_backward
+                    for i, part in enumerate("IW" if halves else (kind,)):
+                        order[k % len(order)][cast("PartKind", part), stage] = n - before, i
         found: dict[Register, Key] = {}
         for register, parts in read_in.items():
             if all(key in places for places in order for key in parts):

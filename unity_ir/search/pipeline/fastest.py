@@ -17,7 +17,7 @@ from unity_ir.simulate.pipeline import PipelineTimes, StageSeconds, simulate_pip
 class StageLoads:
     """
     What stages take: seconds, and bytes on the fullest device of each: `held` whatever is live, `live` more for each
-    live micro-batch, of which `late` (by default all) are still held between its I and its W.
+    live micro-batch until its I, and `late` (by default as much) from then until its W.
     """
 
     seconds: StageSeconds

@@ -15,7 +15,7 @@ import numpy as np
 
 from unity_ir.machine.model import Machine
 from unity_ir.machine.parts import send_seconds
-from unity_ir.plan.pipeline.live import most_live
+from unity_ir.plan.pipeline.live import LiveCounts, live_counts
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.search.pipeline.balance import balanced
 from unity_ir.search.pipeline.bound import makespan_bound
@@ -32,10 +32,10 @@ Cuts = tuple[int, ...]
 
 @dataclass(frozen=True)
 class CountedSchedule:
-    """A schedule, the micro-batches that each stage by itself holds at most, whether it splits backwards."""
+    """A schedule, the micro-batches that each rank holds at most (`live_counts`), whether it splits backwards."""
 
     schedule: PipelineSchedule
-    held: tuple[int, ...]
+    held: tuple[tuple[LiveCounts, ...], ...]
     is_split: bool
 
     @cached_property
@@ -44,7 +44,8 @@ class CountedSchedule:
 
     @staticmethod
     def of(schedule: PipelineSchedule) -> CountedSchedule:
-        return CountedSchedule(schedule, tuple(most_live(schedule)), schedule.splits_backward)
+        held = tuple(live_counts(schedule, rank) for rank in range(len(schedule.ranks)))
+        return CountedSchedule(schedule, held, schedule.splits_backward)
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class _Prefixes:
         self.forward, self.input, self.weight, self.once, self.held = (
             _prefixes(a) for a in (rows.forward, rows.input_gradient, rows.weight_gradient, rows.once, rows.held)
         )
-        self.again, self.live = _prefixes(rows.again), _prefixes(rows.live)
+        self.again, self.live, self.late = _prefixes(rows.again), _prefixes(rows.live), _prefixes(rows.late)
 
     def seconds(self, first: int, last: int) -> tuple[float, float, float]:
         """Return the seconds of forward, input gradient and weight gradient of some units, without recompute."""
@@ -114,8 +115,8 @@ class _Prefixes:
         return _Recompute(level, border, again, most, bytes)
 
 
-_StageRange = tuple[int, int, int]
-"""First unit, unit behind the last, the most micro-batches live."""
+_StageRange = tuple[int, int]
+"""First unit, unit behind the last."""
 
 _FittedStage = tuple[int, tuple[float, float, float, float], float, _Recompute]
 """Variant, seconds (forward, input gradient, weight gradient, once), bytes held, recompute."""
@@ -224,16 +225,16 @@ class StageRanges:
         by_rank: dict[int, list[int]] = {}
         for stage, rank in enumerate(schedule.rank_of):
             by_rank.setdefault(rank, []).append(stage)
-        every = [(first, last, live) for (first, last), live in zip(self.stages(cuts), order.held, strict=True)]
+        every = [*self.stages(cuts)]
         found: dict[int, _FittedStage] = {}
-        for mine in by_rank.values():
-            best = self._best_on_part(tuple(every[stage] for stage in mine), schedule.micro_batches)
+        for rank, mine in by_rank.items():
+            best = self._best_on_part(tuple(every[stage] for stage in mine), order.held[rank], schedule.micro_batches)
             if best is None:
                 return None
             found.update(zip(mine, best, strict=True))
         stages = [found[stage] for stage in range(len(every))]
         levels: list[int] = []
-        for (first, last, _), (_, _, _, least) in zip(every, stages, strict=True):
+        for (first, last), (_, _, _, least) in zip(every, stages, strict=True):
             levels += [least.level] * least.border + [max(least.level - 1, 0)] * (last - first - least.border)
         forward, half, rest, once = zip(*(took for _, took, _, _ in stages), strict=True)
         backward = tuple(i + w for i, w in zip(half, rest, strict=True))
@@ -242,14 +243,20 @@ class StageRanges:
         send = tuple(self.send(v, cut, *pair) for v, cut, pair in zip(variants, cuts, ranks, strict=False))
         seconds = StageSeconds(forward, backward, half, rest, send, once)
         held = tuple(bytes + least.working for _, _, bytes, least in stages)
-        return FittedStages(
-            cuts, variants, StageLoads(seconds, held, tuple(least.live for _, _, _, least in stages)), tuple(levels)
-        )
+        live = tuple(least.live for _, _, _, least in stages)
+        late = tuple(self._late(variant, *range) for variant, range in zip(variants, every, strict=True))
+        return FittedStages(cuts, variants, StageLoads(seconds, held, live, late), tuple(levels))
 
-    def _best_on_part(self, ranges: tuple[_StageRange, ...], micro_batches: int) -> tuple[_FittedStage, ...] | None:
-        key = ranges, micro_batches
+    def _late(self, variant: int, first: int, last: int) -> float:
+        late = self.variants[variant].late
+        return float(late[last] - late[first])
+
+    def _best_on_part(
+        self, ranges: tuple[_StageRange, ...], counts: tuple[LiveCounts, ...], micro_batches: int
+    ) -> tuple[_FittedStage, ...] | None:
+        key = ranges, counts, micro_batches
         if key not in self._best:
-            options = (self._on_part(variant, ranges) for variant in range(len(self.variants)))
+            options = (self._on_part(variant, ranges, counts) for variant in range(len(self.variants)))
             self._best[key] = min(
                 filter(None, options),
                 key=lambda stages: sum(sum(took[:3]) * micro_batches + took[3] for _, took, _, _ in stages),
@@ -257,24 +264,28 @@ class StageRanges:
             )
         return self._best[key]
 
-    def _on_part(self, variant: int, ranges: tuple[_StageRange, ...]) -> tuple[_FittedStage, ...] | None:
+    def _on_part(
+        self, variant: int, ranges: tuple[_StageRange, ...], counts: tuple[LiveCounts, ...]
+    ) -> tuple[_FittedStage, ...] | None:
         """
-        Return the stages that ranges of units make on one part in a variant; None if they do not fit. Several recompute
-        at the same level, and are taken to hold the most micro-batches all at once.
+        Return the stages that ranges of units make on one part in a variant, which holds at most micro-batches as one
+        of the `counts` says; None if they do not fit. Several recompute at the same level.
         """
         if len(ranges) == 1:
-            stage = self._as_stage(variant, *ranges[0])
+            stage = self._as_stage(variant, *ranges[0], [(n, m) for ((n, m),) in counts])
             return None if stage is None else (stage,)
         rows = self.variants[variant]
-        own = [self.own(variant, first, last) for first, last, _ in ranges]
+        own = [self.own(variant, first, last) for first, last in ranges]
         held = sum(bytes for _, bytes, _ in own)
+        late = [self._late(variant, first, last) for first, last in ranges]
         for level in range(len(rows.live)):
-            live = [float(rows.live[level, last] - rows.live[level, first]) for first, last, _ in ranges]
-            working = [float(rows.rows.working[level, first:last].max()) for first, last, _ in ranges]
-            if held + sum(n * each for (_, _, n), each in zip(ranges, live, strict=True)) + max(working) > self.memory:
+            live = [float(rows.live[level, last] - rows.live[level, first]) for first, last in ranges]
+            working = [float(rows.rows.working[level, first:last].max()) for first, last in ranges]
+            most = max(sum(n * a + m * b for (n, m), a, b in zip(each, live, late, strict=True)) for each in counts)
+            if held + most + max(working) > self.memory:
                 continue
             found: list[_FittedStage] = []
-            for (first, last, _), (once, bytes, added), each, most in zip(ranges, own, live, working, strict=True):
+            for (first, last), (once, bytes, added), each, most in zip(ranges, own, live, working, strict=True):
                 forward, half, rest = rows.seconds(first, last)
                 again = float(rows.again[level, last] - rows.again[level, first])
                 # One backward runs at a time: the stage that works in most bytes has them for all.
@@ -285,12 +296,20 @@ class StageRanges:
             return tuple(found)
         return None
 
-    def _as_stage(self, variant: int, first: int, last: int, live: int) -> _FittedStage | None:
-        """Return the stage that units make in a variant, with so many live micro-batches; None if it does not fit."""
+    def _as_stage(self, variant: int, first: int, last: int, counts: Sequence[tuple[int, int]]) -> _FittedStage | None:
+        """
+        Return the stage that units make in a variant, with one of these numbers of live micro-batches, whole and late;
+        None if it does not fit.
+        """
         once, held, added = self.own(variant, first, last)
-        rows = self.variants[variant]
-        least = rows.recompute(first, last, self.memory - held, live)
-        if least is None:
+        rows, late = self.variants[variant], self._late(variant, first, last)
+        rooms = [(self.memory - held - m * late, n) for n, m in counts]
+        every = [rows.recompute(first, last, room, n) for room, n in rooms if n]
+        found = [each for each in every if each is not None]
+        least = max(
+            found, key=lambda each: (each.level, each.border), default=_Recompute(0, last - first, 0.0, 0.0, 0.0)
+        )
+        if len(found) < len(every) or any(least.working + n * least.live > room + 1 for room, n in rooms):
             return None
         forward, half, rest = rows.seconds(first, last)
         return variant, (forward, half + least.again, rest + added, once), held, least

@@ -18,7 +18,7 @@ import numpy as np
 
 from unity_ir.cost.memory import leaf_bytes
 from unity_ir.cost.plan import PlanCost, Reshard, update_time
-from unity_ir.cost.work import adds_gradients, work_of
+from unity_ir.cost.work import adds_gradients, gradient_reads, work_of
 from unity_ir.pcg.collectives import FREE
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Value, erase_with
@@ -66,6 +66,8 @@ class UnitRows:
     """Seconds [level, unit] of what is recomputed in a micro-batch; of level 0 nothing is."""
     live: Floats
     """Bytes [level, unit] per live micro-batch."""
+    late: Floats
+    """Bytes [unit] per micro-batch whose input gradients are made and whose weight gradients are not."""
     working: Floats
     """Bytes [level, unit] held only while the backward of the unit runs."""
     sent: tuple[tuple[Sent, ...], ...]
@@ -95,6 +97,7 @@ class UnitRows:
             self.held[at],
             self.again[:, at],
             self.live[:, at],
+            self.late[at],
             self.working[:, at],
             tuple(self.sent[i] for i in cuts),
             tuple(
@@ -146,6 +149,7 @@ def priced_units(priced: PlanCost, plan: Graph, optimizer: Optimizer, micro_batc
         sums.held,
         again,
         live,
+        sums.late,
         working,
         tuple(tuple(map(sums.sent, values)) for values in found.passing),
         tuple(sums.tied(weight, found.unit_of[weight], unit) for weight, unit in found.tied),
@@ -169,11 +173,12 @@ class _Sums:
         self.with_gradient = trained(plan)
         self.placed = {serial: node for node, serial in serials.items()}
         count = len(found.parts)
-        self.forward, self.input_gradient, self.weight_gradient, self.once, self.held = np.zeros((5, count))
+        self.forward, self.input_gradient, self.weight_gradient, self.once, self.held, self.late = np.zeros((6, count))
+        users = plan.users()
+        kept: set[tuple[Value, bool]] = set()
         self.again = (micro_batches - 1) / micro_batches
         self.moved: set[Node] = set()
         """Weights whose gradients accumulate elsewhere than they rest."""
-        users = plan.users()
         self.multiplied = {node for node in plan.nodes() if node.op == "weight" and _is_multiplied(node, users)}
         """Weights whose gradients are added up by the products that make them."""
         self.made: dict[Node, float] = {}
@@ -186,6 +191,7 @@ class _Sums:
             self.input_gradient[unit] += min(half, each.backward)
             self.weight_gradient[unit] += max(each.backward - half, 0.0)
             self.made[serials[node]] = sum(prod(t.piece_shape) * ELEMENT_BYTES[t.dtype] for t in node.types)
+            self.late[unit] += self._late(node, kept, users)
         for reshard in priced.reshards:
             self._reshard(reshard, min(unit_of[user] for user in reshard.users), serials)
         for reshard in priced.weight_reshards:
@@ -220,6 +226,27 @@ class _Sums:
         """Return the seconds, per micro-batch, in which all but one add a gradient to those before."""
         return self.again * self.machine.copy_time(1, ADDED * bytes)
 
+    def _late(self, node: Node, kept: set[tuple[Value, bool]], users: Users) -> float:
+        """
+        Return the bytes from which an operator makes gradients of weights, beside what is `kept` already; add them to
+        that: values, and values' gradients (True).
+        """
+        of = tuple(node in self.with_gradient and self._is_trained(v) for v in node.operands)
+        if not any(of):
+            return 0.0
+        reads = gradient_reads(node, of)
+        found = {(node.operands[i], False) for i in reads.operands if _root(node.operands[i]).is_compute}
+        if reads.results:
+            found |= {(_with_gradient_of(v, users), True) for v in node.results}
+        new = found - kept
+        kept |= new
+        types = ((v.type, v.type.grad_dtype if is_gradient else v.type.dtype) for v, is_gradient in new)
+        return sum(prod(type.piece_shape) * ELEMENT_BYTES[dtype] for type, dtype in types)
+
+    def _is_trained(self, value: Value) -> bool:
+        """Return whether a value is a weight with a gradient, moved or not."""
+        return _root(value).op == "weight" and _root(value) in self.with_gradient
+
     def _input_gradient(self, node: Node) -> float:
         """Return the seconds of a compute node's backward that do not make gradients of weights."""
         needs = tuple(
@@ -247,7 +274,21 @@ class _Sums:
             self.made[serials[maker]] += brought * ELEMENT_BYTES[type.dtype]
 
 
-def _is_multiplied(weight: Node, users: Mapping[Value, Sequence[tuple[Node, int]]]) -> bool:
+Users = Mapping[Value, Sequence[tuple[Node, int]]]
+"""The nodes that read each value, and as which operand."""
+
+
+def _with_gradient_of(value: Value, users: Users) -> Value:
+    """Return the last value of which a value's gradient is the same tensor: behind sums, which pass gradients on."""
+    while len(found := users.get(value, ())) == 1 and found[0][0].is_compute:
+        (node, at) = found[0]
+        if at not in gradient_reads(node, (False,) * len(node.operands)).passed:
+            break
+        (value,) = node.results
+    return value
+
+
+def _is_multiplied(weight: Node, users: Users) -> bool:
     """Return whether a weight's only reader, behind parallel operators, is a product whose gradients are in f32."""
     value = weight.result
     while len(found := users.get(value, ())) == 1 and found[0][0].is_parallel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 from math import prod
 
@@ -19,13 +20,17 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
 from unity_ir.plan.pipeline.live import peak_live
+from unity_ir.plan.plan import plan_graph
 from unity_ir.search import run
+from unity_ir.search.baselines.batch_dims import sample_dims
 from unity_ir.search.pipeline.balance import least_longest
 from unity_ir.search.pipeline.cuts import units
 from unity_ir.search.pipeline.equal import PipelinePlan, pipeline_plan
 from unity_ir.search.pipeline.orders import TRIED, ScheduleKind
+from unity_ir.search.pipeline.placed import pipeline_step
 from unity_ir.search.pipeline.ranges import CountedSchedule, StageRanges
 from unity_ir.search.pipeline.rows import priced_units
+from unity_ir.simulate.stages import simulate_stages
 
 GPT2 = "gpt2,batch=8,sequence=64,layers=3,hidden=64,heads=4,vocabulary=512"
 MLP = "mlp,batch=16,layers=5,hidden=64"
@@ -61,15 +66,33 @@ def test_rows_add_up_to_the_cost_of_the_graph(strategy: str):
 
 @pytest.mark.parametrize(("strategy", "rests"), [("data-parallel", 1), ("fsdp", 4)])
 def test_micro_batches_add_up_gradients_where_they_are_made(strategy: str, rests: int):
-    """Of FSDP, too, in the layout that weights are brought to: whole, as of data parallelism."""
+    """
+    Of FSDP, too, in the layout that weights are brought to: whole, as of data parallelism. Those of products alone are
+    added as they are made.
+    """
     machine = boxes(2, 2)
-    placed = run(from_text(MLP), machine, strategy, OPTIMIZER).graph
+    placed = run(from_text(GPT2), machine, strategy, OPTIMIZER).graph
     priced = cost(placed, machine, OPTIMIZER)
     one, four = (priced_units(priced, placed, OPTIMIZER, count).rows.weight_gradient.sum() for count in (1, 4))
     matrices = [n for n in placed.weights() if len(n.types[0].shape) == 2]
     assert {prod(n.types[0].degrees) for n in matrices} == {rests}
-    added = sum(machine.copy_time(1, 3 * 4 * prod(n.types[0].shape)) for n in placed.weights())
+    others = [n for n in placed.weights() if n not in matrices or n.name in ("wte.weight", "wpe.weight")]
+    added = sum(machine.copy_time(1, 3 * 4 * prod(n.types[0].shape)) for n in others)
     assert four - one == pytest.approx(0.75 * added)
+
+
+def test_between_the_halves_of_a_backward_gradients_are_held_too():
+    """Of what a weight's gradient is made: an operator's operands, and its results' gradients."""
+    machine = boxes(2, overhead=1e-6)
+    plan = planned(GPT2, machine, 2, 4, ("zb-h1", 1))
+    step = replace(pipeline_step(plan, machine, sample_dims(from_text(GPT2))), optimizer=OPTIMIZER)
+    emitted = simulate_stages(plan_graph(step, machine, OPTIMIZER), machine)
+    assert plan.loads.late is not None
+    for stage, (live, late) in enumerate(zip(plan.loads.live, plan.loads.late, strict=True)):
+        kept = emitted.kept[f"{stage}F"]
+        assert live == pytest.approx(kept, rel=0.2)
+        assert kept + emitted.kept[f"{stage}I"] <= late <= 1.25 * (kept + emitted.kept[f"{stage}I"])
+        assert late > live
 
 
 def root(value: Value) -> Node:
@@ -112,7 +135,7 @@ def test_peaks_are_those_of_the_micro_batches_that_are_live(kind: tuple[str, int
     plan = planned(MLP, boxes(4), 4 // chunks if chunks < 4 else 2, 8, kind)
     assert (plan.schedule, plan.stages) == (name, plan.parts * chunks)
     schedule = pipeline_schedule(name, plan.parts, 8, chunks)
-    live = peak_live(schedule, plan.loads.live)
+    live = peak_live(schedule, plan.loads.live, plan.loads.late)
     held = [sum(plan.loads.held[stage] for stage in schedule.stages_of(rank)) for rank in range(plan.parts)]
     assert plan.peaks == pytest.approx([rest + each for rest, each in zip(held, live, strict=True)])
 
