@@ -25,6 +25,7 @@ from models import processor
 from rich.console import Console
 from rich.table import Table
 
+from unity_ir.cost.lines import bytes_of_update
 from unity_ir.forms.attention import Attention
 from unity_ir.forms.classify import classify
 from unity_ir.forms.kinds import kind
@@ -40,7 +41,7 @@ from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import Plan, PlanOptions, plan_step
-from unity_ir.plan.program import Compute, Fused, Leaf, Program, Register, global_line, makes
+from unity_ir.plan.program import Compute, Fused, Leaf, Program, Register, UpdateWeight, global_line, makes
 from unity_ir.search.run import run
 
 ANCHORS = ("product", "attention", "gather")
@@ -90,7 +91,9 @@ def counts(model: str) -> dict[str, Any]:
     weights = [r for i in program.body if isinstance(i, Leaf) and i.op == "weight" for r in makes(i)]
     parameters = sum(size(program, r) for r in weights) // 4
     types = {program.tensors[r].dtype for r in weights}
-    launches["optimizer"], moved["optimizer"] = len(types), 28 * parameters
+    updates = (i for i in program.body if isinstance(i, UpdateWeight))
+    launches["optimizer"] = len(types)
+    moved["optimizer"] = sum(bytes_of_update(program, i, Optimizer("adamw")) for i in updates)
     return {
         "model": model,
         "launches": dict(launches),

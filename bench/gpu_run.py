@@ -128,7 +128,7 @@ class Model:
         """Return a program, and its step by number on weights of its own; `is_quick`: with quick launches."""
         sys.argv = [sys.argv[0], *(["--quick-launches"] if is_quick else [])]  # of which programs take note
         module = load_program(self.folder / self.programs[way])
-        weights = {n: w.clone() for n, w in self.start.items()}
+        weights = module.Weights({n: w.clone() for n, w in self.start.items()})
         moments = module.init_moments(weights)
 
         def once(t: int) -> None:
@@ -145,7 +145,7 @@ class Model:
         module = load_program(self.folder / self.programs[way])
         if not hasattr(module, "StepGraph") or self.device.type != "cuda":
             return None
-        weights = {n: w.clone() for n, w in self.start.items()}
+        weights = module.Weights({n: w.clone() for n, w in self.start.items()})
         graph = module.StepGraph(self.ctx, weights, module.init_moments(weights), self.batch).captured()
         before: list[Callable[[], object]] = []
 
@@ -212,7 +212,7 @@ def steps(model: Model, count: int, ways: list[str]) -> Iterator[dict[str, Any]]
         row = {"part": "gradients", "model": model.name, "way": way}
         try:
             module, _ = model.program(way)
-            wrong = off(*module.forward_backward(model.ctx, model.start, model.batch))
+            wrong = off(*module.forward_backward(model.ctx, module.Weights(model.start), model.batch))
             is_right = wrong["gradients off"] <= 2 * own["gradients off"] + 0.01 and wrong["loss off"] <= 0.02
             right += [way] if is_right else []
             yield {**row, **wrong, "correct": is_right}

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from unity_ir.cost.lines import kernel_seconds, update_seconds
+from unity_ir.cost.lines import kernel_seconds, seconds_of_update
 from unity_ir.machine import Machine
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.collective_calls import move_of
@@ -69,7 +69,7 @@ class Step:
         self.computes = [i for i in self.actions if isinstance(i, Compute)]
         optimizer = program.optimizer or Optimizer()
         updates = [i for i in body if isinstance(i, UpdateWeight)]
-        self.updates = sum(ticks(update_seconds(self.program, u.weight, optimizer, machine.device)) for u in updates)
+        self.updates = sum(ticks(seconds_of_update(self.program, u, optimizer, machine.device)) for u in updates)
 
     # -- kernels
 

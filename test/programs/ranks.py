@@ -269,6 +269,39 @@ def held_of_micro_batches(program: Any) -> dict[str, int]:
     return {**found, "most": most}
 
 
+def wrong_casts(program: Any, folder: str) -> dict[str, list[str]]:
+    """
+    The weights whose kept casts are not those of them bit for bit: when all begins, after steps, one that is skipped,
+    and weights were read from a checkpoint and from a file; and `kept`, those that have any, on this rank.
+    """
+    import torch
+
+    ctx = program.build("gloo")
+    weights = program.init_weights(ctx)
+    moments = program.init_moments(weights)
+    batch = program.Data(None, 0).batch(0)
+
+    def wrong(of: Any) -> list[str]:
+        return [n for n, cast in of.casts.items() if not torch.equal(cast, of[n].to(cast.dtype))]
+
+    found = {"kept": list(weights.casts), "at first": wrong(weights)}
+    for t in range(3):
+        program.step(ctx, weights, moments, batch, t)
+    found["after 3 steps"] = wrong(weights)
+    before = {n: cast.clone() for n, cast in weights.casts.items()}
+    spoiled = {n: x * float("nan") if x.is_floating_point() else x for n, x in batch.items()}
+    program.step(ctx, weights, moments, spoiled, 3)
+    found["after a skipped step"] = [n for n, cast in before.items() if not torch.equal(cast, weights.casts[n])]
+    program.save(ctx, weights, moments, 3, folder)
+    program.write_weights(ctx, weights, f"{folder}/weights.safetensors")
+    loaded, read = program.init_weights(ctx, 7), program.init_weights(ctx, 7)
+    program.load(ctx, loaded, program.init_moments(loaded), folder)
+    program.read_weights(ctx, read, f"{folder}/weights.safetensors")
+    for what, other in (("loaded", loaded), ("read", read)):
+        found[what] = wrong(other) + [n for n, cast in before.items() if not torch.equal(cast, other.casts[n])]
+    return found
+
+
 def bytes_of_versions(program: Any) -> int:
     """
     The most bytes that a rank of a pipeline which never drains holds, but of micro-batches, in a step that begins the
@@ -513,8 +546,11 @@ def checked_each(program: Any, texts: list[str]) -> list[list[str]]:
     return found
 
 
-def kernel_bytes(program: Any, names: list[str]) -> list[int]:
-    """The bytes of operands and results of each call of the functions `names` in one forward and backward."""
+def kernel_bytes(program: Any, names: list[str]) -> tuple[list[int], int]:
+    """
+    The bytes of operands and results of each call of the functions `names` in one forward and backward, and those of
+    the kept casts of weights, which updates write.
+    """
     ctx = program.build("gloo")
     weights = program.init_weights(ctx)
     batch = program.Data(None, 0).batch(0)
@@ -537,7 +573,7 @@ def kernel_bytes(program: Any, names: list[str]) -> list[int]:
     for name in names:
         setattr(program, name, counting(getattr(program, name)))
     program.forward_backward(ctx, weights, local)
-    return made
+    return made, size(tuple(weights.casts.values()))
 
 
 def copies(program: Any, names: list[str]) -> list[tuple[int, int, int, int]]:

@@ -48,10 +48,11 @@ def test_kernels_move_the_bytes_of_the_plan(ranks: Ranks, model: str, strategy: 
     computes = [line.action for line in plan.schedule.lines if isinstance(line.action, Compute)]
     computes = [c for c in computes if is_here(c.results[0])]
     names = sorted({kernel_name(plan, c) for c in computes})
-    found = ranks.run(emit(plan, graph).text, world, kernel_bytes, names)[0]
+    found, casts = ranks.run(emit(plan, graph).text, world, kernel_bytes, names)[0]
     assert found == [kernel_of_line(plan.program, c).bytes for c in computes]
     weights = [i.weight for i in plan.program.body if isinstance(i, UpdateWeight) and is_here(i.weight)]
-    counted = sum(found) + sum(update_bytes(piece_bytes(plan.program, w), ADAMW) for w in weights)
+    counted = sum(found) + sum(update_bytes(piece_bytes(plan.program, w), ADAMW) for w in weights) + casts
+    assert bool(casts) == (dtype == "mixed")
     assert counted <= step_bytes(plan) if any(pins(t.layout) for t in tensors.values()) else counted == step_bytes(plan)
 
 
@@ -69,14 +70,14 @@ def test_a_loop_over_micro_batches_moves_the_bytes_of_the_plan(ranks: Ranks, mod
         and (line.when == "every" or number == {"first": 0, "last": count - 1}[line.when])
     ]
     names = sorted({kernel_name(plan, c) for c, _ in computes})
-    found = ranks.run(emit(plan, graph).text, 2, kernel_bytes, names)[0]
+    found, casts = ranks.run(emit(plan, graph).text, 2, kernel_bytes, names)[0]
     # Products add to gradients of earlier micro-batches, which they read.
     assert (len(program.added) > 0) == (strategy == "joint")
     assert found == [kernel_of_line(program, c).bytes + again * plan.added_bytes(c) for c, again in computes]
     sums = [i for i in program.body if isinstance(i, TimeStep) and i.kind == "accumulate"]
     added = sum(size for step in sums for size in plan.time_step_bytes(step))
     updated = [piece_bytes(program, i.weight) for i in program.body if isinstance(i, UpdateWeight)]
-    assert sum(found) + added + sum(update_bytes(size, ADAMW) for size in updated) == step_bytes(plan)
+    assert sum(found) + added + sum(update_bytes(size, ADAMW) for size in updated) + casts == step_bytes(plan)
 
 
 COPYING = [

@@ -80,7 +80,7 @@ MUTANTS = {
         "self._run(ctx, weights, self._ahead,",
         "self._run(ctx, older, self._ahead,",
     ),
-    "there is one version": ("older[name], weights[name] = weights[name], spare", "older[name] = weights[name]"),
+    "there is one version": ("before[name], after[name] = after[name], spare", "before[name] = after[name]"),
     "what is sent once is of the step before": (
         "without_waiting(ctx, before, weights, under_way.batch)",
         "without_waiting(ctx, before, self.older(weights), under_way.batch)",

@@ -33,8 +33,8 @@ import numpy as np
 import numpy.typing as npt
 
 from unity_ir.cost.floors import Floor, Floors, Operand, Term
+from unity_ir.cost.memory import cast_bytes
 from unity_ir.cost.plan import update_bytes
-from unity_ir.machine.device import Device
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import training_step
 from unity_ir.pcg.graph import Graph, Node, Update, Value, erase
@@ -115,11 +115,7 @@ class _Tasks:
             if self.floors.is_contraction(n) or self.floors.is_rows(n)
         }
         """Least seconds [number of devices] of contractions, reductions and gathers."""
-        device = machine.device
-        self.updates = [(u, self._seconds(_update(u, optimizer, device))) for u in step.updates]
-        stored = (n for n in step.nodes() if n.op == "weight" and n.master != n.result.type.dtype)
-        self.casts = {n.result: self._seconds(_cast(n, device)) for n in stored if n.result in self.floors.users}
-        """Least seconds of the casts of weights that are stored in another type."""
+        self.updates = [(u, self._seconds(self._update(u, optimizer))) for u in step.updates]
 
     def bound(self) -> float:
         """Return the bound in seconds."""
@@ -133,6 +129,18 @@ class _Tasks:
         if floor not in self.known:
             self.known[floor] = np.array([floor.seconds(size, self.machine.device) for size in self.sizes])
         return self.known[floor]
+
+    def _update(self, update: Update, optimizer: Optimizer) -> Floor:
+        """Return the floor of the optimizer's update of a weight, which writes the cast that contractions read."""
+        node = update.weight.node
+        elements = update.weight.type.elements
+        users = self.floors.users.get(update.weight, ())
+        cast = elements * cast_bytes(node) if any(map(self._is_contraction, users)) else 0
+        moved = update_bytes(elements * ELEMENT_BYTES[node.master], optimizer, cast)
+        return _pointwise(4.0 * elements, moved, self.machine.device.peak(node.master), update.weight.shape)
+
+    def _is_contraction(self, user: tuple[Node, int]) -> bool:
+        return user[0].is_compute and self.floors.is_contraction(user[0])
 
     def _work(self, seconds: Floats) -> float:
         """Return the least seconds of a kernel if its work is spread evenly over all devices."""
@@ -153,10 +161,6 @@ class _Tasks:
         costs = {id(s): (float((s * shares).min()), weight * self._work(s)) for s in self.known.values()}
         total = 0.0
         reached: dict[Value, _Reached] = {}
-        for value, seconds in self.casts.items():
-            on, off = costs[id(seconds)]
-            total += off
-            reached[value] = _Reached(on - off)
         rest = [0.0] * len(self.floors.parts)
         ends: list[_Reached] = []
         for node in self.nodes:
@@ -184,21 +188,6 @@ class _Tasks:
 def _latest(paths: Iterable[_Reached]) -> _Reached:
     """Return the longest of some paths; an empty one if there is none."""
     return max(paths, key=lambda path: path.seconds, default=_Reached())
-
-
-def _cast(node: Node, device: Device) -> Floor:
-    """Return the floor of the cast of a weight from the type in which it is stored."""
-    type = node.result.type
-    moved = type.elements * (ELEMENT_BYTES[node.master] + ELEMENT_BYTES[type.dtype])
-    return _pointwise(float(type.elements), moved, device.peak(node.master), type.shape)
-
-
-def _update(update: Update, optimizer: Optimizer, device: Device) -> Floor:
-    """Return the floor of the optimizer's update of a weight."""
-    node = update.weight.node
-    elements = update.weight.type.elements
-    moved = update_bytes(elements * ELEMENT_BYTES[node.master], optimizer)
-    return _pointwise(4.0 * elements, moved, device.peak(node.master), update.weight.shape)
 
 
 def _pointwise(flops: float, moved: float, peak: float, shape: tuple[int, ...]) -> Floor:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
 
-from unity_ir.cost.plan import update_bytes, update_kernel
-from unity_ir.cost.time import Kernel, seconds
+from unity_ir.cost.plan import update_bytes, update_seconds
+from unity_ir.cost.time import Kernel, is_measured, seconds
 from unity_ir.cost.work import computes_in, kernel_operator, kind_of_operator
 from unity_ir.forms.kinds import KINDS
 from unity_ir.machine.device import Device
@@ -26,7 +26,6 @@ from unity_ir.plan.program import (
     Compute,
     Fused,
     Program,
-    Register,
     Tensor,
     TimeStep,
     UpdateWeight,
@@ -55,10 +54,10 @@ def kernel_seconds(program: Program, compute: Compute, device: Device, added: in
         return seconds(kernel, device)
     if not isinstance(compute, Fused):
         plain = kernel_of_line(program, _unsaved(compute))
-        return seconds(plain if _is_measured(plain, device) else kernel, device)
+        return seconds(plain if is_measured(plain, device) else kernel, device)
     members = [kernel_of_line(program, member) for member in compute.members]
     heaviest = max(members, key=lambda member: (-KINDS.index(member.kind), member.flops, member.bytes))
-    if not _is_measured(heaviest, device):
+    if not is_measured(heaviest, device):
         return seconds(kernel, device)
     more = max(kernel.bytes - heaviest.bytes, 0)
     return seconds(heaviest, device) + more / (device.memory_bandwidth * device.efficiency)
@@ -111,10 +110,6 @@ def _kernel(
     )
 
 
-def _is_measured(kernel: Kernel, device: Device) -> bool:
-    return device.profile is not None and kernel.sizes in device.profile.kernels.get(kernel.operator, {})
-
-
 @cache
 def _plain() -> dict[str, str]:
     """Return the operator of each variant that saves values, or reads saved ones."""
@@ -148,7 +143,7 @@ def step_bytes(plan: Plan) -> int:
     optimizer = program.optimizer or Optimizer()
     if plan.pipeline is not None:
         updates = (
-            (pins(program.tensors[i.weight].layout), update_bytes(piece_bytes(program, i.weight), optimizer))
+            (pins(program.tensors[i.weight].layout), bytes_of_update(program, i, optimizer))
             for i in program.body
             if isinstance(i, UpdateWeight)
         )
@@ -164,17 +159,22 @@ def step_bytes(plan: Plan) -> int:
                 times = program.micro_batches if i.is_of_pieces else 1
                 yield pins(program.tensors[i.result].layout), times * sum(plan.time_step_bytes(i))
             if isinstance(i, UpdateWeight):
-                yield pins(program.tensors[i.weight].layout), update_bytes(piece_bytes(program, i.weight), optimizer)
+                yield pins(program.tensors[i.weight].layout), bytes_of_update(program, i, optimizer)
 
     return most_of_a_device(program.mesh, counts())
 
 
-def update_seconds(program: Program, weight: Register, optimizer: Optimizer, device: Device) -> float:
-    """
-    Return the seconds of the optimizer's update of one rank's piece of a weight on a device; `weight` is its register
-    in the program.
-    """
-    dtype = program.tensors[weight].dtype
-    size = piece_bytes(program, weight)
-    kernel = update_kernel(size // ELEMENT_BYTES[dtype], update_bytes(size, optimizer), dtype, optimizer)
-    return seconds(kernel, device)
+def bytes_of_update(program: Program, update: UpdateWeight, optimizer: Optimizer) -> int:
+    """Return the bytes that the update of one rank's piece of a weight reads and writes, those of its cast included."""
+    return update_bytes(piece_bytes(program, update.weight), optimizer, _cast_bytes(program, update))
+
+
+def seconds_of_update(program: Program, update: UpdateWeight, optimizer: Optimizer, device: Device) -> float:
+    """Return the seconds of the optimizer's update of one rank's piece of a weight on a device."""
+    dtype = program.tensors[update.weight].dtype
+    elements = piece_bytes(program, update.weight) // ELEMENT_BYTES[dtype]
+    return update_seconds(elements, dtype, _cast_bytes(program, update), optimizer, device)
+
+
+def _cast_bytes(program: Program, update: UpdateWeight) -> int:
+    return 0 if update.cast is None else piece_bytes(program, update.cast)

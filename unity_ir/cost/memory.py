@@ -28,8 +28,8 @@ def leaf_bytes(leaf: Node, updated: bool, optimizer: Optimizer) -> int:
     Return the bytes per element that a leaf (weight, input or constant) takes in memory.
 
     A weight that is `updated` counts four parts: itself as stored, its gradient and the optimizer's states, each in the
-    stored type (`Node.master`), and its cast to the type it is computed with, if that is another. Other leaves count
-    only themselves and such a cast.
+    stored type (`Node.master`), and its cast to the type it is computed with, if that is another, which is kept from
+    step to step (`plan.kept_casts`). Other leaves count only themselves and such a cast.
     """
     tensors = 2 + optimizer.states if leaf.op == "weight" and updated else 1
     return tensors * ELEMENT_BYTES[leaf.master] + cast_bytes(leaf)
@@ -37,8 +37,8 @@ def leaf_bytes(leaf: Node, updated: bool, optimizer: Optimizer) -> int:
 
 def cast_bytes(leaf: Node) -> int:
     """
-    Return the bytes per element of the copy of a weight that is cast to the type it is computed with (bf16 of an f32
-    master: 2); 0 if the weight is stored in that type.
+    Return the bytes per element of the cast of a weight to the type it is computed with (bf16 of an f32 master: 2); 0
+    if the weight is stored in that type.
     """
     (type,) = leaf.types
     return 0 if leaf.master == type.dtype else ELEMENT_BYTES[type.dtype]

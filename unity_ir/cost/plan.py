@@ -15,9 +15,10 @@ from math import prod
 
 from unity_ir.cost.halos import halo_moves
 from unity_ir.cost.keeps import Keeps
-from unity_ir.cost.memory import held
-from unity_ir.cost.time import Kernel, seconds
-from unity_ir.cost.work import Work, kernel_operator, work_of
+from unity_ir.cost.memory import cast_bytes, held
+from unity_ir.cost.time import Kernel, is_measured, seconds
+from unity_ir.cost.work import Work, work_of
+from unity_ir.machine.device import Device
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.collectives import HALO_EXCHANGES
@@ -332,12 +333,13 @@ def _weight_gradients(graph: Graph, weights: Iterable[Node], placement: Placemen
     return out
 
 
-def update_bytes(piece_bytes: int, optimizer: Optimizer) -> int:
+def update_bytes(piece_bytes: int, optimizer: Optimizer, cast_bytes: int = 0) -> int:
     """
     Return the bytes that the optimizer reads and writes to update a weight's piece of `piece_bytes` bytes: weight,
     gradient, and optimizer state; with a limit of the gradient's norm, which is computed first, the gradient twice.
+    Of a weight whose cast is kept, it writes `cast_bytes` bytes of that, too.
     """
-    return piece_bytes * (3 + 2 * optimizer.states + (optimizer.clip > 0))
+    return piece_bytes * (3 + 2 * optimizer.states + (optimizer.clip > 0)) + cast_bytes
 
 
 def norm_seconds(optimizer: Optimizer, machine: Machine) -> float:
@@ -357,18 +359,24 @@ NORM_BYTES = 8
 
 def update_time(weight: Node, optimizer: Optimizer, machine: Machine) -> float:
     """
-    Return the seconds that the optimizer's update of one weight takes on each device, and those of casting its piece to
-    the type that is computed with, where it is stored in another.
+    Return the seconds that the optimizer's update of one weight takes on each device; it writes the weight's cast to
+    the type that is computed with, too, where the weight is stored in another.
     """
-    (type,) = weight.types
-    elements, master = prod(type.piece_shape), weight.master
-    moved = update_bytes(elements * ELEMENT_BYTES[master], optimizer)
-    update = seconds(update_kernel(elements, moved, master, optimizer), machine.device)
-    if master == type.dtype:
-        return update
-    moved = elements * (ELEMENT_BYTES[master] + ELEMENT_BYTES[type.dtype])
-    name = kernel_operator("cast", (("to", type.dtype),), (master,))
-    return update + seconds(Kernel(name, (elements,) * 2, "elementwise", elements, moved, master), machine.device)
+    elements = prod(weight.types[0].piece_shape)
+    return update_seconds(elements, weight.master, elements * cast_bytes(weight), optimizer, machine.device)
+
+
+def update_seconds(elements: int, dtype: str, cast_bytes: int, optimizer: Optimizer, device: Device) -> float:
+    """
+    Return the seconds in which a device updates a piece of a weight, of `elements` elements of element type `dtype`,
+    and writes `cast_bytes` bytes of its cast. Profiles have updates without a cast: such a one takes the measured
+    seconds, and the time of the bytes of the cast.
+    """
+    size = elements * ELEMENT_BYTES[dtype]
+    plain = update_kernel(elements, update_bytes(size, optimizer), dtype, optimizer)
+    if cast_bytes and is_measured(plain, device):
+        return seconds(plain, device) + cast_bytes / (device.memory_bandwidth * device.efficiency)
+    return seconds(update_kernel(elements, update_bytes(size, optimizer, cast_bytes), dtype, optimizer), device)
 
 
 def update_kernel(elements: int, moved: int, dtype: str, optimizer: Optimizer) -> Kernel:

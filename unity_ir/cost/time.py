@@ -33,8 +33,11 @@ def seconds(kernel: Kernel, device: Device) -> float:
     Return the seconds of a kernel on a device: measured, if the device's profile has the kernel, else estimated by
     roofline. `cost.table` does the same for many at once.
     """
-    if device.profile is not None:
-        measured = device.profile.kernels.get(kernel.operator, {}).get(kernel.sizes)
-        if measured is not None:
-            return measured
+    if device.profile is not None and is_measured(kernel, device):
+        return device.profile.kernels[kernel.operator][kernel.sizes]
     return device.kernel_time(kernel.flops, kernel.bytes, kernel.dtype, kernel.kind)
+
+
+def is_measured(kernel: Kernel, device: Device) -> bool:
+    """Return whether the device's profile has a kernel."""
+    return device.profile is not None and kernel.sizes in device.profile.kernels.get(kernel.operator, {})

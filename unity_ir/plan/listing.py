@@ -50,7 +50,9 @@ def listing(plan: Plan) -> str:
     if updates and program.optimizer is not None and program.optimizer.clip:
         out.append(f"  {'norm':7} {f'of all gradients, at most {program.optimizer.clip:g}'}")
     out += [
-        f"  {'update':7} {f'{names[u.weight]} by {optimizer}':40} {_registers((u.weight, u.grad))}" for u in updates
+        f"  {'update':7} {f'{names[u.weight]} by {optimizer}':40} {_registers((u.weight, u.grad))}"
+        + (f" -> {_registers((u.cast,))}" if u.cast is not None else "")
+        for u in updates
     ]
     return "\n".join(out) + "\n"
 

@@ -129,7 +129,7 @@ def _reading(instruction: Instruction, names: Mapping[Register, Register]) -> In
         case ReshardMove() | HaloExchange() | TimeStep():
             return replace(instruction, operand=names.get(instruction.operand, instruction.operand))
         case UpdateWeight(weight, grad):
-            return UpdateWeight(names.get(weight, weight), names.get(grad, grad))
+            return replace(instruction, weight=names.get(weight, weight), grad=names.get(grad, grad))
         case Leaf():
             return instruction
 

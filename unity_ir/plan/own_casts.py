@@ -29,7 +29,7 @@ def with_own_casts(program: Program, kernels_of: Callable[[Program], IsKernel]) 
     It is done for casts of what operators make, and of weights that operators only gather from, where every reader and
     its cast are one kernel, as `kernels_of` the program so changed says; no reader gets two casts. The others stay.
     """
-    wanted = _longer(program) | _tables(program)
+    wanted = _longer(program) | gathered_casts(program)
     if not wanted:
         return program, frozenset()
     candidate, own = _split(program, wanted)
@@ -62,7 +62,7 @@ def _longer(program: Program) -> set[Register]:
     return found.difference(program.outputs)
 
 
-def _tables(program: Program) -> set[Register]:
+def gathered_casts(program: Program) -> set[Register]:
     """Return the results of casts of weights that operators only gather from."""
     weights = {i.result for i in program.body if isinstance(i, Leaf) and i.op == "weight"}
     casts = {

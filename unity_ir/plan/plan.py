@@ -31,6 +31,7 @@ from unity_ir.plan.additions import with_additions, with_longer_products
 from unity_ir.plan.copies import Copies, copies
 from unity_ir.plan.deadlock import calls, check_order, there
 from unity_ir.plan.groups import GroupMemo, with_fusions
+from unity_ir.plan.kept_casts import with_kept_casts
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
 from unity_ir.plan.padded_rows import with_padded_rows
@@ -389,6 +390,7 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
     Raises `UnityError` if ranks would wait for each other for ever (a deadlock).
     """
     options = options or DEFAULT
+    program = with_kept_casts(program, gathers_cast=options.kernels == "triton" and options.fuse)
     if options.kernels == "triton":
         program = with_savings(program)
     if options.order is not None and program.pipeline is None:

@@ -86,10 +86,10 @@ def _local(tensor: Tensor, mesh: tuple[int, ...]) -> tuple[int, ...]:
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """
-    An `input` or `weight` (with a name) or a `constant` (with a value), as `op` says, in its resting layout; in a part
-    of a step, what another part has made, with a name: `once` per step, a sum over micro-batches (`sum`), or of the
-    micro-batch at hand, `kept` for others to read, too, or read by this part for the `last` time; or of a sum over
-    devices that is under way (`started`), what it will make.
+    An `input` or `weight` (with a name), the kept `cast` of the weight of that name, or a `constant` (with a value), as
+    `op` says, in its resting layout; in a part of a step, what another part has made, with a name: `once` per step, a
+    sum over micro-batches (`sum`), or of the micro-batch at hand, `kept` for others to read, too, or read by this part
+    for the `last` time; or of a sum over devices that is under way (`started`), what it will make.
     """
 
     op: str
@@ -177,10 +177,14 @@ class TimeStep:
 
 @dataclass(frozen=True, slots=True)
 class UpdateWeight:
-    """The optimizer's step on a weight, given its gradient; both are in the weight's resting layout."""
+    """
+    The optimizer's step on a weight, given its gradient, which also writes the weight's kept `cast`, if it has one; all
+    are in the weight's resting layout.
+    """
 
     weight: Register
     grad: Register
+    cast: Register | None = None
 
 
 Instruction = Leaf | Compute | ReshardMove | HaloExchange | TimeStep | UpdateWeight
@@ -383,7 +387,7 @@ class Program:
         return {each.leaf.name: register for each, register in outputs if each is not None}
 
     def leaves(self, op: str) -> list[Leaf]:
-        """Return the leaves whose kind `op` is: `input`, `weight` or `constant`."""
+        """Return the leaves whose kind `op` is: `input`, `weight`, `cast` or `constant`."""
         return [i for i in self.body if isinstance(i, Leaf) and i.op == op]
 
     def analysis(self, instruction: Compute) -> Analysis:

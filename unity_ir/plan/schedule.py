@@ -421,7 +421,7 @@ class _Scheduler:
         source = self._held(move.operand)
         before = self.move_of.get(source)
         leaf = self.leaves.get(before.operand if isinstance(before, _Cast) else source)
-        return leaf is not None and leaf.op == "weight" and self._bytes(move) < self.bucket
+        return leaf is not None and leaf.op in ("weight", "cast") and self._bytes(move) < self.bucket
 
     def _gathers(self, slots: Mapping[int, list[Move]]) -> dict[Register, list[ReshardMove]]:
         """Return the bucket of every gather of a small weight: it and those needed next, up to a full bucket."""

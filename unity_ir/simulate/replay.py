@@ -20,7 +20,7 @@ from itertools import groupby
 
 import numpy as np
 
-from unity_ir.cost.lines import kernel_seconds, update_seconds
+from unity_ir.cost.lines import kernel_seconds, seconds_of_update
 from unity_ir.cost.plan import norm_seconds
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.optimizer import Optimizer
@@ -291,7 +291,7 @@ class _Replay:
     def _update(self, update: UpdateWeight) -> None:
         program, optimizer = self.program, self.program.optimizer
         assert optimizer is not None
-        seconds = update_seconds(program, update.weight, optimizer, self.streams.machine.device)
+        seconds = seconds_of_update(program, update, optimizer, self.streams.machine.device)
         label = Label(UPDATE, optimizer.name, self.names[update.weight], program.tensors[update.weight])
         where = self.streams.where(self._layout(update.weight))
         self._use((update.grad,), [self._on_compute(k, ticks(seconds), label) for k in where])

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unity_ir.cost.lines import kernel_seconds, update_seconds
+from unity_ir.cost.lines import kernel_seconds, seconds_of_update
 from unity_ir.cost.plan import norm_seconds
 from unity_ir.cost.stats import bytes_text, seconds_text
 from unity_ir.machine.model import Machine
@@ -381,7 +381,7 @@ class _Stages:
 
     def _updates(self, rank: int, optimizer: Optimizer) -> float:
         updates = [i for i in self.program.body if isinstance(i, UpdateWeight) and self._is_on(i.weight, rank)]
-        return sum(update_seconds(self.program, i.weight, optimizer, self.machine.device) for i in updates)
+        return sum(seconds_of_update(self.program, i, optimizer, self.machine.device) for i in updates)
 
     # -- memory
 
@@ -420,10 +420,10 @@ class _Stages:
         return self._leaves(rank, optimizer) + once
 
     def _second(self, rank: int) -> int:
-        """Return the bytes of a second version of a rank's weights, and of the inputs of a second batch."""
+        """Return the bytes of a second version of a rank's weights and casts, and of the inputs of a second batch."""
         updated = {i.weight for i in self.program.body if isinstance(i, UpdateWeight)}
         leaves = [i for i in self.program.body if isinstance(i, Leaf) and self._is_on(i.result, rank)]
-        twice = [i.result for i in leaves if i.op == "input" or i.result in updated]
+        twice = [i.result for i in leaves if i.op in ("input", "cast") or i.result in updated]
         return sum(leaf_bytes(self.program, r, 0) for r in twice)
 
     def _leaves(self, rank: int, optimizer: Optimizer) -> int:

@@ -534,16 +534,18 @@ SHAPES = [(91, 101), (64, 64), (), (5,), (0, 3), (2049,)]
 def test_optimizer_of_all_weights(name: str, scale: float | None, off: int, runner: Any) -> None:
     """
     One launch for each alignment. Gradients begin `off` elements after a multiple of 16 bytes; weights whose number is
-    odd are of a group with twice the learning rate. In a step that is not live nothing changes.
+    odd are of a group with twice the learning rate. In a step that is not live nothing changes. With a scale, casts are
+    kept of those of two dims.
     """
     rng, line = np.random.default_rng(0), OPTIMIZERS[name]
-    made = optimizer_launcher(name, is_scaled=scale is not None)
+    made = optimizer_launcher(name, is_scaled=scale is not None, cast=None if scale is None else "bf16")
     starts = {str(i): torch.from_numpy(rng.standard_normal(s).astype(np.float32)) for i, s in enumerate(SHAPES)}
     plain = {n: torch.nn.Parameter(w.clone()) for n, w in starts.items()}
     flat = torch_optimizer(name, [plain["0"]])[1]
     lr = {n: 2e-2 if int(n) % 2 else 1e-2 for n in starts}
     optimizers = [torch_optimizer(name, [p], lr[n])[0] for n, p in plain.items()]
-    specs = {n: plan.Spec(tuple(w.shape), w.dtype, ()) for n, w in starts.items()}
+    kept = {n for n, w in starts.items() if scale is not None and w.dim() == 2}
+    specs = {n: plan.Spec(w.shape, w.dtype, (), cast=torch.bfloat16 if n in kept else None) for n, w in starts.items()}
     own = tuple((n, {"lr": 2e-2}) for n in starts if int(n) % 2)
     settings = {n: flat[n] for n in line.defaults}
     tables = runtime.load(
@@ -553,7 +555,8 @@ def test_optimizer_of_all_weights(name: str, scale: float | None, off: int, runn
         PARAMETER_GROUPS=own,
         hyperparameters=hyperparameters_of(settings, own),
     )
-    weights = {n: aligned(w) for n, w in starts.items()}
+    weights = Weights({n: aligned(w) for n, w in starts.items()})
+    weights.casts = {n: aligned(weights[n].to(torch.bfloat16)) for n in kept}
     state = {n: tuple(aligned(torch.zeros(w.shape)) for _ in line.state) for n, w in starts.items()}
     module = runner.load(made)
     for step in range(1, 5):
@@ -564,7 +567,8 @@ def test_optimizer_of_all_weights(name: str, scale: float | None, off: int, runn
         }
         for n, p in plain.items():
             p.grad = grads[n] * (1.0 if scale is None else scale)
-        before = [x.clone() for n in weights for x in (weights[n], *state[n])]
+        casts = list(weights.casts.values())
+        before = [x.clone() for x in (*(x for n in weights for x in (weights[n], *state[n])), *casts)]
         count = torch.tensor(float(step - (step > 3)), dtype=torch.float64)
         given = tables.settings_of(weights, 1.0)
         numbers = getattr(module, f"{name}_numbers")(
@@ -581,17 +585,25 @@ def test_optimizer_of_all_weights(name: str, scale: float | None, off: int, runn
                 *weights.values(),
                 *grads.values(),
                 *(m for s in state.values() for m in s),
+                *casts,
             ]
             with runner.within(owned):
                 getattr(module, name)(table, packed)
+        assert all(torch.equal(cast, weights[n].to(torch.bfloat16)) for n, cast in weights.casts.items())
         if not live:
-            for x, was in zip((x for n in weights for x in (weights[n], *state[n])), before, strict=True):
-                assert torch.equal(x, was)
+            now = (*(x for n in weights for x in (weights[n], *state[n])), *casts)
+            assert all(torch.equal(x, was) for x, was in zip(now, before, strict=True))
             continue
         for each in optimizers:
             each.step()
         for n, p in plain.items():
             torch.testing.assert_close(weights[n], p.detach(), rtol=1e-6, atol=1e-7)
+
+
+class Weights(dict[str, torch.Tensor]):
+    """Weights by name, and casts of some of them, as programs have them."""
+
+    casts: dict[str, torch.Tensor]
 
 
 def hyperparameters_of(settings: dict[str, float], own: Any) -> Any:

@@ -77,6 +77,7 @@ def optimizer_launcher(
     gradient: str = "f32",
     state: str = "f32",
     is_scaled: bool = False,
+    cast: str | None = None,
 ) -> Launcher:
     """
     Return the launcher of an optimizer's step, as `ops.optimizers` has its operands and attributes.
@@ -88,10 +89,11 @@ def optimizer_launcher(
     With `triton` it is two functions: `adam_numbers`, of the step and the hyperparameters, which returns what the
     kernel reads beside tensors; and `adam(table, numbers)`, one launch for all weights of a table
     (`lowering.runtime.tables`), given these numbers of each group of weights, f32 [groups, numbers], on the device. The
-    last of a group is 0 if its weights are to be left as they are.
+    last of a group is 0 if its weights are to be left as they are. If casts to `cast` are kept of some weights
+    (`plan.kept_casts`), it writes these, too.
 
-    `dtype`, `gradient` and `state` are the element types of p, of g, and of the state, ahead of time; a launch takes
-    those of its tensors. Raises `UnityError` for another name or implementation.
+    `dtype`, `gradient`, `state` and `cast` are the element types of p, of g, of the state, and of casts, ahead of time;
+    a launch takes those of its tensors. Raises `UnityError` for another name or implementation.
     """
     if name not in OPTIMIZERS or impl not in ("triton", "torch"):
         known = ", ".join(OPTIMIZERS)
@@ -101,6 +103,7 @@ def optimizer_launcher(
         return Launcher(f"{name}_torch", _in_torch(made, is_scaled), {}, ())
     numbers = _numbers(made, is_scaled)
     tensors = {"p_ptr": dtype, "g_ptr": gradient, **{f"{s}_ptr": state for s in made.state}}
+    tensors |= {} if cast is None else {"cast_ptr": cast}
     types = {n: pointer(d) for n, d in tensors.items()}
     types |= {"rows_ptr": "*i64", "blocks_ptr": "*i32", "numbers_ptr": "*fp32"}
     types |= {"ALIGNED": "constexpr", "BLOCK": "constexpr"}
@@ -109,10 +112,28 @@ def optimizer_launcher(
         Compiled(kernel, types, {"ALIGNED": aligned, "BLOCK": BLOCK}, WARPS, 3) for aligned in (True, False)
     )
     source = _launch(made) + _BETWEEN + _in_numbers(made, numbers, is_scaled)
-    return Launcher(name, source, {kernel: _kernel(made, numbers)}, compiled)
+    return Launcher(name, source, {kernel: _kernel(made, numbers, cast is not None)}, compiled)
 
 
 _BETWEEN = "\n\n"
+
+_ROUNDED = """\
+# The interpreter cuts off the digits that bfloat16 has no place for.
+CAST_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def rounded(x, out_ptr):
+    if CAST_INTERPRETED:
+        if out_ptr.dtype.element_ty == tl.bfloat16:
+            bits = x.to(tl.int32, bitcast=True)
+            bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000
+            x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+    return x
+
+
+"""
+"""Text of a function that returns what a store to the type of `out_ptr` rounds to the nearest number, ties to even."""
 
 
 def _numbers(made: OptimizerLine, is_scaled: bool) -> list[str]:
@@ -176,18 +197,20 @@ def _launch(made: OptimizerLine) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _kernel(made: OptimizerLine, numbers: list[str]) -> str:
+def _kernel(made: OptimizerLine, numbers: list[str], has_casts: bool) -> str:
     """
     Return the text of the kernel. A program takes a block of a weight, which `blocks_ptr` names: the weight's row, and
-    the number of the block in it. Row `rows_ptr` has the addresses of the weight, its gradient and state, its number of
-    elements, and its group. The pointers it is given are of any weight, and tell the types.
+    the number of the block in it. Row `rows_ptr` has the addresses of the weight, its gradient and state, of its cast
+    if weights have casts (0: this one has none), its number of elements, and its group. The pointers it is given are of
+    any weight, and tell the types.
     """
     tensors = [p.name for p in made.line.parameters]
-    pointers = [f"{t}_ptr" for t in tensors]
+    pointers = [f"{t}_ptr" for t in (*tensors, *(["cast"] if has_casts else []))]
     arguments = [*pointers, "rows_ptr", "blocks_ptr", "numbers_ptr"]
-    size, group, live = len(tensors), len(tensors) + 1, len(numbers)
+    size, group, live = len(pointers), len(pointers) + 1, len(numbers)
     out = ["@triton.jit", signature(f"{made.name}_kernel", arguments, ("ALIGNED", "BLOCK"))]
-    out.append(f"    weight = rows_ptr + {len(tensors) + 2} * tl.load(blocks_ptr + 2 * tl.program_id(0))")
+    out.append(f"    weight = rows_ptr + {len(pointers) + 2} * tl.load(blocks_ptr + 2 * tl.program_id(0))")
+    out += [f"    has_cast = tl.load(weight + {len(tensors)}) != 0"] if has_casts else []
     out += [f"    {name} = tl.load(weight + {i}).to({name}.dtype)" for i, name in enumerate(pointers)]
     out.append(f"    numbers = numbers_ptr + {live + 1} * tl.load(weight + {group})")
     out += [f"    {name} = tl.load(numbers + {i})" for i, name in enumerate(numbers)]
@@ -204,7 +227,8 @@ def _kernel(made: OptimizerLine, numbers: list[str]) -> str:
     for result in _replaced(made, writer):
         out.append(f"    {result.name} = {writer.text(result.expr).text}")
     out += [f"    tl.store({r.name}_ptr + index, {r.name}, mask=mask)" for r in made.replaced]
-    return "\n".join(out) + "\n"
+    out += ["    tl.store(cast_ptr + index, rounded(p, cast_ptr), mask=mask & has_cast)"] if has_casts else []
+    return (_ROUNDED if has_casts else "") + "\n".join(out) + "\n"
 
 
 def _in_torch(made: OptimizerLine, is_scaled: bool) -> str:

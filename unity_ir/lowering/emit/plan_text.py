@@ -32,6 +32,7 @@ class Spec:
     roles: tuple
     below: int | None = None  # integers are from 0 to below this
     time: int | None = None  # dim along which micro-batches divide it
+    cast: torch.dtype | None = None  # of a weight: in which type its cast is kept from step to step
 
 
 '''
@@ -66,7 +67,8 @@ def plan_text(
     # In the model's order, in which layers repeat.
     order = {node.name: i for i, node in enumerate(reference.weights())}
     leaves = sorted(program.leaves("weight"), key=lambda leaf: order[leaf.name])
-    weights = [(leaf.name, spec_text(program, leaf.result)) for leaf in leaves]
+    casts = {leaf.name: program.tensors[leaf.result].dtype for leaf in program.leaves("cast")}
+    weights = [(leaf.name, spec_text(program, leaf.result, cast=casts.get(leaf.name))) for leaf in leaves]
     kept = {each.leaf.name: each.initial for each in program.running if each is not None}
     tables = tables_of(program, origin)
     head = [
@@ -109,13 +111,17 @@ def tables_of(program: Program, origin: Origin | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*known, *program.replaced)))
 
 
-def spec_text(program: Program, register: Register, below: int | None = None) -> str:
-    """Return the text of the `Spec` of a register, integers of which are less than `below`, if given."""
+def spec_text(program: Program, register: Register, below: int | None = None, cast: str | None = None) -> str:
+    """
+    Return the text of the `Spec` of a register, integers of which are less than `below`, if given; `cast` is the type
+    of a weight's kept cast.
+    """
     tensor = program.tensors[register]
     roles = tuple(r if is_shard(r) else role_name(r) for r in tensor.layout[: program.axes])
     extra = "" if below is None else f", {below}"
     if program.micro_batches > 1 and is_shard(time := tensor.layout[-1]):
         extra += f", time={time}"
+    extra += "" if cast is None else f", cast={TORCH_DTYPES[cast]}"
     return f"Spec({tensor.shape!r}, {TORCH_DTYPES[tensor.dtype]}, {roles!r}{extra})"
 
 

@@ -42,6 +42,12 @@ import triton.language as tl
 """
 
 
+_CAST = """\
+        if name in weights.casts:
+            weights.casts[name].copy_(weight)  # kept cast
+"""
+"""End of the update of a weight in PyTorch."""
+
 _BETWEEN = "\n\n\n"
 """Between top-level definitions."""
 
@@ -279,15 +285,17 @@ class _Printer:
         optimizer = self.program.optimizer
         assert optimizer is not None
         of_weights = [self.program.tensors[leaf.result].dtype for leaf in self.program.leaves("weight")]
+        cast = next((self.program.tensors[leaf.result].dtype for leaf in self.program.leaves("cast")), None)
         made = [
-            optimizer_launcher(optimizer.name, dtype, self.kernels, dtype, dtype, is_scaled=optimizer.clip > 0)
+            optimizer_launcher(optimizer.name, dtype, self.kernels, dtype, dtype, optimizer.clip > 0, cast)
             for dtype in dict.fromkeys(of_weights)
         ]
         for each in made[:1] if self.kernels == "torch" else made:
             self._add(each)
         given = ["step=t"] if OPTIMIZERS[optimizer.name].reads_step else []
         scaled = ["scale=scale"] if optimizer.clip else []
-        what = f"Step `t` of {optimizer.name} (from 1 on) on this rank's pieces, in place, at `rate` times its"
+        pieces = "pieces" if cast is None else "pieces and their kept casts"
+        what = f"Step `t` of {optimizer.name} (from 1 on) on this rank's {pieces}, in place, at `rate` times its"
         if self.kernels == "torch":
             state = ["*moments[name]"] if optimizer.states else []
             words = ["weight", "grads[name]", *state, *given, "**hyperparameters(name, rate)", *scaled]
@@ -296,6 +304,7 @@ class _Printer:
                 f'    """{what}\n    learning rate, by gradients times `scale`."""\n'
                 "    for name, weight in weights.items():\n"
                 f"        {optimizer.name}_torch({', '.join(words)})  # {optimizer.name}\n"
+                + ("" if cast is None else _CAST)
             )
         words = [*given, "**settings", *scaled]
         return (

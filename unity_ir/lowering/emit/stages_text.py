@@ -10,7 +10,7 @@ from itertools import groupby
 
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.emit.rows import Row, merged
-from unity_ir.lowering.emit.step_text import WIDTH, StepWriter
+from unity_ir.lowering.emit.step_text import WIDTH, StepWriter, stored
 from unity_ir.pcg.sharding import Pins, pins
 from unity_ir.plan.pipeline.parts import StepPart, StepParts
 from unity_ir.plan.plan import Plan
@@ -129,8 +129,8 @@ class PartWriter(StepWriter):
         action = line.action
         if isinstance(action, Leaf) and action.op in ("once", "sum", "started", "kept", "last"):
             return self._handed(action, line)
-        if isinstance(action, Leaf) and action.op == "weight" and self.known:
-            self.own[action.result] = f"weights[{action.name!r}]"
+        if isinstance(action, Leaf) and action.op in ("weight", "cast") and self.known:
+            self.own[action.result] = stored(action)
             return []
         found = super()._rows(line)
         if not found:

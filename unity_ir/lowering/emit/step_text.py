@@ -174,8 +174,8 @@ class StepWriter:
     def _rows(self, line: ScheduledLine) -> list[Row]:
         action = line.action
         match action:
-            case Leaf("weight", result, name) if not pins(self.program.tensors[result].layout):
-                self.own[result] = f"weights[{name!r}]"
+            case Leaf("weight" | "cast", result) if not pins(self.program.tensors[result].layout):
+                self.own[result] = stored(action)
                 return []
             case Leaf():
                 row = self._leaf(action)
@@ -204,7 +204,7 @@ class StepWriter:
 
     def _leaf(self, leaf: Leaf) -> Row:
         target = self._name(leaf.result, leaf.name or "constant")
-        texts = {"input": f"batch[{leaf.name!r}]", "weight": f"weights[{leaf.name!r}]"}
+        texts = {"input": f"batch[{leaf.name!r}]", "weight": stored(leaf), "cast": stored(leaf)}
         time = self._role_in_time(leaf.result)
         if leaf.op == "input" and is_shard(time):
             texts["input"] = self._part(texts["input"], time)
@@ -405,3 +405,8 @@ def _dims(moves: Sequence[ReshardMove]) -> tuple[tuple[int, ...], ...]:
 def _printable(name: str) -> str:
     """Return a name as part of a comment, which it cannot end."""
     return name if name.isprintable() else ascii(name)
+
+
+def stored(leaf: Leaf) -> str:
+    """Return the expression of a weight, or of its kept cast."""
+    return f"weights[{leaf.name!r}]" if leaf.op == "weight" else f"weights.casts[{leaf.name!r}]"

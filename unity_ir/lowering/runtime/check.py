@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from unity_ir.lowering.runtime.pieces import init_moments, init_weights, piece, whole, wholes
+from unity_ir.lowering.runtime.pieces import Weights, init_moments, init_weights, piece, whole, wholes
 from unity_ir.lowering.runtime.plan import (
     CLIP,
     COARSEST,
@@ -96,7 +96,7 @@ def in_double(ctx, weights, local):
             found_spec = importlib.util.spec_from_file_location("in_double", path)
             double = importlib.util.module_from_spec(found_spec)
             found_spec.loader.exec_module(double)
-            weights = {n: _double(w) for n, w in weights.items()}
+            weights = double.Weights({n: _double(w) for n, w in weights.items()})
             local = {n: x if x is None else _double(x) for n, x in local.items()}
             grads = double.forward_backward(ctx.flight.apart(ctx, double) if ctx.flight else ctx, weights, local)[1]
         parts = {n: grads[n] for n in double.WEIGHTS}
@@ -142,6 +142,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
         return [wholes(ctx, {n: part.get(n) for n in WEIGHTS}, WEIGHTS) for part in own]
 
     after = state()
+    wrong += wrong_casts(ctx, "before step 0:", weights)
     for t in range(steps):
         ctx.moved()
         batch = {n: b.to(ctx.device) for n, b in data.batch(t).items()}
@@ -152,6 +153,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
             mine = {n: w.clone() for n, w in ctx.flight.older(weights).items()}
             found = wholes(ctx, {n: mine.get(n) for n in WEIGHTS}, WEIGHTS)
             plain = {n: _double(x) for n, (x, _) in found.items()}
+            wrong += wrong_casts(ctx, f"step {t}: of one step ago,", ctx.flight.older(weights))
             ctx.flight.following = data.pieces(ctx, t + 1) if t + 1 < steps else None
         loss, grads = forward_backward(ctx, weights, local)
         want_loss, want = gradients(plain, {n: _double(b) for n, b in batch.items()})
@@ -178,6 +180,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
                 said = f"{norm:.9g} instead of {want_norm:.9g}, and gradients are scaled by {scale:.9g}"
                 wrong.append(f"step {t}: the norm of the gradient is {said} instead of {want_scale:.9g}")
         update(weights, grads, moments, t + 1, 1.0, scale)
+        wrong += wrong_casts(ctx, f"step {t}:", weights)
         after = state()
         for n in WEIGHTS:
             kinds = ("weight", *(KEPT[s] for s in STATE))
@@ -186,6 +189,20 @@ def check(ctx, steps, seed, data, start=None, notes=None):
             line = compare_update(f"step {t}: weight {n}", n, t + 1, [b[n] for b in before], grad, found)
             wrong += [line] if line else []
     return wrong
+
+
+def wrong_casts(ctx, when, weights):
+    """Return a message for each of the Weights whose kept cast is, on some rank, not that of it, bit for bit."""
+    if not any(spec.cast for spec in WEIGHTS.values()):
+        return []
+    off = [n for n, cast in weights.casts.items() if not _is_cast(cast, weights[n])]
+    found = {n for names in from_all(off) for n in names}
+    return [f"{when} the kept cast of {n} is not that of it" for n in WEIGHTS if n in found]
+
+
+def _is_cast(cast, weight):
+    wanted = weight.to(cast.dtype)
+    return bool(((cast == wanted) | (cast.isnan() & wanted.isnan())).all())
 
 
 def tell(ctx, off, got, want, plain, batch, weights, local, notes):
@@ -315,7 +332,10 @@ def check_update(ctx, weights):
                 before = [x.double() for x in (p, m, v)[: 1 + len(STATE)]]
                 after = [x.clone().contiguous() for x in (p, m, v)[: 1 + len(STATE)]]
                 scale = 0.375 if CLIP and t % 2 else 1.0
-                update({name: after[0]}, {name: g.contiguous()}, {name: tuple(after[1:])}, t, 1.0, scale)
+                own = Weights({name: after[0]})
+                update(own, {name: g.contiguous()}, {name: tuple(after[1:])}, t, 1.0, scale)
+                if not all(_is_cast(cast, after[0]) for cast in own.casts.values()):
+                    wrong.append(f"the update of {name} at step {t}: its kept cast is not that of it")
                 wrong.append(compare_update(f"the update of {name} at step {t}", name, t, before, scale * g, after))
     wrong += [f"the decay of weight {n} is {d:.6g} of it instead of {w:.6g}" for n, d, w in _decays(weights)]
     said = from_all([line for line in wrong if line])
@@ -333,7 +353,7 @@ def _decays(weights):
     for name in alike.values():
         p = torch.linspace(1.0, 2.0, 2**16 + 1, dtype=torch.float64, device=weights[name].device)[:-1]
         after, still, one = p.clone(), torch.zeros_like(p), torch.ones_like(p)
-        update({name: after}, {name: still}, {name: (still.clone(), one)[: len(STATE)]}, 2)
+        update(Weights({name: after}), {name: still}, {name: (still.clone(), one)[: len(STATE)]}, 2)
         settings = hyperparameters(name)
         wanted = settings["lr"] * settings.get("weight_decay", 0.0)
         right = p * (1.0 - wanted)

@@ -305,6 +305,9 @@ def load(ctx, weights, moments, folder, changed=(), tables=None):
     wrong = _wrong_anywhere(lambda: dcp.load(state, checkpoint_id=str(path)))
     if wrong or int(state["step"]) != record["step"]:
         fail_alike(f"cannot load {path}: {wrong or 'its step is not that of its complete.json'}")
+    weights.renew_casts()
+    if ctx.flight:
+        ctx.flight.older(weights).renew_casts()
     torch.set_rng_state(state["random"])
     for name, table in kept.items() if tables is not None else ():
         if name in RUNNING or name in COUNTERS:

@@ -14,6 +14,7 @@ import copy
 import torch
 import torch.distributed as dist
 
+from unity_ir.lowering.runtime.pieces import Weights
 from unity_ir.lowering.runtime.pipeline import UnderWay, actions_of, start_groups, wait_for
 from unity_ir.lowering.runtime.plan import MICRO_BATCHES, PIPELINE
 from unity_ir.lowering.runtime.ranks import fail_alike
@@ -49,9 +50,9 @@ class Flight:
         return alone
 
     def older(self, weights):
-        """Return the weights of one step ago by name, with which the next batch is computed; at first, `weights`."""
+        """Return the Weights of one step ago, with which the next batch is computed; at first, `weights`."""
         if self._older is None:
-            self._older = {name: weight.clone() for name, weight in weights.items()}
+            self._older = Weights({name: weight.clone() for name, weight in weights.items()})
         return self._older
 
     def step(self, ctx, weights, batch, before, after):
@@ -82,9 +83,10 @@ class Flight:
         if not self._ahead:
             wait_for([*self._sent["F"], *self._sent["B"], *self._gradients])
             self._sent, self._gradients = {"F": [], "B": []}, []
-        for name, spare in older.items():
-            spare.copy_(weights[name])
-            older[name], weights[name] = weights[name], spare
+        for before, after in ((older, weights), (older.casts, weights.casts)):
+            for name, spare in before.items():
+                spare.copy_(after[name])
+                before[name], after[name] = after[name], spare
         return result
 
     def _run(self, ctx, weights, under_way, before, stage, kind, k, is_ahead):

@@ -144,12 +144,30 @@ def normal(at, seed):
     return torch.sqrt(-2.0 * torch.log(radius)) * torch.cos(2.0 * math.pi * angle)
 
 
+class Weights(dict):
+    """
+    This rank's pieces of weights by full name, and `casts`, those of the weights of which casts are kept from step to
+    step. An update replaces both; who replaces weights in another way calls `renew_casts`.
+    """
+
+    def __init__(self, weights):
+        super().__init__(weights)
+        kept = {name: WEIGHTS[name].cast for name in self if WEIGHTS[name].cast}
+        self.casts = {name: torch.empty_like(self[name], dtype=dtype) for name, dtype in kept.items()}
+        self.renew_casts()
+
+    def renew_casts(self):
+        """Make the casts of the weights, in place."""
+        for name, cast in self.casts.items():
+            cast.copy_(self[name])
+
+
 def init_weights(ctx, seed=0):
-    """Return {full name: this rank's piece} of the initial weights; weights pinned to other ranks are left out."""
+    """Return the Weights of this rank, with initial values; weights pinned to other ranks are left out."""
     here = {name: spec for name, spec in WEIGHTS.items() if ctx.at(pins(spec))}
     if ctx.device.type == "cuda":
-        return {name: own_initial(ctx, name, spec, seed) for name, spec in here.items()}
-    return {name: piece(ctx, initial(name, spec, seed), spec) for name, spec in here.items()}
+        return Weights({name: own_initial(ctx, name, spec, seed) for name, spec in here.items()})
+    return Weights({name: piece(ctx, initial(name, spec, seed), spec) for name, spec in here.items()})
 
 
 def init_moments(weights):

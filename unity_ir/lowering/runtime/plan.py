@@ -17,6 +17,7 @@ class Spec:
     roles: tuple[int | str, ...]
     below: int | None = None
     time: int | None = None
+    cast: torch.dtype | None = None
 
 
 NAME = ""

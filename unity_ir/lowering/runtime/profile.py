@@ -155,7 +155,7 @@ class Profile:
 
 
 def held_bytes(variables):
-    """Return the bytes of the tensors in a dict, also in dicts and tuples in it; shared memory counts once."""
+    """Return the bytes of the tensors in a dict, in dicts, Weights and tuples in it, too; shared memory counts once."""
     memories, todo = {}, list(variables.values())
     while todo:
         value = todo.pop()
@@ -164,7 +164,7 @@ def held_bytes(variables):
         elif isinstance(value, Pending):
             todo += value.holds
         elif isinstance(value, dict):
-            todo += value.values()
+            todo += (*value.values(), *getattr(value, "casts", {}).values())
         elif isinstance(value, (tuple, list)):
             todo += value
     return sum(memories.values())

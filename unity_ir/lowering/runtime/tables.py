@@ -21,9 +21,10 @@ from unity_ir.lowering.runtime.recipe import hyperparameters
 @dataclass(frozen=True)
 class WeightTable:
     """
-    Weights of one element type: `rows` has for each its address, its gradient's and its state's, its number of elements
-    and its group, int64 [weights, ..]; `blocks` has the row, and the number in it, of each `block` elements, int32
-    [blocks, 2]. All addresses and sizes are multiples of 16 if it `is_aligned`. `examples` are the tensors of a row.
+    Weights of one element type: `rows` has for each its address, its gradient's and its state's, its cast's if casts
+    are kept (0: this one has none), its number of elements and its group, int64 [weights, ..]; `blocks` has the row,
+    and the number in it, of each `block` elements, int32 [blocks, 2]. All addresses and sizes are multiples of 16 if it
+    `is_aligned`. `examples` are the tensors of a row.
     """
 
     rows: torch.Tensor
@@ -36,9 +37,16 @@ class WeightTable:
 def weight_tables(weights, grads, moments, block):
     """Return the WeightTables of weights by name, given gradients and state: one for each combination of types."""
     group_of, found = _groups(tuple(OPTIMIZER[1].items()))[0], {}
+    has_casts = any(spec.cast for spec in WEIGHTS.values())
     for name, weight in weights.items():
         tensors = (weight, grads[name], *moments.get(name, ()))
-        row = (*[x.data_ptr() for x in tensors], weight.numel())
+        addresses = [x.data_ptr() for x in tensors]
+        if has_casts:
+            cast = weights.casts.get(name)
+            addresses.append(0 if cast is None else cast.data_ptr())
+            # A weight that has none shares a launch with those that have one.
+            tensors = (*tensors, next(iter(weights.casts.values()), weight) if cast is None else cast)
+        row = (*addresses, weight.numel())
         # What a bucket's collective returns may be at any place of a larger tensor.
         alike = (*[x.dtype for x in tensors], functools.reduce(operator.or_, row) % 16 == 0)
         if row[-1]:

@@ -68,6 +68,7 @@ def read_weights(ctx, weights, path):
             fail(f"{path}: {name} is {list(found.shape)}, {found.dtype}; it must be {list(spec.shape)}, {spec.dtype}")
         if name in weights:
             weights[name].copy_(piece(ctx, found.to(spec.dtype), spec))
+    weights.renew_casts()
 
 
 def write_weights(ctx, weights, path, tables=()):

@@ -189,7 +189,7 @@ class _Parts:
         what all stages do alike.
         """
         match instruction:
-            case Leaf("input" | "weight"):
+            case Leaf("input" | "weight" | "cast"):
                 return True
             case TimeStep(_, _, "reuse"):
                 return True
