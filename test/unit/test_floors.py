@@ -26,6 +26,7 @@ FLOORS = [
     {"lowering"},
     {"passes"},
     {"universe"},
+    {"api"},
     {"tools"},
 ]
 """From the ground up."""
