@@ -1,4 +1,9 @@
 """
-What the command lines share: reading modules and graphs (`modules.py`, `graphs.py`, `source.py`), checking options of
-passes and targets (`options.py`), pricing a plan (`stats.py`), and writing files (`files.py`).
+Plan and train from Python: what the command lines do, for scripts of one's own (docs/api.md).
+
+`plan` and `load` give a `Plan` (`plans.py`): a module of xDSL, changed by the passes of the command line, which is read
+from a model or a PyTorch module (`source.py`), or a text (`modules.py`). `options.py` checks what is asked of
+passes and targets, `stats.py` prices a plan, `diff.py` compares two. Errors are `UnityError`.
+
+Importing this package imports no PyTorch; models from there and programs do.
 """

@@ -31,7 +31,6 @@ from xdsl.utils.exceptions import (
 )
 from xdsl.xdsl_opt_main import xDSLOptMain
 
-from unity_ir import __version__
 from unity_ir.api.files import staged_files, write_files
 from unity_ir.api.options import check_arguments, mixed_precision_options, search_options, seconds, with_settings
 from unity_ir.api.read_text import as_xdsl, check_structure, read_module
@@ -40,6 +39,7 @@ from unity_ir.errors import UnityError
 from unity_ir.tools.command_line import Once, outcome
 from unity_ir.tools.opt_arguments import add_arguments, check_repeated, expanded, usage_error
 from unity_ir.tools.opt_help import add_help
+from unity_ir.version import __version__
 
 if TYPE_CHECKING:
     from unity_ir.frontends.torch import Imported
