@@ -20,13 +20,15 @@ from unity_ir.version import __version__
 if TYPE_CHECKING:
     from unity_ir.api.plans import Plan, load, plan
     from unity_ir.api.stats import Stats
+    from unity_ir.api.step import Step
 
-__all__ = ["Plan", "Stats", "UnityError", "__version__", "load", "plan"]
+__all__ = ["Plan", "Stats", "Step", "UnityError", "__version__", "load", "plan"]
 
 _FROM = {
     "Plan": "unity_ir.api.plans",
     "load": "unity_ir.api.plans",
     "Stats": "unity_ir.api.stats",
+    "Step": "unity_ir.api.step",
 }
 """The module of each name that is imported when it is first used."""
 

@@ -28,9 +28,11 @@ from unity_ir.api.source import Source, file_source, source_of
 from unity_ir.errors import UnityError
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from unity_ir.api.stats import Stats
+    from unity_ir.api.step import Step
     from unity_ir.frontends.torch import Imported
     from unity_ir.machine import Machine
     from unity_ir.pcg.graph import Graph
@@ -161,6 +163,34 @@ class Plan:
         with faults(self._source.name, module), as_xdsl("written by -t triton"):
             TritonTarget.from_spec(spec).emit(new_context(), module, out)
         return out.getvalue()
+
+    def program(
+        self,
+        weights: nn.Module | Mapping[str, torch.Tensor] | str | Path | None = None,
+        *,
+        seed: int = 0,
+        backend: str | None = None,
+        **options: Option,
+    ) -> Step:
+        """
+        Join the ranks, and return the plan's program as a step to call in a training loop: `loss = step(batch)`. Every
+        rank calls this, with the same plan; `torchrun` starts as many as the machine has devices.
+
+        `weights` are what training starts from: a module, its state dict (whole tensors by name), or a safetensors
+        file; by default those of the module that was planned or, of a model without weights, random ones by `seed`.
+        `backend` is `nccl` or `gloo`, by default that of the process group, if there is one, or by whether there are
+        GPUs. `options` are those of `emit`; by default kernels are Triton's with GPUs, else PyTorch's, and the program
+        can evaluate.
+        """
+        import torch
+
+        from unity_ir.api.step import Model, start
+
+        kernels = "triton" if torch.cuda.is_available() else "torch"
+        text = self.program_text(**{"kernels": kernels, "evaluate": True, **options})
+        own = None if self.imported is None else {**self.imported.weights, **self.imported.tables}
+        inputs = tuple(node.name for node in self.graph.inputs)
+        return start(Model(self.name, inputs, text, own), weights, seed, backend)
 
 
 def plan(
