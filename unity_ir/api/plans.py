@@ -25,7 +25,7 @@ from unity_ir.api.options import (
 )
 from unity_ir.api.read_text import as_xdsl
 from unity_ir.api.source import Source, file_source, source_of
-from unity_ir.errors import UnityError
+from unity_ir.errors import UnityError, not_installed
 
 if TYPE_CHECKING:
     import torch
@@ -182,10 +182,15 @@ class Plan:
         GPUs. `options` are those of `emit`; by default kernels are Triton's with GPUs, else PyTorch's, and the program
         can evaluate.
         """
-        import torch
+        try:
+            import torch
 
-        from unity_ir.api.step import Model, start
-
+            from unity_ir.api.step import Model, start
+        except ModuleNotFoundError as error:
+            missing = not_installed(error)
+            if missing is None:
+                raise
+            raise missing from error
         kernels = "triton" if torch.cuda.is_available() else "torch"
         text = self.program_text(**{"kernels": kernels, "evaluate": True, **options})
         own = None if self.imported is None else {**self.imported.weights, **self.imported.tables}
