@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from extent import ALL
+from extent import ALL, sample
 from ranks import Ranks, of_step, own_loop
 from torch import nn
 
@@ -50,15 +50,15 @@ def test_a_script_takes_a_plan_in_ten_lines():
     assert 0 < len(changed) <= 10
 
 
+WAYS: dict[str, dict[str, Any]] = {
+    "fsdp": {"machine": "box:2", "search": "fsdp"},
+    "tensor parallel": {"machine": "box:4", "degrees": "tp=2,dp=2,zero=1", "micro_batches": 2},
+    "stages": {"machine": "box:4", "search": "data-parallel", "stages": 2, "micro_batches": 4},
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"machine": "box:2", "search": "fsdp"},
-        *([{"machine": "box:4", "degrees": "tp=2,dp=2,zero=1", "micro_batches": 2}] if ALL else []),
-    ],
-    ids=lambda how: str(how["machine"]),
-)
+@pytest.mark.parametrize("how", sample([*WAYS.values()], len(WAYS)), ids=sample([*WAYS], len(WAYS)))
 def test_losses_and_weights_are_those_of_plain_pytorch(ranks: Ranks, script: Any, how: dict[str, Any]):
     ids = torch.from_numpy(script.text())
     plan = ui.plan(script.CharGPT(), next(script.batches(ids, 0)), optimizer="adamw", **how)
@@ -107,6 +107,17 @@ def test_ranks_that_have_joined_train_save_go_on_and_refuse_alike(ranks: Ranks, 
         "Line: the ranks have different plans",
         "Line: this plan is for 7 ranks, not 2",
     ]
+
+
+@pytest.mark.skipif(not ALL, reason="a schedule of its own: make zoo")
+def test_a_pipeline_that_never_drains_goes_on_with_both_versions_of_its_weights(ranks: Ranks, tmp_path: Path):
+    torch.manual_seed(0)
+    module = Line()
+    how: dict[str, Any] = {"search": "data-parallel", "stages": 2, "micro_batches": 2, "schedule": "2bw"}
+    plan = ui.plan(module, torch.ones(8, 4), machine="box:2", **how)
+    weights = {name: x.numpy().copy() for name, x in module.state_dict().items()}
+    one, _ = ranks.run("", 2, of_step, model_of(plan, lr=0.05), weights, str(tmp_path / "checkpoints"))
+    assert one["again"] == one["next"]
 
 
 @pytest.mark.slow

@@ -186,9 +186,16 @@ class Step:
         named in `changed`. The learning rate `lr` is the caller's to set.
         """
         with self._open():
-            program, data = self._program, self._data
-            found = program.newest(self._context, folder)
-            self._steps = program.load(self._context, self._weights, self._moments, folder, tuple(changed), data.tables)
+            program, context = self._program, self._context
+            found = program.newest(context, folder)
+            state = context, self._weights, self._moments, folder, tuple(changed), self._data.tables
+            # What is loaded may have the weights of one step ago, which are the flight's.
+            flight, context.flight = context.flight, program.flight and program.flight()
+            try:
+                self._steps = program.load(*state)
+            except BaseException:
+                context.flight = flight
+                raise
             self._skipped = found[1].get("skipped", 0)
             self._forget_tables()
             return self._steps
@@ -270,12 +277,12 @@ class Step:
         tables.update(replaced)
         if self._data is not None:
             self._forget_tables()
+        self._context.flight = program.flight and program.flight()
 
     def _forget_tables(self) -> None:
-        """Cut tables anew, and compute the next batch with the weights as they are now."""
+        """Forget this rank's pieces of tables, which the next batch is to be computed with anew."""
         self._data.running.clear()
         self._data.kept.clear()
-        self._context.flight = self._program.flight and self._program.flight()
 
     def _pieces(self, batch: Batch) -> dict[str, torch.Tensor | None]:
         """Return this rank's pieces of a whole batch, and of tables, by name."""
