@@ -14,7 +14,7 @@ import torch
 from char_gpt import BATCH, LENGTH, CharGPT, text
 from torch import Tensor
 
-RATE, WARM_UP, EVERY = 3e-3, 5, 10
+RATE, WARM_UP, EVERY = 3e-3, 5, 5
 MASTER = int(os.environ.get("RANK", "0")) == 0
 
 

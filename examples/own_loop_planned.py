@@ -16,7 +16,7 @@ from torch import Tensor
 
 import unity_ir as ui
 
-RATE, WARM_UP, EVERY = 3e-3, 5, 10
+RATE, WARM_UP, EVERY = 3e-3, 5, 5
 MASTER = int(os.environ.get("RANK", "0")) == 0
 
 

@@ -127,5 +127,5 @@ def test_the_script_runs_under_torchrun(tmp_path: Path):
     command.append(str(EXAMPLES / "own_loop_planned.py"))
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\n") == 22
+    assert done.stdout.count("\n") == 24
     assert torch.load(tmp_path / "char_gpt.pt").keys()
