@@ -35,6 +35,7 @@ from published_rows import NO_LIMIT, ROWS, Published, Row, machine_of, published
 from rich.console import Console
 from rich.table import Table
 
+from unity_ir.api.options import mixed_precision_options, search_options
 from unity_ir.cost.lines import kernel_of_line, kernel_seconds
 from unity_ir.machine import Machine
 from unity_ir.machine.profile import Profile
@@ -48,7 +49,6 @@ from unity_ir.search import run
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.simulate.report import step_seconds
 from unity_ir.simulate.stages import simulate_stages
-from unity_ir.tools.opt_arguments import mixed_precision_options, search_options
 
 FUSED = {"all": PlanOptions(), "pointwise": PlanOptions(matmul="torch"), "none": PlanOptions(kernels="torch")}
 

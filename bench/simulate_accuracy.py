@@ -97,6 +97,7 @@ def prepare(file: Path, ranks: int, machine: str, folder: Path) -> tuple[float, 
     """
     from dataclasses import replace
 
+    from unity_ir.api.graphs import read_graphs
     from unity_ir.cost.plan import cost
     from unity_ir.lowering.emit.printer import emit
     from unity_ir.machine import load
@@ -106,7 +107,6 @@ def prepare(file: Path, ranks: int, machine: str, folder: Path) -> tuple[float, 
     from unity_ir.pcg.optimizer import Optimizer
     from unity_ir.plan.lower import lower
     from unity_ir.plan.plan import PlanOptions, plan_step
-    from unity_ir.tools.graphs import read_graphs
 
     on = load(machine)
     (plan,) = read_graphs(str(file))

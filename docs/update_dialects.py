@@ -9,6 +9,7 @@ from pathlib import Path
 from xdsl.ir import Attribute
 from xdsl.irdl import IRDLOperation, OptPropertyDef, OptRegionDef
 
+from unity_ir.dialects.certificate import BOUND, DERIVATION
 from unity_ir.dialects.convert import NAME, OPTIMIZER, PIPELINE, VIEW
 from unity_ir.dialects.imported import IMPORTED
 from unity_ir.dialects.machine import MACHINE
@@ -16,7 +17,6 @@ from unity_ir.dialects.pcg import COMPUTE_OPS, PARALLEL_OPS, PCG
 from unity_ir.dialects.spmd import EXCHANGES, SPMD, ExchangeOp, MoveOp
 from unity_ir.dialects.subst import SUBST
 from unity_ir.errors import UnityError
-from unity_ir.passes.search import BOUND, DERIVATION
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS, ParallelOperator, ParallelStep
 from unity_ir.pcg.reshard import move_kind
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, pinned_at

@@ -11,3 +11,15 @@ class UnityError(Exception):
 
 class UnityReport(UnityError):
     """Several errors of one kind found at once: a line that says so, then one line each."""
+
+
+EXTRAS = {"torch": "torch", "triton": "gpu"}
+"""Libraries that only some work needs, each with the extra of this package that installs it (pyproject.toml)."""
+
+
+def not_installed(error: ModuleNotFoundError) -> UnityError | None:
+    """Return an error that says how to install what was not found; None if it is no library of an extra."""
+    library = (error.name or "").partition(".")[0]
+    if library not in EXTRAS:
+        return None
+    return UnityError(f"{library} is not installed, which this needs; pip install 'unity-ir[{EXTRAS[library]}]'")

@@ -636,3 +636,67 @@ def copies(program: Any, names: list[str]) -> list[tuple[int, int, int, int]]:
     started.clear()
     program.forward_backward(ctx, weights, local)
     return [tuple(each) for each in started if any(each)]
+
+
+def own_loop(program: Any, folder: str, model: Any, options: dict[str, Any], steps: int) -> tuple[list[float], Any]:
+    """
+    Train by examples/own_loop_planned.py, in `folder`; return its losses, and weights as arrays. `model`, whose program
+    has been emitted with `options`, stands in for what the script plans, since every rank would import the compiler.
+    """
+    import importlib
+    from types import SimpleNamespace
+
+    from unity_ir.api.step import start
+
+    del program
+    sys.path.insert(0, folder)
+    try:
+        script = importlib.import_module("own_loop_planned")
+    finally:
+        sys.path.remove(folder)
+
+    def made(weights: Any, **given: Any) -> Any:
+        assert given == options
+        return start(model, weights, 0, None)
+
+    script.ui = SimpleNamespace(plan=lambda *arguments, **how: SimpleNamespace(program=made))
+    losses, weights = script.train(steps)
+    return losses, {name: x.numpy() for name, x in weights.items()}
+
+
+def of_step(program: Any, model: Any, weights: dict[str, Any], folder: str) -> dict[str, Any]:
+    """What a step on several ranks gives, and the messages of what it refuses; the process group is another's."""
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+
+    from unity_ir.api.step import start
+    from unity_ir.errors import UnityError
+
+    del program
+    rank, world = dist.get_rank(), dist.get_world_size()
+    state = {name: torch.from_numpy(x) for name, x in weights.items()}
+    rows = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 8, 4))).float()
+    found: dict[str, Any] = {"said": []}
+
+    def refused(call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except UnityError as error:
+            found["said"].append(str(error))
+
+    with start(model, state, 0, None) as step:
+        refused(lambda: step(rows[0] + rank))
+        found["losses"] = [float(step(x)) for x in rows]
+        step.save(folder)
+        found["state"] = {name: x.numpy() for name, x in step.state_dict().items()}
+        found["next"] = float(step(rows[0]))
+    with start(model, state, 0, None) as step:
+        found["steps"] = step.load(folder), step.steps
+        found["again"] = float(step(rows[0]))
+    from dataclasses import replace
+
+    refused(lambda: start(replace(model, text=model.text + f"# {rank}"), state, 0, None))
+    refused(lambda: start(replace(model, text=model.text.replace(f"WORLD = {world}", "WORLD = 7")), state, 0, None))
+    dist.barrier()  # the caller's process group is still there
+    return found

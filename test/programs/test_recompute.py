@@ -10,6 +10,7 @@ from models import machine
 from ranks import Ranks, check
 from zoo_plans import SIZES
 
+from unity_ir.api.options import search_options
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
@@ -21,7 +22,6 @@ from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import Plan, PlanOptions, plan_step
 from unity_ir.plan.program import Compute
 from unity_ir.search import run
-from unity_ir.tools.opt_arguments import search_options
 
 
 def model(name: str) -> Graph:

@@ -10,6 +10,7 @@ from pinned import pinned
 from staged import staged
 from zoo import SMALL
 
+from unity_ir.api.options import search_options
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.machine import Machine
 from unity_ir.pcg.differentiate import differentiate
@@ -26,7 +27,6 @@ from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Program
 from unity_ir.search import run
 from unity_ir.search.baselines.batch_dims import sample_dims
-from unity_ir.tools.opt_arguments import search_options
 
 _DECODER = {"batch": 8, "sequence": 4, "hidden": 16, "layers": 1, "vocabulary": 16}
 SIZES: dict[str, dict[str, int]] = {

@@ -11,7 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "unity_ir"
 
 FLOORS = [
-    {"errors", "messages", "budget"},
+    {"errors", "messages", "budget", "version"},
     {"interrupts"},
     {"tdl"},
     {"forms", "ops"},
@@ -26,6 +26,7 @@ FLOORS = [
     {"lowering"},
     {"passes"},
     {"universe"},
+    {"api"},
     {"tools"},
 ]
 """From the ground up."""

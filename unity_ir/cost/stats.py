@@ -126,17 +126,18 @@ def text(
         )
     if machine.devices > 1 and all(set(roles) == {REPEAT} for roles in plan.placement.assignments.values()):
         console.print(f"  devices        all {machine.devices} do the same work: 1 device is as fast")
+    above = gap(plan, bound, pipelines)
     if bound and pipelines is not None:
         waited, family = pipelines
         said = f"of {seconds_text(waited)} if every move is waited for, for any pipeline of {family}"
-        console.print(f"  bound          {seconds_text(bound)} {said}: gap {waited / bound - 1:.2%}", soft_wrap=True)
+        console.print(f"  bound          {seconds_text(bound)} {said}: gap {above:.2%}", soft_wrap=True)
     elif bound:
         if on_parts:
             said = "with everything on all devices; here branches are on parts, at once"
         elif any(r.again for r in plan.reshards):
             said = "that gathers weights once; here some are gathered again"
         else:
-            said = f"of this graph: gap {plan.time / bound - 1:.2%}"
+            said = f"of this graph: gap {above:.2%}"
         console.print(f"  bound          {seconds_text(bound)} of the time, for any placement {said}", soft_wrap=True)
     if simulated is not None:
         for least, where in _emitted_bounds(plan, simulated):
@@ -150,6 +151,22 @@ def text(
             console.print(f"  gradients      may differ at ties, by {', '.join(ties)}")
     console.print(_table(plan))
     return out.getvalue().rstrip() + "\n"
+
+
+def gap(plan: PlanCost, bound: float | None, pipelines: tuple[float, str] | None = None) -> float | None:
+    """
+    Return how far a plan's seconds, with every move waited for, are above the lower bound of its search, as a fraction.
+
+    Of a pipeline, `pipelines` begins with these seconds. None without a bound, and where it is of other plans: those
+    with everything on all devices, or that gather weights once.
+    """
+    if not bound:
+        return None
+    if pipelines is not None:
+        return pipelines[0] / bound - 1
+    if any(map(pins, plan.placement.assignments.values())) or any(r.again for r in plan.reshards):
+        return None
+    return plan.time / bound - 1
 
 
 def _emitted_bounds(plan: PlanCost, simulated: Simulated) -> list[tuple[float, str]]:

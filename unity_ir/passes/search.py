@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, make_dataclass
 from math import inf
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ArrayAttr, FloatAttr, ModuleOp, StringAttr, f64
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException
 
 from unity_ir import interrupts
 from unity_ir.budget import WORK, Budget
+from unity_ir.dialects.certificate import Certificate
 from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
 from unity_ir.dialects.machine import module_machine, set_machine
 from unity_ir.errors import UnityError
@@ -28,21 +29,12 @@ from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.strategy import OptionValue, option_types
 from unity_ir.search.with_stages import Asked, run_with_stages
 
-DERIVATION = "pcg.derivation"
-"""The function attribute that holds the rule applications from the source graph to the plan."""
-
-BOUND = "pcg.bound"
-"""The function attribute that holds the lower bound, in seconds, of all placements of the plan's graph."""
-
-FAMILY = "pcg.family"
-"""The function attribute that says of a pipeline which ones its lower bound is of."""
-
-WAITED = "pcg.waited"
-"""The function attribute that holds the seconds of a pipeline if all moves are waited for, as its bound has them."""
-
-
 UNIT = 1e9
 """Units of work per unit of the option `work` and of messages."""
+
+
+Shown = Callable[[str], AbstractContextManager[Progress | None]]
+"""The context in which the function of a name is searched: it gives the search a callback for its progress."""
 
 
 def _option_kinds() -> dict[str, type]:
@@ -101,6 +93,24 @@ class _Search(ModulePass):
     """An operator whose choice in the joint search, with the costs of alternatives, is printed to stderr."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
+        for name, result in self.results(op, _shown):
+            said = ending(result, name)
+            if said is not None:
+                tell(said)
+            if self.explain is not None:
+                try:
+                    print(explained(result, name, self.explain), file=sys.stderr)
+                except UnityError as error:
+                    raise PassFailedException(str(error)) from error
+
+    def results(self, op: ModuleOp, shown: Shown) -> Iterator[tuple[str, SearchResult]]:
+        """
+        Search for each pcg function of the module in turn; replace it, in place, and yield its name with what was
+        found. At the end record the machine. `shown(name)` is the context of a search, which gives it a callback for
+        progress, or None.
+
+        Raises `PassFailedException` without a machine or a plan, and for wrong options.
+        """
         from unity_ir.machine import load
 
         try:
@@ -111,12 +121,12 @@ class _Search(ModulePass):
                     "pcg-search: the machine is missing; add --machine=M, or machine.machine to the module"
                 )
             for func in pcg_functions(op):
-                graph = to_graph(func)
-                with _shown(func.sym_name.data) as progress, interrupts.searching():
+                graph, name = to_graph(func), func.sym_name.data
+                with shown(name) as progress:
                     result = self._run(graph, machine, optimizer, options, progress)
                 new = replace_function(func, result.graph)
-                new.attributes.update(_certificate(result))
-                self._tell(result, func.sym_name.data)
+                new.attributes.update(_certificate(result).attributes)
+                yield name, result
         except UnityError as error:
             raise PassFailedException(str(error)) from error
         if self.machine is not None:
@@ -167,25 +177,6 @@ class _Search(ModulePass):
                 raise UnityError(f"pcg-search: {name} is {value}; a budget is a number above 0")
         return Budget.of(self.seconds, WORK if self.work is None else self.work * UNIT)
 
-    def _tell(self, result: SearchResult, name: str) -> None:
-        if result.budget is not None and result.budget.ended:
-            which = "time" if result.budget.is_late else "work"
-            more = "seconds" if result.budget.is_late else "work"
-            tell(
-                f"pcg-search: the budget of {which} ended the search of @{name} after {result.explored} graphs and "
-                f"{result.budget.done / UNIT:.4g} of {result.budget.work / UNIT:.4g} units of work; its best plan so "
-                f"far stands; give it more {more} to go on"
-            )
-        elif result.interrupted:
-            tell(f"pcg-search: interrupted; the best plan so far stands for @{name}")
-        if self.explain is not None and result.waited is not None:
-            raise UnityError(f"pcg-search: @{name}'s plan is a pipeline, which explain does not know; use stages=1")
-        if self.explain is not None and result.joint is None:
-            raise UnityError(f"pcg-search: the plan of @{name} is not the search's but one by hand; leave out explain")
-        if self.explain is not None and result.joint is not None:
-            priced = result.of_micro_batch or result.cost
-            print(explain(result.joint, priced, self.explain), file=sys.stderr)
-
     def _options(self) -> dict[str, OptionValue]:
         """Return the options of the strategy that were given."""
         given = {name: getattr(self, name) for name in _option_kinds()}
@@ -202,28 +193,52 @@ Search: type[ModulePass] = make_dataclass(
 """The pass, with a field for each option of each strategy."""
 
 
-def _certificate(result: SearchResult) -> dict[str, ArrayAttr[StringAttr] | FloatAttr | StringAttr]:
-    """Return the function's attributes that tell how the plan was derived, and its lower bound."""
-    found: dict[str, ArrayAttr[StringAttr] | FloatAttr | StringAttr] = {}
-    if result.joint is not None or result.bound is not None or result.derivation:
-        found[DERIVATION] = ArrayAttr(StringAttr(str(step)) for step in result.derivation)
-    if result.bound is not None:
-        found[BOUND] = FloatAttr(result.bound, f64)
+def _certificate(result: SearchResult) -> Certificate:
+    """Return how the plan was derived, and its lower bound."""
+    is_derived = result.joint is not None or result.bound is not None or result.derivation
+    derivation = tuple(map(str, result.derivation)) if is_derived else None
+    pipelines = None if result.waited is None else (result.waited, result.family)
+    return Certificate(derivation, result.bound, pipelines)
+
+
+def ending(result: SearchResult, name: str) -> str | None:
+    """Return what ended the search of the function called `name` early, as a message; None if nothing did."""
+    if result.budget is not None and result.budget.ended:
+        which = "time" if result.budget.is_late else "work"
+        more = "seconds" if result.budget.is_late else "work"
+        return (
+            f"pcg-search: the budget of {which} ended the search of @{name} after {result.explored} graphs and "
+            f"{result.budget.done / UNIT:.4g} of {result.budget.work / UNIT:.4g} units of work; its best plan so "
+            f"far stands; give it more {more} to go on"
+        )
+    return f"pcg-search: interrupted; the best plan so far stands for @{name}" if result.interrupted else None
+
+
+def explained(result: SearchResult, name: str, operator: str) -> str:
+    """
+    Return the choice of an operator in what the joint search found for the function called `name`, with the costs of
+    alternatives, as text. Raises `UnityError` for a plan that is not of this search, and as `search.explain` does.
+    """
     if result.waited is not None:
-        found |= {FAMILY: StringAttr(result.family), WAITED: FloatAttr(result.waited, f64)}
-    return found
+        raise UnityError(f"pcg-search: @{name}'s plan is a pipeline, which explain does not know; use stages=1")
+    if result.joint is None:
+        raise UnityError(f"pcg-search: the plan of @{name} is not the search's but one by hand; leave out explain")
+    return explain(result.joint, result.of_micro_batch or result.cost, operator)
 
 
 @contextmanager
 def _shown(name: str) -> Generator[Progress | None]:
-    """Show progress on stderr while the `with` statement runs, if stderr is a terminal."""
+    """
+    Let signals end the search that the `with` statement runs; show its progress on stderr, if that is a terminal.
+    """
     if sys.stderr is None or not sys.stderr.isatty():
-        yield None
+        with interrupts.searching():
+            yield None
         return
     from rich.console import Console
 
     console = Console(stderr=True, markup=False)
-    with console.status(f"searching @{name}") as status:
+    with console.status(f"searching @{name}") as status, interrupts.searching():
 
         def progress(explored: int, best: float) -> None:
             status.update(f"searching @{name}: {explored} graphs, best {best * 1e6:.1f} us")

@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unity_ir import __version__
 from unity_ir.errors import UnityError
 from unity_ir.sweep.grid import Point, key_of
 from unity_ir.sweep.point import Answer, answer_from
+from unity_ir.version import __version__
 
 
 class Store:

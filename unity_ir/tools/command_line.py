@@ -16,7 +16,7 @@ from traceback import extract_tb
 from typing import Any, NoReturn
 
 from unity_ir import interrupts
-from unity_ir.errors import UnityError, UnityReport
+from unity_ir.errors import UnityError, UnityReport, not_installed
 from unity_ir.messages import one_line, tell
 
 TRACEBACK = "UNITY_IR_TRACEBACK"
@@ -93,12 +93,23 @@ def outcome(tool: str, work: Callable[[], int], interrupted: str = "interrupted"
         tell(f"{tool}: {error.object[error.start : error.end]!a} is no text that can be written; take it out")
     except OSError as error:
         tell(f"{error.filename!s}: {error.strerror}" if error.filename else f"{tool}: {error.strerror or error}")
+    except ModuleNotFoundError as error:
+        missing = not_installed(error)
+        if missing is None:
+            return _bug(tool, error)
+        tell(f"{tool}: {missing}")
     except MemoryError:
         tell(f"{tool}: out of memory; give it a smaller model, or more")
     except Exception as error:
-        if os.environ.get(TRACEBACK):
-            raise
-        tell(f"{tool}: internal error: {_described(error)}; set {TRACEBACK}=1 to see where, and please report it")
+        return _bug(tool, error)
+    return 1
+
+
+def _bug(tool: str, error: Exception) -> int:
+    """Say where an exception that is a bug was raised, and return exit code 1; or raise it, if `TRACEBACK` is set."""
+    if os.environ.get(TRACEBACK):
+        raise error
+    tell(f"{tool}: internal error: {_described(error)}; set {TRACEBACK}=1 to see where, and please report it")
     return 1
 
 

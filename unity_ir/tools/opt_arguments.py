@@ -1,15 +1,12 @@
-"""Define the command line of `unity-opt`, and check the options of passes, targets and searches."""
+"""Define the command line of `unity-opt`."""
 
 from __future__ import annotations
 
 from argparse import Action, ArgumentParser
 from collections.abc import Sequence
-from dataclasses import fields
-from math import inf
-from types import NoneType
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import NoReturn
 
-from xdsl.utils.arg_spec import ArgSpec, PipelineLexer, SpecTokenKind
+from xdsl.utils.arg_spec import PipelineLexer, SpecTokenKind
 
 from unity_ir.errors import UnityError
 
@@ -167,119 +164,6 @@ def check_repeated(flag: str, text: str) -> None:
                 raise UnityError(f"unity-opt: {flag} {text}: {token.span.text} is given twice; leave one out")
             seen.add(key)
         previous = token.kind
-
-
-def check_arguments(given: str, spec: ArgSpec, kind: Any) -> None:
-    """
-    Raise `UnityError` unless the arguments in `spec` are fields of the dataclass `kind`, a pass or target, and have
-    their types.
-
-    `given`, the command line's option and its value, begins the message.
-    """
-    known = [field.name for field in fields(kind) if field.init and field.name != "name"]
-    hints = get_type_hints(kind)
-    for name, values in spec.parameters.items():
-        key = name.replace("-", "_")
-        if key not in known:
-            has = ", ".join(known) or "none"
-            raise UnityError(f"unity-opt: {given}: {spec.name} has no argument {name}; it has {has}")
-        types = set(get_args(hints[key]) or (hints[key],)) - {NoneType}
-        wanted = next((words for of, words in _KINDS if types == of), None)
-        if wanted is not None and len(values) == 1 and not isinstance(values[0], tuple(types)):
-            raise UnityError(f"unity-opt: {given}: {name} is {values[0]}; it must be {wanted}")
-
-
-_KINDS = (
-    ({bool}, "true or false"),
-    ({int}, "a whole number"),
-    ({float}, "a number with a decimal point"),
-    ({int, float}, "a number"),
-    ({str}, "a word"),
-)
-"""Names of argument types in error messages."""
-
-
-_COMMON = {
-    "optimizer": str,
-    "work": float,
-    "seconds": float,
-    "micro_batches": str,
-    "recompute": str,
-    "loss_pieces": str,
-    "stages": str,
-    "schedule": str,
-}
-"""Options of every search, with their types."""
-
-
-def search_options(text: str, flag: str = "--search") -> dict[str, str | int | float | bool]:
-    """
-    Parse the value of `--search` into options of the pass pcg-search: given `joint,optimizer=adam`, returns
-    `{"strategy": "joint", "optimizer": "adam"}`.
-
-    Raises `UnityError` for unknown options and wrong values, in a message that begins with `flag`, the option that the
-    user wrote; an unknown strategy is left for the search to refuse.
-    """
-    from unity_ir.search.strategy import all_strategies, option_types
-
-    name, *settings = text.split(",")
-    found: dict[str, str | int | float | bool] = {"strategy": name}
-    strategy = all_strategies().get(name)
-    kinds = _COMMON | ({} if strategy is None else option_types(strategy))
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        kind = kinds.get(key.replace("-", "_"))
-        if strategy is None:
-            continue  # the search says which there are
-        if not equals or kind is None:
-            raise UnityError(f"unity-opt: {flag}: {setting!a} is no option of {name}; it has {', '.join(kinds)}")
-        if key in found:
-            raise UnityError(f"unity-opt: {flag}: {key} is given twice; leave one out")
-        found[key] = _option(flag, key, kind, value)
-    return found
-
-
-def _option(flag: str, key: str, kind: type, value: str) -> str | int | float | bool:
-    if kind is bool:
-        if value not in ("true", "false"):
-            raise UnityError(f"unity-opt: {flag}: {key} is {value!a}; it must be true or false")
-        return value == "true"
-    try:
-        return kind(value)
-    except ValueError as error:
-        raise UnityError(f"unity-opt: {flag}: {key} is {value!a}; it must be a number") from error
-
-
-def mixed_precision_options(text: str) -> dict[str, str]:
-    """
-    Parse the value of `--mixed-precision` into options of the pass pcg-mixed-precision: given `bf16,reduce=f32`,
-    returns `{"type": "bf16", "reduce": "f32"}`. Raises `UnityError` for options other than `reduce`; types are left for
-    the pass to check.
-    """
-    dtype, *settings = text.split(",")
-    found = {"type": dtype}
-    for setting in settings:
-        key, equals, value = setting.partition("=")
-        if key != "reduce" or not equals:
-            raise UnityError(f"unity-opt: --mixed-precision: {setting!a} is no option of it; it has reduce")
-        if key in found:
-            raise UnityError(f"unity-opt: --mixed-precision: {key} is given twice; leave one out")
-        found[key] = value
-    return found
-
-
-def seconds(text: str) -> float:
-    """
-    Return `text`, the value of `--budget`, as a number of seconds. Raises `UnityError` unless it is a finite number
-    above 0.
-    """
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found < inf:
-        raise UnityError(f"unity-opt: --budget is {text!a}; it must be a number of seconds above 0")
-    return found
 
 
 def usage_error(message: str) -> NoReturn:

@@ -25,7 +25,6 @@ from time import monotonic
 from rich.console import Console
 from rich.table import Table
 
-from unity_ir import __version__
 from unity_ir.errors import UnityError
 from unity_ir.kernels.triton.launch import Compiled
 from unity_ir.lowering.emit.printer import emit
@@ -54,6 +53,7 @@ from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.search.run import run
 from unity_ir.search.strategy import all_strategies
 from unity_ir.tools.command_line import Parser, exit_code
+from unity_ir.version import __version__
 
 PLANS = ("data-parallel", "expert", "joint")
 TYPES = ("f32", "bf16")

@@ -13,14 +13,12 @@ import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from inspect import signature
 from io import BytesIO, StringIO
 from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, Any, TypeGuard
+from typing import IO, TYPE_CHECKING, Any
 
-from xdsl.dialects.builtin import ArrayAttr, FloatAttr, ModuleOp, StringAttr
-from xdsl.dialects.func import FuncOp
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Attribute
 from xdsl.passes import PassPipeline
 from xdsl.utils.arg_spec import parse_pipeline, parse_spec
@@ -33,28 +31,26 @@ from xdsl.utils.exceptions import (
 )
 from xdsl.xdsl_opt_main import xDSLOptMain
 
-from unity_ir import __version__
+from unity_ir.api.files import staged_files, write_files
+from unity_ir.api.options import check_arguments, mixed_precision_options, search_options, seconds, with_settings
+from unity_ir.api.read_text import as_xdsl, check_structure, read_module
+from unity_ir.api.text_errors import did_you_mean, name_operation, parse_error
 from unity_ir.errors import UnityError
 from unity_ir.tools.command_line import Once, outcome
-from unity_ir.tools.opt_arguments import (
-    add_arguments,
-    check_arguments,
-    check_repeated,
-    expanded,
-    mixed_precision_options,
-    search_options,
-    seconds,
-    usage_error,
-)
-from unity_ir.tools.opt_files import Kept, staged_files, write_files
+from unity_ir.tools.opt_arguments import add_arguments, check_repeated, expanded, usage_error
 from unity_ir.tools.opt_help import add_help
-from unity_ir.tools.opt_messages import did_you_mean, name_operation, parse_error
-from unity_ir.tools.read_text import as_xdsl, check_structure, read_module
+from unity_ir.version import __version__
 
 if TYPE_CHECKING:
     from unity_ir.frontends.torch import Imported
-    from unity_ir.machine import Machine
-    from unity_ir.pcg.graph import Graph
+
+
+class Kept(StringIO):
+    """String buffer that keeps its text when it is closed, as the driver does even after an error."""
+
+    def close(self) -> None:
+        """Do nothing, so that the text can be read after the driver closes the buffer."""
+        pass
 
 
 class UnityOpt(xDSLOptMain):
@@ -140,21 +136,18 @@ class UnityOpt(xDSLOptMain):
 
     def model_text(self) -> IO[bytes]:
         """Return the text (.pcg) of the graph of the model of the zoo that `--model` names, as a stream."""
-        from unity_ir.dialects.convert import from_graph
+        from unity_ir.api.source import module_of_graph
         from unity_ir.models import from_text
 
-        return BytesIO(str(ModuleOp([from_graph(from_text(self.args.model))])).encode())
+        return BytesIO(str(module_of_graph(from_text(self.args.model))).encode())
 
     def torch_text(self) -> IO[bytes]:
         """Import the model that `--from-torch` names from PyTorch; return the text (.pcg) of its graph, as a stream."""
-        from unity_ir.dialects.convert import from_graph
-        from unity_ir.dialects.imported import IMPORTED, origin_attribute
+        from unity_ir.api.source import module_of_imported
         from unity_ir.frontends.torch.load import from_text
 
         self.imported = from_text(self.args.from_torch)
-        function = from_graph(self.imported.graph)
-        function.attributes[IMPORTED] = origin_attribute(self.imported.origin)
-        return BytesIO(str(ModuleOp([function])).encode())
+        return BytesIO(str(module_of_imported(self.imported)).encode())
 
     def prepare_input(self) -> tuple[list[tuple[IO[bytes], int]], str]:
         """
@@ -213,7 +206,7 @@ class UnityOpt(xDSLOptMain):
         for spec in specs:
             if spec.name not in self.available_passes:
                 raise UnityError(f"unity-opt: unknown pass {spec.name}{did_you_mean(spec.name, self.available_passes)}")
-            check_arguments(f"-p {self.args.passes}", spec, self.available_passes[spec.name]())
+            check_arguments(f"unity-opt: -p {self.args.passes}", spec, self.available_passes[spec.name]())
         try:
             super().setup_pipeline()
         except ValueError as error:
@@ -221,26 +214,13 @@ class UnityOpt(xDSLOptMain):
         self.check_target()
         if self.args.search is not None:
             search: Any = self.available_passes["pcg-search"]()
-            options = {**search_options(self.args.search, asked_by), "explain": self.args.explain}
+            options: dict[str, Any] = search_options(self.args.search, f"unity-opt: {asked_by}")
             if self.args.budget is not None:
                 options["seconds"] = seconds(self.args.budget)
-            if self.args.micro_batches is not None:
-                if "micro_batches" in options:
-                    raise UnityError(f"unity-opt: {asked_by} and --micro-batches both say how many; leave one out")
-                options["micro_batches"] = self.args.micro_batches
-            if self.args.recompute is not None:
-                if "recompute" in options:
-                    raise UnityError(f"unity-opt: {asked_by} and --recompute both say what; leave one out")
-                options["recompute"] = self.args.recompute
-            if self.args.loss_pieces is not None:
-                if "loss_pieces" in options:
-                    raise UnityError(f"unity-opt: {asked_by} and --loss-pieces both say how many; leave one out")
-                options["loss_pieces"] = self.args.loss_pieces
-            for name, value in (("stages", self.args.stages), ("schedule", self.args.schedule)):
-                if value is not None:
-                    if name in options:
-                        raise UnityError(f"unity-opt: {asked_by} and --{name} both say which; leave one out")
-                    options[name] = value
+            settings = ("micro_batches", "recompute", "loss_pieces", "stages", "schedule")
+            given = {name: getattr(args, name) for name in settings}
+            options = with_settings(options, given, "unity-opt", asked_by, lambda name: f"--{name.replace('_', '-')}")
+            options["explain"] = self.args.explain
             if self.trains_with is not None:
                 if options.setdefault("optimizer", self.trains_with) != self.trains_with:
                     raise UnityError(
@@ -298,7 +278,7 @@ class UnityOpt(xDSLOptMain):
         factory: Any = self.available_targets[spec.name]
         if spec.parameters and not signature(factory).parameters:
             kind: Any = factory()
-            check_arguments(f"-t {self.args.target}", spec, kind)
+            check_arguments(f"unity-opt: -t {self.args.target}", spec, kind)
             try:
                 kind.from_spec(spec)
             except ValueError as error:
@@ -336,52 +316,28 @@ class UnityOpt(xDSLOptMain):
         if self.args.trace is not None or self.args.timeline is not None:
             self.pictures = self.draw(prog)
 
-    def machine(self, module: ModuleOp, graph: Graph) -> Machine:
-        """
-        Return the machine to price the function `graph` of `module` on: that of `--machine`, or else of the module.
-
-        Without either, it is a machine of one level (`box`) that has as many devices as the graph uses.
-        """
-        from unity_ir import machine
-        from unity_ir.dialects.machine import module_machine
-        from unity_ir.pcg.sharding import devices_of
-
-        said = machine.load(self.args.machine) if self.args.machine else module_machine(module)
-        return said or machine.load(f"box:{devices_of(graph)}")
-
     def print_plan(self, module: ModuleOp) -> None:
         """
         Print to stderr the plan of each pcg function's training step (`--print-plan`): kernels, collectives and waits.
         """
+        from unity_ir.api.stats import machine_of
         from unity_ir.dialects.convert import pcg_functions, to_graph
         from unity_ir.plan.listing import listing
         from unity_ir.plan.plan import plan_graph
 
         for func in pcg_functions(module):
             graph = to_graph(func)
-            print(listing(plan_graph(graph, self.machine(module, graph))), file=sys.stderr, end="")
+            print(listing(plan_graph(graph, machine_of(module, graph, self.args.machine))), file=sys.stderr, end="")
 
     def print_stats(self, module: ModuleOp) -> None:
         """Print to stderr what each pcg function of a module costs (`--stats`): time, memory and simulation."""
-        from unity_ir.cost import stats
-        from unity_ir.cost.plan import cost
-        from unity_ir.dialects.convert import pcg_functions, to_graph
+        from unity_ir.api.stats import stats_of
+        from unity_ir.dialects.convert import pcg_functions
         from unity_ir.pcg.optimizer import optimizer_of
-        from unity_ir.simulate.report import simulated
 
         for func in pcg_functions(module):
-            graph = to_graph(func)
-            if not graph.updates and self.trains_with is not None:
-                graph = replace(graph, optimizer=optimizer_of("unity-opt", self.trains_with, {}))
-            plan = cost(graph, self.machine(module, graph))
-            text = stats.text(
-                graph.name,
-                plan,
-                *_certificate(func),
-                simulated=simulated(graph, plan.machine),
-                pipelines=_pipelines(func),
-            )
-            print(text, file=sys.stderr)
+            optimizer = None if self.trains_with is None else optimizer_of("unity-opt", self.trains_with, {})
+            print(stats_of(module, func, self.args.machine, optimizer), file=sys.stderr)
 
     def draw(self, module: ModuleOp) -> Mapping[str, str]:
         """
@@ -390,6 +346,7 @@ class UnityOpt(xDSLOptMain):
 
         Raises `UnityError` for a lowered module, and for another number of functions.
         """
+        from unity_ir.api.stats import machine_of
         from unity_ir.dialects.convert import pcg_functions, to_graph
         from unity_ir.plan.plan import plan_graph
         from unity_ir.simulate.full import simulate
@@ -405,7 +362,7 @@ class UnityOpt(xDSLOptMain):
         if len(functions) != 1:
             raise UnityError(f"unity-opt: {flag} shows one function, but the module has {len(functions)}; split it")
         graph = to_graph(functions[0])
-        machine = self.machine(module, graph)
+        machine = machine_of(module, graph, self.args.machine)
         plan = plan_graph(graph, machine)
         if plan.pipeline is None:
             timeline = simulate(replay(plan, machine))
@@ -463,16 +420,11 @@ def _print_misfit(error: BaseException | None) -> None:
     Print to stderr the costs of the plan that a `DoesNotFit` error (too little memory) carries; do nothing for other
     errors and None.
     """
-    from unity_ir.cost import stats
+    from unity_ir.api.stats import priced
     from unity_ir.search.run import DoesNotFit
-    from unity_ir.simulate.report import simulated
 
     if isinstance(error, DoesNotFit):
-        graph, plan = error.result.graph, error.result.cost
-        print(
-            stats.text(graph.name, plan, simulated=simulated(graph, plan.machine)),
-            file=sys.stderr,
-        )
+        print(priced(error.result.graph, error.result.cost), file=sys.stderr)
 
 
 def _derivation_text(module: ModuleOp) -> str:
@@ -480,35 +432,14 @@ def _derivation_text(module: ModuleOp) -> str:
     Return the rule applications that searches have recorded on the functions of a module, as text: `@name`, then a line
     for each. Raises `UnityError` if there are none.
     """
+    from unity_ir.dialects.certificate import certificate_of
     from unity_ir.dialects.convert import pcg_functions
 
-    found = {func.sym_name.data: _certificate(func)[0] for func in pcg_functions(module)}
+    found = {func.sym_name.data: certificate_of(func).derivation for func in pcg_functions(module)}
     lines = [line for name, steps in found.items() if steps is not None for line in (f"@{name}", *steps)]
     if not lines:
         raise UnityError("unity-opt: --derivation-out, but no function has a derivation; add --search")
     return "\n".join(lines) + "\n"
-
-
-def _pipelines(func: FuncOp) -> tuple[float, str] | None:
-    """
-    Return (seconds if all moves are waited for, family of the bound) that a search has left of a pipeline; None of
-    other plans.
-    """
-    waited, family = func.attributes.get("pcg.waited"), func.attributes.get("pcg.family")
-    if not isinstance(waited, FloatAttr) or not isinstance(family, StringAttr):
-        return None
-    return waited.value.data, family.data
-
-
-def _certificate(func: FuncOp) -> tuple[list[str] | None, float | None]:
-    """Return the derivation and the bound that a search has left on a function."""
-    derivation, bound = func.attributes.get("pcg.derivation"), func.attributes.get("pcg.bound")
-    steps = [str(step.data) for step in derivation if isinstance(step, StringAttr)] if _is_array(derivation) else None
-    return steps, bound.value.data if isinstance(bound, FloatAttr) else None
-
-
-def _is_array(attribute: Attribute | None) -> TypeGuard[ArrayAttr[Attribute]]:
-    return isinstance(attribute, ArrayAttr)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from unity_ir import __version__
+from unity_ir.api.graphs import read_graphs
 from unity_ir.cost.plan import update_bytes, update_kernel
 from unity_ir.cost.time import Kernel
 from unity_ir.cost.work import applied, kernel_of, repeats
@@ -52,7 +52,7 @@ from unity_ir.search.layouts.operator_table import operator_table
 from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.run import run
 from unity_ir.tools.command_line import Parser, exit_code
-from unity_ir.tools.graphs import read_graphs
+from unity_ir.version import __version__
 
 if TYPE_CHECKING:
     from unity_ir.lowering.measure.operators import Job, OperatorJob

@@ -22,7 +22,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from unity_ir import __version__
 from unity_ir.errors import UnityError
 from unity_ir.rules.research.generate.report import rows, summary
 from unity_ir.rules.research.generate.run import GenerationReport, generate
@@ -31,6 +30,7 @@ from unity_ir.rules.text import rule_text
 from unity_ir.tools.command_line import Parser, exit_code
 from unity_ir.tools.import_rules import import_collection, import_options
 from unity_ir.tools.library_rules import SUBCOMMANDS as LIBRARY
+from unity_ir.version import __version__
 
 OPERATORS = "matmul,add,mul,relu,concat,split,transpose"
 """The operators of `generate` by default."""

@@ -20,7 +20,6 @@ from typing import Any
 
 from rich.console import Console
 
-from unity_ir import __version__
 from unity_ir.errors import UnityError
 from unity_ir.messages import tell
 from unity_ir.sweep.grid import Grid
@@ -31,6 +30,7 @@ from unity_ir.sweep.report import csv_text, json_text, table_of
 from unity_ir.sweep.run import How, check_how, sweep
 from unity_ir.sweep.store import Store
 from unity_ir.tools.command_line import Parser, exit_code
+from unity_ir.version import __version__
 
 
 class _Each(Action):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table as Shown
 
-from unity_ir import __version__
+from unity_ir.api.graphs import read_graphs
 from unity_ir.errors import UnityError
 from unity_ir.machine import load
 from unity_ir.machine.tuned import IMPLEMENTATIONS, Table, read_table
@@ -40,7 +40,7 @@ from unity_ir.plan.lower import lower
 from unity_ir.plan.program import Program
 from unity_ir.search.run import run
 from unity_ir.tools.command_line import Parser, exit_code
-from unity_ir.tools.graphs import read_graphs
+from unity_ir.version import __version__
 
 if TYPE_CHECKING:
     from unity_ir.lowering.measure.implementations import Measure, TuningTask

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from unity_ir import __version__
 from unity_ir.kernels.launchers import launcher
 from unity_ir.kernels.triton.expression import tdl_text
 from unity_ir.kernels.triton.launch import Compiled, Launcher
@@ -33,6 +32,7 @@ from unity_ir.pcg.origin import Origin
 from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import Compute, Fused, HaloExchange, Program, check_step
+from unity_ir.version import __version__
 
 _IMPORT_TRITON = """
 if not torch.cuda.is_available() or "gloo" in sys.argv or "--backend=gloo" in sys.argv:

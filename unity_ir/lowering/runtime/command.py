@@ -49,7 +49,7 @@ from unity_ir.lowering.runtime.recipe import (
     schedule_of,
 )
 from unity_ir.lowering.runtime.watch import guard
-from unity_ir.lowering.runtime.weights import read_tables, read_weights, write_weights
+from unity_ir.lowering.runtime.weights import check_running, read_tables, read_weights, write_weights
 
 # --- copied into the program from here on ---
 
@@ -357,9 +357,8 @@ def run(ctx, options):
         tables: dict = {}
         for file in filter(None, (options.tables, options.weights)):
             tables.update(dict(read_tables(file) or {}) if TABLES else {})
-        lost = [name for name in RUNNING if options.weights and name not in tables]
-        if lost:
-            fail_alike(f"{options.weights}: it has no running statistic {lost[0]!r}; a state dict of PyTorch has it")
+        if options.weights:
+            check_running(options.weights, tables)
         data = Data(options.data, seed, None if options.check and not tables else tables)
     if not options.check:
         return train(ctx, options, data, seed, folder, found[1].get("skipped", 0) if found else 0)

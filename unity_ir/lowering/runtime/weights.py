@@ -9,7 +9,7 @@ import torch
 from unity_ir.lowering.runtime.files import write_file
 from unity_ir.lowering.runtime.pieces import piece, whole
 from unity_ir.lowering.runtime.plan import COUNTERS, NAMES, RUNNING, TABLES, WEIGHTS
-from unity_ir.lowering.runtime.ranks import fail
+from unity_ir.lowering.runtime.ranks import fail, fail_alike
 
 # --- copied into the program from here on ---
 
@@ -36,18 +36,26 @@ def read_safetensors(path, names, what):
         from safetensors import safe_open
 
         with safe_open(path, "pt") as file:
-            there = set(file.keys())
-            called = {name: [n for n in (name, *_other_names(name)) if n in there] for name in names}
-            missing = [name for name in names if not called[name]]
-            if not missing:
-                found = {name: [file.get_tensor(n) for n in own] for name, own in called.items()}
-                apart = [n for n, own in found.items() if any(not torch.equal(own[0], other) for other in own[1:])]
-                if not apart:
-                    return {name: own[0] for name, own in found.items()}
-                fail(f"{path}: {' and '.join(called[apart[0]])} are one {what} here, but differ there")
+            return by_names(path, file.keys(), file.get_tensor, names, what)
     except Exception as e:  # as in names_in
         fail(f"cannot read {path}: {e}")
-    fail(f"{path}: it has no {what} {missing[0]!r}")
+
+
+def by_names(source, keys, get, names, what):
+    """
+    Return {name: tensor} of `names` from what has tensors by `keys`, which `get` returns: by the name, or a tied one.
+    End the run if one is missing, or differs from a tied one; the message begins with `source`, and calls it `what`.
+    """
+    there = set(keys)
+    called = {name: [n for n in (name, *_other_names(name)) if n in there] for name in names}
+    missing = [name for name in names if not called[name]]
+    if missing:
+        fail(f"{source}: it has no {what} {missing[0]!r}")
+    found = {name: [get(n) for n in own] for name, own in called.items()}
+    apart = [n for n, own in found.items() if any(not torch.equal(own[0], other) for other in own[1:])]
+    if apart:
+        fail(f"{source}: {' and '.join(called[apart[0]])} are one {what} here, but differ there")
+    return {name: own[0] for name, own in found.items()}
 
 
 def _other_names(name):
@@ -56,30 +64,59 @@ def _other_names(name):
 
 def read_tables(path):
     """Return the model's tables (inputs that no batch has, and counters) that a safetensors file has, by name."""
-    there = names_in(path)
-    return read_safetensors(path, [n for n in (*TABLES, *COUNTERS) if {n, *_other_names(n)} & there], "table")
+    return read_safetensors(path, tables_in(names_in(path)), "table")
+
+
+def tables_in(keys):
+    """Return the names of the model's tables that are there by these keys, their own or those of tied ones."""
+    return [n for n in (*TABLES, *COUNTERS) if not {n, *_other_names(n)}.isdisjoint(keys)]
+
+
+def check_running(source, tables):
+    """End the run unless `tables`, which come from `source` with the weights, have all running statistics."""
+    missing = [name for name in RUNNING if name not in tables]
+    if missing:
+        fail_alike(f"{source}: it has no running statistic {missing[0]!r}; a state dict of PyTorch has it")
 
 
 def read_weights(ctx, weights, path):
     """Set this rank's pieces of all weights in place from a file; end the run if shapes or kinds of number differ."""
-    for name, found in read_safetensors(path, WEIGHTS, "weight").items():
-        spec = WEIGHTS[name]
-        if tuple(found.shape) != spec.shape or found.dtype.is_floating_point != spec.dtype.is_floating_point:
-            fail(f"{path}: {name} is {list(found.shape)}, {found.dtype}; it must be {list(spec.shape)}, {spec.dtype}")
-        if name in weights:
-            weights[name].copy_(piece(ctx, found.to(spec.dtype), spec))
+    set_weights(ctx, weights, read_safetensors(path, WEIGHTS, "weight"), path)
+
+
+def set_weights(ctx, weights, found, source):
+    """
+    Set this rank's pieces of all weights in place from whole tensors by name; end the run before that if shapes or
+    kinds of number differ, with a message that begins with `source`.
+    """
+    for name, spec in WEIGHTS.items():
+        value = found[name]
+        if tuple(value.shape) != spec.shape or value.dtype.is_floating_point != spec.dtype.is_floating_point:
+            there = f"{list(value.shape)}, {value.dtype}"
+            fail(f"{source}: {name} is {there}; it must be {list(spec.shape)}, {spec.dtype}")
+    for name in weights:
+        weights[name].copy_(piece(ctx, found[name].to(WEIGHTS[name].dtype), WEIGHTS[name]))
     weights.renew_casts()
 
 
-def write_weights(ctx, weights, path, tables=()):
-    """Gather the weights; on rank 0, write them whole, with `tables`, to `path`, by all names of the state dict."""
+def whole_weights(ctx, weights, tables=(), everywhere=False):
+    """
+    Gather the weights; return them whole, with `tables`, by all names of the state dict: on rank 0, or `everywhere`.
+    All ranks call it.
+    """
     own = [name for name in tables if name in RUNNING or NAMES.get(name) == name]
     found = {name: tables[name].cpu().contiguous().clone() for name in own}
     for name, spec in WEIGHTS.items():
         value, _ = whole(ctx, weights.get(name), spec)
-        if ctx.rank == 0:
+        if everywhere or ctx.rank == 0:
             found[name] = value.cpu().contiguous().clone()
     found.update({name: found[of].clone() for name, of in NAMES.items() if of in found and name != of})
+    return found
+
+
+def write_weights(ctx, weights, path, tables=()):
+    """Gather the weights; on rank 0, write them whole, with `tables`, to `path`, by all names of the state dict."""
+    found = whole_weights(ctx, weights, tables)
     if ctx.rank == 0:
 
         def save(partial):

@@ -24,8 +24,8 @@ from xdsl.utils.exceptions import DiagnosticException, ParseError, VerifyExcepti
 from xdsl.utils.lexer import Input, Token
 from xdsl.utils.mlir_lexer import MLIRLexer, MLIRToken, MLIRTokenKind, StringLiteral
 
+from unity_ir.api.text_errors import check_strings
 from unity_ir.errors import UnityError
-from unity_ir.tools.opt_messages import check_strings
 
 
 class _Lexer(MLIRLexer):

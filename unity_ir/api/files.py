@@ -5,18 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from errno import EISDIR
-from io import StringIO
+from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from unity_ir.errors import UnityError
-
-
-class Kept(StringIO):
-    """String buffer that keeps its text when it is closed, as the driver does even after an error."""
-
-    def close(self) -> None:
-        """Do nothing, so that the text can be read after the driver closes the buffer."""
-        pass
 
 
 def staged_files(texts: Mapping[str, str]) -> dict[str, str]:
@@ -75,3 +67,14 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write one file, whole or not at all. Raises `UnityError` if it cannot be written."""
+    texts = {str(path): text}
+    staged = staged_files(texts)
+    try:
+        write_files(texts, staged)
+    finally:
+        for left in staged.values():
+            os.unlink(left)

@@ -1,0 +1,118 @@
+"""Say how two plans differ: what an iteration takes, and which operators and weights are divided otherwise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
+
+from unity_ir.api.stats import Stats
+from unity_ir.cost.plan import cost
+from unity_ir.cost.stats import WIDTH, bytes_text, divided, seconds_text
+from unity_ir.machine import Machine
+from unity_ir.messages import printable
+from unity_ir.pcg.graph import Graph
+
+NOTHING = "-"
+"""What stands for an operator that a plan does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A plan to compare: its placed graph, its machine, and what an iteration takes."""
+
+    graph: Graph
+    machine: Machine
+    stats: Stats
+
+
+def diff(before: Compared, after: Compared) -> str:
+    """
+    Return how the plan `after` differs from `before`, as text: a table of what an iteration takes, then a line for each
+    kind of operator or weight that is divided otherwise, with how many there are.
+
+    Operators are matched in order, by kind and name, as the plans may be of graphs that were rewritten differently; one
+    that only one of them has is `-` in the other. Numbers in names of weights are `*`, so that layers are one line.
+    """
+    out = StringIO()
+    console = Console(file=out, width=WIDTH, highlight=False, color_system=None, emoji=False, markup=False)
+    heads = [f"@{printable(plan.graph.name)} on {plan.machine.name}" for plan in (before, after)]
+    console.print(_figures(before, after, heads))
+    rows = _rows(before, after)
+    if not rows:
+        console.print("all operators and weights are divided alike")
+        return out.getvalue().rstrip() + "\n"
+    table = _table("divided by", "before", "after", "how many")
+    for (label, one, other), count in rows.items():
+        table.add_row(label, one, other, str(count))
+    console.print()
+    console.print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if heading in ("change", "how many") else "left", no_wrap=i == 0)
+    return table
+
+
+def _figures(before: Compared, after: Compared, heads: list[str]) -> Table:
+    """Return the table of what an iteration of each plan takes, and how much more the second takes."""
+    one, other = before.stats, after.stats
+    table = _table("", *heads, "change")
+    pairs: list[tuple[str, float, float, Callable[[float], str]]] = [
+        ("simulated", one.seconds, other.seconds, seconds_text),
+        ("all waited for", one.waiting, other.waiting, seconds_text),
+        ("compute", one.compute, other.compute, seconds_text),
+        ("communication", one.communication, other.communication, seconds_text),
+        ("peak", one.peak, other.peak, _size),
+        *((what, size, other.memory.get(what, 0), _size) for what, size in one.memory.items()),
+        ("kernels", one.launches, other.launches, str),
+        ("collectives", one.collectives, other.collectives, str),
+    ]
+    for name, a, b, text in pairs:
+        change = "" if text(a) == text(b) else f"{b / a - 1:+.1%}" if a else "new"
+        table.add_row(name, text(a), text(b), change)
+    return table
+
+
+def _size(count: float) -> str:
+    return bytes_text(round(count))
+
+
+def _rows(before: Compared, after: Compared) -> dict[tuple[str, str, str], int]:
+    """Return, for each kind of operator with how each plan divides it, how many there are; those alike are left out."""
+    one, other = list(_layouts(before)), list(_layouts(after))
+    found: dict[tuple[str, str, str], int] = {}
+    matcher = SequenceMatcher(None, [key for key, _, _ in one], [key for key, _, _ in other], autojunk=False)
+    for tag, a, a_end, b, b_end in matcher.get_opcodes():
+        if tag == "equal":
+            pairs = [(label, x, y) for (_, label, x), (_, _, y) in zip(one[a:a_end], other[b:b_end], strict=True)]
+        else:
+            pairs = [(label, x, NOTHING) for _, label, x in one[a:a_end]]
+            pairs += [(label, NOTHING, y) for _, label, y in other[b:b_end]]
+        for row in pairs:
+            if row[1] != row[2]:
+                found[row] = found.get(row, 0) + 1
+    return found
+
+
+def _layouts(plan: Compared) -> Iterator[tuple[str, str, str]]:
+    """
+    Yield (key, label, how it is divided) of each input, weight and operator of a plan, in order: `weight h.0.w` has the
+    label `weight h.*.w`, and `matmul` is both key and label of all products.
+    """
+    placement = cost(plan.graph, plan.machine).placement
+    for value, layout in placement.layouts.items():
+        node = value.node
+        if node.is_parallel or value.index:
+            continue
+        key = f"{node.op} {printable(node.name)}" if node.op in ("input", "weight") else node.op
+        label = re.sub(r"\d+", "*", key) if node.op == "weight" else key
+        yield key, label, divided(placement.assignments.get(node, layout), placement.mesh)

@@ -1,0 +1,302 @@
+"""Search for a plan, read one, and say, compare, keep and emit it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from xdsl.dialects.func import FuncOp
+from xdsl.targets.mlir import MLIRTarget
+from xdsl.utils.arg_spec import ArgSpec
+
+from unity_ir.api.files import write_text
+from unity_ir.api.modules import faults, new_context, verify
+from unity_ir.api.options import (
+    Option,
+    check_arguments,
+    mixed_precision_options,
+    search_options,
+    seconds,
+    with_settings,
+)
+from unity_ir.api.read_text import as_xdsl
+from unity_ir.api.source import Source, file_source, source_of
+from unity_ir.errors import UnityError, not_installed
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from unity_ir.api.stats import Stats
+    from unity_ir.api.step import Step
+    from unity_ir.frontends.torch import Imported
+    from unity_ir.machine import Machine
+    from unity_ir.pcg.graph import Graph
+    from unity_ir.search.result import SearchResult
+
+Progress = Callable[[int, float], None]
+"""Called by a search with the number of graphs explored, and the seconds of the best plan so far."""
+
+
+class Plan:
+    """
+    A training step placed on a machine, as `plan` has found it or `load` has read it; nothing changes it.
+
+    Printed, it is its text. All methods raise `UnityError` where they cannot do what they are asked.
+    """
+
+    def __init__(self, source: Source, result: SearchResult | None = None):
+        from unity_ir.dialects.convert import pcg_functions
+
+        self._source, self._result = source, result
+        functions = pcg_functions(source.module)
+        if len(functions) != 1:
+            raise UnityError(f"{source.name}: a plan is one function of pcg operations, not {len(functions)}; split it")
+        self._function: FuncOp = functions[0]
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"<Plan of @{self.name} on {self.machine.name}>"
+
+    @property
+    def name(self) -> str:
+        """The name of the model's function."""
+        return self._function.sym_name.data
+
+    @cached_property
+    def text(self) -> str:
+        """The plan as text (`.pcg`): what `unity-opt` prints, and `load` reads."""
+        out = StringIO()
+        MLIRTarget().emit(new_context(), self._source.module, out)
+        return out.getvalue()
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The placed graph, on which this package's other parts work."""
+        from unity_ir.dialects.convert import to_graph
+
+        with faults(self._source.name, self._source.module):
+            return to_graph(self._function)
+
+    @cached_property
+    def machine(self) -> Machine:
+        """The machine that the plan is for: its devices, levels and links."""
+        from unity_ir.api.stats import machine_of
+
+        return machine_of(self._source.module, self.graph)
+
+    @cached_property
+    def stats(self) -> Stats:
+        """What an iteration takes: seconds, bytes, tokens per second (`stats.Stats`)."""
+        from unity_ir.api.stats import stats_of
+
+        with faults(self._source.name, self._source.module):
+            return stats_of(self._source.module, self._function)
+
+    @property
+    def note(self) -> str | None:
+        """What ended the search before it was done, Ctrl-C or its budget, as a message; None if nothing did."""
+        from unity_ir.passes.search import ending
+
+        return None if self._result is None else ending(self._result, self.name)
+
+    @property
+    def imported(self) -> Imported | None:
+        """What was imported from PyTorch, if the plan was made of a module in this process."""
+        return self._source.imported
+
+    def explain(self, operator: str) -> str:
+        """
+        Return why an operator is divided as it is, as text: its choice, and the best plan with every other one, as
+        `unity-opt --explain` prints it. `operator` is its name in the plan's text (`matmul1`), or its number from 1.
+
+        Only the search that has found a plan knows: raises `UnityError` for plans that were loaded, or made by hand.
+        """
+        from unity_ir.passes.search import explained
+
+        if self._result is None:
+            raise UnityError("explain: this plan was read, and what its search has looked at is gone; plan it anew")
+        return explained(self._result, self.name, operator)
+
+    def diff(self, other: Plan) -> str:
+        """Return how another plan differs from this one, as text: seconds, bytes, and what is divided otherwise."""
+        from unity_ir.api.diff import Compared, diff
+
+        return diff(*(Compared(plan.graph, plan.machine, plan.stats) for plan in (self, other)))
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan's text to a file, whole or not at all; `load` reads it."""
+        write_text(path, self.text)
+
+    def save_weights(self, path: str | Path) -> None:
+        """
+        Write the weights and tables of the PyTorch module that was planned to a safetensors file, from which programs
+        start: `unity-opt --weights-out`. Raises `UnityError` for other plans.
+        """
+        if self.imported is None:
+            raise UnityError("save_weights: this plan was not made of a PyTorch module here, so it has no weights")
+        try:
+            self.imported.save(path)
+        except OSError as error:
+            raise UnityError(f"{path}: {error.strerror or error}") from error
+
+    def emit(self, path: str | Path, **options: Option) -> None:
+        """
+        Write the plan's program to a file, whole or not at all: what `unity-opt -t triton` writes. `options` are those
+        of that target: `optimizer`, `lr`, `weight_decay`, `clip`, `groups`, .., `kernels="torch"`, `evaluate=True`.
+        """
+        write_text(path, self.program_text(**options))
+
+    def program_text(self, **options: Option) -> str:
+        """Return the text of the plan's program, as `emit` writes it."""
+        from unity_ir.passes.triton import TritonTarget
+
+        spec = ArgSpec("triton", {name: (value,) for name, value in options.items()})
+        check_arguments("emit", spec, TritonTarget)
+        out, module = StringIO(), self._source.module.clone()
+        with faults(self._source.name, module), as_xdsl("written by -t triton"):
+            TritonTarget.from_spec(spec).emit(new_context(), module, out)
+        return out.getvalue()
+
+    def program(
+        self,
+        weights: nn.Module | Mapping[str, torch.Tensor] | str | Path | None = None,
+        *,
+        seed: int = 0,
+        backend: str | None = None,
+        **options: Option,
+    ) -> Step:
+        """
+        Join the ranks, and return the plan's program as a step to call in a training loop: `loss = step(batch)`. Every
+        rank calls this, with the same plan; `torchrun` starts as many as the machine has devices.
+
+        `weights` are what training starts from: a module, its state dict (whole tensors by name), or a safetensors
+        file; by default those of the module that was planned or, of a model without weights, random ones by `seed`.
+        `backend` is `nccl` or `gloo`, by default that of the process group, if there is one, or by whether there are
+        GPUs. `options` are those of `emit`; by default kernels are Triton's with GPUs, else PyTorch's, and the program
+        can evaluate.
+        """
+        try:
+            import torch
+
+            from unity_ir.api.step import Model, start
+        except ModuleNotFoundError as error:
+            missing = not_installed(error)
+            if missing is None:
+                raise
+            raise missing from error
+        kernels = "triton" if torch.cuda.is_available() else "torch"
+        text = self.program_text(**{"kernels": kernels, "evaluate": True, **options})
+        own = None if self.imported is None else {**self.imported.weights, **self.imported.tables}
+        inputs = tuple(node.name for node in self.graph.inputs)
+        return start(Model(self.name, inputs, text, own), weights, seed, backend)
+
+
+def plan(
+    model: nn.Module | str | Path,
+    inputs: object = None,
+    loss: Callable[..., Any] | None = None,
+    *,
+    machine: str | None = None,
+    search: str | None = "joint",
+    degrees: str | None = None,
+    optimizer: str | None = None,
+    precision: str | None = None,
+    micro_batches: int | str | None = None,
+    recompute: str | None = None,
+    loss_pieces: int | str | None = None,
+    stages: int | str | None = None,
+    schedule: str | None = None,
+    budget: float | None = None,
+    profile: str | Path | None = None,
+    name: str | None = None,
+    progress: Progress | None = None,
+    **sizes: int | str,
+) -> Plan:
+    """
+    Search for the fastest plan of a model's training step on a machine, as `unity-opt` does with the options of the
+    same names.
+
+    `model` is a PyTorch module, with an example of its `inputs` (a tensor, a tuple of arguments, or a dict by name; a
+    whole batch of all ranks) and a `loss` that is called as `loss(outputs, *targets)`, the targets being the last
+    inputs; without one the module's first output is the loss. `name` is that of its graph, by default its class's. Or
+    it is the name of a model of the zoo, with `sizes` such as `batch=8, layers=2`; the path of a `.pcg` file; its text.
+
+    `machine` is a preset or a file: `dgx-h100:2`, `2gpu`, `cluster.toml`; `profile` a file of measurements of it.
+    `search` is a strategy, with options after it (`mcmc,seed=3`), or None for the plan that a text has already;
+    `degrees` makes the plan of a recipe instead: `tp=8,dp=4,zero=1`. `optimizer` is the one to train with (`adamw`),
+    whose state takes memory. `precision="bf16"` computes in bf16 with weights in f32. `micro_batches`, `recompute`,
+    `loss_pieces`, `stages` and `schedule` are as on the command line, where `auto` lets the search choose. `budget` is
+    in seconds, after which the best plan so far is taken, as after Ctrl-C (`Plan.note` says so). `progress` is called
+    with the number of graphs explored, and the seconds of the best plan so far.
+
+    Raises `UnityError` for options that are wrong or contradict each other, a model that cannot be imported, and a plan
+    that does not fit the devices' memory.
+    """
+    source = source_of(model, inputs, loss, name, sizes)
+    if precision not in (None, "f32"):
+        from unity_ir.passes.mixed_precision import MixedPrecision
+
+        options = mixed_precision_options(precision, "plan: precision")
+        with faults(source.name, source.module):
+            MixedPrecision(**options).apply(new_context(), source.module)
+    given: dict[str, Option | None] = {
+        "micro_batches": micro_batches,
+        "recompute": recompute,
+        "loss_pieces": loss_pieces,
+        "stages": stages,
+        "schedule": schedule,
+        "optimizer": optimizer,
+    }
+    asked_by = "search"
+    if degrees is not None:
+        if search not in (None, "joint"):
+            raise UnityError("plan: degrees and search each make the plan; leave one out")
+        asked_by, search = "degrees", ",".join(filter(None, ("degrees", degrees)))
+    if search is None:
+        said = {**given, "budget": budget, "machine": machine, "profile": profile}
+        extra = next((name for name, value in said.items() if value is not None), None)
+        if extra is not None:
+            raise UnityError(f"plan: {extra} is of a search; give search, or leave it out")
+        return Plan(source)
+    settings = with_settings(search_options(search, f"plan: {asked_by}"), given, "plan", asked_by)
+    if budget is not None:
+        settings["seconds"] = seconds(str(budget), "plan: budget")
+    if profile is not None:
+        if machine is None:
+            raise UnityError("plan: profile is of a machine's devices; give machine")
+        machine = f"{machine},profile={profile}"
+    return _searched(source, machine, settings, progress)
+
+
+def _searched(source: Source, machine: str | None, settings: Mapping[str, Option], progress: Progress | None) -> Plan:
+    """Run the pass pcg-search on the module, in place."""
+    from unity_ir.dialects.machine import module_machine
+    from unity_ir.passes.search import Search
+
+    if machine is None and module_machine(source.module) is None:
+        raise UnityError("plan: the machine is missing; give machine, such as dgx-h100:1")
+
+    def shown(name: str) -> AbstractContextManager[Progress | None]:
+        return nullcontext(progress)
+
+    made = cast(Any, Search)(machine=machine, **settings)
+    Plan(source)  # of one function
+    with faults(source.name, source.module), as_xdsl("planned"):
+        ((_, result),) = made.results(source.module, shown)
+        verify(source.module)
+    return Plan(source, result)
+
+
+def load(path: str | Path) -> Plan:
+    """
+    Read the plan in a file that `Plan.save` or `unity-opt -o` has written. Raises `UnityError` for wrong text, and if
+    the file cannot be read.
+    """
+    return Plan(file_source(path))

@@ -1,0 +1,111 @@
+"""Make the module to plan of what a caller names: a PyTorch module, a model of the zoo, a file, or text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xdsl.dialects.builtin import ModuleOp
+
+from unity_ir.api.graphs import SUFFIXES
+from unity_ir.api.modules import parsed, read_file
+from unity_ir.errors import UnityError
+from unity_ir.pcg.graph import Graph
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from unity_ir.frontends.torch import Imported
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module before any pass, and where it is from."""
+
+    name: str
+    """How messages call it: a file's name, a model's, or a PyTorch module's class."""
+    module: ModuleOp
+    imported: Imported | None = None
+    """What was imported from PyTorch."""
+
+
+def module_of_graph(graph: Graph) -> ModuleOp:
+    """Return a module of one function, the graph's."""
+    from unity_ir.dialects.convert import from_graph
+
+    return ModuleOp([from_graph(graph)])
+
+
+def module_of_imported(imported: Imported) -> ModuleOp:
+    """Return a module of one function, the imported graph's, which records where its weights are from."""
+    from unity_ir.dialects.convert import from_graph
+    from unity_ir.dialects.imported import IMPORTED, origin_attribute
+
+    function = from_graph(imported.graph)
+    function.attributes[IMPORTED] = origin_attribute(imported.origin)
+    return ModuleOp([function])
+
+
+def source_of(
+    model: nn.Module | str | Path,
+    inputs: object = None,
+    loss: Callable[..., Any] | None = None,
+    name: str | None = None,
+    sizes: Mapping[str, int | str] | None = None,
+) -> Source:
+    """
+    Return the module of `model`: a PyTorch module, with example `inputs` and a `loss` as `frontends.torch.from_torch`
+    takes them and the `name` of its graph; a model of the zoo, as `--model` names it, with `sizes` in place of its own;
+    the path of a file that ends in `.pcg` or `.mlir`; or text, which has several lines.
+
+    Raises `UnityError` where it is none of these, cannot be read or imported, and for arguments of another kind of
+    model.
+    """
+    sizes = dict(sizes or {})
+    if not isinstance(model, str | Path):
+        if sizes:
+            raise UnityError(f"plan: {next(iter(sizes))} is no argument of plan for a PyTorch module; leave it out")
+        return _torch_source(model, inputs, loss, name)
+    for argument, value in (("inputs", inputs), ("loss", loss), ("name", name)):
+        if value is not None:
+            raise UnityError(f"plan: {argument} is of a PyTorch module, which {str(model)[:60]!a} is not; leave it out")
+    text = str(model)
+    is_text = isinstance(model, str) and "\n" in model
+    if is_text or isinstance(model, Path) or text.endswith(SUFFIXES):
+        if sizes:
+            raise UnityError(f"plan: {next(iter(sizes))} is a size of a model of the zoo; leave it out")
+        return Source("<text>", parsed(text.encode(), "<text>")) if is_text else file_source(model)
+    from unity_ir.models import from_text
+
+    said = ",".join([text, *(f"{key}={value}" for key, value in sizes.items())])
+    return Source(said, module_of_graph(from_text(said)))
+
+
+def file_source(path: str | Path) -> Source:
+    """Return the module in a file. Raises `UnityError` for wrong text, and if the file cannot be read."""
+    try:
+        return Source(str(path), read_file(path))
+    except OSError as error:
+        raise UnityError(f"{path}: {error.strerror or error}") from error
+
+
+def _torch_source(module: object, inputs: object, loss: Callable[..., Any] | None, name: str | None) -> Source:
+    from torch import nn
+
+    from unity_ir.frontends.torch import from_torch
+
+    if not isinstance(module, nn.Module):
+        kinds = "a torch.nn.Module, the name of a model, a file or its text"
+        raise UnityError(f"plan: the model is {type(module).__name__}; it must be {kinds}")
+    if inputs is None:
+        raise UnityError("plan: inputs are missing; give an example of what the module is called with: a whole batch")
+    # The import puts the module into training mode.
+    modes = {child: child.training for child in module.modules()}
+    try:
+        imported = from_torch(module, inputs, loss, name)
+    finally:
+        for child, mode in modes.items():
+            child.training = mode
+    return Source(type(module).__name__, module_of_imported(imported), imported)

@@ -1,0 +1,348 @@
+"""
+Train by a plan in a loop of one's own: its program's functions, on this rank, with the state that they change.
+
+The program is the text that `Plan.emit` writes; its `main` is not called, and its parts are (`lowering/runtime`): the
+context of a rank, pieces of a batch, a step, the forward alone, weights by name, and checkpoints.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from unity_ir.api.program import as_errors, executed, forget
+from unity_ir.api.ranks import backend_of, leave
+from unity_ir.errors import UnityError
+
+Batch = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
+"""A whole batch: tensors by the names of the model's inputs, or in their order, or the only one."""
+
+Weights = nn.Module | Mapping[str, torch.Tensor] | str | Path
+"""What has whole weights, and tables, by name: a module, a state dict, or the path of a safetensors file."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a step needs to know of the plan that it runs."""
+
+    name: str
+    inputs: tuple[str, ...]
+    """The names of the model's inputs, in order."""
+    text: str
+    """The text of its program."""
+    own: Mapping[str, torch.Tensor] | None
+    """The weights and tables of the module that was planned, by name; None of other plans."""
+
+
+class Step:
+    """
+    A plan's training step on this rank. Called with a batch, it trains, and returns the loss.
+
+    Every rank calls each method with the same arguments: a batch is the **whole** batch, of which each rank takes its
+    pieces. Methods raise `UnityError` for a batch or state that does not fit the model, on all ranks alike, and the
+    process goes on. After `close` it can do nothing. It is its own context manager.
+    """
+
+    def __init__(self, model: Model, program: Any, context: Any, owns_ranks: bool, seed: int):
+        """Use `start`, which joins the ranks and sets the weights."""
+        self._model, self._program, self._context, self._owns_ranks = model, program, context, owns_ranks
+        self._seed, self._steps, self._skipped = seed, 0, 0
+        self._lr: float = program.OPTIMIZER[1]["lr"]
+        self._norm: float | None = None
+        self._batch: dict[str, torch.Tensor] = {}
+        self._compared = self._closed = False
+        self._locks: dict[Path, Any] = {}
+        self._weights: dict[str, torch.Tensor] = program.init_weights(context, seed)
+        self._moments: dict[str, tuple[torch.Tensor, ...]] = program.init_moments(self._weights)
+        self._data: Any = None
+
+    # Training
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        """
+        Train on a whole batch: one step of the optimizer at the learning rate `lr`. Return the loss of the batch before
+        it, a scalar on this rank's device, the same on all ranks.
+
+        The batch has the shapes of the plan's example; it is compared between the ranks in the first call. With `clip`,
+        a step whose gradient is not finite changes nothing but `skipped`.
+        """
+        with self._open():
+            pieces, t = self._pieces(batch), self._steps - self._skipped
+            program, norms = self._program, [0.0]
+
+            def before_update(pieces: object, loss: object, norm: float | None) -> None:
+                self._norm = norm
+                norms.append(0.0 if norm is None else norm)
+
+            rate = self._lr / program.OPTIMIZER[1]["lr"]
+            loss = program.step_on(self._context, self._weights, self._moments, pieces, t, rate, before_update)
+            self._steps += 1
+            if isfinite(norms[-1]):
+                self._data.trained()
+            else:
+                self._skipped += 1
+            return program.whole(self._context, loss, program.LOSS)[0]
+
+    def evaluate(self, batch: Batch) -> torch.Tensor:
+        """
+        Return the loss of a whole batch by the forward alone, without dropout, and with batch norms by their running
+        statistics; a scalar on this rank's device. Nothing changes, random numbers included.
+        """
+        with self._open():
+            program, context = self._program, self._context
+            if program.forward is None:
+                raise UnityError("evaluate: the program has no forward alone; make it with evaluate=True")
+            devices = [context.device] if context.device.type == "cuda" else []
+            with torch.random.fork_rng(devices):  # pyright: ignore[reportUnknownMemberType]
+                found = program.forward(context, self._weights, self._pieces(batch))
+            return program.whole(context, found[0] if program.COUNT else found, program.LOSS)[0]
+
+    @property
+    def lr(self) -> float:
+        """
+        The learning rate of the next step; set it from any schedule. Groups of weights that have their own go with it,
+        in proportion.
+        """
+        return self._lr
+
+    @lr.setter
+    def lr(self, rate: float) -> None:
+        if not 0 <= rate < inf:
+            raise UnityError(f"step: lr is {rate}; it must be a number from 0")
+        self._lr = float(rate)
+
+    @property
+    def steps(self) -> int:
+        """How many steps were done, those before a checkpoint that was loaded counted."""
+        return self._steps
+
+    @property
+    def skipped(self) -> int:
+        """How many of them changed nothing, as their gradient was not finite."""
+        return self._skipped
+
+    @property
+    def norm(self) -> float | None:
+        """The norm of the last step's gradient, before it was clipped; None without `clip`, and before a step."""
+        return self._norm
+
+    @property
+    def rank(self) -> int:
+        """This rank's number, from 0."""
+        return self._context.rank
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        return self._context.device
+
+    # State
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """
+        Return the weights, whole, on the CPU, on every rank, by the module's own names, tied ones under all of them;
+        and the running statistics: what `module.load_state_dict` takes.
+        """
+        with self._open():
+            tables = self._data.whole_tables(self._context)
+            return self._program.whole_weights(self._context, self._weights, tables, everywhere=True)
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """
+        Set the weights from whole tensors by name, and running statistics and other tables if they are there; the
+        optimizer's state stays. Names that the model does not have are ignored. Raises `UnityError` for weights that
+        are missing, or have another shape, and changes nothing then.
+        """
+        with self._open():
+            self._set(_detached(state), "state dict", self._data.tables)
+
+    def save(self, folder: str | Path, keep: int = 0) -> None:
+        """
+        Write a checkpoint into a folder: each rank its pieces of weights and the optimizer's state, and the counts of
+        steps. Any plan of the model on any number of ranks, and the command line's programs, can load it. Of older ones
+        all but the newest `keep` are removed (0: none).
+        """
+        with self._open():
+            path = Path(folder)
+            if path not in self._locks:
+                self._locks[path] = self._program.Locked(self._context, path)
+            tables = self._data.whole_tables(self._context)
+            state = self._context, self._weights, self._moments, self._steps, path, self._seed, keep, tables
+            self._program.save(*state, self._skipped)
+
+    def load(self, folder: str | Path, changed: Sequence[str] = ()) -> int:
+        """
+        Go on from the newest complete checkpoint in a folder: weights, the optimizer's state, counts, and the state of
+        random numbers. Return its number of steps. Hyperparameters must be those it was trained with, but for those
+        named in `changed`. The learning rate `lr` is the caller's to set.
+        """
+        with self._open():
+            program, context = self._program, self._context
+            found = program.newest(context, folder)
+            state = context, self._weights, self._moments, folder, tuple(changed), self._data.tables
+            # What is loaded may have the weights of one step ago, which are the flight's.
+            flight, context.flight = context.flight, program.flight and program.flight()
+            try:
+                self._steps = program.load(*state)
+            except BaseException:
+                context.flight = flight
+                raise
+            self._skipped = found[1].get("skipped", 0)
+            self._forget_tables()
+            return self._steps
+
+    def close(self) -> None:
+        """
+        Give up what the step holds: locks of folders, process groups, and the process group of all ranks, if it was
+        started for this step. All ranks call it; again, it does nothing.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        for lock in self._locks.values():
+            lock.release()
+        leave(self._context, self._owns_ranks)
+        forget(self._program)
+        self._weights, self._moments, self._data = {}, {}, None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self.close()
+
+    # Within
+
+    def _open(self):
+        if self._closed:
+            raise UnityError("step: it is closed; make another by Plan.program")
+        return as_errors(self._model.name)
+
+    def begin(self, weights: Weights | None) -> None:
+        """Set the weights and tables to start from, as `start` is asked to."""
+        with self._open():
+            program = self._program
+            tables: dict[str, torch.Tensor] = {}
+            if isinstance(weights, str | Path):
+                tables = dict(program.read_tables(weights)) if program.TABLES else {}
+                program.check_running(weights, tables)
+                program.read_weights(self._context, self._weights, weights)
+            elif weights is not None or self._model.own is not None:
+                self._set(self._found(weights), "weights", tables)
+                program.check_running("weights", tables)
+            elif program.IMPORTED:
+                program.fail_alike(
+                    "the model was imported with weights; give a module, its state dict, or a file of them"
+                )
+            missing = [n for n in program.TABLES if n not in tables and n not in program.RUNNING]
+            if missing:
+                program.fail_alike(
+                    f"the model has a constant {missing[0]!r}, which the weights do not have; plan the module here, or "
+                    "give the file of Plan.save_weights"
+                )
+            self._data = program.Data(None, self._seed, tables)
+            self._data.source, self._data.function = "batch", self._current
+
+    def _current(self, step: int) -> dict[str, torch.Tensor]:
+        """Return the batch of a call, in place of a function that makes that of each step."""
+        del step
+        return self._batch
+
+    def _found(self, weights: nn.Module | Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
+        """Return whole tensors by name; constants of the model are those it was planned with."""
+        own = dict(self._model.own or {})
+        if weights is None:
+            return own
+        if not isinstance(weights, nn.Module):
+            return own | _detached(weights)
+        # Tables may be buffers that are in no state dict.
+        buffers = dict(weights.named_buffers(remove_duplicate=False))
+        return own | _detached(buffers | dict(weights.named_parameters(remove_duplicate=False)))
+
+    def _set(self, state: Mapping[str, torch.Tensor], source: str, tables: dict[str, torch.Tensor]) -> None:
+        """Set weights in place, and `tables`, from what `state` has."""
+        program = self._program
+        found = program.by_names(source, state, state.__getitem__, program.WEIGHTS, "weight")
+        replaced = program.by_names(source, state, state.__getitem__, program.tables_in(state), "table")
+        program.set_weights(self._context, self._weights, found, source)
+        tables.update(replaced)
+        if self._data is not None:
+            self._forget_tables()
+        self._context.flight = program.flight and program.flight()
+
+    def _forget_tables(self) -> None:
+        """Forget this rank's pieces of tables, which the next batch is to be computed with anew."""
+        self._data.running.clear()
+        self._data.kept.clear()
+
+    def _pieces(self, batch: Batch) -> dict[str, torch.Tensor | None]:
+        """Return this rank's pieces of a whole batch, and of tables, by name."""
+        self._batch = self._named(batch)
+        if not self._compared:
+            sums = {name: _checksum(x) for name, x in self._batch.items()}
+            others: list[dict[str, int]] = self._program.from_all(sums)
+            apart = next((rank for rank, other in enumerate(others) if other != others[0]), None)
+            if apart is not None:
+                self._program.fail_alike(
+                    f"batch: ranks 0 and {apart} have different ones; give every rank the whole batch, by the same seed"
+                )
+            self._compared = True
+        try:
+            return self._data.pieces(self._context, self._steps)
+        finally:
+            self._batch = {}
+
+    def _named(self, batch: Batch) -> dict[str, torch.Tensor]:
+        names = [name for name in self._model.inputs if name not in self._program.TABLES]
+        if isinstance(batch, Mapping):
+            missing = [name for name in names if name not in batch]
+            if missing:
+                self._program.fail(f"batch: it has no {missing[0]!r}; it must have {', '.join(names)}")
+            return {name: batch[name] for name in names}
+        given = [batch] if isinstance(batch, torch.Tensor) else list(batch)
+        if len(given) != len(names):
+            self._program.fail(f"batch: it has {len(given)} tensors; it must have {', '.join(names)}")
+        return dict(zip(names, given, strict=True))
+
+
+def _detached(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    # A state dict may hold anything beside tensors.
+    return {name: x.detach() for name, x in state.items() if isinstance(cast(object, x), torch.Tensor)}
+
+
+def _checksum(x: torch.Tensor) -> int:
+    return zlib.crc32(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+
+
+def start(model: Model, weights: Weights | None, seed: int, backend: str | None) -> Step:
+    """
+    Execute the program of a model, join its ranks, and return its step, which starts from `weights`: see
+    `plans.Plan.program`.
+    """
+    if backend not in (None, "nccl", "gloo"):
+        raise UnityError(f"program: backend is {backend!a}; it must be nccl or gloo")
+    program = executed(model.text, model.name)
+    owns_ranks = not dist.is_initialized()
+    context = None
+    try:
+        with as_errors(model.name):
+            context = program.build(backend_of(backend))
+            texts: list[int] = program.from_all(zlib.crc32(model.text.encode()))
+            if len(set(texts)) > 1:
+                program.fail_alike("the ranks have different plans; plan with the same arguments, or load one plan")
+            step = Step(model, program, context, owns_ranks, seed)
+            step.begin(weights)
+            return step
+    except BaseException:
+        leave(context, owns_ranks)
+        forget(program)
+        raise

@@ -1,0 +1,61 @@
+"""Record in function attributes what a search says of its plan: how it was derived, and a lower bound."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from xdsl.dialects.builtin import ArrayAttr, FloatAttr, StringAttr, f64
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Attribute
+
+DERIVATION = "pcg.derivation"
+"""The function attribute that holds the rule applications from the source graph to the plan."""
+
+BOUND = "pcg.bound"
+"""The function attribute that holds the lower bound, in seconds, of all placements of the plan's graph."""
+
+FAMILY = "pcg.family"
+"""The function attribute that says of a pipeline which ones its lower bound is of."""
+
+WAITED = "pcg.waited"
+"""The function attribute that holds the seconds of a pipeline if all moves are waited for, as its bound has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """What a search says of its plan; fields that it does not have are None."""
+
+    derivation: tuple[str, ...] | None = None
+    """Rule applications, a text each."""
+    bound: float | None = None
+    """Lower bound in seconds of all placements; of a pipeline, of all that `pipelines` names."""
+    pipelines: tuple[float, str] | None = None
+    """Of a pipeline: its seconds if all moves are waited for, and which pipelines `bound` is of."""
+
+    @property
+    def attributes(self) -> dict[str, Attribute]:
+        """The attributes of a function with this certificate, by name."""
+        found: dict[str, Attribute] = {}
+        if self.derivation is not None:
+            found[DERIVATION] = ArrayAttr(map(StringAttr, self.derivation))
+        if self.bound is not None:
+            found[BOUND] = FloatAttr(self.bound, f64)
+        if self.pipelines is not None:
+            waited, family = self.pipelines
+            found |= {FAMILY: StringAttr(family), WAITED: FloatAttr(waited, f64)}
+        return found
+
+
+def certificate_of(func: FuncOp) -> Certificate:
+    """Return what a search has recorded on a function; attributes of another kind count as none."""
+    derivation, bound = func.attributes.get(DERIVATION), func.attributes.get(BOUND)
+    waited, family = func.attributes.get(WAITED), func.attributes.get(FAMILY)
+    steps = None
+    if isinstance(derivation, ArrayAttr):
+        parts = cast("ArrayAttr[Attribute]", derivation)
+        steps = tuple(step.data for step in parts if isinstance(step, StringAttr))
+    pipelines = None
+    if isinstance(waited, FloatAttr) and isinstance(family, StringAttr):
+        pipelines = waited.value.data, family.data
+    return Certificate(steps, bound.value.data if isinstance(bound, FloatAttr) else None, pipelines)
