@@ -6,20 +6,22 @@ What fusion cannot remove (`plan.groups` sees to these):
 - A contraction (matrix product, convolution, attention) is a kernel of its own, with pointwise operators after it at
   most: it reads its operands from memory.
 - A reduction or gather is in a kernel without contraction. Pointwise operators, and other reductions, may be fused with
-  it, so it reads a cut between its operands and what contractions and leaves made, and writes a cut between its results
-  and what contractions and updates read.
+  it if they read its results, make its operands, or, beside a sum of columns, read the same tensor. So it reads a cut
+  between its operands and what contractions and leaves made, and writes a cut between its results and what contractions
+  and updates read.
 
     t = matmul(x, w);  s = add(t, b);  y = norm(s)  ->  norm's kernel reads s or t, whichever is smaller
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import inf, prod
 
 from unity_ir.cost.work import computes_in, kind_of
+from unity_ir.forms.column_sums import is_column_sum
 from unity_ir.machine.device import Device
 from unity_ir.ops import operator, savings
 from unity_ir.ops.operator import Attributes, Shapes
@@ -133,14 +135,50 @@ class Floors:
         self._sources: dict[Value, float] = {}
         self._sinks: dict[tuple[Value, bool], float] = {}
         self._cuts()
+        self._bits = {node: 1 << number for number, node in enumerate(self.nodes)}
+        self._beyond: dict[Node, int] = {}
+        self._find_beyond()
         self.joined: dict[Node, Node] = {}
         for node in self.nodes:
             if not self.is_contraction(node):
                 for value in node.operands:
-                    if value.node in self.kinds and not self.is_contraction(value.node):
-                        self.joined[_root(self.joined, value.node)] = _root(self.joined, node)
+                    for other in (value.node, *self._beside(node, value)):
+                        if other in self.kinds and not self.is_contraction(other):
+                            self.joined[_root(self.joined, other)] = _root(self.joined, node)
         roots = (_root(self.joined, n) for n in self.nodes if self.is_rows(n))
         self.parts = {root: number for number, root in enumerate(dict.fromkeys(roots))}
+
+    def _beside(self, node: Node, value: Value) -> Iterator[Node]:
+        """
+        Yield the nodes before `node` that may be in its kernel because both read a value: one sums its columns, or the
+        first makes what is summed so, and no contraction is between them.
+        """
+        for other, _ in self.users[value]:
+            if other is node:
+                return
+            if not self._beyond[node] & self._bits[other] and (
+                self._sums(node)
+                or self._sums(other)
+                or any(self._sums(n) for v in other.results for n in self._read(v))
+            ):
+                yield other
+
+    def _read(self, value: Value) -> Iterator[Node]:
+        return (node for node, _ in self.users.get(value, ()))
+
+    def _sums(self, node: Node) -> bool:
+        """Return whether a node sums columns."""
+        return self.kinds.get(node) == "reduction" and all(map(is_column_sum, node.analysis.bound.results))
+
+    def _find_beyond(self) -> None:
+        """Find the nodes on which each depends through a contraction, as bits."""
+        before: dict[Node, int] = {}
+        for node in self.nodes:
+            all_before = beyond = 0
+            for maker in (v.node for v in node.operands if v.node in self._bits):
+                all_before |= before[maker] | self._bits[maker]
+                beyond |= before[maker] if self.is_contraction(maker) else self._beyond[maker]
+            before[node], self._beyond[node] = all_before, beyond
 
     def is_contraction(self, node: Node) -> bool:
         """Return whether a kernel has at most one operator like this."""

@@ -7,6 +7,7 @@ n] = sum[k](x[m, k] * w[k, n])`) by its form alone, not by its operator: fusion,
 | `Contraction` | a function of one matrix product, or of a batch of them | `contraction` |
 | `Convolution` | a convolution, or its gradient by either operand | `convolution` |
 | `Attention` | attention, or its gradients | `attention` |
+| `ColumnSums` | sums over all rows, and matrices computed row by row from the same tensors | `column_sums` |
 | `Grouped` | products of rows with the weight that integers pick, or these weights' gradient | `grouped` |
 | `Scatter` | a sum of elements into the places that integers pick | `scatter` |
 | `WindowWrites` | any other result that is written through windows | `window_writes` |
@@ -14,7 +15,8 @@ n] = sum[k](x[m, k] * w[k, n])`) by its form alone, not by its operator: fusion,
 | `Pointwise` | a line without reductions | |
 | `OpaqueLine` | a line that has no formula | |
 
-`form_of` classifies one result by itself; `Convolution`, `Attention` and `Grouped` are forms of whole lines only.
+`form_of` classifies one result by itself; `Convolution`, `Attention`, `ColumnSums` and `Grouped` are forms of whole
+lines only.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unity_ir.forms.attention import Attention, attention
+from unity_ir.forms.column_sums import ColumnSums, column_sums
 from unity_ir.forms.contraction import Contraction, contraction
 from unity_ir.forms.convolution import Convolution, convolution, pointwise_convolution
 from unity_ir.forms.grouped import Grouped, grouped
@@ -53,7 +56,18 @@ class OpaqueLine:
     """
 
 
-Form = Contraction | Convolution | Attention | Grouped | Scatter | WindowWrites | Reduction | Pointwise | OpaqueLine
+Form = (
+    Contraction
+    | Convolution
+    | Attention
+    | ColumnSums
+    | Grouped
+    | Scatter
+    | WindowWrites
+    | Reduction
+    | Pointwise
+    | OpaqueLine
+)
 
 _LEADING = (OpaqueLine, WindowWrites, Contraction, Scatter, Reduction, Pointwise)
 """Forms of single results by precedence: a line has the first of its results' forms."""
@@ -62,9 +76,9 @@ _LEADING = (OpaqueLine, WindowWrites, Contraction, Scatter, Reduction, Pointwise
 def classify(bound: Bound, starts: Mapping[str, str]) -> Form:
     """
     Return what a bound TDL line computes, by which kernels are chosen: `Contraction` (matrix product), `Convolution`,
-    `Attention`, `Grouped` (mixture of experts), `Scatter`, `WindowWrites`, `Reduction`, `Pointwise` or `OpaqueLine` (no
-    formula). If its results differ, returns the first that occurs in the order `OpaqueLine`, `WindowWrites`,
-    `Contraction`, `Scatter`, `Reduction`, `Pointwise`.
+    `Attention`, `ColumnSums`, `Grouped` (mixture of experts), `Scatter`, `WindowWrites`, `Reduction`, `Pointwise` or
+    `OpaqueLine` (no formula). If its results differ, returns the first that occurs in the order `OpaqueLine`,
+    `WindowWrites`, `Contraction`, `Scatter`, `Reduction`, `Pointwise`.
 
     The line must be simplified (`rewrite.simplified`). `starts` maps each index variable of which a task computes only
     a part to the name of the kernel argument with the global index at which the part begins; the others begin at 0.
@@ -76,7 +90,7 @@ def classify(bound: Bound, starts: Mapping[str, str]) -> Form:
     if bound.has_windows:
         whole = None if more else convolution(first.indices, first.expr, bound.extents)
     else:
-        whole = attention(bound, starts) or (None if more else grouped(first, bound.extents))
+        whole = attention(bound, starts) or (None if more else grouped(first, bound.extents)) or column_sums(bound)
     return whole or min((form_of(r, bound.extents) for r in bound.results), key=lambda form: _LEADING.index(type(form)))
 
 
@@ -84,7 +98,7 @@ def form_of(result: Result, extents: Mapping[str, int]) -> Form:
     """
     Return what one result of a bound TDL line computes, whatever the others do: `WindowWrites` (written through
     windows), `OpaqueLine` (no formula), `Pointwise`, `Contraction` (matrix product), `Scatter` or `Reduction`.
-    Convolutions, attention and grouped products are found by `classify` alone.
+    Convolutions, attention, sums of columns and grouped products are found by `classify` alone.
 
     `extents` maps each index variable to its number of positions.
     """

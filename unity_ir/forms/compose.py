@@ -62,19 +62,22 @@ class Part:
     results: tuple[Register, ...]
     axes: Mapping[str, Axes]
     """The mesh axes that divide each variable; of a composition, only of variables used as values."""
+    apart: bool = False
+    """Whether results have variables of their own."""
 
 
-def composed(parts: Sequence[Part], kept: Sequence[Register]) -> Part | None:
+def composed(parts: Sequence[Part], kept: Sequence[Register], apart: bool = False) -> Part | None:
     """
     Fuse operators of one rank's program (`parts`, in program order) into one, whose TDL line one kernel computes, by
     substituting the expression of a result wherever another of them reads it.
 
     `kept` are the registers (numbers of the program's values) that the fused line returns, in this order; other results
     are not stored. Returns None where fusing would compute an element more than once, or a dim's indices cannot be
-    substituted.
+    substituted. With `apart`, results that the last part does not need at its own indices have variables of their own;
+    without it they are refused.
     """
     try:
-        return _Composer(parts).composed(kept)
+        return _Composer(parts).composed(kept, apart)
     except _Refused:
         return None
 
@@ -102,7 +105,7 @@ class _Composer:
         self.written: dict[tuple[Register, tuple[Place, ...]], Expr] = {}
         """The expression of each part's result, by the indices at which it is read."""
 
-    def composed(self, kept: Sequence[Register]) -> Part:
+    def composed(self, kept: Sequence[Register], apart: bool) -> Part:
         last = self.parts[-1]
         shared = {n for r in last.line.results for i in r.indices for n in index_names(i)}
         self.extents = {n: size for n, size in last.line.extents.items() if n in shared}
@@ -118,14 +121,22 @@ class _Composer:
                 found.setdefault(register, (indices, expr))
         results: list[Result] = []
         for register in kept:
-            if register not in found:
+            if register not in found and not apart:
                 raise _Refused
-            indices, expr = found[register]
+            indices, expr = found[register] if register in found else self.by_itself(register)
             results.append(Result(self.names.new("out" if register in last.results else "kept"), indices, expr))
         operator = AND.join(part.line.operator for part in self.parts)
         extents = MappingProxyType(self.extents)
         line = Bound(operator, tuple(self.tensors.values()), tuple(results), extents, MappingProxyType({}))
-        return Part(line, tuple(self.tensors), tuple(kept), self.axes)
+        return Part(line, tuple(self.tensors), tuple(kept), self.axes, apart)
+
+    def by_itself(self, register: Register) -> tuple[tuple[Place, ...], Expr]:
+        """Return the indices and expression of a result over new variables."""
+        part, number = self.made[register]
+        result = part.line.results[number]
+        where: dict[str, Place] = {n: self.variable(n, part) for i in result.indices for n in index_names(i)}
+        indices = tuple(self.index(i, where) for i in result.indices)
+        return indices, self.expr(result.expr, part, where, prod(part.line.result_shape(result)))
 
     def expr(self, expr: Expr, part: Part, where: dict[str, Place], space: int) -> Expr:
         """An expression of a part, computed at `space` places, with its variables where they are in the line of all."""

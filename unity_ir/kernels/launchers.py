@@ -15,6 +15,7 @@ from unity_ir.errors import UnityError
 from unity_ir.forms.addresses import Names, needs_int64, operand_shapes
 from unity_ir.forms.attention import Attention
 from unity_ir.forms.classify import Pointwise, classify, is_opaque, is_product, without_activation
+from unity_ir.forms.column_sums import ColumnSums
 from unity_ir.forms.compose import AND
 from unity_ir.forms.contraction import Contraction, product_factors
 from unity_ir.forms.convolution import Convolution
@@ -31,6 +32,7 @@ from unity_ir.kernels.pytorch.product import MATRIX_PRODUCT
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.kernels.triton.attention.body import Scope
 from unity_ir.kernels.triton.attention.launches import attention_launches
+from unity_ir.kernels.triton.column_sums import column_sum_launches
 from unity_ir.kernels.triton.convolution import convolution_launch
 from unity_ir.kernels.triton.expression import KERNEL_FUNCTIONS, tdl_lines, tdl_text
 from unity_ir.kernels.triton.grouped import grouped_launch
@@ -137,6 +139,8 @@ def _launcher(
             made = _attention(function, line, form, impl == "cudnn")
         case Grouped() as form:
             made = _grouped(function, line, form)
+        case ColumnSums() as form:
+            made = _column_sums(function, line, form)
         case _:
             made = None
     if made is None and not is_covered(bound):
@@ -367,6 +371,18 @@ def _grouped(function: _Function, line: Bound, form: Grouped) -> Launcher | None
         return None
     output = function.output(result)
     return function.launcher([grouped_launch(function.stage(line, result, output), form)], [output])
+
+
+def _column_sums(function: _Function, line: Bound, form: ColumnSums) -> Launcher | None:
+    """Return the launcher of sums of columns, and of matrices, from the same rows; None if it has no such kernel."""
+    line = without_ones(line)
+    _check_functions(line.operator, (r.expr for r in line.results))
+    outputs = [function.output(r) for r in line.results]
+    # A group's digest tells it from others; names of kernels are those of files, which must not be as long as groups.
+    name = function.name.replace(_words(function.bound), "column_sums") if AND in line.operator else function.name
+    stages = [function.stage(line, r, o, kernel=f"{name}_kernel") for r, o in zip(line.results, outputs, strict=True)]
+    launches = column_sum_launches(stages, form)
+    return None if launches is None else function.launcher(launches, outputs)
 
 
 # --- kernels of single results ---------------------------------------------------------------------------------------

@@ -1,14 +1,16 @@
 """
 Fuse consecutive operators into one kernel: products with the pointwise operators after them, chains of pointwise
-operators, row reductions with the pointwise operators before and after them, and scatters and gradients of experts'
-weights with the cast after them.
+operators, row reductions with the pointwise operators before and after them, sums of columns with what makes or reads
+the same rows, and scatters and gradients of experts' weights with the cast after them.
 
     t = matmul(x, w);  s = add(t, b);  y = gelu(s)  ->  s, y = matmul + add + gelu(x, w, b)      # the backward reads s
+    b = reduce_sum(g);  y = norm_grad(g, x)         ->  b, y = reduce_sum + norm_grad(g, x)
 
 Results that no other operator reads are never stored. The members of a group are consecutive in the program, and each
-reads the result of one before it; casts of stored weights may stand between them, as moves may. A group becomes one
-line of TDL (`forms.compose`), and is fused if the kernel generators save a launch for each member but one, have
-programs enough to keep a GPU busy or at least half as many as any member, and read no more bytes than the members do.
+reads the result of one before it, or, beside a sum of columns, a tensor that one before it reads; casts of stored
+weights may stand between them, as moves may. A group becomes one line of TDL (`forms.compose`), and is fused if the
+kernel generators save a launch for each member but one, have programs enough to keep a GPU busy or at least half as
+many as any member, and read no more bytes than the members do.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from unity_ir.errors import UnityError
+from unity_ir.forms.column_sums import aligned, is_column_sum
 from unity_ir.forms.compose import AND, Part, composed
 from unity_ir.forms.kinds import kind
 from unity_ir.forms.rows import can_be_padded
@@ -44,15 +47,18 @@ from unity_ir.plan.program import (
 from unity_ir.plan.schedule import crosses, piece_bytes
 from unity_ir.tdl.syntax import NOT_FLOATING
 
-MOST_OPERATORS = 8
+MOST_OPERATORS = 12
 """Most operators in a group; more make an unreadable comment."""
 MOST_TENSORS: Mapping[str, int] = MappingProxyType(
-    {"elements": 10, "rows": 10, "product": 7, "scatter": 4, "grouped": 4}
+    {"elements": 10, "rows": 10, "columns": 10, "product": 7, "scatter": 4, "grouped": 4}
 )
 """Most operands and results of a group, by its kernel's kind; a tile of each must fit registers."""
 
-KINDS = ("elements", "rows", "product", "scatter", "grouped")
-"""Kinds of kernels that can be fused (`LaunchWork.kind`); a group's kernel has the last kind among its members."""
+KINDS = ("elements", "rows", "columns", "product", "scatter", "grouped")
+"""
+Kinds of kernels that can be fused (`LaunchWork.kind`); a group's kernel has the last kind among its members, or, of
+sums of columns with others, the kind `columns`.
+"""
 
 POINTWISE = ("elementwise", "copy")
 """Kinds of operators (`forms.kinds`) that may follow a contraction in its kernel."""
@@ -134,6 +140,8 @@ class _Fuser:
         for register in self.program.outputs:
             self.readers.setdefault(register, []).append(len(body))
         self.alive = self._alive()
+        self.sums: dict[tuple[Register, ...], bool] = {}
+        """Whether the operator with these results sums columns."""
 
     def _alive(self) -> list[int]:
         """Return the bytes live before every instruction, without inputs and weights."""
@@ -216,9 +224,33 @@ class _Fuser:
         members = [m for p in group if isinstance(m := self.program.body[p], Compute)]
         *before, last = members
         made = {r for m in before for r in m.results}
-        if made.isdisjoint(last.operands) or len(members) > MOST_OPERATORS:
+        if made.isdisjoint(last.operands) and not self._reads_the_same(before, last):
+            return False
+        if len(members) > MOST_OPERATORS:
             return False
         return self._is_there(group, members) and self._fits(group, members) and self.is_kernel(members)
+
+    def _reads_the_same(self, before: Sequence[Compute], last: Compute) -> bool:
+        """
+        Return whether an operator sums the columns of what others read, or reads the rows of which others sum columns,
+        or make what is summed (`cost.floors` takes no others for one kernel).
+        """
+        sums = [m for m in before if self._sums_columns(m)]
+        summed = {r for m in sums for r in m.operands}
+        those = before if self._sums_columns(last) else [m for m in before if m in sums or summed & {*m.results}]
+        read = {r for m in those for r in m.operands if self.program.tensors[r].dtype not in NOT_FLOATING}
+        return any(r in read and self._is_larger(r, last) for r in last.operands)
+
+    def _is_larger(self, register: Register, than: Compute) -> bool:
+        """Return whether a tensor has as many elements as any operand of an operator: it is no vector beside rows."""
+        return piece_bytes(self.program, register) >= max(piece_bytes(self.program, r) for r in than.operands)
+
+    def _sums_columns(self, member: Compute) -> bool:
+        """Return whether an operator sums a tensor over all dims but the last ones."""
+        if member.results not in self.sums:
+            line = self.program.local_line(member)
+            self.sums[member.results] = self._kind_of(member) == "reduction" and all(map(is_column_sum, line.results))
+        return self.sums[member.results]
 
     def _is_there(self, group: Sequence[int], members: Sequence[Compute]) -> bool:
         """
@@ -237,8 +269,19 @@ class _Fuser:
                 return False
             if crossed and source not in first and not isinstance(body[place], Leaf):
                 return False
-        others = (p for m in members[:-1] for r in m.results for p in self._read_by_others(r, group))
+        # What is summed of columns is so little that its collective may start a few kernels later.
+        small = self._sums(members)
+        early = (r for m in members[:-1] for r in m.results if r not in small)
+        others = (p for r in early for p in self._read_by_others(r, group))
         return not any(isinstance(body[p], ReshardMove | HaloExchange) for p in others)
+
+    def _sums(self, members: Sequence[Compute]) -> set[Register]:
+        """Return the sums of columns that members make, and what others make of such alone."""
+        found: set[Register] = set()
+        for member in members:
+            if found.issuperset(member.operands) or self._sums_columns(member):
+                found.update(member.results)
+        return found
 
     def _source(self, register: Register) -> tuple[Register, bool]:
         """
@@ -308,7 +351,7 @@ class _Fuser:
         numbers = list(dict.fromkeys(r for m in members for r in (*m.operands, *m.results)))
         lines = self.memo.lines
         if key not in lines:
-            found = composed([self._part(m) for m in members], self._kept(members))
+            found = self._composed(members)
             found = found and self._with_types(found)
             at = {r: n for n, r in enumerate(numbers)}
             lines[key] = found and replace(
@@ -318,6 +361,16 @@ class _Fuser:
         return line and replace(
             line, operands=tuple(numbers[n] for n in line.operands), results=tuple(numbers[n] for n in line.results)
         )
+
+    def _composed(self, members: Sequence[Compute]) -> Part | None:
+        """Return the line of a group whose members read each other's results, or sum columns of the same rows."""
+        parts, kept = [self._part(m) for m in members], self._kept(members)
+        found = composed(parts, kept)
+        if found is not None or not any(map(self._sums_columns, members)):
+            return found
+        apart = composed(parts, kept, apart=True)
+        whole = apart and aligned(apart.line, apart.axes)
+        return None if apart is None or not whole else replace(apart, line=whole[0], axes=whole[1])
 
     def _with_types(self, line: Part) -> Part:
         """Return a group's line with the element type of each result that has another than the first float operand."""
@@ -392,18 +445,24 @@ class _Fuser:
             return None
         each = [self._launches(m) or () for m in members]
         alone = [launch for launches in each for launch in launches]
-        if len(made.work) > len(alone) - len(members) + 1:
-            return None
         most = max((launch.kind for launch in alone), key=KINDS.index)
+        if made.work[0].kind == "columns" and most == "rows":
+            most = "columns"
+        elif line.apart or len(made.work) > len(alone) - len(members) + 1:
+            return None
         if made.work[0].kind != most or _passes(made.work) > _passes(alone):
             return None
         if len(line.operands) + len(line.results) > MOST_TENSORS[most]:
             return None
         # A row that is too long to be held is read anew in every pass, all its operands.
         before = sum(self._moved(m.operands, m.results, of) for m, of in zip(members, each, strict=True))
-        if self._moved(line.operands, line.results, made.work) > before:
+        moved = self._moved(line.operands, line.results, made.work)
+        if moved > before:
             return None
         # With fewer programs, a part of the GPU would be idle.
+        if most == "columns":
+            # It has enough, however many the members have.
+            return made.work if len(made.work) < len(alone) or moved < before else None
         if most in ("scatter", "grouped"):
             # It has the programs that it has alone.
             return made.work if all(launch.kind == most for launch in made.work) else None

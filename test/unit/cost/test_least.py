@@ -135,12 +135,15 @@ def test_one_device_does_what_is_counted(rows: int):
 
 
 def test_norms_between_products_are_kernels():
-    """Each is one forward, one for its input's gradient, and one for its gain's, of another part; and an update."""
+    """
+    Each is one forward, one for the gradients of its input and its gain, which read the same rows, and an update. The
+    first one's gain needs the gradient of a product's operand.
+    """
     machine = boxes(1)
     machine = replace(machine, device=replace(machine.device, launch=1e-3))
     plain, normed = products(64), products(64, norm=True)
     more = emitted_bound(normed, machine) - emitted_bound(plain, machine)
-    assert more == pytest.approx(1e-3 * 4 * (len(CHAIN) - 1), rel=0.01)
+    assert more == pytest.approx(1e-3 * (3 * (len(CHAIN) - 1) + 1), rel=0.001)
     assert as_emitted(normed, machine)[0] - as_emitted(plain, machine)[0] >= more * 0.99
 
 

@@ -82,47 +82,67 @@ def values(program: Program, seed: int = 0) -> Arrays:
 TOLERANCES = {"f32": 2e-5, "bf16": 1.6e-2}
 
 
-def compare(program: Program, group: Fused, known: Mapping[int, Any], runner: Any, device: int = 0) -> None:
-    """One kernel on a device's pieces of what is known, and the members on the whole of it."""
-    mesh = program.mesh
+def part(program: Program, register: int, device: int, whole: Any) -> Any:
+    """A device's piece of what a register holds in all."""
+    tensor = program.tensors[register]
+    for dim in range(len(tensor.shape)):
+        index, count = piece_index(tensor.layout, program.mesh, device, dim)
+        whole = np.split(whole, count, dim)[index]
+    return whole
 
-    def part(register: int, whole: Any) -> Any:
-        tensor = program.tensors[register]
-        for dim in range(len(tensor.shape)):
-            index, count = piece_index(tensor.layout, mesh, device, dim)
-            whole = np.split(whole, count, dim)[index]
-        return whole
 
-    rounded = {
+def rounded_operands(program: Program, group: Fused, known: Mapping[int, Any]) -> dict[int, torch.Tensor]:
+    return {
         r: torch.from_numpy(np.asarray(known[r])).to(DTYPES[program.tensors[r].dtype]).contiguous()
         for r in group.operands
     }
+
+
+def one_by_one(program: Program, group: Fused, rounded: Mapping[int, torch.Tensor]) -> Arrays:
+    """What the members of a group make of the whole of its operands."""
     found: Arrays = {r: t.double().numpy() if t.is_floating_point() else t.numpy() for r, t in rounded.items()}
     for member in group.members:
         line = program.analysis(member).bound
         found |= zip(member.results, evaluate(line, [found[r] for r in member.operands]), strict=True)
+    return found
+
+
+def by_kernel(
+    program: Program, group: Fused, rounded: Mapping[int, torch.Tensor], runner: Any, device: int
+) -> list[torch.Tensor]:
+    """What one kernel makes of a device's pieces of the operands."""
     operator = local_operator(program, group)
     made = launcher(operator.line, operator.dtypes, "triton", operator.divided)
     assert len(made.compiled) == len(made.work)
     starts: list[int] = []
     for variable in operator.divided:
         index = 0
-        for size, what, at in zip(mesh.sizes, group.assignment, mesh.coordinates(device), strict=True):
+        sizes = program.mesh.sizes
+        for size, what, at in zip(sizes, group.assignment, program.mesh.coordinates(device), strict=True):
             index = index * size + at if what == variable else index
         starts.append(index * operator.line.extents[variable])
-    operands = [
-        torch.from_numpy(np.ascontiguousarray(part(r, t.float().numpy() if t.is_floating_point() else t.numpy()))).to(
-            t.dtype
-        )
-        for r, t in rounded.items()
-    ]
-    for register, one in zip(group.results, runner.run(made, operands, *starts), strict=True):
-        dtype = program.tensors[register].dtype
-        assert one.dtype == DTYPES[dtype]
-        expected = part(register, found[register])
-        scale = max(1.0, float(np.abs(expected).max(initial=0)))
-        tolerance = max(TOLERANCES[dtype], *(TOLERANCES[program.tensors[m.results[0]].dtype] for m in group.members))
-        np.testing.assert_allclose(one.double().numpy(), expected, rtol=tolerance, atol=tolerance * scale)
+    pieces = {
+        r: part(program, r, device, (t.float() if t.is_floating_point() else t).numpy()) for r, t in rounded.items()
+    }
+    operands = [torch.from_numpy(np.ascontiguousarray(pieces[r])).to(t.dtype) for r, t in rounded.items()]
+    return runner.run(made, operands, *starts)
+
+
+def compare(program: Program, group: Fused, known: Mapping[int, Any], runner: Any, device: int = 0) -> None:
+    """One kernel on a device's pieces of what is known, and the members on the whole of it."""
+    rounded = rounded_operands(program, group, known)
+    found = one_by_one(program, group, rounded)
+    for register, one in zip(group.results, by_kernel(program, group, rounded, runner, device), strict=True):
+        is_equal(program, group, register, one, part(program, register, device, found[register]))
+
+
+def is_equal(program: Program, group: Fused, register: int, one: torch.Tensor, expected: Any) -> None:
+    """Assert that a kernel's result has its type, and is what is expected."""
+    dtype = program.tensors[register].dtype
+    assert one.dtype == DTYPES[dtype]
+    scale = max(1.0, float(np.abs(expected).max(initial=0)))
+    tolerance = max(TOLERANCES[dtype], *(TOLERANCES[program.tensors[m.results[0]].dtype] for m in group.members))
+    np.testing.assert_allclose(one.double().numpy(), expected, rtol=tolerance, atol=tolerance * scale)
 
 
 @pytest.mark.slow
@@ -484,6 +504,39 @@ def test_a_collective_does_not_wait_for_what_it_does_not_move() -> None:
 
     assert together(gathered("early"), on=boxes(2)) == {"tanh + mul"}
     assert together(gathered("last"), on=boxes(2)) == {"exp + tanh"}
+
+
+def test_sums_of_columns_are_made_with_what_is_summed(runner: Any) -> None:
+    """
+    Of rows that two devices share, and of which each draws its own dropout. The gradients' collectives start after the
+    group, and wait for no other.
+    """
+    x, y = data("x", 8, 200, 8), data("y", 8, 200, 8)
+    z = data("z", 8, 200, 64)
+    h = apply("add", [apply("mul", [x.result, weight("u", 8)]).result, weight("bias", 8)]).result
+    h = apply("layer_norm", [h, weight("w", 8), weight("b", 8)]).result
+    h = apply("dropout", [h], {"p": 0.4, "seed": 7}).result
+    # The step's peak memory is not where sums of columns are.
+    large = apply("mse", [apply("exp", [apply("mul", [z.result, weight("v", 64)]).result]).result, z.result]).result
+    loss = apply("add", [apply("mse", [h, y.result]).result, large]).result
+    on = boxes(2)
+    program = lowered(run(Graph("summed", (x, y, z), (loss,)), on, "data-parallel").graph, on)
+    fused = with_fusions(program, in_triton)
+    (group,) = (i for i in fused.body if isinstance(i, Fused) and "layer_norm_weight_grad" in i.operator)
+    assert group.operator == (
+        "mse_grad + dropout + reduce_sum + layer_norm_weight_grad + reduce_sum + layer_norm_grad + reduce_sum"
+        " + mul + reduce_sum"
+    )
+    rounded = rounded_operands(fused, group, values(program))
+    expected = one_by_one(fused, group, rounded)
+    pieces = [by_kernel(fused, group, rounded, runner, device) for device in range(2)]
+    for register, one, other in zip(group.results, *pieces, strict=True):
+        whole = torch.cat([one, other]) if one.dim() > 1 else one + other
+        is_equal(fused, group, register, whole, expected[register])
+    moved = {i.operand for i in fused.body[fused.body.index(group) + 1 :] if isinstance(i, ReshardMove)}
+    sums = {r for r in group.results if program.tensors[r].shape == (8,)}
+    assert len(sums) == 4
+    assert sums <= moved
 
 
 def test_a_scatter_stores_what_a_cast_makes_of_it():

@@ -61,46 +61,55 @@ def reduction_launches(stage: Stage, more: Sequence[Stage] = ()) -> list[KernelL
     stages = (stage, *more)
     parts = parts_of(stages)
     if parts == 1:
-        return [_kernel(stages, 1)]
-    part = "part"
-    while part in stage.extents:
-        part += "_"
-    extents = {**stage.extents, part: parts}
-    first: list[Stage] = []
-    second: list[Stage] = []
-    for each in stages:
-        assert isinstance(each.expr, Reduce)
-        names = tuple(n for i in each.result.indices for n in index_names(i))
-        buffer = Buffer(each.names.new(f"{each.output.name}_parts"), "f32", "torch.float32")
-        kernel = f"{each.kernel.removesuffix('_kernel')}_parts_kernel"
-        partial = Result(buffer.name, (Var(part), *(Var(n) for n in names)), each.expr)
-        read = Access(buffer.name, partial.indices)
-        total = Result(each.result.name, each.result.indices, Reduce(each.expr.reducer, (Var(part),), read))
-        first.append(replace(each, result=partial, output=buffer, extents=extents, kernel=kernel))
-        second.append(replace(each, result=total, extents=extents, buffers={buffer.name: buffer}))
+        return [reduction_launch(stages)]
+    part = new_variable("part", stage.extents)
+    first, second = zip(*(in_parts(each, part, parts) for each in stages), strict=True)
     # Only the first kernel is split: there are few partial results.
-    return [_kernel(first, parts), _kernel(second, 1)]
+    return [reduction_launch(first, parts), reduction_launch(second)]
 
 
-def _kernel(stages: Sequence[Stage], parts: int) -> KernelLaunch:
+def new_variable(wish: str, extents: Mapping[str, int]) -> str:
+    """Return the name of a new index variable, `wish` or like it."""
+    while wish in extents:
+        wish += "_"
+    return wish
+
+
+def in_parts(stage: Stage, part: str, parts: int) -> tuple[Stage, Stage]:
     """
-    Return the launch of the kernel of some stages.
+    Return (the stage of the partial results of a reduction, in float32, whose first dim is the variable `part` of so
+    many `parts`, the stage that reduces these to the result).
+    """
+    assert isinstance(stage.expr, Reduce)
+    extents = {**stage.extents, part: parts}
+    names = tuple(n for i in stage.result.indices for n in index_names(i))
+    buffer = Buffer(stage.names.new(f"{stage.output.name}_parts"), "f32", "torch.float32")
+    kernel = f"{stage.kernel.removesuffix('_kernel')}_parts_kernel"
+    partial = Result(buffer.name, (Var(part), *(Var(n) for n in names)), stage.expr)
+    read = Access(buffer.name, partial.indices)
+    total = Result(stage.result.name, stage.result.indices, Reduce(stage.expr.reducer, (Var(part),), read))
+    return (
+        replace(stage, result=partial, output=buffer, extents=extents, kernel=kernel),
+        replace(stage, result=total, extents=extents, buffers={buffer.name: buffer}),
+    )
+
+
+def reduction_launch(stages: Sequence[Stage], parts: int = 1, tiling: Tiling | None = None) -> KernelLaunch:
+    """
+    Return the launch of the kernel of some stages, by tiles of `tiling`, or of those that suit them.
 
     With several `parts`, the first dim of every result is the part of the reductions that a program computes.
     """
     rows, columns = variables(stages)
     if parts > 1:
         columns = ()
-    tiling = tiling_of([each.expr for each in stages], stages[0].extents, rows, columns)
-    stages = _unified(stages, rows, columns)
-    body = _Body(stages, rows, tiling, parts)
+    tiling = tiling or tiling_of([each.expr for each in stages], stages[0].extents, rows, columns)
+    stages = unified(stages, rows, columns)
+    body = RowKernel(stages, rows, tiling, parts)
+    body.rows_of_program()
     body.writer.share([each.expr for each in stages])
     nodes = list(dict.fromkeys(node for each in stages for node in reductions(each.expr)))
-    for together in passes(nodes):
-        body.normalised = {n: s for n in together if body.is_looped(n) and (s := _sum_of_softmax(n, nodes)) is not None}
-        left = [n for n in together if not body.writer.known(n)]
-        if left:
-            body.reduce(left)
+    body.reduce_all(nodes)
     over = [columns if set(columns) & set(names_of(each)) else () for each in stages]
     for each in dict.fromkeys(over):
         body.store([number for number, own in enumerate(over) if own == each], each)
@@ -110,8 +119,8 @@ def _kernel(stages: Sequence[Stage], parts: int) -> KernelLaunch:
     return body.kernel.launch(stages[0].kernel, grid or (1,), threads, helpers, "rows", max(body.loops, 1))
 
 
-class _Body:
-    """Builder of a reduction kernel's statements."""
+class RowKernel:
+    """Builder of the statements of a kernel that reduces rows, a tile of them at a time."""
 
     def __init__(self, stages: Sequence[Stage], rows: tuple[str, ...], tiling: Tiling, parts: int):
         self.stages = stages
@@ -123,16 +132,8 @@ class _Body:
         self.parts = parts
         self.row_count = prod(stage.extents[n] for n in rows)
         self.two_dimensional = self.row_count > 1
-        self.rows = "1"
-        if self.two_dimensional:
-            self.rows = self.kernel.constant("ROWS", tiling.rows)
-            row = self.kernel.names.new("row")
-            self.writer.emit(f"{row} = ({self.kernel.program(0)} * {self.rows} + tl.arange(0, {self.rows}))[:, None]")
-            mask = None
-            if self.row_count % tiling.rows:
-                mask = self.kernel.names.new("row_mask")
-                self.writer.emit(f"{mask} = {row} < {self.row_count}")
-            self.writer.axes = [Axis(row, rows, mask)]
+        self.row_names = rows
+        self.rows = self.kernel.constant("ROWS", tiling.rows) if self.two_dimensional else "1"
         self.padded: dict[str, tuple[str, int]] = {}
         """The variable of the padded dim, and the elements of a stored row, of each tensor whose rows are padded."""
         for number, each in enumerate(stages):
@@ -145,9 +146,26 @@ class _Body:
         """Of each maximum that is reduced at present, the sum of a softmax that is reduced in the same pass."""
         self.widths: dict[tuple[int, ...], str] = {}
         self.tiles: dict[tuple[int, ...], Axis] = {}
-        if parts > 1:
+
+    def rows_of_program(self) -> None:
+        """Write which tile of rows this program computes, and which part of their columns."""
+        if self.two_dimensional:
+            self.tile_of_rows(f"{self.kernel.program(0)} * {self.rows}")
+        if self.parts > 1:
             self.part = self.kernel.names.new("part")
             self.writer.emit(f"{self.part} = {self.kernel.program(int(self.two_dimensional))}")
+
+    def tile_of_rows(self, first: str) -> Axis:
+        """Write the positions of a tile of rows from `first` on, which are then the tile's first axis; return it."""
+        row = self.kernel.names.new("row")
+        self.writer.emit(f"{row} = ({first} + tl.arange(0, {self.rows}))[:, None]")
+        mask = None
+        if self.row_count % self.tiling.rows:
+            mask = self.kernel.names.new("row_mask")
+            self.writer.emit(f"{mask} = {row} < {self.row_count}")
+        axis = Axis(row, self.row_names, mask)
+        self.writer.axes = [axis]
+        return axis
 
     def is_looped(self, node: Reduce) -> bool:
         """Return whether a reduction reads its columns in a loop."""
@@ -206,6 +224,15 @@ class _Body:
         return start, f"for {start} in range({self.part} * {span}, {end}, {width}):"
 
     # -- statements
+
+    def reduce_all(self, nodes: Sequence[Reduce]) -> None:
+        """Write reductions, given inner ones first, in as few passes as they need."""
+        for together in passes(nodes):
+            softmaxes = {n: _sum_of_softmax(n, nodes) for n in together if self.is_looped(n)}
+            self.normalised = {n: total for n, total in softmaxes.items() if total is not None}
+            left = [n for n in together if not self.writer.known(n)]
+            if left:
+                self.reduce(left)
 
     def reduce(self, nodes: Sequence[Reduce]) -> None:
         """Write reductions over the same columns, whose inner reductions are already written."""
@@ -323,7 +350,7 @@ def _spans(expr: Expr, names: tuple[str, ...], extents: Mapping[str, int]) -> bo
     return any(extents[n] > 1 and n in free_variables(expr) for n in names)
 
 
-def _unified(stages: Sequence[Stage], rows: tuple[str, ...], columns: tuple[str, ...]) -> list[Stage]:
+def unified(stages: Sequence[Stage], rows: tuple[str, ...], columns: tuple[str, ...]) -> list[Stage]:
     """
     Return the stages with reductions over equal sizes renamed to the same variables, so that they share loads.
 
