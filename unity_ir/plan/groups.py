@@ -248,8 +248,7 @@ class _Fuser:
     def _sums_columns(self, member: Compute) -> bool:
         """Return whether an operator sums a tensor over all dims but the last ones."""
         if member.results not in self.sums:
-            line = self.program.local_line(member)
-            self.sums[member.results] = self._kind_of(member) == "reduction" and all(map(is_column_sum, line.results))
+            self.sums[member.results] = all(map(is_column_sum, self.program.local_line(member).results))
         return self.sums[member.results]
 
     def _is_there(self, group: Sequence[int], members: Sequence[Compute]) -> bool:
@@ -269,11 +268,12 @@ class _Fuser:
                 return False
             if crossed and source not in first and not isinstance(body[place], Leaf):
                 return False
+        early = (r for m in members[:-1] for r in m.results)
+        moved = {
+            r for r in early for p in self._read_by_others(r, group) if isinstance(body[p], ReshardMove | HaloExchange)
+        }
         # What is summed of columns is so little that its collective may start a few kernels later.
-        small = self._sums(members)
-        early = (r for m in members[:-1] for r in m.results if r not in small)
-        others = (p for r in early for p in self._read_by_others(r, group))
-        return not any(isinstance(body[p], ReshardMove | HaloExchange) for p in others)
+        return not moved or moved <= self._sums(members)
 
     def _sums(self, members: Sequence[Compute]) -> set[Register]:
         """Return the sums of columns that members make, and what others make of such alone."""
