@@ -86,7 +86,8 @@ def _of(plan: Plan, action: Action, names: dict[Register, str]) -> str:
         case Wait():
             return ""
         case TimeStep():
-            return f"{action.kind} of {_printable(names[action.operand])}"
+            by = ", by its kernel" if action.is_added else ""
+            return f"{action.kind} of {_printable(names[action.operand])}{by}"
         case Bucket(moves):
             return f"{moves[0].kind} along {_axes(moves[0].axes)} of {len(moves)} values"
         case _:
