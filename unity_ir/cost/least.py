@@ -131,12 +131,16 @@ class _Tasks:
         return self.known[floor]
 
     def _update(self, update: Update, optimizer: Optimizer) -> Floor:
-        """Return the floor of the optimizer's update of a weight, which writes the cast that contractions read."""
+        """
+        Return the floor of the optimizer's update of a weight, which writes the cast that contractions read, and may
+        read the gradient in the type that is computed with.
+        """
         node = update.weight.node
         elements = update.weight.type.elements
         users = self.floors.users.get(update.weight, ())
         cast = elements * cast_bytes(node) if any(map(self._is_contraction, users)) else 0
-        moved = update_bytes(elements * ELEMENT_BYTES[node.master], optimizer, cast)
+        grad = elements * min(ELEMENT_BYTES[node.master], ELEMENT_BYTES[update.weight.dtype])
+        moved = update_bytes(elements * ELEMENT_BYTES[node.master], optimizer, cast, grad)
         return _pointwise(4.0 * elements, moved, self.machine.device.peak(node.master), update.weight.shape)
 
     def _is_contraction(self, user: tuple[Node, int]) -> bool:

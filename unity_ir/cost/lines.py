@@ -166,15 +166,12 @@ def step_bytes(plan: Plan) -> int:
 
 def bytes_of_update(program: Program, update: UpdateWeight, optimizer: Optimizer) -> int:
     """Return the bytes that the update of one rank's piece of a weight reads and writes, those of its cast included."""
-    return update_bytes(piece_bytes(program, update.weight), optimizer, _cast_bytes(program, update))
+    cast = 0 if update.cast is None else piece_bytes(program, update.cast)
+    return update_bytes(piece_bytes(program, update.weight), optimizer, cast, piece_bytes(program, update.grad))
 
 
 def seconds_of_update(program: Program, update: UpdateWeight, optimizer: Optimizer, device: Device) -> float:
     """Return the seconds of the optimizer's update of one rank's piece of a weight on a device."""
     dtype = program.tensors[update.weight].dtype
     elements = piece_bytes(program, update.weight) // ELEMENT_BYTES[dtype]
-    return update_seconds(elements, dtype, _cast_bytes(program, update), optimizer, device)
-
-
-def _cast_bytes(program: Program, update: UpdateWeight) -> int:
-    return 0 if update.cast is None else piece_bytes(program, update.cast)
+    return update_seconds(elements, bytes_of_update(program, update, optimizer), dtype, optimizer, device)

@@ -333,13 +333,15 @@ def _weight_gradients(graph: Graph, weights: Iterable[Node], placement: Placemen
     return out
 
 
-def update_bytes(piece_bytes: int, optimizer: Optimizer, cast_bytes: int = 0) -> int:
+def update_bytes(piece_bytes: int, optimizer: Optimizer, cast_bytes: int = 0, grad_bytes: int | None = None) -> int:
     """
     Return the bytes that the optimizer reads and writes to update a weight's piece of `piece_bytes` bytes: weight,
     gradient, and optimizer state; with a limit of the gradient's norm, which is computed first, the gradient twice.
-    Of a weight whose cast is kept, it writes `cast_bytes` bytes of that, too.
+    Of a weight whose cast is kept, it writes `cast_bytes` bytes of that, too. The gradient has `grad_bytes`, by default
+    as many as the weight.
     """
-    return piece_bytes * (3 + 2 * optimizer.states + (optimizer.clip > 0)) + cast_bytes
+    gradient = piece_bytes if grad_bytes is None else grad_bytes
+    return piece_bytes * (2 + 2 * optimizer.states) + gradient * (1 + (optimizer.clip > 0)) + cast_bytes
 
 
 def norm_seconds(optimizer: Optimizer, machine: Machine) -> float:
@@ -363,20 +365,21 @@ def update_time(weight: Node, optimizer: Optimizer, machine: Machine) -> float:
     the type that is computed with, too, where the weight is stored in another.
     """
     elements = prod(weight.types[0].piece_shape)
-    return update_seconds(elements, weight.master, elements * cast_bytes(weight), optimizer, machine.device)
+    moved = update_bytes(elements * ELEMENT_BYTES[weight.master], optimizer, elements * cast_bytes(weight))
+    return update_seconds(elements, moved, weight.master, optimizer, machine.device)
 
 
-def update_seconds(elements: int, dtype: str, cast_bytes: int, optimizer: Optimizer, device: Device) -> float:
+def update_seconds(elements: int, moved: int, dtype: str, optimizer: Optimizer, device: Device) -> float:
     """
     Return the seconds in which a device updates a piece of a weight, of `elements` elements of element type `dtype`,
-    and writes `cast_bytes` bytes of its cast. Profiles have updates without a cast: such a one takes the measured
-    seconds, and the time of the bytes of the cast.
+    and moves `moved` bytes for it (`update_bytes`). Profiles have updates of weights without a cast: such a one takes
+    the measured seconds, and the time of further bytes.
     """
-    size = elements * ELEMENT_BYTES[dtype]
-    plain = update_kernel(elements, update_bytes(size, optimizer), dtype, optimizer)
-    if cast_bytes and is_measured(plain, device):
-        return seconds(plain, device) + cast_bytes / (device.memory_bandwidth * device.efficiency)
-    return seconds(update_kernel(elements, update_bytes(size, optimizer, cast_bytes), dtype, optimizer), device)
+    plain = update_kernel(elements, update_bytes(elements * ELEMENT_BYTES[dtype], optimizer), dtype, optimizer)
+    if is_measured(plain, device):
+        more = max(moved - plain.bytes, 0)
+        return seconds(plain, device) + more / (device.memory_bandwidth * device.efficiency)
+    return seconds(update_kernel(elements, moved, dtype, optimizer), device)
 
 
 def update_kernel(elements: int, moved: int, dtype: str, optimizer: Optimizer) -> Kernel:

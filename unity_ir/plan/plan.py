@@ -56,6 +56,7 @@ from unity_ir.plan.program import (
 )
 from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.plan.schedule import BUCKET_BYTES, Schedule, Start, Wait, crosses, moves_of, schedule
+from unity_ir.plan.short_gradients import with_short_gradients
 
 AUTO = "auto"
 """The implementation of matrix products that is chosen by estimate, for each of them."""
@@ -399,7 +400,7 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
         return _plan_stages(program, options, program.pipeline)
     if options.kernels == "triton":
         program = with_kernels(program, options)
-    program = _with_products(program, options)
+    program = with_short_gradients(_with_products(program, options))
     lines = schedule(program, options.bucket)
     check_order(f"spmd.program @{program.name}", calls(program, lines))
     return Plan(program, lines, options)

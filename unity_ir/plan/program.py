@@ -179,7 +179,7 @@ class TimeStep:
 class UpdateWeight:
     """
     The optimizer's step on a weight, given its gradient, which also writes the weight's kept `cast`, if it has one; all
-    are in the weight's resting layout.
+    are in the weight's resting layout. The gradient may be of a shorter type than the weight.
     """
 
     weight: Register

@@ -501,19 +501,23 @@ OPTIMIZER_CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_optimizer_in_torch(name: str, scale: float | None, runner: Any) -> None:
+    """With a scale, by gradients in bf16."""
     rng = np.random.default_rng(0)
     start = rng.standard_normal((91, 101)).astype(np.float32)
     reference = torch.nn.Parameter(torch.from_numpy(start.copy()))
     optimizer, flat = torch_optimizer(name, [reference])
-    made, line = optimizer_launcher(name, impl="torch", is_scaled=scale is not None), OPTIMIZERS[name]
+    gradient = "f32" if scale is None else "bf16"
+    made = optimizer_launcher(name, impl="torch", gradient=gradient, is_scaled=scale is not None)
+    line = OPTIMIZERS[name]
     tensors = [torch.from_numpy(start.copy()), *(torch.zeros(start.shape) for _ in line.state)]
     numbers = [flat[n] for n in line.defaults]
     for step in range(1, 6):
-        g = rng.standard_normal(start.shape).astype(np.float32)
-        reference.grad = torch.from_numpy(g.copy()) * (1.0 if scale is None else scale)
+        g = torch.from_numpy(rng.standard_normal(start.shape).astype(np.float32))
+        g = g if scale is None else g.to(torch.bfloat16)
+        reference.grad = g.float() * (1.0 if scale is None else scale)
         optimizer.step()
         given = [*([step] if line.reads_step else []), *numbers, *([] if scale is None else [scale])]
-        assert runner.run(made, [tensors[0], torch.from_numpy(g), *tensors[1:]], *given) == ()
+        assert runner.run(made, [tensors[0], g, *tensors[1:]], *given) == ()
         torch.testing.assert_close(tensors[0], reference.detach(), rtol=1e-6, atol=1e-7)
 
 
@@ -535,7 +539,7 @@ def test_optimizer_of_all_weights(name: str, scale: float | None, off: int, runn
     """
     One launch for each alignment. Gradients begin `off` elements after a multiple of 16 bytes; weights whose number is
     odd are of a group with twice the learning rate. In a step that is not live nothing changes. With a scale, casts are
-    kept of those of two dims.
+    kept of those of two dims; those of one dim have gradients in bf16, and launches of their own.
     """
     rng, line = np.random.default_rng(0), OPTIMIZERS[name]
     made = optimizer_launcher(name, is_scaled=scale is not None, cast=None if scale is None else "bf16")
@@ -545,6 +549,7 @@ def test_optimizer_of_all_weights(name: str, scale: float | None, off: int, runn
     lr = {n: 2e-2 if int(n) % 2 else 1e-2 for n in starts}
     optimizers = [torch_optimizer(name, [p], lr[n])[0] for n, p in plain.items()]
     kept = {n for n, w in starts.items() if scale is not None and w.dim() == 2}
+    gradient = {n: torch.bfloat16 if scale is not None and w.dim() == 1 else torch.float32 for n, w in starts.items()}
     specs = {n: plan.Spec(w.shape, w.dtype, (), cast=torch.bfloat16 if n in kept else None) for n, w in starts.items()}
     own = tuple((n, {"lr": 2e-2}) for n in starts if int(n) % 2)
     settings = {n: flat[n] for n in line.defaults}
@@ -562,11 +567,11 @@ def test_optimizer_of_all_weights(name: str, scale: float | None, off: int, runn
     for step in range(1, 5):
         live = step != 3
         grads = {
-            n: aligned(torch.from_numpy(rng.standard_normal(w.shape).astype(np.float32)), off)
+            n: aligned(torch.from_numpy(rng.standard_normal(w.shape).astype(np.float32)).to(gradient[n]), off)
             for n, w in starts.items()
         }
         for n, p in plain.items():
-            p.grad = grads[n] * (1.0 if scale is None else scale)
+            p.grad = grads[n].float() * (1.0 if scale is None else scale)
         casts = list(weights.casts.values())
         before = [x.clone() for x in (*(x for n in weights for x in (weights[n], *state[n])), *casts)]
         count = torch.tensor(float(step - (step > 3)), dtype=torch.float64)
@@ -576,7 +581,7 @@ def test_optimizer_of_all_weights(name: str, scale: float | None, off: int, runn
         )
         packed = tables.packed(numbers, torch.tensor(float(live)), given["lr"])
         all_of_them = tables.weight_tables(weights, grads, state, 1024)
-        assert len(all_of_them) == (1 if off else 2)
+        assert len(all_of_them) == (1 if off else 2) + (scale is not None)
         for table in all_of_them:
             owned = [
                 table.rows,

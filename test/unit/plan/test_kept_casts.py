@@ -87,7 +87,7 @@ def test_f32_has_no_casts():
 
 
 def test_an_update_is_priced_and_its_cast_held():
-    plan = plan_step(lowered(mixed_gpt2()), TORCH)
+    plan = plan_step(lowered(mixed_gpt2(), 2), TORCH)
     program, device = plan.program, on(1).device
     elements = 0
     for each in updates(plan):
@@ -101,11 +101,11 @@ def test_an_update_is_priced_and_its_cast_held():
     assert step_bytes(plan) == kernels + 30 * elements
     leaves = (leaf.result for op in ("input", "constant") for leaf in program.leaves(op))
     # Weight, two moments, and the cast.
-    assert simulate(replay(plan, on(1))).tasks.always == (14 * elements + sum(program.bytes[r] for r in leaves),)
+    assert simulate(replay(plan, on(2))).tasks.always == (14 * elements + sum(program.bytes[r] for r in leaves),)
 
 
 def test_the_cast_is_beside_a_measured_update():
-    plan = plan_step(lowered(mixed_gpt2()), TORCH)
+    plan = plan_step(lowered(mixed_gpt2(), 2), TORCH)
     update = updates(plan)[0]
     count = plan.program.bytes[update.weight] // 4
     kernel = update_kernel(count, update_bytes(4 * count, ADAMW), "f32", ADAMW)

@@ -84,7 +84,8 @@ def optimizer_launcher(
 
     With `impl` `torch` it is a function of one weight, `adam_torch(p, g, m, v, step, lr, beta1, beta2, eps)`, which
     replaces the weight `p` and its state in place, given the gradient `g`: contiguous tensors of one shape. `step`
-    counts from 1. If it `is_scaled`, a last argument `scale` is multiplied with the gradient first.
+    counts from 1. If it `is_scaled`, a last argument `scale` is multiplied with the gradient first. A `gradient` of
+    another type than the weight's is cast to that before.
 
     With `triton` it is two functions: `adam_numbers`, of the step and the hyperparameters, which returns what the
     kernel reads beside tensors; and `adam(table, numbers)`, one launch for all weights of a table
@@ -100,7 +101,7 @@ def optimizer_launcher(
         raise UnityError(f"lowering: no {impl} optimizer {name}; known are {known}, with triton or torch")
     made = OPTIMIZERS[name]
     if impl == "torch":
-        return Launcher(f"{name}_torch", _in_torch(made, is_scaled), {}, ())
+        return Launcher(f"{name}_torch", _in_torch(made, is_scaled, gradient != dtype), {}, ())
     numbers = _numbers(made, is_scaled)
     tensors = {"p_ptr": dtype, "g_ptr": gradient, **{f"{s}_ptr": state for s in made.state}}
     tensors |= {} if cast is None else {"cast_ptr": cast}
@@ -231,9 +232,10 @@ def _kernel(made: OptimizerLine, numbers: list[str], has_casts: bool) -> str:
     return (_ROUNDED if has_casts else "") + "\n".join(out) + "\n"
 
 
-def _in_torch(made: OptimizerLine, is_scaled: bool) -> str:
+def _in_torch(made: OptimizerLine, is_scaled: bool, is_cast: bool) -> str:
     arguments = [*(p.name for p in made.line.parameters), *_arguments(made, is_scaled)]
     out = [f"def {made.name}_torch({', '.join(arguments)}):", _what(made, ""), *_of_all(made)]
+    out += ["    g = g.to(p.dtype)"] if is_cast else []
     out += ["    g = scale * g"] if is_scaled else []
     writer = _Writer(_functions("torch"), {r.expr: r.name for r in made.numbers})
     out += [f"    {_in_place(result, writer)}" for result in _replaced(made, writer)]

@@ -31,7 +31,7 @@ from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.origin import Origin
 from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.plan import Plan
-from unity_ir.plan.program import Compute, Fused, HaloExchange, Program, check_step
+from unity_ir.plan.program import Compute, Fused, HaloExchange, Program, UpdateWeight, check_step
 from unity_ir.version import __version__
 
 _IMPORT_TRITON = """
@@ -284,11 +284,13 @@ class _Printer:
     def _update(self) -> str:
         optimizer = self.program.optimizer
         assert optimizer is not None
-        of_weights = [self.program.tensors[leaf.result].dtype for leaf in self.program.leaves("weight")]
+        tensors, updates = self.program.tensors, (i for i in self.program.body if isinstance(i, UpdateWeight))
+        types = dict.fromkeys((tensors[i.weight].dtype, tensors[i.grad].dtype) for i in updates)
         cast = next((self.program.tensors[leaf.result].dtype for leaf in self.program.leaves("cast")), None)
         made = [
-            optimizer_launcher(optimizer.name, dtype, self.kernels, dtype, dtype, optimizer.clip > 0, cast)
-            for dtype in dict.fromkeys(of_weights)
+            optimizer_launcher(optimizer.name, dtype, self.kernels, grad, dtype, optimizer.clip > 0, cast)
+            # In PyTorch one function takes all; those that cast gradients take others as well.
+            for dtype, grad in sorted(types, key=lambda of: of[0] == of[1])
         ]
         for each in made[:1] if self.kernels == "torch" else made:
             self._add(each)
