@@ -121,10 +121,10 @@ OPT = (
         "--machine",
         "--profile",
     ),
-    *("--derivation-out", "--trace", "--timeline", "-t", "-p", "-f", "--target", "--passes"),
+    *("--derivation-out", "--trace", "--timeline", "--report", "--against", "-t", "-p", "-f", "--target", "--passes"),
 )
 OPT_FLAGS = (
-    *("--stats", "--print-op-generic", "--split-input-file", "--verify-diagnostics", "-h"),
+    *("--stats", "--baselines", "--print-op-generic", "--split-input-file", "--verify-diagnostics", "-h"),
     *(
         "--parsing-diagnostics",
         "--disable-verify",

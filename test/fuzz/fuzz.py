@@ -62,6 +62,7 @@ DEEP: tuple[tuple[str, ...], ...] = (
     ("-p", "apply-rule{rule=fuse-activation}"),
     ("--trace=/dev/null",),
     ("--timeline=/dev/null",),
+    ("--report=/dev/null",),
     ("--print-op-generic",),
 )
 """What is done to modules that verify."""

@@ -21,7 +21,7 @@ FLOORS = [
     {"cost"},
     {"simulate"},
     {"search", "models", "frontends"},
-    {"sweep"},
+    {"sweep", "report"},
     {"dialects"},
     {"lowering"},
     {"passes"},

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from io import StringIO
 
 from rich.console import Console
 from rich.table import Table
 
-from unity_ir.api.stats import Stats
+from unity_ir.api.stats import Compared
 from unity_ir.cost.plan import cost
 from unity_ir.cost.stats import WIDTH, bytes_text, divided, seconds_text
-from unity_ir.machine import Machine
 from unity_ir.messages import printable
-from unity_ir.pcg.graph import Graph
 
 NOTHING = "-"
 """What stands for an operator that a plan does not have."""
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """A plan to compare: its placed graph, its machine, and what an iteration takes."""
-
-    graph: Graph
-    machine: Machine
-    stats: Stats
 
 
 def diff(before: Compared, after: Compared) -> str:
@@ -41,9 +29,11 @@ def diff(before: Compared, after: Compared) -> str:
     """
     out = StringIO()
     console = Console(file=out, width=WIDTH, highlight=False, color_system=None, emoji=False, markup=False)
-    heads = [f"@{printable(plan.graph.name)} on {plan.machine.name}" for plan in (before, after)]
-    console.print(_figures(before, after, heads))
-    rows = _rows(before, after)
+    head = _table("", *map(heading, (before, after)), "change")
+    for figure in figures(before, after):
+        head.add_row(*figure)
+    console.print(head)
+    rows = layout_rows(before, after)
     if not rows:
         console.print("all operators and weights are divided alike")
         return out.getvalue().rstrip() + "\n"
@@ -62,10 +52,15 @@ def _table(*headings: str) -> Table:
     return table
 
 
-def _figures(before: Compared, after: Compared, heads: list[str]) -> Table:
-    """Return the table of what an iteration of each plan takes, and how much more the second takes."""
+def heading(plan: Compared) -> str:
+    """Return what a plan is called in a comparison: given gpt2, `@gpt2 on dgx-h100`."""
+    return f"@{printable(plan.graph.name)} on {plan.machine.name}"
+
+
+def figures(before: Compared, after: Compared) -> list[tuple[str, str, str, str]]:
+    """Return what an iteration takes, as texts: the figure, by each plan, and how much more by the second."""
     one, other = before.stats, after.stats
-    table = _table("", *heads, "change")
+    found: list[tuple[str, str, str, str]] = []
     pairs: list[tuple[str, float, float, Callable[[float], str]]] = [
         ("simulated", one.seconds, other.seconds, seconds_text),
         ("all waited for", one.waiting, other.waiting, seconds_text),
@@ -78,15 +73,15 @@ def _figures(before: Compared, after: Compared, heads: list[str]) -> Table:
     ]
     for name, a, b, text in pairs:
         change = "" if text(a) == text(b) else f"{b / a - 1:+.1%}" if a else "new"
-        table.add_row(name, text(a), text(b), change)
-    return table
+        found.append((name, text(a), text(b), change))
+    return found
 
 
 def _size(count: float) -> str:
     return bytes_text(round(count))
 
 
-def _rows(before: Compared, after: Compared) -> dict[tuple[str, str, str], int]:
+def layout_rows(before: Compared, after: Compared) -> dict[tuple[str, str, str], int]:
     """Return, for each kind of operator with how each plan divides it, how many there are; those alike are left out."""
     one, other = list(_layouts(before)), list(_layouts(after))
     found: dict[tuple[str, str, str], int] = {}

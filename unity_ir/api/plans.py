@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from unity_ir.api.stats import Stats
+    from unity_ir.api.stats import Compared, Stats
     from unity_ir.api.step import Step
     from unity_ir.frontends.torch import Imported
     from unity_ir.machine import Machine
@@ -126,9 +126,30 @@ class Plan:
 
     def diff(self, other: Plan) -> str:
         """Return how another plan differs from this one, as text: seconds, bytes, and what is divided otherwise."""
-        from unity_ir.api.diff import Compared, diff
+        from unity_ir.api.diff import diff
 
-        return diff(*(Compared(plan.graph, plan.machine, plan.stats) for plan in (self, other)))
+        return diff(self.compared, other.compared)
+
+    def report(self, path: str | Path, against: Plan | None = None, baselines: bool = False) -> None:
+        """
+        Write a report on the plan to a file, whole or not at all: one HTML page, which opens without a network, with
+        its graph, a simulated iteration, memory and links, as `unity-opt --report` writes it.
+
+        `against` is a plan that it is compared with, as by `diff`. `baselines` prices plans that people make by hand as
+        well, which takes a while for large models.
+        """
+        from unity_ir.api.report import report_html
+
+        with faults(self._source.name, self._source.module):
+            page = report_html(self.compared, None if against is None else against.compared, baselines)
+        write_text(path, page)
+
+    @cached_property
+    def compared(self) -> Compared:
+        """The plan with its graph, machine and stats, as comparisons and reports take it."""
+        from unity_ir.api.stats import Compared
+
+        return Compared(self.graph, self.machine, self.stats)
 
     def save(self, path: str | Path) -> None:
         """Write the plan's text to a file, whole or not at all; `load` reads it."""

@@ -63,6 +63,8 @@ class Stats:
     """Kernels launched on a device in its forward and backward."""
     collectives: int
     """Collective calls of a device."""
+    head: str = field(repr=False)
+    """The lines of `unity-opt --stats` above its table."""
     text: str = field(repr=False)
     """The table of `unity-opt --stats`."""
 
@@ -73,6 +75,15 @@ class Stats:
     def fits(self) -> bool:
         """Whether a device has the memory that the plan needs."""
         return max(self.peak, sum(self.memory.values())) <= self.usable
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A plan to compare or report: its placed graph, its machine, and what an iteration takes."""
+
+    graph: Graph
+    machine: Machine
+    stats: Stats
 
 
 def machine_of(module: ModuleOp, graph: Graph, name: str | None = None) -> Machine:
@@ -91,10 +102,18 @@ def stats_of(module: ModuleOp, func: FuncOp, machine: str | None = None, optimiz
     `optimizer` is what it is trained with, unless the function has its updates. Raises `UnityError` where the graph
     does not fit the machine.
     """
+    return compared(module, func, machine, optimizer).stats
+
+
+def compared(
+    module: ModuleOp, func: FuncOp, machine: str | None = None, optimizer: Optimizer | None = None
+) -> Compared:
+    """Return the plan in a function of `module`, and its stats as `stats_of` returns them for the same arguments."""
     graph = to_graph(func)
     if not graph.updates and optimizer is not None:
         graph = replace(graph, optimizer=optimizer)
-    return priced(graph, cost(graph, machine_of(module, graph, machine)), certificate_of(func))
+    found = machine_of(module, graph, machine)
+    return Compared(graph, found, priced(graph, cost(graph, found), certificate_of(func)))
 
 
 def priced(graph: Graph, plan: PlanCost, certificate: Certificate | None = None) -> Stats:
@@ -102,11 +121,11 @@ def priced(graph: Graph, plan: PlanCost, certificate: Certificate | None = None)
     said = certificate or Certificate()
     run = simulated(graph, plan.machine)
     derivation = None if said.derivation is None else list(said.derivation)
-    text = stats.text(graph.name, plan, derivation, said.bound, simulated=run, pipelines=said.pipelines)
-    return _numbers(graph, plan, run, said, text)
+    head = stats.head(graph.name, plan, derivation, said.bound, simulated=run, pipelines=said.pipelines)
+    return _numbers(graph, plan, run, said, head)
 
 
-def _numbers(graph: Graph, plan: PlanCost, run: Simulated, said: Certificate, text: str) -> Stats:
+def _numbers(graph: Graph, plan: PlanCost, run: Simulated, said: Certificate, head: str) -> Stats:
     machine = plan.machine
     speed = throughput(graph, machine, run.overlapped)
     rate = 0.0 if speed is None else speed.rate * machine.devices
@@ -128,5 +147,6 @@ def _numbers(graph: Graph, plan: PlanCost, run: Simulated, said: Certificate, te
         gap=stats.gap(plan, said.bound, said.pipelines),
         launches=run.launches,
         collectives=run.collectives,
-        text=text,
+        head=head,
+        text=head + stats.table(plan),
     )

@@ -74,7 +74,22 @@ def text(
     pipelines: tuple[float, str] | None = None,
 ) -> str:
     """
-    Return the text of `--stats` for a plan called `name` whose cost is known.
+    Return the text of `--stats` for a plan called `name` whose cost is known: `head`, then a table operator by
+    operator. The arguments are those of `head`.
+    """
+    return head(name, plan, derivation, bound, simulated, pipelines) + table(plan)
+
+
+def head(
+    name: str,
+    plan: PlanCost,
+    derivation: list[str] | None = None,
+    bound: float | None = None,
+    simulated: Simulated | None = None,
+    pipelines: tuple[float, str] | None = None,
+) -> str:
+    """
+    Return the lines of `--stats` above its table, for a plan called `name` whose cost is known.
 
     `derivation` (rule applications) and `bound` (lower bound in seconds) are a search's results; `simulated` adds the
     lines on simulated time, peak memory and launches. None leaves those lines out. Of a pipeline, `pipelines` has its
@@ -82,7 +97,7 @@ def text(
     """
     machine = plan.machine
     out = StringIO()
-    console = Console(file=out, width=WIDTH, highlight=False, color_system=None, emoji=False, markup=False)
+    console = _console(out)
     console.print(
         f"@{name} on {machine.name} ({machine.devices} x {machine.device.name}), one iteration", soft_wrap=True
     )
@@ -149,7 +164,13 @@ def text(
         ties = equal_but_at_ties(step.partition(" at ")[0] for step in derivation)
         if ties:
             console.print(f"  gradients      may differ at ties, by {', '.join(ties)}")
-    console.print(_table(plan))
+    return out.getvalue()
+
+
+def table(plan: PlanCost) -> str:
+    """Return the table of `--stats`: every operator, leaf and reshard of a plan, with its layout and seconds."""
+    out = StringIO()
+    _console(out).print(_table(plan))
     return out.getvalue().rstrip() + "\n"
 
 
@@ -176,6 +197,10 @@ def _emitted_bounds(plan: PlanCost, simulated: Simulated) -> list[tuple[float, s
     if not one and not any(map(pins, plan.placement.layouts.values())):
         found.insert(0, (simulated.everywhere, " with everything on all devices"))
     return [(least, where) for least, where in found if least]
+
+
+def _console(out: StringIO) -> Console:
+    return Console(file=out, width=WIDTH, highlight=False, color_system=None, emoji=False, markup=False)
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:

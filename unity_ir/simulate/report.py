@@ -38,6 +38,18 @@ def step_seconds(plan: Plan, machine: Machine, overlap: bool = True) -> tuple[fl
     return timeline.seconds + (count - PLAYED) * (timeline.seconds - fewer.seconds), timeline
 
 
+def shown_step(graph: Graph, machine: Machine) -> tuple[Plan, Timeline]:
+    """
+    Return the plan of a placed graph's step as it is emitted, and the timeline to show of it: of a step in
+    micro-batches, of the first ones (`PLAYED`); of one in stages, what each rank runs when.
+    """
+    if graph.pipeline is not None:
+        plan, staged = _in_stages(graph, MachineKey(machine), graph.optimizer)
+        return plan, staged.timeline()
+    plan = plan_graph(graph, machine)
+    return plan, step_seconds(plan, machine)[1]
+
+
 def simulated(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> Simulated:
     """
     Plan and simulate one iteration of a placed graph's training step as it is emitted: return its seconds, with

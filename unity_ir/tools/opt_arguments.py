@@ -133,6 +133,22 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
         parser.add_argument(
             "--timeline", metavar="FILE.svg", help="after the passes, simulate an iteration and write it as a picture"
         ),
+        parser.add_argument(
+            "--report",
+            metavar="FILE.html",
+            help="after the passes, write a page on the plan: graph, timeline, memory, links; one file, which opens in "
+            "any browser without a network (docs/report.md)",
+        ),
+        parser.add_argument(
+            "--against",
+            metavar="PLAN.pcg",
+            help="with --report: say how the plan in a file differs from this one; what -o has written, for one",
+        ),
+        parser.add_argument(
+            "--baselines",
+            action="store_true",
+            help="with --report: price plans that people make by hand, too; which takes a while for large models",
+        ),
     ]
 
 

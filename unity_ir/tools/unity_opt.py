@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
 
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
 from xdsl.passes import PassPipeline
 from xdsl.utils.arg_spec import parse_pipeline, parse_spec
@@ -42,7 +43,9 @@ from unity_ir.tools.opt_help import add_help
 from unity_ir.version import __version__
 
 if TYPE_CHECKING:
+    from unity_ir.api.plans import Plan
     from unity_ir.frontends.torch import Imported
+    from unity_ir.pcg.optimizer import Optimizer
 
 
 class Kept(StringIO):
@@ -68,11 +71,14 @@ class UnityOpt(xDSLOptMain):
     imported: Imported | None = None
     """The model that `--from-torch` imported."""
 
+    against: Plan | None = None
+    """The plan of `--against`."""
+
     derivation: str | None = None
     """The content of the file of `--derivation-out`."""
 
     pictures: Mapping[str, str] = MappingProxyType({})
-    """The contents of the files of `--trace` and `--timeline`, by file name."""
+    """The contents of the files of `--trace`, `--timeline` and `--report`, by file name."""
 
     def register_all_arguments(self, arg_parser: ArgumentParser) -> None:
         """Add xDSL's options and this project's to the parser."""
@@ -174,13 +180,18 @@ class UnityOpt(xDSLOptMain):
             if args.search is not None:
                 raise UnityError("unity-opt: --degrees and --search each make the plan; leave one out")
             asked_by, args.search = "--degrees", ",".join(filter(None, ("degrees", args.degrees)))
-        used = args.search or args.stats or args.print_plan or args.trace or args.timeline
+        used = args.search or args.stats or args.print_plan or args.trace or args.timeline or args.report
         if args.machine is not None and not used:
             raise UnityError(
                 "unity-opt: --machine says where to search and to cost; "
-                "add --search, --stats, --print-plan, --trace or --timeline"
+                "add --search, --stats, --print-plan, --trace, --timeline or --report"
             )
         self.check_files()
+        for flag, value in (("--against", args.against), ("--baselines", args.baselines or None)):
+            if value is not None and args.report is None:
+                raise UnityError(f"unity-opt: {flag} is compared in a report; add --report=FILE.html")
+        if args.against is not None:
+            self.against = self.other_plan(args.against)
         if args.profile == "" or args.machine == "":
             raise UnityError(f"unity-opt: --{'profile' if args.profile == '' else 'machine'} is empty; leave it out")
         if args.explain is not None and args.search is None:
@@ -246,6 +257,13 @@ class UnityOpt(xDSLOptMain):
         names = (name for spec in given for name in spec.parameters.get("optimizer", ()))
         return next((name for name in names if isinstance(name, str)), None)
 
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer called `trains_with`."""
+        from unity_ir.pcg.optimizer import optimizer_of
+
+        return None if self.trains_with is None else optimizer_of("unity-opt", self.trains_with, {})
+
     def check_files(self) -> None:
         """
         Raise `UnityError` if two outputs name the same file, or an output other than `-o` names the input's; also for
@@ -254,6 +272,7 @@ class UnityOpt(xDSLOptMain):
         written = {
             "--trace": self.args.trace,
             "--timeline": self.args.timeline,
+            "--report": self.args.report,
             "-o": self.args.output_file,
             "--derivation-out": self.args.derivation_out,
             "--weights-out": self.args.weights_out,
@@ -304,7 +323,7 @@ class UnityOpt(xDSLOptMain):
     def apply_passes(self, prog: ModuleOp) -> None:
         """
         Run the pipeline on the module `prog`, in place; then make what `--derivation-out`, `--stats`, `--print-plan`,
-        `--trace` and `--timeline` ask for.
+        `--trace`, `--timeline` and `--report` ask for.
         """
         self.verified(prog, super().apply_passes)
         if self.args.derivation_out is not None:
@@ -315,6 +334,8 @@ class UnityOpt(xDSLOptMain):
             self.print_plan(prog)
         if self.args.trace is not None or self.args.timeline is not None:
             self.pictures = self.draw(prog)
+        if self.args.report is not None:
+            self.pictures = {**self.pictures, self.args.report: self.report(prog)}
 
     def print_plan(self, module: ModuleOp) -> None:
         """
@@ -333,11 +354,9 @@ class UnityOpt(xDSLOptMain):
         """Print to stderr what each pcg function of a module costs (`--stats`): time, memory and simulation."""
         from unity_ir.api.stats import stats_of
         from unity_ir.dialects.convert import pcg_functions
-        from unity_ir.pcg.optimizer import optimizer_of
 
         for func in pcg_functions(module):
-            optimizer = None if self.trains_with is None else optimizer_of("unity-opt", self.trains_with, {})
-            print(stats_of(module, func, self.args.machine, optimizer), file=sys.stderr)
+            print(stats_of(module, func, self.args.machine, self.optimizer), file=sys.stderr)
 
     def draw(self, module: ModuleOp) -> Mapping[str, str]:
         """
@@ -347,7 +366,7 @@ class UnityOpt(xDSLOptMain):
         Raises `UnityError` for a lowered module, and for another number of functions.
         """
         from unity_ir.api.stats import machine_of
-        from unity_ir.dialects.convert import pcg_functions, to_graph
+        from unity_ir.dialects.convert import to_graph
         from unity_ir.plan.plan import plan_graph
         from unity_ir.simulate.full import simulate
         from unity_ir.simulate.replay import replay
@@ -355,13 +374,7 @@ class UnityOpt(xDSLOptMain):
         from unity_ir.simulate.timeline import timeline_svg
         from unity_ir.simulate.trace import trace
 
-        flag = "--trace" if self.args.trace is not None else "--timeline"
-        functions = list(pcg_functions(module))
-        if any(op.name == "spmd.program" for op in module.ops):
-            raise UnityError(f"unity-opt: {flag} shows a plan, but the module is lowered; leave out lower-pcg-to-spmd")
-        if len(functions) != 1:
-            raise UnityError(f"unity-opt: {flag} shows one function, but the module has {len(functions)}; split it")
-        graph = to_graph(functions[0])
+        graph = to_graph(_shown(module, "--trace" if self.args.trace is not None else "--timeline"))
         machine = machine_of(module, graph, self.args.machine)
         plan = plan_graph(graph, machine)
         if plan.pipeline is None:
@@ -371,6 +384,22 @@ class UnityOpt(xDSLOptMain):
         title = f"@{graph.name} on {machine.name}"
         drawn = {self.args.trace: trace, self.args.timeline: timeline_svg}
         return {file: draw(timeline, title) for file, draw in drawn.items() if file is not None}
+
+    def report(self, module: ModuleOp) -> str:
+        """Return the page of `--report` on the module's only pcg function. Raises `UnityError` as `draw` does."""
+        from unity_ir.api.report import report_html
+        from unity_ir.api.stats import compared
+
+        plan = compared(module, _shown(module, "--report"), self.args.machine, self.optimizer)
+        return report_html(plan, None if self.against is None else self.against.compared, self.args.baselines)
+
+    def other_plan(self, path: str) -> Plan:
+        """Read the plan of `--against`: before the search, so that a wrong file is found at once."""
+        from unity_ir.api.plans import load
+
+        if not path:
+            raise UnityError("unity-opt: --against is empty; name a file")
+        return load(path)
 
     # Writing
 
@@ -413,6 +442,18 @@ class UnityOpt(xDSLOptMain):
         finally:
             for left in staged.values():
                 os.unlink(left)
+
+
+def _shown(module: ModuleOp, flag: str) -> FuncOp:
+    """Return a module's only pcg function, to be shown by the option `flag`; raises `UnityError` if that is not so."""
+    from unity_ir.dialects.convert import pcg_functions
+
+    functions = list(pcg_functions(module))
+    if any(op.name == "spmd.program" for op in module.ops):
+        raise UnityError(f"unity-opt: {flag} shows a plan, but the module is lowered; leave out lower-pcg-to-spmd")
+    if len(functions) != 1:
+        raise UnityError(f"unity-opt: {flag} shows one function, but the module has {len(functions)}; split it")
+    return functions[0]
 
 
 def _print_misfit(error: BaseException | None) -> None:
