@@ -25,7 +25,7 @@ from unity_ir.pcg.collectives import BETWEEN_DEVICES
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.forward import forward_of
 from unity_ir.plan.plan import PlanOptions, plan_step
-from unity_ir.plan.program import Compute, Instruction, Program, ReshardMove, TimeStep
+from unity_ir.plan.program import Compute, Instruction, Program, ReshardMove, TimeStep, makes
 
 SGD, ADAMW = Optimizer("sgd", 0.1), Optimizer("adamw", 1e-2, weight_decay=0.1)
 
@@ -35,7 +35,7 @@ CASES = [
     ("gpt2", "degrees,tp=2*2", 2, "f64"),
     ("gpt2", "joint/2*2", 4, "f64"),
     ("llama3_8b", "degrees,zero=3/2*4", 1, "f64"),
-    ("llama3_8b", "degrees,tp=2,sp=true*4", 2, "f64"),
+    ("llama3_8b", "degrees,tp=2,sp=true/2*4", 2, "f64"),
     ("llama3_8b", "joint*2", 4, "f64"),
     ("llama3_8b", "fsdp/2i*2", 2, "mixed"),
     ("bert_large", "data-parallel/4*2", 1, "f64"),
@@ -143,6 +143,18 @@ def test_a_weight_that_is_gathered_for_the_backward_is_gathered_once_where_both_
     }
     assert [pieces.when[i.result] for i in gathers[1] if i.result == read] == ["every"]
     assert from_op(to_op(pieces)).anew
+
+
+def test_pieces_of_what_is_made_once_are_taken_in_every_micro_batch():
+    """Here of the gradient of a mean, which depends on nothing."""
+    made, inside = loop("llama3_8b", "degrees,tp=2/2*2")
+    before = {i.operand for i in inside if isinstance(i, TimeStep) and made.when[i.operand] == "first"}
+    assert any(
+        i.operator == "reduce_mean_grad"
+        for i in made.body
+        if isinstance(i, Compute) and not before.isdisjoint(makes(i))
+    )
+    assert {made.when[r] for r in made.in_pieces} == {"every"}
 
 
 @pytest.mark.parametrize("plan", ["degrees,tp=2*4", "degrees,tp=2,sp=true*2"])

@@ -316,6 +316,8 @@ class Program:
             is_in = bool(step) or any(self.tensors[r].layout[-1] != REPEAT for r in made)
             read = reads(instruction)
             is_alike = bool(read) and alike.issuperset(read) and twice.isdisjoint(made)
+            # Each micro-batch has a loop over pieces of its own.
+            is_alike = is_alike and not self.is_in_pieces(instruction)
             if is_alike or step == "reuse":
                 alike.update(made)
             found.update(dict.fromkeys(made, "every" if is_in and not is_alike else "first"))
