@@ -16,6 +16,7 @@ PASSES: dict[str, str] = {
 """Pass by name, as `module:class`."""
 
 TARGETS: dict[str, str] = {
+    "irdl": "unity_ir.passes.irdl:IrdlTarget",
     "triton": "unity_ir.passes.triton:TritonTarget",
 }
 """Target by name, as `module:class`."""
