@@ -26,7 +26,7 @@ PATH = Path(__file__).parent / "dialect.md"
 
 FUNCTION_ATTRIBUTES = {
     VIEW: "of an argument: where it rests",
-    NAME: "of an argument: its full name, where that is no name in MLIR",
+    NAME: "of an argument: its full name, where that is no name in MLIR, and in the generic form",
     OPTIMIZER: "what the plan is made to be trained with",
     PIPELINE: "how a step in stages is run: `order` of the schedule, `ranks` (parts of the machine), `chunks` per rank",
     DERIVATION: "the rule applications from the source graph to this one",

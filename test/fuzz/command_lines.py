@@ -64,6 +64,8 @@ VALUES = (
         "triton",
     ),
     *(
+        "irdl",
+        "irdl{a=b}",
         "triton{",
         "triton{}",
         "triton{kernels=torch}",

@@ -15,8 +15,9 @@ from contextlib import contextmanager, suppress
 
 import xdsl
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, UnregisteredOp
 from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation
 from xdsl.irdl import IRDLOperation
 from xdsl.parser import Parser
 from xdsl.parser.generic_parser import ParserState
@@ -25,6 +26,7 @@ from xdsl.utils.lexer import Input, Token
 from xdsl.utils.mlir_lexer import MLIRLexer, MLIRToken, MLIRTokenKind, StringLiteral
 
 from unity_ir.api.text_errors import check_strings
+from unity_ir.dialects.names import own_name
 from unity_ir.errors import UnityError
 
 
@@ -48,6 +50,12 @@ class _Parser(Parser):
     def __init__(self, context: Context, text: str, name: str):
         super().__init__(context, text, name)
         super(Parser, self).__init__(ParserState(_Lexer(Input(text, name))), context)
+
+    def _get_op_by_name(self, name: str) -> type[Operation]:
+        """Return the class of an operation, named as in its dialect, or as `-t irdl` names it."""
+        own = own_name(name)
+        found = None if own == name else self.ctx.get_optional_op(own)
+        return super()._get_op_by_name(name) if found is None or issubclass(found, UnregisteredOp) else found
 
 
 _XDSL = os.path.dirname(xdsl.__file__)

@@ -229,27 +229,22 @@ def from_graph(graph: Graph) -> FuncOp:
     _check_inputs(graph.inputs, where)
     block = Block(arg_types=tensor_types([n.types[0] for n in graph.inputs]))
     values: dict[Value, SSAValue] = {}
-    for i, (node, argument) in enumerate(zip(graph.inputs, block.args, strict=True)):
+    for node, argument in zip(graph.inputs, block.args, strict=True):
         check_name(where, node.name)
-        argument.name_hint = hint(node.name, f"arg{i}")
         values[node.result] = argument
-    counts: Counter[str] = Counter()
     for node in graph.nodes():
         if node.op == "input":
             if node.result not in values:
                 raise UnityError(f"{where}: input {node.name!a} is used, but is not among the graph's inputs")
             continue
         op = _operation(node, [values[v] for v in node.operands])
-        text = hint(node.name, "weight") if node.op == "weight" else f"{node.op}{counts[node.op]}"
-        counts[node.op] += 1
-        for value, result in zip(node.results, op.results, strict=True):
-            result.name_hint = text
-            values[value] = result
+        values.update(zip(node.results, op.results, strict=True))
         block.add_op(op)
     check_weights(op for op in block.ops if isinstance(op, WeightOp))
     for update in graph.updates:
         block.add_op(UpdateOp(values[update.weight], values[update.grad], graph.optimizer))
     block.add_op(ReturnOp(*(values[v] for v in graph.outputs)))
+    _set_hints(block, [n.name for n in graph.inputs])
     types = ([a.type for a in block.args], [values[v].type for v in graph.outputs])
     func = FuncOp(graph.name, types, Region(block), arg_attrs=_arg_attrs(graph.inputs, block))
     if graph.optimizer is not None and not graph.updates:
@@ -281,6 +276,56 @@ def _operation(node: Node, operands: Sequence[SSAValue]) -> Operation:
     )
     leaf.node()
     return leaf
+
+
+def _set_hints(block: Block, inputs: Sequence[str]) -> None:
+    """Name arguments after the `inputs`, results after their weights or operators: `%x`, `%fc1.weight`, `%matmul0`."""
+    for i, (argument, name) in enumerate(zip(block.args, inputs, strict=True)):
+        argument.name_hint = hint(name, f"arg{i}")
+    counts: Counter[str] = Counter()
+    for op in block.ops:
+        kind = op.name.removeprefix("pcg.")
+        text = hint(op.text, "weight") if isinstance(op, WeightOp) else f"{kind}{counts[kind]}"
+        counts[kind] += 1
+        for result in op.results:
+            result.name_hint = text
+
+
+def name_values(func: FuncOp) -> None:
+    """
+    Name the values of a function as `from_graph` does, in place: for text of tools that number values. Attributes
+    `pcg.name` of arguments stay only where an SSA name cannot hold the input's name. Raises as `to_graph`.
+    """
+    names = [node.name for node in to_graph(func).inputs]
+    write_names(func)
+    _set_hints(func.body.block, names)
+    drop_names(func)
+
+
+def write_names(func: FuncOp) -> None:
+    """
+    Add to every argument of a function the attribute `pcg.name` with its input's name, in place: for tools that do not
+    keep names of values, such as `mlir-opt`.
+    """
+    spoken = _spoken([a.name_hint or "" for a in func.args])
+    _set_argument_attributes(
+        func,
+        [{NAME: StringAttr(name), **own} for name, own in zip(spoken, _argument_attributes(func), strict=True)],
+    )
+
+
+def drop_names(func: FuncOp) -> None:
+    """Remove the attribute `pcg.name` of arguments whose SSA name says the same, in place."""
+    spoken = _spoken([a.name_hint or "" for a in func.args])
+    found = _argument_attributes(func)
+    for own, name in zip(found, spoken, strict=True):
+        if own.get(NAME) == StringAttr(name):
+            del own[NAME]
+    _set_argument_attributes(func, found)
+
+
+def _set_argument_attributes(func: FuncOp, found: Sequence[dict[str, Attribute]]) -> None:
+    func.arg_attrs = ArrayAttr(map(DictionaryAttr, found)) if any(found) else None
 
 
 def _arg_attrs(inputs: Sequence[Node], block: Block) -> ArrayAttr[DictionaryAttr] | None:

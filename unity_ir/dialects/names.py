@@ -17,6 +17,9 @@ from unity_ir.errors import UnityError
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories: control, format (text direction), surrogate, private, unassigned, line and paragraph ends."""
 
+REGION = "region."
+"""Begins the name for IRDL of an operation with regions (`dialects.irdl_names`)."""
+
 
 def check_name(what: str, name: str) -> None:
     """
@@ -80,3 +83,15 @@ def name_text(what: str, attribute: Attribute) -> str:
 
 NAME_CONSTRAINT: AttrConstraint = BaseAttr(StringAttr) | BaseAttr(BytesAttr)
 """Attributes that may hold a name: see `parse_name`."""
+
+
+def own_name(name: str) -> str:
+    """
+    Return the name in the dialects of an operation's name for IRDL; other names stay.
+
+    Given `pcg.concat_3`, returns `pcg.concat`; given `region.spmd.program`, returns `spmd.program`.
+    """
+    if name.startswith(REGION):
+        return name.removeprefix(REGION)
+    found = re.fullmatch(r"((?:pcg|spmd|subst)\.[a-z0-9_]+?)(?:_\d{1,3}){1,2}", name)
+    return name if found is None else found[1]

@@ -11,9 +11,10 @@ halo, the elements by which a piece reaches beyond its shard of a dim, is writte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite, prod
-from typing import TypeVar, cast
+from typing import ClassVar, TypeVar, cast
 
 from xdsl.dialects.builtin import (
     ArrayAttr,
@@ -28,6 +29,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Data, Dialect, Region, SSAValue, TypeAttribute
 from xdsl.irdl import (
+    AttrConstraint,
     BaseAttr,
     IRDLOperation,
     irdl_attr_definition,
@@ -46,6 +48,21 @@ from xdsl.printer import Printer
 from xdsl.traits import IsolatedFromAbove, IsTerminator, NoTerminator, SymbolOpInterface
 from xdsl.utils.exceptions import VerifyException
 
+from unity_ir.dialects.parameters import (
+    ARRAY,
+    DICTIONARY,
+    ELEMENT,
+    ELEMENT_TYPES,
+    ParameterPrinter,
+    count,
+    dictionary,
+    element,
+    integers,
+    pairs,
+    parse_more,
+    print_parameters,
+    to_numbers,
+)
 from unity_ir.errors import UnityError
 from unity_ir.pcg.collectives import HALO_EXCHANGES, PLANNED
 from unity_ir.pcg.parallel import IN_TIME
@@ -104,6 +121,15 @@ class PieceType(Data[LocalTensorType], TypeAttribute):
 
     name = "spmd.piece"
 
+    PARAMETERS: ClassVar[dict[str, AttrConstraint]] = {
+        "local": ARRAY,
+        "shape": ARRAY,
+        "dtype": ELEMENT,
+        "roles": ARRAY,
+        "more": DICTIONARY,
+    }
+    """Parameters in the spelling for IRDL (`dialects.parameters`); `more` has `halo` or `halo_sum`, if any."""
+
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> LocalTensorType:
         """Parse the type in angle brackets: `<[32, 784] of [64, 784], f32, [dim 0]>`. Raises `ParseError`."""
@@ -139,26 +165,73 @@ class PieceType(Data[LocalTensorType], TypeAttribute):
         position = parser.pos
         with parser.in_angle_brackets():
             local = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, number)
+            if more := parse_more(parser):
+                try:
+                    return _from_parameters([to_numbers(tuple(local)), *more])
+                except UnityError as error:
+                    parser.raise_error(str(error), position)
             parser.parse_keyword("of")
             shape = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, size)
             parser.parse_punctuation(",")
             dtype = parser.parse_identifier()
             parser.parse_punctuation(",")
             layout = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, role)
+        halo, halo_sum = (tuple(b) if any(map(any, b)) else () for b in borders.values())
         try:
-            tensor_type(tuple(shape), dtype)
+            return _checked(LocalTensorType(tuple(local), tuple(shape), dtype, tuple(layout), halo, halo_sum))
         except UnityError as error:
             parser.raise_error(str(error), position)
-        if len(local) != len(shape) or any(role >= len(shape) for role in layout):
-            parser.raise_error(f"spmd.piece: {local} is not a piece of {shape} with these roles", position)
-        halo, halo_sum = (tuple(b) if any(map(any, b)) else () for b in borders.values())
-        if halo and halo_sum:
-            parser.raise_error("spmd.piece: a halo holds copies or addends, not both", position)
-        return LocalTensorType(tuple(local), tuple(shape), dtype, tuple(layout), halo, halo_sum)
 
     def print_parameter(self, printer: Printer) -> None:
         """Print the type in angle brackets, as `parse_parameter` reads it."""
+        if isinstance(printer, ParameterPrinter):
+            print_parameters(printer, _to_parameters(self.data))
+            return
         printer.print_string(str(self.data))
+
+
+def _checked(piece: LocalTensorType) -> LocalTensorType:
+    """Return a piece whose fields fit each other. Raises `UnityError` for another."""
+    tensor_type(piece.shape, piece.dtype)
+    local, shape = list(piece.local), list(piece.shape)
+    if len(local) != len(shape) or any(role >= len(shape) for role in piece.layout):
+        raise UnityError(f"spmd.piece: {local} is not a piece of {shape} with these roles")
+    if piece.halo and piece.halo_sum:
+        raise UnityError("spmd.piece: a halo holds copies or addends, not both")
+    return piece
+
+
+def _to_parameters(piece: LocalTensorType) -> list[Attribute]:
+    borders = (("halo", piece.halo), ("halo_sum", piece.halo_sum))
+    roles = ArrayAttr(StringAttr(role_name(role)) for role in piece.layout)
+    more = DictionaryAttr({kind: to_numbers(border) for kind, border in borders if border})
+    return [to_numbers(piece.local), to_numbers(piece.shape), ELEMENT_TYPES[piece.dtype], roles, more]
+
+
+def _from_parameters(parameters: Sequence[Attribute]) -> LocalTensorType:
+    where = "spmd.piece"
+    count(where, parameters, PieceType.PARAMETERS)
+    local, shape, dtype, roles, rest = parameters
+    more = dictionary(where, rest, ("halo", "halo_sum"))
+    borders = {kind: pairs(where, more[kind]) for kind in ("halo", "halo_sum") if kind in more}
+    sizes = integers(where, shape)
+    if any(len(border) != len(sizes) or min(map(min, border), default=0) < 0 for border in borders.values()):
+        raise UnityError(f"{where}: a halo has two numbers for each dim of {list(sizes)}, from 0")
+    if not isinstance(roles, ArrayAttr):
+        raise UnityError(f"{where}: the parameter {roles} must be a list of roles")
+    layout = [_role(where, role) for role in cast("ArrayAttr[Attribute]", roles)]
+    return _checked(LocalTensorType(integers(where, local), sizes, element(where, dtype), tuple(layout), **borders))
+
+
+def _role(where: str, attribute: Attribute) -> int:
+    """Given `"dim 0"`, returns 0; the inverse of `role_name`. Raises `UnityError` for other texts."""
+    text = attribute.data if isinstance(attribute, StringAttr) else ""
+    kind, _, number = text.partition(" ")
+    if kind in ("dim", "at") and number.isascii() and number.isdecimal():
+        return int(number) if kind == "dim" else pinned_at(int(number))
+    if text not in ROLES:
+        raise UnityError(f"{where}: {attribute} is no role; roles are dim i, copy, sum, repeat and at i")
+    return ROLES[text]
 
 
 PIECE = BaseAttr(PieceType)

@@ -10,11 +10,13 @@ PASSES: dict[str, str] = {
     "pcg-fold": "unity_ir.passes.fold:Fold",
     "pcg-fuse-collectives": "unity_ir.passes.fuse_collectives:FuseCollectives",
     "pcg-mixed-precision": "unity_ir.passes.mixed_precision:MixedPrecision",
+    "pcg-name-values": "unity_ir.passes.name_values:NameValues",
     "pcg-search": "unity_ir.passes.search:Search",
 }
 """Pass by name, as `module:class`."""
 
 TARGETS: dict[str, str] = {
+    "irdl": "unity_ir.passes.irdl:IrdlTarget",
     "triton": "unity_ir.passes.triton:TritonTarget",
 }
 """Target by name, as `module:class`."""

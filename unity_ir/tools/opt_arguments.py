@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from argparse import Action, ArgumentParser
+from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from xdsl.utils.arg_spec import PipelineLexer, SpecTokenKind
 
 from unity_ir.errors import UnityError
+
+
+class PrintIrdl(Action):
+    """Argparse action that prints the dialects in IRDL, and exits."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(nargs=0, **kwargs)
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        from unity_ir.dialects.irdl_text import irdl_text
+
+        print(irdl_text(), end="")
+        parser.exit()
 
 
 def add_arguments(parser: ArgumentParser) -> list[Action]:
@@ -148,6 +163,12 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
             "--baselines",
             action="store_true",
             help="with --report: price plans that people make by hand, too; which takes a while for large models",
+        ),
+        parser.add_argument(
+            "--irdl",
+            action=PrintIrdl,
+            help="print the dialects in IRDL, MLIR's language for their definition, and exit; mlir-opt --irdl-file "
+            "reads it, and then verifies what -t irdl prints",
         ),
     ]
 

@@ -104,6 +104,11 @@ class UnityOpt(xDSLOptMain):
         module = read_module(self.ctx, io.read(), name, implicit, raise_verify=self.args.verify_diagnostics)
         if not self.args.disable_verify:
             self.verified(module, check_structure)
+            from unity_ir.dialects.convert import drop_names, pcg_functions
+
+            # The generic form has every input's name as an attribute, too.
+            for func in pcg_functions(module):
+                drop_names(func)
         return module
 
     def get_input_name(self) -> str:
@@ -405,9 +410,14 @@ class UnityOpt(xDSLOptMain):
 
     def output_resulting_program(self, prog: ModuleOp) -> str:
         """
-        Return the module as text in the format of the target (`-t`). Raises `DiagnosticException` if the target writes
-        nothing.
+        Return the module as text in the format of the target (`-t`); the generic form has inputs' names as attributes,
+        since MLIR does not keep SSA names. Raises `DiagnosticException` if the target writes nothing.
         """
+        if self.args.print_op_generic:
+            from unity_ir.dialects.convert import pcg_functions, write_names
+
+            for func in pcg_functions(prog):
+                write_names(func)
         with as_xdsl(f"written by -t {self.args.target}"):
             text = super().output_resulting_program(prog)
         if not text.strip():

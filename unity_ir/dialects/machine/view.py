@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from math import prod
+from typing import ClassVar, cast
 
-from xdsl.ir import Data
-from xdsl.irdl import irdl_attr_definition
+from xdsl.ir import Attribute, Data
+from xdsl.irdl import AttrConstraint, irdl_attr_definition
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
+from unity_ir.dialects.parameters import (
+    ARRAY,
+    INTEGER,
+    ParameterPrinter,
+    count,
+    from_numbers,
+    integer,
+    pairs,
+    parse_more,
+    print_parameters,
+    to_numbers,
+)
 from unity_ir.errors import UnityError
 from unity_ir.pcg.view import View, ViewAxis
 
@@ -35,6 +49,9 @@ class ViewAttr(Data[View]):
 
     name = "machine.view"
 
+    PARAMETERS: ClassVar[dict[str, AttrConstraint]] = {"axes": ARRAY, "start": INTEGER, "repeat": ARRAY}
+    """Parameters in the spelling for IRDL (`dialects.parameters`): `#machine.view<[[[4, 6], [2, 3]]], 0, []>`."""
+
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> View:
         """
@@ -46,6 +63,8 @@ class ViewAttr(Data[View]):
         end = text.find(">", start)
         if text[start : start + 1] != "<" or end < 0:
             parser.raise_error("machine.view: expected `<start, [factor @ stride, ...], ..., repeat [...]>`")
+        if text[start + 1 : end].lstrip().startswith("["):
+            return _parse_parameters(parser)
         view = _VIEW.fullmatch(text, start + 1, end)
         if view is None:
             parser.raise_error(
@@ -69,6 +88,10 @@ class ViewAttr(Data[View]):
 
     def print_parameter(self, printer: Printer) -> None:
         """Print the view in angle brackets, as `parse_parameter` reads it."""
+        if isinstance(printer, ParameterPrinter):
+            view = self.data
+            print_parameters(printer, [to_numbers(view.axes), to_numbers(view.start), to_numbers(view.repeat)])
+            return
         printer.print_string(str(self.data).removeprefix("#machine.view"))
 
     def verify(self) -> None:
@@ -77,6 +100,29 @@ class ViewAttr(Data[View]):
             check_size(self.data)
         except UnityError as error:
             raise VerifyException(str(error)) from error
+
+
+def _parse_parameters(parser: AttrParser) -> View:
+    """Parse a view spelled by parameters, in angle brackets. Raises `ParseError`."""
+    start = parser.pos
+    with parser.in_angle_brackets():
+        parameters = [parser.parse_attribute(), *parse_more(parser)]
+    try:
+        found = _from_parameters(parameters)
+        check_size(found)
+    except UnityError as error:
+        parser.raise_error(str(error), start)
+    return found
+
+
+def _from_parameters(parameters: Sequence[Attribute]) -> View:
+    where = "machine.view"
+    count(where, parameters, ViewAttr.PARAMETERS)
+    axes, start, repeat = parameters
+    found = cast("tuple[tuple[tuple[int, ...], ...], ...]", from_numbers(where, axes, 3))
+    if any(len(pair) != 2 for axis in found for pair in axis):
+        raise UnityError(f"{where}: the parameter {axes} must be lists of pairs, factor and stride")
+    return View(integer(where, start), cast("tuple[ViewAxis, ...]", found), pairs(where, repeat))
 
 
 def _axis(text: str) -> ViewAxis:

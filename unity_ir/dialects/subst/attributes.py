@@ -6,14 +6,15 @@ that take the value which a match finds (`$act`), and fixed values.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from xdsl.dialects.builtin import ArrayAttr, FloatAttr, StringAttr, f64
 from xdsl.ir import Attribute, Data
-from xdsl.irdl import irdl_attr_definition
+from xdsl.irdl import AttrConstraint, irdl_attr_definition
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 
+from unity_ir.dialects.parameters import STRING, ParameterPrinter
 from unity_ir.errors import UnityError
 from unity_ir.rules import pattern
 from unity_ir.rules.parse import RuleTextError, parse_poly
@@ -25,7 +26,8 @@ T = TypeVar("T")
 
 def parse_body(parser: AttrParser, read: Callable[[str], T]) -> T:
     """
-    Parse the text in angle brackets with the function `read`, and return its result.
+    Parse the text in angle brackets with the function `read`, and return its result. The text may be in double quotes,
+    as in the spelling for IRDL (`dialects.parameters`).
 
     MLIR's tokens do not cover that text, so it is taken from the source, and the lexer is moved behind it. Raises
     `ParseError` at the place of a `RuleTextError`, and for other `UnityError`s of `read`.
@@ -34,16 +36,24 @@ def parse_body(parser: AttrParser, read: Callable[[str], T]) -> T:
     end = text.find(">", start)
     if text[start : start + 1] != "<" or end < 0:
         parser.raise_error("expected `<...>`")
+    first, last = start + 1, end
+    if text[first] == text[last - 1] == '"' and last - first > 1:
+        first, last = first + 1, last - 1
     try:
-        found = read(text[start + 1 : end])
+        found = read(text[first:last])
     except RuleTextError as error:
-        parser.raise_error(str(error), start + 1 + error.position, end)
+        parser.raise_error(str(error), first + error.position, end)
     except UnityError as error:
         parser.raise_error(str(error), start + 1, end)
     parser.lexer.pos = end
     parser.parse_punctuation("<")
     parser.parse_punctuation(">")
     return found
+
+
+def print_body(printer: Printer, text: str) -> None:
+    """Print a text in angle brackets, as `parse_body` reads it."""
+    printer.print_string(f'<"{text}">' if isinstance(printer, ParameterPrinter) else f"<{text}>")
 
 
 @irdl_attr_definition
@@ -55,6 +65,8 @@ class PolyAttr(Data[Poly]):
 
     name = "subst.poly"
 
+    PARAMETERS: ClassVar[dict[str, AttrConstraint]] = {"text": STRING}
+
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> Poly:
         """Parse the polynomial in angle brackets. Raises `ParseError`."""
@@ -62,7 +74,7 @@ class PolyAttr(Data[Poly]):
 
     def print_parameter(self, printer: Printer) -> None:
         """Print the polynomial in angle brackets."""
-        printer.print_string(f"<{self.data}>")
+        print_body(printer, str(self.data))
 
 
 @irdl_attr_definition
@@ -71,15 +83,18 @@ class ParameterAttr(Data[str]):
 
     name = "subst.parameter"
 
+    PARAMETERS: ClassVar[dict[str, AttrConstraint]] = {"text": STRING}
+
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> str:
         """Parse the name in angle brackets. Raises `ParseError`."""
         with parser.in_angle_brackets():
-            return parser.parse_identifier()
+            text = parser.parse_optional_str_literal()
+            return parser.parse_identifier() if text is None else text
 
     def print_parameter(self, printer: Printer) -> None:
         """Print the name in angle brackets."""
-        printer.print_string(f"<{self.data}>")
+        print_body(printer, self.data)
 
 
 def to_attribute(value: pattern.AttrExpr) -> Attribute:

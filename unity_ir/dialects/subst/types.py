@@ -5,12 +5,15 @@ inputs'.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from xdsl.ir import Data, ParametrizedAttribute, TypeAttribute
-from xdsl.irdl import irdl_attr_definition
+from xdsl.irdl import AttrConstraint, irdl_attr_definition
 from xdsl.parser import AttrParser
 from xdsl.printer import Printer
 
-from unity_ir.dialects.subst.attributes import parse_body
+from unity_ir.dialects.parameters import STRING
+from unity_ir.dialects.subst.attributes import parse_body, print_body
 from unity_ir.rules.parse import parse_tensor
 from unity_ir.rules.text import tensor_text
 
@@ -24,6 +27,8 @@ class SubstTensorType(Data[str], TypeAttribute):
 
     name = "subst.tensor"
 
+    PARAMETERS: ClassVar[dict[str, AttrConstraint]] = {"text": STRING}
+
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> str:
         """
@@ -33,7 +38,7 @@ class SubstTensorType(Data[str], TypeAttribute):
 
     def print_parameter(self, printer: Printer) -> None:
         """Print the constraint in angle brackets, as `parse_parameter` reads it."""
-        printer.print_string(f"<{self.data}>")
+        print_body(printer, self.data)
 
 
 @irdl_attr_definition
@@ -41,3 +46,5 @@ class SubstValueType(ParametrizedAttribute, TypeAttribute):
     """`!subst.value`: the type of an operator's result in a pattern; its shape follows from the inputs'."""
 
     name = "subst.value"
+
+    PARAMETERS: ClassVar[dict[str, AttrConstraint]] = {}

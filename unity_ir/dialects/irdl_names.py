@@ -1,0 +1,115 @@
+"""
+Name operations for IRDL, which has no operands of different types in an unknown number, and no terminators.
+
+- An operation whose number of operands or results varies has it in its name: `pcg.concat_3` of three operands,
+  `pcg.split_2` of two results, `spmd.compute_2_1` of two operands and one result.
+- An operation with regions is in a dialect that is not registered, `region`: `region.spmd.program`. MLIR would ask a
+  registered one for blocks with terminators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+from xdsl.dialects.builtin import ModuleOp, UnregisteredOp
+from xdsl.ir import Operation
+from xdsl.irdl import IRDLOperation, VariadicDef
+
+from unity_ir.dialects.machine import MACHINE
+from unity_ir.dialects.names import REGION
+from unity_ir.dialects.pcg import PCG, ComputeOp
+from unity_ir.dialects.spmd import SPMD
+from unity_ir.dialects.spmd import ComputeOp as PieceComputeOp
+from unity_ir.dialects.subst import SUBST
+from unity_ir.dialects.subst.ops import ApplyOp
+from unity_ir.errors import UnityError
+from unity_ir.ops import operators
+
+IRDL_DIALECTS = (MACHINE, PCG, SPMD, SUBST)
+
+MOST = 32
+"""The most operands or results of an operation that has any number of them. IRDL lists each number."""
+
+
+def has_regions(kind: type[IRDLOperation]) -> bool:
+    """Return whether operations of a class have regions, or may have them."""
+    return bool(kind.get_irdl_definition().regions)
+
+
+@cache
+def varies(kind: type[IRDLOperation]) -> tuple[bool, bool]:
+    """Return whether the number of operands, and of results, varies among operations of a class."""
+    if issubclass(kind, ComputeOp):
+        line = kind.operator().line
+        return any(p.variadic for p in line.parameters), any(r.variadic for r in line.results)
+    definition = kind.get_irdl_definition()
+    operands, results = ((d for _, d in defs) for defs in (definition.operands, definition.results))
+    return any(isinstance(d, VariadicDef) for d in operands), any(isinstance(d, VariadicDef) for d in results)
+
+
+def counts(kind: type[IRDLOperation]) -> Iterator[tuple[int, int]]:
+    """Return every number of operands and of results of a class of operations, up to `MOST` where they vary."""
+    any_operands, any_results = varies(kind)
+    if issubclass(kind, ComputeOp):
+        line = kind.operator().line
+        operands, results = len(line.parameters), len(line.results)
+    else:
+        definition = kind.get_irdl_definition()
+        operands, results = len(definition.operands), len(definition.results)
+    if kind in (PieceComputeOp, ApplyOp):
+        lines = [operator.line for operator in operators().values()]
+        fixed = {(len(line.parameters), len(line.results)) for line in lines}
+        yield from sorted(
+            {(1, 1), *fixed, *((n, 1) for n in range(1, MOST + 1)), *((1, n) for n in range(1, MOST + 1))}
+        )
+        return
+    for o in range(operands - 1, MOST + 1) if any_operands else (operands,):
+        for r in range(results - 1, MOST + 1) if any_results else (results,):
+            yield o, r
+
+
+def irdl_name(kind: type[IRDLOperation], operands: int, results: int) -> str:
+    """Return the name for IRDL of operations of a class with these numbers of operands and results."""
+    if has_regions(kind):
+        return REGION + kind.name
+    numbers = (n for n, is_any in zip((operands, results), varies(kind), strict=True) if is_any)
+    return kind.name + "".join(f"_{n}" for n in numbers)
+
+
+def rename(module: ModuleOp) -> None:
+    """
+    Give the operations of a module their names for IRDL, in place: those that get another become unregistered ones.
+
+    Raises `UnityError` for an operation of more operands or results than IRDL declares.
+    """
+    known = {op for dialect in IRDL_DIALECTS for op in dialect.operations}
+    for op in list(module.walk(reverse=True)):
+        kind = type(op)
+        if kind not in known or not isinstance(op, IRDLOperation):
+            continue
+        name = irdl_name(type(op), len(op.operands), len(op.results))
+        if name != op.name:
+            if not has_regions(type(op)) and (len(op.operands), len(op.results)) not in set(counts(type(op))):
+                raise UnityError(
+                    f"-t irdl: {op.name} with {len(op.operands)} operands and {len(op.results)} results; IRDL declares "
+                    f"up to {MOST}: print it by --print-op-generic"
+                )
+            _replace(op, name)
+
+
+def _replace(op: Operation, name: str) -> None:
+    regions = [op.detach_region(region) for region in list(op.regions)]
+    attributes = {**op.attributes, **op.properties}
+    types = [result.type for result in op.results]
+    new = UnregisteredOp.with_name(name).create(
+        operands=op.operands, result_types=types, attributes=attributes, regions=regions
+    )
+    block = op.parent
+    assert block is not None, "an operation outside a module cannot be renamed"
+    block.insert_op_before(new, op)
+    for old, result in zip(op.results, new.results, strict=True):
+        result.name_hint = old.name_hint
+        old.replace_all_uses_with(result)
+    op.detach()
+    op.erase()
