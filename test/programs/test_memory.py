@@ -87,13 +87,13 @@ def again(graph: Graph) -> Graph:
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_loop_over_micro_batches_holds_what_is_said(tmp_path: Path, model: str, inside: bool):
-    """One micro-batch of activations, and the gradients so far: less, where activations are more than weights."""
+    """One micro-batch of activations, and the gradients so far, to which products add: less, but of few layers."""
     graph = MODELS[model]()
     dims = sample_dims(graph)
     plan = in_micro_batches(micro_batch(graph, dims, 4), dims, 4, lambda weight: inside)
     real, said = held(plan, graph, tmp_path / "loop.py")
     assert said == pytest.approx(real, rel=0.1)
-    assert (real < held(graph, graph, tmp_path / "whole.py")[0]) == (model == "gpt2")
+    assert (real < held(graph, graph, tmp_path / "whole.py")[0]) == (model != "residual")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import numpy as np
 
 from unity_ir.machine.model import Machine
 from unity_ir.machine.parts import send_seconds
-from unity_ir.plan.pipeline.live import LiveCounts, live_counts
+from unity_ir.plan.pipeline.live import live_counts
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.search.pipeline.balance import balanced
 from unity_ir.search.pipeline.bound import makespan_bound
@@ -30,12 +30,27 @@ Cuts = tuple[int, ...]
 """The first unit of each stage but the first, ascending."""
 
 
+@dataclass(frozen=True, eq=False)
+class RankCounts:
+    """
+    What a rank holds at most of micro-batches, one for all ranks that hold alike: [moment, 2 * stage] of each of its
+    stages how many whole, and then of how many what W reads (`live_counts`).
+    """
+
+    of: Floats
+
+    def most(self, live: Sequence[float], late: Sequence[float]) -> float:
+        """Return the most bytes at a moment, given those of a micro-batch at each stage, whole and late."""
+        each = [bytes for pair in zip(live, late, strict=True) for bytes in pair]
+        return float((self.of @ np.array(each)).max())
+
+
 @dataclass(frozen=True)
 class CountedSchedule:
     """A schedule, the micro-batches that each rank holds at most (`live_counts`), whether it splits backwards."""
 
     schedule: PipelineSchedule
-    held: tuple[tuple[LiveCounts, ...], ...]
+    held: tuple[RankCounts, ...]
     is_split: bool
 
     @cached_property
@@ -44,8 +59,9 @@ class CountedSchedule:
 
     @staticmethod
     def of(schedule: PipelineSchedule) -> CountedSchedule:
-        held = tuple(live_counts(schedule, rank) for rank in range(len(schedule.ranks)))
-        return CountedSchedule(schedule, held, schedule.splits_backward)
+        every = [live_counts(schedule, rank) for rank in range(len(schedule.ranks))]
+        same = {counts: RankCounts(np.array(counts, dtype=float).reshape(len(counts), -1)) for counts in set(every)}
+        return CountedSchedule(schedule, tuple(map(same.__getitem__, every)), schedule.splits_backward)
 
 
 @dataclass(frozen=True)
@@ -252,7 +268,7 @@ class StageRanges:
         return float(late[last] - late[first])
 
     def _best_on_part(
-        self, ranges: tuple[_StageRange, ...], counts: tuple[LiveCounts, ...], micro_batches: int
+        self, ranges: tuple[_StageRange, ...], counts: RankCounts, micro_batches: int
     ) -> tuple[_FittedStage, ...] | None:
         key = ranges, counts, micro_batches
         if key not in self._best:
@@ -265,14 +281,14 @@ class StageRanges:
         return self._best[key]
 
     def _on_part(
-        self, variant: int, ranges: tuple[_StageRange, ...], counts: tuple[LiveCounts, ...]
+        self, variant: int, ranges: tuple[_StageRange, ...], counts: RankCounts
     ) -> tuple[_FittedStage, ...] | None:
         """
-        Return the stages that ranges of units make on one part in a variant, which holds at most micro-batches as one
-        of the `counts` says; None if they do not fit. Several recompute at the same level.
+        Return the stages that ranges of units make on one part in a variant, which holds at most as many micro-batches
+        as `counts` says; None if they do not fit. Several recompute at the same level.
         """
         if len(ranges) == 1:
-            stage = self._as_stage(variant, *ranges[0], [(n, m) for ((n, m),) in counts])
+            stage = self._as_stage(variant, *ranges[0], counts)
             return None if stage is None else (stage,)
         rows = self.variants[variant]
         own = [self.own(variant, first, last) for first, last in ranges]
@@ -281,7 +297,7 @@ class StageRanges:
         for level in range(len(rows.live)):
             live = [float(rows.live[level, last] - rows.live[level, first]) for first, last in ranges]
             working = [float(rows.rows.working[level, first:last].max()) for first, last in ranges]
-            most = max(sum(n * a + m * b for (n, m), a, b in zip(each, live, late, strict=True)) for each in counts)
+            most = counts.most(live, late)
             if held + most + max(working) > self.memory:
                 continue
             found: list[_FittedStage] = []
@@ -296,14 +312,14 @@ class StageRanges:
             return tuple(found)
         return None
 
-    def _as_stage(self, variant: int, first: int, last: int, counts: Sequence[tuple[int, int]]) -> _FittedStage | None:
+    def _as_stage(self, variant: int, first: int, last: int, counts: RankCounts) -> _FittedStage | None:
         """
         Return the stage that units make in a variant, with one of these numbers of live micro-batches, whole and late;
         None if it does not fit.
         """
         once, held, added = self.own(variant, first, last)
         rows, late = self.variants[variant], self._late(variant, first, last)
-        rooms = [(self.memory - held - m * late, n) for n, m in counts]
+        rooms = [(self.memory - held - m * late, int(n)) for n, m in counts.of]
         every = [rows.recompute(first, last, room, n) for room, n in rooms if n]
         found = [each for each in every if each is not None]
         least = max(
