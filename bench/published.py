@@ -5,11 +5,12 @@ Compare predicted with published milliseconds of a training step, of the rows in
 
 A row (`published_rows.py`) is predicted as a user would predict it: a model of the zoo, mixed precision, the plan of
 its published degrees, and that plan simulated as emitted. It says which kernels ran: all fused that can be, or
-(`fused = "pointwise"`) products by themselves, as of cuBLAS, or (`fused = "none"`) those that PyTorch has; attention
-of a flash kernel, or (`attention = "products"`) of batched products; the loss and its gradient fused with the casts
-of logits, or (`loss = "alone"`) each in a kernel that reads and writes float32. The memory's limit is lifted. Nothing
-is fitted to a row. What no degrees say, torchtitan's selective checkpoints (`checkpoints = "op"`), is added: once
-more the kernels of the blocks' forward, without attention and half of the products.
+(`fused = "pointwise"`) products by themselves, as of cuBLAS, or (`fused = "none"`) those that PyTorch has, both with
+casts and additions of gradients in kernels of their own; attention of a flash kernel, or (`attention = "products"`) of
+batched products; the loss and its gradient fused with the casts of logits, or (`loss = "alone"`) each in a kernel that
+reads and writes float32. The memory's limit is lifted. Nothing is fitted to a row. What no degrees say, torchtitan's
+selective checkpoints (`checkpoints = "op"`), is added: once more the kernels of the blocks' forward, without attention
+and half of the products.
 
 With `--json`, rows that the file already has with the same text are kept, so that a run that was stopped goes on.
 `docs/update_accuracy.py` makes docs/accuracy.md of it.
@@ -50,7 +51,12 @@ from unity_ir.search.pipeline.staged import Stages
 from unity_ir.simulate.report import step_seconds
 from unity_ir.simulate.stages import simulate_stages
 
-FUSED = {"all": PlanOptions(), "pointwise": PlanOptions(matmul="torch"), "none": PlanOptions(kernels="torch")}
+FUSED = {
+    "all": PlanOptions(),
+    "pointwise": PlanOptions(matmul="torch", eager=True),
+    "none": PlanOptions(kernels="torch", eager=True),
+}
+"""The options of a plan by what a row says was fused."""
 
 
 def serial(row: Row, layers: int | None = None) -> Graph:

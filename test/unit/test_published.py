@@ -138,17 +138,11 @@ def test_figures():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("MPT 7b, sequence 2048, 8 H100", 0.1),
-        ("Llama 3.1 8B, selective checkpoints, 8 H100", 0.1),
-        # Gradients of micro-batches were added by kernels of their own then, which no row can say.
-        ("GPT 1.7B, 32 A100", 0.11),
-    ],
+    "name", ["MPT 7b, sequence 2048, 8 H100", "Llama 3.1 8B, selective checkpoints, 8 H100", "GPT 1.7B, 32 A100"]
 )
-def test_steps_of_three_sources_are_predicted_within_a_tenth_or_so(name: str, error: float):
+def test_steps_of_three_sources_are_predicted_within_a_tenth(name: str):
     (row,) = (r for r in OF.rows if r.name == name)
-    assert abs(predicted_seconds(row) * 1e3 / row.ms - 1) < error
+    assert abs(predicted_seconds(row) * 1e3 / row.ms - 1) < 0.1
 
 
 def test_matrix_products_of_an_h100_are_within_what_was_measured_of_them():
@@ -230,9 +224,8 @@ def test_norms_in_steps_take_longer():
     llama = "llama3_8b,batch=16,sequence=512,layers=2,hidden=512,heads=8,kv_heads=8,intermediate=1024,vocabulary=1024"
     row = replace(SMALL, model=llama, degrees="", fused="none")
     fused, steps = (predicted_seconds(replace(row, norms=norms)) for norms in ("fused", "steps"))
-    # 5 norms, with their gradients, and 8 rotations of 0.5 MB for each GPU: kernels that are launched, above all, of
-    # which those that sum columns do more at once.
-    assert 5 * 9 * 4e-6 < steps - fused < 1e-3
+    # 5 norms, with their gradients, and 8 rotations of 0.5 MB for each GPU: kernels that are launched, above all.
+    assert 5 * 14 * 4e-6 < steps - fused < 1e-3
 
 
 def test_attention_has_an_efficiency_for_each_kernel_and_gpu_it_ran_on():

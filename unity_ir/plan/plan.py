@@ -85,6 +85,11 @@ class PlanOptions:
     order: PipelineSchedule | None = None
     """The schedule of a step in stages, in place of that which the plan names; with sends or without."""
     attention: str = "auto"
+    eager: bool = False
+    """
+    Whether casts of weights and gradients, and additions of gradients, are kernels of their own, as PyTorch runs them;
+    else updates and products do them where they can.
+    """
     memo: GroupMemo = field(default_factory=GroupMemo, compare=False, repr=False)
     """Groups tried in earlier programs with these options."""
 
@@ -369,6 +374,8 @@ def with_kernels(program: Program, options: PlanOptions) -> Program:
 
 def _with_products(program: Program, options: PlanOptions) -> Program:
     """Return the program whose products make float32, and add up, where their implementation can."""
+    if options.eager:
+        return program
     return with_additions(with_longer_products(program, options.implementation_of), options.implementation_of)
 
 
@@ -391,7 +398,8 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
     Raises `UnityError` if ranks would wait for each other for ever (a deadlock).
     """
     options = options or DEFAULT
-    program = with_kept_casts(program, gathers_cast=options.kernels == "triton" and options.fuse)
+    if not options.eager:
+        program = with_kept_casts(program, gathers_cast=options.kernels == "triton" and options.fuse)
     if options.kernels == "triton":
         program = with_savings(program)
     if options.order is not None and program.pipeline is None:
@@ -400,7 +408,9 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
         return _plan_stages(program, options, program.pipeline)
     if options.kernels == "triton":
         program = with_kernels(program, options)
-    program = with_short_gradients(_with_products(program, options))
+    program = _with_products(program, options)
+    if not options.eager:
+        program = with_short_gradients(program)
     lines = schedule(program, options.bucket)
     check_order(f"spmd.program @{program.name}", calls(program, lines))
     return Plan(program, lines, options)
