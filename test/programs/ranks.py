@@ -665,7 +665,7 @@ def own_loop(program: Any, folder: str, model: Any, options: dict[str, Any], ste
 
 
 def of_step(program: Any, model: Any, weights: dict[str, Any], folder: str) -> dict[str, Any]:
-    """What a step on several ranks gives, and the messages of what it refuses; the process group is another's."""
+    """Return what a step gives on several ranks, and the messages of refusals; the process group is another's."""
     import numpy as np
     import torch
     import torch.distributed as dist

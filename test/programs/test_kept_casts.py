@@ -17,7 +17,7 @@ from unity_ir.plan.plan import PlanOptions, plan_step
 
 ADAMW = Optimizer("adamw", 1e-2, clip=1.0)
 UPDATED = "weights.casts[name].copy_(weight)"
-"""What an update in PyTorch does."""
+"""The line by which an update in PyTorch writes a cast."""
 
 
 def text_of(plan: str, world: int, kernels: str, optimizer: Optimizer = ADAMW, model: str = "mlp") -> str:

@@ -33,7 +33,7 @@ def script() -> Any:
 
 
 def model_of(plan: ui.Plan, **options: Any) -> Model:
-    """What `Plan.program` gives its ranks, without weights."""
+    """Return the model that `Plan.program` hands to all ranks, without weights."""
     inputs = tuple(node.name for node in plan.graph.inputs)
     return Model(plan.name, inputs, plan.program_text(kernels="torch", evaluate=True, **options), None)
 

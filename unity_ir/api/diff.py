@@ -16,7 +16,7 @@ from unity_ir.cost.stats import WIDTH, bytes_text, divided, seconds_text
 from unity_ir.messages import printable
 
 NOTHING = "-"
-"""What stands for an operator that a plan does not have."""
+"""Printed in place of an operator that only the other plan has."""
 
 
 def diff(before: Compared, after: Compared) -> str:

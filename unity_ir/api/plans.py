@@ -93,7 +93,7 @@ class Plan:
 
     @cached_property
     def stats(self) -> Stats:
-        """What an iteration takes: seconds, bytes, tokens per second (`stats.Stats`)."""
+        """Seconds, bytes and tokens per second of an iteration (`stats.Stats`)."""
         from unity_ir.api.stats import stats_of
 
         with faults(self._source.name, self._source.module):
@@ -101,7 +101,7 @@ class Plan:
 
     @property
     def note(self) -> str | None:
-        """What ended the search before it was done, Ctrl-C or its budget, as a message; None if nothing did."""
+        """Say in a message what ended the search early (Ctrl-C, or its budget); None if nothing did."""
         from unity_ir.passes.search import ending
 
         return None if self._result is None else ending(self._result, self.name)

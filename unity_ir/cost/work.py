@@ -14,8 +14,8 @@ from unity_ir.machine.device import Device
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes, Shapes
 from unity_ir.pcg.differentiate import operand_gradients
-from unity_ir.pcg.graph import Graph, Node, apply, leaf, topological
-from unity_ir.pcg.types import ELEMENT_BYTES, TensorType, divided_type
+from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, topological
+from unity_ir.pcg.types import ELEMENT_BYTES, HALVES, TensorType, divided_type
 from unity_ir.tdl.counts import contraction_flops, flops
 from unity_ir.tdl.parallel import Configuration, operand_degrees, piece
 from unity_ir.tdl.syntax import NOT_FLOATING, AttrValue, Entry
@@ -74,13 +74,14 @@ def kind_of(node: Node) -> str:
     return kind_of_operator(node.op, shapes, node.attributes, dtypes)
 
 
-def adds_gradients(node: Node) -> bool:
+def adds_gradients(node: Node, weight: Value) -> bool:
     """
-    Return whether a compute node is a matrix product: the kernel of a weight's gradient is one, too, and adds it to
-    that of earlier micro-batches (`plan.additions`).
+    Return whether the only reader of a weight is a matrix product with gradients in f32: then the kernel of the
+    gradient is a product, too, and adds it to that of earlier micro-batches (`plan.additions`).
     """
     line = node.analysis.bound
-    return all(contraction(result, line.extents) is not None for result in line.results)
+    is_product = all(contraction(result, line.extents) is not None for result in line.results)
+    return is_product and weight.type.grad_dtype not in HALVES
 
 
 @lru_cache(maxsize=65536)

@@ -1,6 +1,6 @@
 """
-Let matrix products add up what micro-batches make, or pieces of the loss: gradients of weights, in the memory of the
-total, in place of a kernel that reads both and writes the sum; and let PyTorch's BLAS make float32 of 16-bit operands.
+Fuse into matrix products what follows them alone: the addition of a weight's gradient to that of earlier micro-batches,
+or pieces of the loss, in the memory of the total; and, in PyTorch's BLAS, the cast of 16-bit results to float32.
 
     t = matmul_tn(x, g) bf16;  c = cast(t) f32;  total = accumulate(c)  ->  total += x.T @ g, one kernel
 

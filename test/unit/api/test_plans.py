@@ -25,7 +25,7 @@ UnityOpt = Callable[..., tuple[str, str]]
 
 @pytest.fixture
 def unity_opt(capsys: pytest.CaptureFixture[str]) -> UnityOpt:
-    """What `unity-opt` prints with these arguments, to stdout and to stderr."""
+    """Run `unity-opt` with these arguments; return its stdout and stderr."""
 
     def printed(*arguments: str) -> tuple[str, str]:
         code = main([*arguments])

@@ -37,7 +37,7 @@ def with_larger(h: Value, inputs: tuple[Node, ...]) -> Graph:
 
 
 def normed(op: str, *shape: int) -> Graph:
-    """What is scaled and has a bias, normalised: gradients of the norm's weights, of the bias, and of the scales."""
+    """Sum columns for gradients of a norm's weights, of a bias before it, and of scales."""
     x = data("x", *shape)
     before = apply("mul", [x.result, weight("scale", *shape)]).result
     vectors = [weight("w", shape[-1]), weight("b", shape[-1])][: 1 if op == "rms_norm" else 2]

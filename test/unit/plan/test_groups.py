@@ -99,7 +99,7 @@ def rounded_operands(program: Program, group: Fused, known: Mapping[int, Any]) -
 
 
 def one_by_one(program: Program, group: Fused, rounded: Mapping[int, torch.Tensor]) -> Arrays:
-    """What the members of a group make of the whole of its operands."""
+    """Evaluate the members of a group on whole operands."""
     found: Arrays = {r: t.double().numpy() if t.is_floating_point() else t.numpy() for r, t in rounded.items()}
     for member in group.members:
         line = program.analysis(member).bound
@@ -110,7 +110,7 @@ def one_by_one(program: Program, group: Fused, rounded: Mapping[int, torch.Tenso
 def by_kernel(
     program: Program, group: Fused, rounded: Mapping[int, torch.Tensor], runner: Any, device: int
 ) -> list[torch.Tensor]:
-    """What one kernel makes of a device's pieces of the operands."""
+    """Run a group's kernel on one device's pieces of the operands."""
     operator = local_operator(program, group)
     made = launcher(operator.line, operator.dtypes, "triton", operator.divided)
     assert len(made.compiled) == len(made.work)

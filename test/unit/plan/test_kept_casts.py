@@ -72,7 +72,7 @@ def cast_weights(plan: Plan) -> list[Compute]:
 
 @pytest.mark.parametrize(("count", "in_the_kernel"), [(1, {"model.embed_tokens.weight"}), (2, set[str]())])
 def test_no_kernel_casts_a_weight(count: int, in_the_kernel: set[str]):
-    """Of a table that is only gathered from, the kernel casts the rows that it reads; what FSDP gathers is the cast."""
+    """A kernel that gathers from a table casts the rows it reads; FSDP gathers the kept cast between devices."""
     step = lowered(mixed_precision(build("llama3_8b", **LLAMA), "bf16"), count, "fsdp")
     for options, others in ((PlanOptions(), in_the_kernel), (TORCH, set[str]())):
         plan, forward = plan_step(step, options), plan_step(forward_of(step, on(count)), options)

@@ -246,7 +246,7 @@ class Solver:
         ends: list[tuple[Ints, LazyRows]] = []
         for i, value in enumerate(node.operands):
             if value in single:
-                is_added = value.node.op == "weight" and bool(self.price.add) and adds_gradients(node)
+                is_added = value.node.op == "weight" and bool(self.price.add) and adds_gradients(node, value)
                 seconds = seconds + self.leaf(value, with_gradient, user, read[i], is_added)[0][table.operands[i]]
                 continue
             need = layouts_needed(node, table, i)

@@ -24,7 +24,7 @@ from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph, Node, Value, erase_with
 from unity_ir.pcg.layers import layers
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.types import ELEMENT_BYTES, HALVES
+from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.pipeline.cuts import Units, units
 from unity_ir.search.pipeline.table import Floats
 from unity_ir.search.recompute.chosen import ANY_PRICE, Recomputable
@@ -289,11 +289,11 @@ def _with_gradient_of(value: Value, users: Users) -> Value:
 
 
 def _is_multiplied(weight: Node, users: Users) -> bool:
-    """Return whether a weight's only reader, behind parallel operators, is a product whose gradients are in f32."""
+    """Return whether a weight's only reader, behind parallel operators, adds up gradients."""
     value = weight.result
     while len(found := users.get(value, ())) == 1 and found[0][0].is_parallel:
         value = found[0][0].result
-    return len(found) == 1 and value.type.grad_dtype not in HALVES and adds_gradients(found[0][0])
+    return len(found) == 1 and adds_gradients(found[0][0], value)
 
 
 def _placed_units(plan: Graph, serials: Mapping[Node, Node], found: Units) -> dict[Node, int]:

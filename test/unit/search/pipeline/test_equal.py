@@ -82,7 +82,7 @@ def test_micro_batches_add_up_gradients_where_they_are_made(strategy: str, rests
 
 
 def test_between_the_halves_of_a_backward_gradients_are_held_too():
-    """Of what a weight's gradient is made: an operator's operands, and its results' gradients."""
+    """Until W a stage holds operands and results' gradients, of which weight gradients are made."""
     machine = boxes(2, overhead=1e-6)
     plan = planned(GPT2, machine, 2, 4, ("zb-h1", 1))
     step = replace(pipeline_step(plan, machine, sample_dims(from_text(GPT2))), optimizer=OPTIMIZER)
