@@ -21,6 +21,7 @@ from unity_ir.tdl.syntax import (
     PaddedVar,
     Reduce,
     Segments,
+    Slice,
     Var,
     Window,
     WrittenIndex,
@@ -93,6 +94,11 @@ def address(indices: Sequence[WrittenIndex], extents: Mapping[str, int]) -> Addr
                 assert active is not None, "a segment is read through one of its variables"
                 offset += stride * sum(extents[n] for n in names[:active])
                 add(names[active], stride)
+            case Slice(part, start, _):
+                inner = address((part,), extents)
+                offset += stride * start
+                for name, by in inner.strides.items():
+                    add(name, by * stride)
             case Window(terms, position, _, _, low):
                 offset += stride * (position + low)
                 for factor, name in terms:

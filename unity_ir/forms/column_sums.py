@@ -27,6 +27,7 @@ from unity_ir.tdl.syntax import (
     Reduce,
     Result,
     Segments,
+    Slice,
     Window,
     WrittenIndex,
     accesses,
@@ -141,9 +142,9 @@ def _renamed(result: Result, names: Mapping[str, str]) -> Result:
 
 
 def _is_plain(result: Result) -> bool:
-    """Return whether a result has no segments, windows, gathers or opaque functions."""
+    """Return whether a result has no segments, slices, windows, gathers or opaque functions."""
     indices: list[WrittenIndex] = [*result.indices, *(i for a in accesses(result.expr) for i in a.indices)]
-    return not any(isinstance(i, Segments | Window) for i in indices) and not _is_special(result.expr)
+    return not any(isinstance(i, Segments | Slice | Window) for i in indices) and not _is_special(result.expr)
 
 
 def _is_special(expr: Expr) -> bool:

@@ -4,8 +4,14 @@ one: substitute each result's expression where another operator reads it.
 
     t[m, n] = sum[k](x[m, k] * w[k, n]);  s[m, n] = t[m, n] + b[n]  ->  out[m, n] = sum[k](x[m, k] * w[k, n]) + b[n]
 
-Variables are renamed, index by index. Compositions are refused in which a kernel would compute an element of another
-operator's result several times, or a dim's indices cannot be substituted into each other.
+Variables are renamed, index by index. A segment of a dim that is read becomes a slice of it; equal segments of the last
+result are stacked along a new variable `k`, so that each may have several variables:
+
+    q[b, h, s, d] = split_heads(split(x))    ->  q[b, h, s, d] = x[b, s, (h d) + start]
+    out = concat(merge_heads(q), merge_heads(v))  ->  out[b, s, (k h d)] = k: q[b, h, s, d] | k: v[b, h, s, d]
+
+Compositions are refused in which a kernel would compute an element of another operator's result several times, or a
+dim's indices cannot be substituted into each other.
 """
 
 from __future__ import annotations
@@ -34,6 +40,7 @@ from unity_ir.tdl.syntax import (
     Reduce,
     Result,
     Segments,
+    Slice,
     Var,
     Window,
     WrittenIndex,
@@ -107,13 +114,18 @@ class _Composer:
 
     def composed(self, kept: Sequence[Register], apart: bool) -> Part:
         last = self.parts[-1]
-        shared = {n for r in last.line.results for i in r.indices for n in index_names(i)}
+        plain = [i for r in last.line.results for i in r.indices if not isinstance(i, Segments)]
+        shared = {n for i in plain for n in index_names(i)}
         self.extents = {n: size for n, size in last.line.extents.items() if n in shared}
         where: dict[str, Place] = {n: Var(n) for n in shared}
         found: dict[Register, tuple[tuple[Place, ...], Expr]] = {}
         for register, result in zip(last.results, last.line.results, strict=True):
+            if isinstance(result.expr, Cases):
+                found[register] = self.stacked(result, result.expr, last, where)
+                shared = {*self.extents}
+                continue
             space = prod(last.line.result_shape(result))
-            indices = tuple(self.index(i, where) for i in result.indices)
+            indices = tuple(self.place_of(i, where) for i in result.indices)
             found[register] = indices, self.expr(result.expr, last, where, space)
         for (register, indices), expr in self.written.items():
             names = [n for i in indices for n in index_names(i) if self.extents[n] > 1]
@@ -135,8 +147,48 @@ class _Composer:
         part, number = self.made[register]
         result = part.line.results[number]
         where: dict[str, Place] = {n: self.variable(n, part) for i in result.indices for n in index_names(i)}
-        indices = tuple(self.index(i, where) for i in result.indices)
+        indices = tuple(self.place_of(i, where) for i in result.indices)
         return indices, self.expr(result.expr, part, where, prod(part.line.result_shape(result)))
+
+    def stacked(
+        self, result: Result, cases: Cases, part: Part, where: dict[str, Place]
+    ) -> tuple[tuple[Place, ...], Expr]:
+        """
+        Return the indices and expression of a result of equal segments, with a new variable that counts the segments.
+        """
+        sizes = {part.line.extents[name] for name, _ in cases.branches}
+        if len(sizes) > 1 or len(cases.branches) < 2:
+            raise _Refused
+        first = cases.branches[0][0]
+        number = self.new(f"{first.rstrip('0123456789')}_segment", len(cases.branches))
+        segment = self.segment(cases, part)
+        branches = tuple(
+            (
+                number.name,
+                self.expr(
+                    e, part, {**where, name: segment}, prod(part.line.result_shape(result)) // len(cases.branches)
+                ),
+            )
+            for name, e in cases.branches
+        )
+        whole = Composite((number.name, *index_names(segment)))
+        indices = tuple(whole if isinstance(i, Segments) else self.place_of(i, where) for i in result.indices)
+        return indices, Cases(branches)
+
+    def segment(self, cases: Cases, part: Part) -> Place:
+        """
+        Return new variables for the positions of a segment: those of a dim that a part before makes of several, if a
+        segment is such a dim.
+        """
+        for name, expr in cases.branches:
+            for access in accesses(expr):
+                register = part.operands[self.number(access.tensor, part)]
+                if register in self.made and Var(name) in access.indices:
+                    maker, number = self.made[register]
+                    own = maker.line.results[number].indices[access.indices.index(Var(name))]
+                    if isinstance(own, Composite):
+                        return Composite(tuple(self.variable(n, maker).name for n in own.names))
+        return self.variable(cases.branches[0][0], part)
 
     def expr(self, expr: Expr, part: Part, where: dict[str, Place], space: int) -> Expr:
         """An expression of a part, computed at `space` places, with its variables where they are in the line of all."""
@@ -174,10 +226,18 @@ class _Composer:
     def number(tensor: str, part: Part) -> int:
         return next(k for k, p in enumerate(part.line.operands) if p.name == tensor)
 
-    def read(self, register: Register, indices: tuple[Place, ...], space: int) -> Expr:
+    def read(self, register: Register, indices: tuple[Place | Slice, ...], space: int) -> Expr:
         """Return the expression of a register read at these indices: an access, or that of the part that makes it."""
         if register not in self.made:
             return Access(self.tensors[register].name, indices)
+        places = tuple(i for i in indices if not isinstance(i, Slice))
+        if len(places) < len(indices):
+            # A part of what another part makes whole.
+            raise _Refused
+        return self.substituted(register, places, space)
+
+    def substituted(self, register: Register, indices: tuple[Place, ...], space: int) -> Expr:
+        """Return the expression of a register that a part makes, at these indices."""
         if (register, indices) not in self.written:
             part, number = self.made[register]
             result = part.line.results[number]
@@ -206,8 +266,17 @@ class _Composer:
             case _:
                 raise _Refused
 
-    def index(self, index: WrittenIndex, where: dict[str, Place], part: Part | None = None) -> Place:
-        if isinstance(index, Segments | Window):
+    def index(self, index: WrittenIndex, where: dict[str, Place], part: Part) -> Place | Slice:
+        """Return the index at which a part reads a tensor."""
+        if isinstance(index, Segments) and index.active is not None:
+            sizes = [part.line.extents[n] for n in index.names]
+            at = self.place(index.names[index.active], where, part)
+            return Slice(at, sum(sizes[: index.active]), sum(sizes))
+        return self.place_of(index, where, part)
+
+    def place_of(self, index: WrittenIndex, where: dict[str, Place], part: Part | None = None) -> Place:
+        """Return the index that stands for another, of variables that are where `where` says."""
+        if isinstance(index, Segments | Slice | Window):
             raise _Refused
         places = [self.place(name, where, part) for name in index_names(index)]
         if isinstance(index, Var):
@@ -223,6 +292,10 @@ class _Composer:
 
     def variable(self, name: str, part: Part) -> Var:
         """Return a new variable of the composed line, named and sized like one of a part."""
+        return self.new(name, part.line.extents[name])
+
+    def new(self, name: str, size: int) -> Var:
+        """Return a new variable of the composed line, named like `name`, of `size` positions."""
         number, own = self.numbers.get(name, 1), name
         if number > 1:
             own = f"{name}_{number}"
@@ -230,7 +303,7 @@ class _Composer:
             number += 1
             own = f"{name}_{number}"
         self.numbers[name] = number
-        self.extents[own] = part.line.extents[name]
+        self.extents[own] = size
         return Var(own)
 
     def position(self, name: str, part: Part, where: dict[str, Place]) -> Expr:

@@ -31,7 +31,9 @@ from unity_ir.tdl.syntax import (
     PaddedVar,
     Reduce,
     Remembering,
+    Result,
     Segments,
+    Slice,
     Var,
     Window,
     WrittenIndex,
@@ -155,6 +157,10 @@ def _renamed(index: WrittenIndex, names: Mapping[str, str]) -> WrittenIndex:
             return Composite(tuple(names.get(n, n) for n in inner))
         case Segments(inner, active):
             return Segments(tuple(names.get(n, n) for n in inner), active)
+        case Slice(part):
+            of = _renamed(part, names)
+            assert isinstance(of, Var | Composite)
+            return replace(index, index=of)
         case Window(terms):
             return replace(index, terms=tuple((factor, names.get(n, n)) for factor, n in terms))
         case _:
@@ -290,6 +296,10 @@ def without_ones(bound: Bound) -> Bound:
     def index(old: WrittenIndex) -> WrittenIndex:
         if isinstance(old, Segments):
             return old
+        if isinstance(old, Slice):
+            of = index(old.index)
+            assert isinstance(of, Var | Composite)
+            return replace(old, index=of)
         if isinstance(old, Window):
             return replace(old, terms=tuple(t for t in old.terms if extents[t[1]] > 1))
         if isinstance(old, PaddedVar) and extents[old.name] > 1:
@@ -365,3 +375,33 @@ def _holds_positions_only(expr: Expr) -> bool:
             return op != "/" and _holds_positions_only(left) and _holds_positions_only(right)
         case _:
             return False
+
+
+def with_common_variables(bound: Bound, starts: Collection[str]) -> Bound:
+    """
+    Return the bound TDL line in which results without reductions have the variables of an earlier result of equal
+    extents, so that one kernel can compute both; variables in `starts`, of which a task computes only a part, stay.
+
+        a[r, i] = x[r, i];  b[r, j] = x[r, j + 4]  ->  a[r, i] = x[r, i];  b[r, i] = x[r, i + 4]
+    """
+    results: list[Result] = []
+    spaces: dict[tuple[int, ...], tuple[str, ...]] = {}
+    for result in bound.results:
+        own = tuple(n for i in result.indices for n in index_names(i))
+        if reductions(result.expr) or _is_moved(result) or not {*own}.isdisjoint(starts):
+            results.append(result)
+            continue
+        common = spaces.setdefault(tuple(bound.extents[n] for n in own), own)
+        (at,) = accesses(rename(Access("", result.indices), names := dict(zip(own, common, strict=True))))
+        results.append(replace(result, indices=at.indices, expr=rename(result.expr, names)))
+    return replace(bound, results=tuple(results))
+
+
+def _is_moved(result: Result) -> bool:
+    """Return whether a result has segments or windows, or a gather or an opaque function is in it."""
+    whole = all(isinstance(i, Var | Composite) for i in result.indices)
+    return not whole or isinstance(result.expr, Cases) or _has_own_variables(result.expr)
+
+
+def _has_own_variables(expr: Expr) -> bool:
+    return isinstance(expr, Reduce | Opaque) or any(map(_has_own_variables, children(expr)))

@@ -21,7 +21,7 @@ from unity_ir.forms.contraction import Contraction, product_factors
 from unity_ir.forms.convolution import Convolution
 from unity_ir.forms.grouped import Grouped, routed
 from unity_ir.forms.implicit_gemm import implicit_gemm
-from unity_ir.forms.rewrite import simplified, without_ones
+from unity_ir.forms.rewrite import simplified, with_common_variables, without_ones
 from unity_ir.forms.rows import padded_rows
 from unity_ir.forms.scatter import Scatter
 from unity_ir.forms.window_writes import WindowWrites, is_covered
@@ -392,7 +392,7 @@ def _stages(function: _Function, line: Bound) -> Launcher:
     """Return the launcher of a line that is cut into stages, each computed by the generator of its form."""
     bound, dtypes = function.bound, function.dtypes
     line = replace(line, results=tuple(replace(r, expr=masked(r.expr, line.extents)) for r in line.results))
-    line = without_ones(simplified(line, function.starts))
+    line = with_common_variables(without_ones(simplified(line, function.starts)), function.starts)
     _check_functions(bound.operator, (r.expr for r in line.results))
     results = Results(line, function.buffers, function.names, function.starts)
     for result in line.results:

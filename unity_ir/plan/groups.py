@@ -17,9 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from types import MappingProxyType
 
 from unity_ir.errors import UnityError
+from unity_ir.forms.addresses import operand_shapes
 from unity_ir.forms.column_sums import aligned, is_column_sum
 from unity_ir.forms.compose import AND, Part, composed
 from unity_ir.forms.kinds import kind
@@ -45,7 +47,7 @@ from unity_ir.plan.program import (
     reads,
 )
 from unity_ir.plan.schedule import crosses, piece_bytes
-from unity_ir.tdl.syntax import NOT_FLOATING
+from unity_ir.tdl.syntax import NOT_FLOATING, Bound, accesses, index_names
 
 MOST_OPERATORS = 12
 """Most operators in a group; more make an unreadable comment."""
@@ -172,16 +174,40 @@ class _Fuser:
         )
         group: list[int] = []
         out: list[Instruction] = []
+        gathered = set[int]()
         for place, instruction in enumerate(body):
             if isinstance(instruction, Compute) and not self._is_weight_cast(instruction):
+                if place in gathered:
+                    continue
                 if not group or not self.own.isdisjoint(instruction.results) or not self._is_one([*group, place]):
                     out += self._written(group, place)
-                    group = []
-                group.append(place)
+                    group = self._parts_of_one(place)
+                    gathered = {*group}
+                else:
+                    group.append(place)
             elif not group:
                 out.append(instruction)
         out += self._written(group, len(body))
         return replace(self.program, body=tuple(out))
+
+    def _parts_of_one(self, place: int) -> list[int]:
+        """
+        Return the group that begins at `place`: the operators up to one that concatenates all their results, if one
+        kernel can compute them, else the operator there alone.
+        """
+        body = self.program.body
+        readers = {p for r in makes(body[place]) for p in self.readers.get(r, [])}
+        last = min(readers, default=len(body))
+        if len(readers) != 1 or last == len(body):
+            return [place]
+        members = [m for m in body[place : last + 1] if isinstance(m, Compute) and self.own.isdisjoint(m.results)]
+        group = [*range(place, last + 1)]
+        if len(members) < len(group) or not 2 < len(group) <= MOST_OPERATORS:
+            return [place]
+        read_elsewhere = any(self.readers.get(r) != [last] for m in members[:-1] for r in m.results)
+        if read_elsewhere or not self.program.local_line(members[-1]).is_concatenation or not self._is_one(group):
+            return [place]
+        return group
 
     def _written(self, group: Sequence[int], end: int) -> list[Instruction]:
         """Return the instructions from a group up to `end`; those between members that read its results follow it."""
@@ -363,11 +389,18 @@ class _Fuser:
         )
 
     def _composed(self, members: Sequence[Compute]) -> Part | None:
-        """Return the line of a group whose members read each other's results, or sum columns of the same rows."""
+        """
+        Return the line of a group whose members read each other's results, or sum columns of the same rows, or parts of
+        what one member divides.
+        """
         parts, kept = [self._part(m) for m in members], self._kept(members)
         found = composed(parts, kept)
-        if found is not None or not any(map(self._sums_columns, members)):
+        if found is not None:
             return found
+        if not any(map(self._sums_columns, members)):
+            several = any(len(m.results) > 1 for m in members)
+            apart = composed(parts, kept, apart=True) if several else None
+            return apart if apart is not None and _reads_once(apart.line) else None
         apart = composed(parts, kept, apart=True)
         whole = apart and aligned(apart.line, apart.axes)
         return None if apart is None or not whole else replace(apart, line=whole[0], axes=whole[1])
@@ -448,7 +481,9 @@ class _Fuser:
         most = max((launch.kind for launch in alone), key=KINDS.index)
         if made.work[0].kind == "columns" and most == "rows":
             most = "columns"
-        elif line.apart or len(made.work) > len(alone) - len(members) + 1:
+        elif line.apart and (most != "elements" or len(made.work) > len(alone)):
+            return None
+        elif not line.apart and len(made.work) > len(alone) - len(members) + 1:
             return None
         if made.work[0].kind != most or _passes(made.work) > _passes(alone):
             return None
@@ -457,7 +492,7 @@ class _Fuser:
         # A row that is too long to be held is read anew in every pass, all its operands.
         before = sum(self._moved(m.operands, m.results, of) for m, of in zip(members, each, strict=True))
         moved = self._moved(line.operands, line.results, made.work)
-        if moved > before:
+        if moved > before or (len(made.work) == len(alone) and moved == before):
             return None
         # With fewer programs, a part of the GPU would be idle.
         if most == "columns":
@@ -481,6 +516,14 @@ class _Fuser:
         """Return the bytes that launches read, in all passes, and write."""
         read, written = (sum(piece_bytes(self.program, r) for r in registers) for registers in (operands, results))
         return _passes(launches) * read + written
+
+
+def _reads_once(line: Bound) -> bool:
+    """Return whether a line whose results have variables of their own reads no more than all operands, once."""
+    read = [a for r in line.results for a in dict.fromkeys(accesses(r.expr))]
+    names = [dict.fromkeys(n for i in a.indices for n in index_names(i)) for a in read]
+    shapes = operand_shapes(line)
+    return sum(prod(line.extents[n] for n in own) for own in names) <= sum(prod(s) for s in shapes.values())
 
 
 def _passes(launches: Sequence[LaunchWork]) -> int:

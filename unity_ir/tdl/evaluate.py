@@ -70,12 +70,18 @@ def _result(bound: Bound, result: Result, tensors: Mapping[str, Array], offsets:
 
     if not isinstance(result.expr, Cases):
         return elements(_flatten(bound, result.indices, result.expr, tensors, offsets))
-    axis = next(i for i, index in enumerate(result.indices) if isinstance(index, Segments))
+    names = {n for n, _ in result.expr.branches}
+    axis = next(i for i, index in enumerate(result.indices) if names <= {*index_names(index)})
     pieces: list[Array] = []
     for variable, expr in result.expr.branches:
-        indices = tuple(Var(variable) if i == axis else index for i, index in enumerate(result.indices))
+        indices = tuple(_segment(index, variable) if i == axis else index for i, index in enumerate(result.indices))
         pieces.append(_flatten(bound, indices, expr, tensors, offsets))
     return elements(np.concatenate(pieces, axis))
+
+
+def _segment(index: Index, variable: str) -> Index:
+    """Return the index of one branch along the dim that `Cases` are along."""
+    return Composite(index.names[1:]) if isinstance(index, Composite) else Var(variable)
 
 
 def _flatten(

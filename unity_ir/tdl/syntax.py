@@ -59,6 +59,18 @@ class Segments:
 
 
 @dataclass(frozen=True, slots=True)
+class Slice:
+    """
+    A part of a dim of `size` elements: the position of `index`, counted from `start`. Lines as written have segments
+    instead; composing lines (`forms.compose`) makes slices of those, since `index` may have several variables.
+    """
+
+    index: Var | Composite
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Starred:
     """One variable per variadic operand or result: `i*`."""
 
@@ -147,7 +159,7 @@ class Window:
         return sum(c * (extents[v] - 1) for c, v in self.terms if v != without)
 
 
-Index: TypeAlias = Var | Composite | Segments | Window
+Index: TypeAlias = Var | Composite | Segments | Slice | Window
 """Indices of a bound line."""
 WrittenIndex: TypeAlias = Index | Starred | StarredSegments | Pack | Affine
 
@@ -266,7 +278,11 @@ class Reduce(Remembering):
 @_hashed_once
 @dataclass(frozen=True, slots=True)
 class Cases(Remembering):
-    """The value along a `Segments` dim of the result: one expression for each segment."""
+    """
+    The value along a `Segments` dim of the result: one expression for each segment, by its variable. Where the segments
+    are equally long, composed lines (`forms.compose`) may have a `Composite` dim instead: then all branches have the
+    name of its outermost variable, and each is the value at one of that variable's positions, in order.
+    """
 
     branches: tuple[tuple[str, Expr], ...]
 
@@ -449,6 +465,11 @@ class Bound:
         """Whether any dim of an operand or result is indexed by a window (an affine index, as of convolutions)."""
         return any(isinstance(i, Window) for r in self.results for of in (r, *r.accesses) for i in of.indices)
 
+    @property
+    def is_concatenation(self) -> bool:
+        """Whether a result has a dim of segments, each with an expression of its own."""
+        return any(isinstance(r.expr, Cases) for r in self.results)
+
 
 def is_number(index: WrittenIndex) -> TypeGuard[Affine]:
     """Return whether an index as written has no variable: the one position that is read is a number."""
@@ -467,15 +488,17 @@ def index_names(index: WrittenIndex) -> tuple[str, ...]:
         return index.names
     if isinstance(index, Window):
         return tuple([v for _, v in index.terms])
+    if isinstance(index, Slice):
+        return index_names(index.index)
     raise TypeError(f"{index} is not bound")
 
 
 def index_extent(index: WrittenIndex, extents: Mapping[str, int]) -> int:
     """
-    Return the size of the dim that a bound index runs over; for a window, the size is in the index. `extents` maps each
-    index variable to its number of positions.
+    Return the size of the dim that a bound index runs over; for a window or a slice, the size is in the index.
+    `extents` maps each index variable to its number of positions.
     """
-    return index.size if isinstance(index, Window) else joined_extent(index, extents)
+    return index.size if isinstance(index, Window | Slice) else joined_extent(index, extents)
 
 
 def joined_extent(index: WrittenIndex, extents: Mapping[str, N]) -> N:
@@ -498,6 +521,8 @@ def joined_position(index: WrittenIndex, extents: Mapping[str, Any], at: Callabl
     that is read through d, `at(d) + |h|`.
     """
     names = index_names(index)
+    if isinstance(index, Slice):
+        return reduce(add, (index.start,), joined_position(index.index, extents, at))
     if isinstance(index, Segments):
         assert index.active is not None, "a segment is read through one of its variables"
         return reduce(add, (extents[n] for n in names[: index.active]), at(names[index.active]))

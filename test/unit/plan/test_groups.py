@@ -23,7 +23,7 @@ from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
-from unity_ir.pcg.graph import Graph, Node, apply, leaf, parallel
+from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, parallel
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import piece_index
@@ -161,6 +161,62 @@ def test_random_groups(runner: Any) -> None:
 
     property()
     assert len(seen) > 10
+
+
+def parts_of(random: Random) -> Graph:
+    """A tensor that is split, whose parts are changed one by one, or two at a time, and some concatenated again."""
+    count, heads = random.choice([2, 3, 4]), random.choice([1, 2])
+    sizes = [random.choice([4, 6]) for _ in range(count)] if random.random() < 0.3 else [4] * count
+    x = data("x", 2, 3, sum(sizes))
+    dim = 2
+    parts = list(apply("split", [x.result], {"dim": dim, "sizes": tuple(sizes)}).results)
+    outputs: list[Value] = []
+    for number, size in enumerate(sizes):
+        what = random.choice(["gelu", "split_heads", "mul", "kept", "none"])
+        if what == "mul":
+            parts[number] = apply(
+                "mul", [parts[number], random.choice([p for p in parts if p.type.shape == (2, 3, size)])]
+            ).result
+        elif what == "split_heads":
+            parts[number] = apply("split_heads", [parts[number]], {"heads": heads}).result
+            if random.random() < 0.5:
+                outputs.append(parts[number])
+            parts[number] = apply("merge_heads", [apply("tanh", [parts[number]]).result]).result
+        elif what != "none":
+            parts[number] = apply("gelu", [parts[number]]).result
+            outputs += [parts[number]] * (what == "kept")
+    random.shuffle(parts)
+    outputs.append(apply("concat", parts, {"dim": dim}).result)
+    return Graph("parts", (x,), tuple(outputs))
+
+
+@pytest.mark.slow
+def test_random_groups_of_parts(runner: Any) -> None:
+    seen = set[str]()
+
+    @settings(max_examples=60, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.randoms(use_true_random=False))
+    def property(random: Random) -> None:
+        program = with_fusions(lower(parts_of(random), load("box:1")), in_triton)
+        known = values(program)
+        for group in groups(program):
+            compare(program, group, known, runner)
+            seen.add(group.operator)
+
+    property()
+    assert sum("split" in name.split(" + ") for name in seen) > 5
+    assert sum("concat" in name for name in seen) > 5
+
+
+def test_heads_of_a_fused_product_are_one_kernel_each_way() -> None:
+    """Queries, keys and values are split, and their gradients concatenated, with their heads, once in memory each."""
+    program = with_fusions(lowered(SMALL["gpt2"](), load("box:1")), in_triton)
+    of = [i for i in program.body if isinstance(i, Fused) and {"split", "concat"} & {m.operator for m in i.members}]
+    names = ["split + split_heads + split_heads + split_heads", "merge_heads + merge_heads + merge_heads + concat"]
+    assert {i.operator for i in of} == {*names}
+    for each in of:
+        operator = local_operator(program, each)
+        assert len(launcher(operator.line, operator.dtypes, "triton", operator.divided).work) == 1
 
 
 def divided() -> Graph:

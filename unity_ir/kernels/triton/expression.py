@@ -32,6 +32,7 @@ from unity_ir.tdl.syntax import (
     Reduce,
     Segments,
     Size,
+    Slice,
     Var,
     Window,
     WrittenIndex,
@@ -483,6 +484,8 @@ def _index(index: WrittenIndex) -> str:
             return f"({' '.join(names)})"
         case Segments(names, active):
             return f"({' '.join(f'.{n}' if k == active else n for k, n in enumerate(names))})"
+        case Slice(part, start, _):
+            return f"{_index(part)} + {start}" if start else _index(part)
         case Window(terms, offset, _, _, low):
             steps = [n if factor == 1 else f"{factor}*{n}" for factor, n in terms]
             return " + ".join([*steps, *([str(offset + low)] if offset + low or not steps else [])])

@@ -24,14 +24,17 @@ def pointwise_launch(stage: Stage, more: Sequence[Stage] = ()) -> KernelLaunch:
     stages over the same index variables.
 
     The expression may have any function of elements, broadcasts, permutations, composite dims, segments
-    (concatenation), and indices used as values. What the stages share is read once (see `are_together`).
+    (concatenation), and indices used as values. What the stages share is read once (see `are_together`). Of equal
+    segments stacked along a variable, a program computes the same elements of all.
     """
     whole = _whole_segments(stage)
     extents = {**stage.extents, **whole}
+    stacked = stage.expr.branches[0][0] if isinstance(stage.expr, Cases) and not whole else None
     names = tuple(n for i in stage.result.indices for n in (whole if isinstance(i, Segments) else index_names(i)))
+    names = tuple(n for n in names if n != stacked)
     size = prod(extents[n] for n in names)
-    # Every branch has addresses and loads of its own.
-    branches = len(stage.expr.branches) if isinstance(stage.expr, Cases) else 1
+    # Every branch has addresses and loads of its own, and a stacked one its stores.
+    branches = len(stage.expr.branches) * (1 if stacked is None else 2) if isinstance(stage.expr, Cases) else 1
     block = min(power_of_two(size), max(BLOCK // power_of_two(branches), SMALLEST_BLOCK))
     kernel = KernelBuilder(stage, extents, more)
     writer = kernel.writer
@@ -48,6 +51,9 @@ def pointwise_launch(stage: Stage, more: Sequence[Stage] = ()) -> KernelLaunch:
         writer.axes = [Axis(index, names, mask)]
     out = Address({}) if size == 1 else flat_address(names, extents)
     writer.share([stage.expr, *(each.expr for each in more)])
+    if stacked is not None:
+        _store_stacked(kernel, stacked)
+        return kernel.launch(stage.kernel, (-(-size // block),), warps(block), kind="elements")
     for number, each in enumerate((stage, *more)):
         value = _cases(kernel, whole) if whole else _plain(kernel, each)
         if each.output.dtype == "bool":
@@ -111,6 +117,17 @@ def _cases(kernel: KernelBuilder, whole: dict[str, int]) -> str:
     for text, end in reversed(values[:-1]):
         value = f"tl.where({writer.position(variable)} < {end}, {text}, {value})"
     return value
+
+
+def _store_stacked(kernel: KernelBuilder, variable: str) -> None:
+    """Store the values of all branches of the result, each where its position along `variable` is."""
+    result, writer = kernel.stage.result, kernel.writer
+    assert isinstance(result.expr, Cases)
+    where = address(result.indices, kernel.stage.extents)
+    strides = dict(where.strides)
+    step = strides.pop(variable)
+    for number, (_, branch) in enumerate(result.expr.branches):
+        writer.store(kernel.out(0), Address(strides, where.offset + number * step), writer.value(branch).text)
 
 
 def _whole_segments(stage: Stage) -> dict[str, int]:
