@@ -90,9 +90,9 @@ def matmul_tn(draw: st.DrawFn) -> Case:
 
 
 @st.composite
-def loss(draw: st.DrawFn, with_grad: bool) -> Case:
+def loss(draw: st.DrawFn, with_grad: bool, saved: bool = False) -> Case:
     b, c = draw(SIZES), draw(SIZES)
-    return Case((((),) if with_grad else ()) + ((b, c), (b,)), {}, c)
+    return Case((((),) if with_grad else ()) + ((b, c), (b,)) + (((b,),) if saved else ()), {}, c)
 
 
 @st.composite
@@ -449,6 +449,8 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "cos": same(1),
     "cross_entropy": loss(False),
     "cross_entropy_grad": loss(True),
+    "cross_entropy_saved_grad": loss(True, True),
+    "cross_entropy_saving": loss(False),
     "div": positive(broadcast()),
     "div_grad": positive(broadcast(2, with_grad=True)),
     "embedding": embedding(False),

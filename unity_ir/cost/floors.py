@@ -316,7 +316,8 @@ def _least_flops(name: str, shapes: Shapes, attributes: Attributes, dtypes: tupl
         return found
     own = attributes_of_variant(saving.saving, attributes)
     made = operator(saving.saving).bind(shapes[1:], own, dtypes[1:]).bound
-    saved = tuple((made.result_shape(r), r.dtype or dtypes[1]) for r in made.results)
+    read = made.results[not saving.reads_result :]
+    saved = tuple((made.result_shape(r), r.dtype or dtypes[1]) for r in read)
     return min(
         found,
         _least_flops(

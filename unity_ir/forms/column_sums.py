@@ -28,6 +28,7 @@ from unity_ir.tdl.syntax import (
     Result,
     Segments,
     Slice,
+    Var,
     Window,
     WrittenIndex,
     accesses,
@@ -94,7 +95,11 @@ def is_column_sum(result: Result) -> bool:
     total = _sum_of(result)
     if total is None or not isinstance(total.body, Access):
         return False
-    return bool(result.indices) and total.body.indices == (*total.indices, *result.indices)
+    # Rows may be padded.
+    names = [i.name if isinstance(i, Var) else None for i in total.body.indices]
+    return bool(result.indices) and names == [
+        i.name if isinstance(i, Var) else "" for i in (*total.indices, *result.indices)
+    ]
 
 
 def reads_whole_rows(line: Bound, body: Expr, rows: Names, columns: Names) -> bool:

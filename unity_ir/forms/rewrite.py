@@ -377,31 +377,27 @@ def _holds_positions_only(expr: Expr) -> bool:
             return False
 
 
-def with_common_variables(bound: Bound, starts: Collection[str]) -> Bound:
+def with_variables_of(
+    first: Result, second: Result, extents: Mapping[str, int], starts: Collection[str]
+) -> Result | None:
     """
-    Return the bound TDL line in which results without reductions have the variables of an earlier result of equal
-    extents, so that one kernel can compute both; variables in `starts`, of which a task computes only a part, stay.
+    Return the `second` result of a line over the variables of the `first`, so that one kernel can compute both: None if
+    these differ in `extents`, are in `starts`, of which a task computes only a part, or are other variables inside.
 
         a[r, i] = x[r, i];  b[r, j] = x[r, j + 4]  ->  a[r, i] = x[r, i];  b[r, i] = x[r, i + 4]
     """
-    results: list[Result] = []
-    spaces: dict[tuple[int, ...], tuple[str, ...]] = {}
-    for result in bound.results:
-        own = tuple(n for i in result.indices for n in index_names(i))
-        if reductions(result.expr) or _is_moved(result) or not {*own}.isdisjoint(starts):
-            results.append(result)
-            continue
-        common = spaces.setdefault(tuple(bound.extents[n] for n in own), own)
-        (at,) = accesses(rename(Access("", result.indices), names := dict(zip(own, common, strict=True))))
-        results.append(replace(result, indices=at.indices, expr=rename(result.expr, names)))
-    return replace(bound, results=tuple(results))
+    common, own = ([n for i in result.indices for n in index_names(i)] for result in (first, second))
+    if [extents[n] for n in common] != [extents[n] for n in own]:
+        return None
+    if not {*common, *own}.isdisjoint(starts) or not {*common}.isdisjoint(_names_inside(second.expr)):
+        return None
+    names = dict(zip(own, common, strict=True))
+    indices = tuple(_renamed(i, names) for i in second.indices)
+    return replace(second, indices=indices, expr=rename(second.expr, names))
 
 
-def _is_moved(result: Result) -> bool:
-    """Return whether a result has segments or windows, or a gather or an opaque function is in it."""
-    whole = all(isinstance(i, Var | Composite) for i in result.indices)
-    return not whole or isinstance(result.expr, Cases) or _has_own_variables(result.expr)
-
-
-def _has_own_variables(expr: Expr) -> bool:
-    return isinstance(expr, Reduce | Opaque) or any(map(_has_own_variables, children(expr)))
+def _names_inside(expr: Expr) -> set[str]:
+    """Return the variables of reductions, segments and opaque functions in an expression."""
+    own = {n for n, _ in expr.branches} if isinstance(expr, Cases) else set[str]()
+    own |= {*expr.names} if isinstance(expr, Reduce | Opaque) else set()
+    return own.union(*map(_names_inside, children(expr)))

@@ -21,7 +21,7 @@ from unity_ir.forms.contraction import Contraction, product_factors
 from unity_ir.forms.convolution import Convolution
 from unity_ir.forms.grouped import Grouped, routed
 from unity_ir.forms.implicit_gemm import implicit_gemm
-from unity_ir.forms.rewrite import simplified, with_common_variables, without_ones
+from unity_ir.forms.rewrite import simplified, with_variables_of, without_ones
 from unity_ir.forms.rows import padded_rows
 from unity_ir.forms.scatter import Scatter
 from unity_ir.forms.window_writes import WindowWrites, is_covered
@@ -392,7 +392,7 @@ def _stages(function: _Function, line: Bound) -> Launcher:
     """Return the launcher of a line that is cut into stages, each computed by the generator of its form."""
     bound, dtypes = function.bound, function.dtypes
     line = replace(line, results=tuple(replace(r, expr=masked(r.expr, line.extents)) for r in line.results))
-    line = with_common_variables(without_ones(simplified(line, function.starts)), function.starts)
+    line = without_ones(simplified(line, function.starts))
     _check_functions(bound.operator, (r.expr for r in line.results))
     results = Results(line, function.buffers, function.names, function.starts)
     for result in line.results:
@@ -406,11 +406,21 @@ def _stages(function: _Function, line: Bound) -> Launcher:
         read = {a.tensor: results.buffers[a.tensor] for a in accesses(result.expr)}
         more = {"kernel": kernel, "buffers": read, "family": family, "operator": _words(bound)}
         stage = function.stage(line, result, output, **more)
-        if stages and all(_share_a_kernel(each, stage) for each in stages[-1]):
-            stages[-1].append(stage)
-        else:
-            stages.append([stage])
+        _add_stage(stages, stage)
     return function.launcher([launch for stage, *more in stages for launch in _launches(stage, more)], results.finals)
+
+
+def _add_stage(kernels: list[list[Stage]], stage: Stage) -> None:
+    """Add a stage to the last of the kernels that can compute it, too, after all that it reads; else to a new one."""
+    for those in reversed(kernels):
+        like = with_variables_of(those[0].result, stage.result, stage.extents, stage.starts)
+        for one in (stage, *([] if like is None else [replace(stage, result=like)])):
+            if all(_share_a_kernel(each, one) for each in those):
+                those.append(one)
+                return
+        if not all(reads_nothing_of(stage, each) for each in those):
+            break
+    kernels.append([stage])
 
 
 def _check_functions(operator: str, exprs: Iterable[Expr]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unity_ir.ops.operator import Application, Operator, Tensor
+from unity_ir.ops.operator import Application, Operator, Saving, Tensor
 
 
 def _cross_entropy_gradient(of: Application) -> Sequence[Tensor | None]:
@@ -17,16 +17,33 @@ def _mse_gradient(of: Application) -> Sequence[Tensor | None]:
     return MSE_GRAD.one(of.grad, x, y), MSE_GRAD.one(of.grad, y, x)
 
 
-CROSS_ENTROPY = Operator(
-    "cross_entropy(x, t: int)  out[] = sum[b..]((max[j](x[b.., j]) + log(sum[c](exp(x[b.., c] - max[j](x[b.., j]))))"
-    " - sum[c](where(eq(c, t[b..]), x[b.., c], 0))) / size(b..))",
-    gradient=_cross_entropy_gradient,
-)
+_LOGSUM = "max[j](x[b.., j]) + log(sum[c](exp(x[b.., c] - max[j](x[b.., j]))))"
+_LOSS = f"out[] = sum[b..](({_LOGSUM} - sum[c](where(eq(c, t[b..]), x[b.., c], 0))) / size(b..))"
+
+CROSS_ENTROPY = Operator(f"cross_entropy(x, t: int)  {_LOSS}", gradient=_cross_entropy_gradient)
 """Softmax cross-entropy of logits `x` [b.., c] against class ids `t` [b..], its mean over b.."""
 
 CROSS_ENTROPY_GRAD = Operator(
     "cross_entropy_grad(g, x, t: int)  out[b.., c] = g[] * (exp(x[b.., c] - max[j](x[b.., j]))"
     " / sum[k](exp(x[b.., k] - max[j](x[b.., j]))) - where(eq(c, t[b..]), 1, 0)) / size(b..)"
+)
+
+CROSS_ENTROPY_SAVING = Operator(
+    f"cross_entropy_saving(x, t: int; sums: dtype = f32)  {_LOSS};  logsum: sums [b..] = {_LOGSUM}"
+)
+"""The same, and the logarithm of what every sample's exponentials sum to, which a backward can read."""
+
+CROSS_ENTROPY_SAVED_GRAD = Operator(
+    "cross_entropy_saved_grad(g, x, t: int, logsum)  out[b.., c] = g[] * (exp(x[b.., c] - logsum[b..])"
+    " - where(eq(c, t[b..]), 1, 0)) / size(b..)"
+)
+"""`cross_entropy_grad` from the logarithms that the forward has saved."""
+
+SAVINGS = (
+    Saving(
+        *(CROSS_ENTROPY.name, CROSS_ENTROPY_GRAD.name, CROSS_ENTROPY_SAVING.name, CROSS_ENTROPY_SAVED_GRAD.name),
+        reads_result=False,
+    ),
 )
 
 MSE = Operator(
@@ -77,6 +94,7 @@ BCE_WITH_LOGITS_GRAD = Operator(
 BCE_WITH_LOGITS_TARGET_GRAD = Operator("bce_with_logits_target_grad(g, x)  out[b..] = -g[] * x[b..] / size(b..)")
 
 OPERATORS = (
-    *(CROSS_ENTROPY, CROSS_ENTROPY_GRAD, MSE, MSE_GRAD, BCE, BCE_GRAD, BCE_TARGET_GRAD),
+    *(CROSS_ENTROPY, CROSS_ENTROPY_GRAD, CROSS_ENTROPY_SAVING, CROSS_ENTROPY_SAVED_GRAD),
+    *(MSE, MSE_GRAD, BCE, BCE_GRAD, BCE_TARGET_GRAD),
     *(BCE_WITH_LOGITS, BCE_WITH_LOGITS_GRAD, BCE_WITH_LOGITS_TARGET_GRAD),
 )

@@ -210,14 +210,15 @@ class Saving:
     """
     A forward operator and its backward, by name, and variants that save values in the forward for the backward.
 
-    `saving` is the forward with additional results. `saved` is the backward that reads them: it takes all results of
-    `saving` after the operands of `backward`. Only the first result of `saving` is a result of `forward`.
+    `saving` is the forward with additional results; only the first is a result of `forward`. `saved` is the backward
+    that reads them after the operands of `backward`, before them the first if it `reads_result`.
     """
 
     forward: str
     backward: str
     saving: str
     saved: str
+    reads_result: bool = True
 
 
 @lru_cache(maxsize=65536)

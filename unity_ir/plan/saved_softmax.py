@@ -49,7 +49,7 @@ def with_savings(program: Program) -> Program:
                 tensors[len(tensors)] = tensor
             attributes = attributes_of_variant(saving.saving, forward.attributes)
             body[at] = replace(forward, operator=saving.saving, results=tuple(results), attributes=attributes)
-        operands = (*instruction.operands, *results)
+        operands = (*instruction.operands, *results[not saving.reads_result :])
         attributes = attributes_of_variant(saving.saved, instruction.attributes)
         body[place] = replace(instruction, operator=saving.saved, operands=operands, attributes=attributes)
     return replace(program, body=tuple(body), tensors=tensors)
@@ -106,23 +106,24 @@ def _saved(program: Program, forward: Compute, saving: Saving) -> list[Tensor] |
         tuple(t.shape for t in operands), attributes, tuple(t.dtype for t in operands)
     )
     results = analysis.bound.results
-    # A mesh axis that divides the forward's result alone would make the saved tensors addends of a sum.
+    # A mesh axis that divides a tensor that the backward reads would make it an addend of a sum.
     if any(
         isinstance(what, str) and what not in analysis.result_dims[number]
         for what in forward.assignment
-        for number in range(len(results))
+        for number in range(not saving.reads_result, len(results))
     ):
         return None
     made: list[Tensor] = []
     for number, result in enumerate(results[1:], 1):
         layout = result_layout(analysis, number, forward.assignment)
         made.append(Tensor(analysis.bound.result_shape(result), result.dtype or operands[0].dtype, layout))
-    whole = [program.tensors[forward.results[0]], *made]
-    shapes = (whole[0].shape, *(t.shape for t in operands), *(t.shape for t in whole))
+    result = program.tensors[forward.results[0]]
+    read = [*([result] if saving.reads_result else []), *made]
+    shapes = (result.shape, *(t.shape for t in operands), *(t.shape for t in read))
     backward = operator(saving.saved).bind(shapes, attributes_of_variant(saving.saved, forward.attributes))
     first = 1 + len(operands)
-    wanted = [operand_layout(backward, first + i, forward.assignment) for i in range(len(whole))]
-    return made if wanted == [t.layout for t in whole] else None
+    wanted = [operand_layout(backward, first + i, forward.assignment) for i in range(len(read))]
+    return made if wanted == [t.layout for t in read] else None
 
 
 def attributes_of_variant(name: str, given: Attributes) -> Attributes:

@@ -305,7 +305,7 @@ def test_names_tell_element_types_apart_where_texts_do(name: str, impl: str, dra
             assert found.setdefault(made.name, made.source) == made.source
 
 
-@pytest.mark.parametrize(("name", "products", "others"), [("attention", 2, 1), ("attention_grad", 5, 2)])
+@pytest.mark.parametrize(("name", "products", "others"), [("attention", 2, 1), ("attention_grad", 5, 1)])
 def test_products_inside_are_matrix_products(name: str, products: int, others: int) -> None:
     one = operator(name)
     # In float32 these rows are too long for a kernel of attention.

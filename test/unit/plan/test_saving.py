@@ -47,8 +47,28 @@ def test_programs_without_kernels_save_nothing_and_others_do() -> None:
     made = program(graph, "ideal:2", "data-parallel")
     assert "attention_saving" in emit(plan_step(made), graph).text
     assert "attention_saving" not in emit(plan_step(made, PlanOptions(kernels="torch")), graph).text
-    plain = program(mlp(), "ideal:2", "data-parallel")
-    assert with_savings(plain) == plain
+
+
+@pytest.mark.parametrize(("where", "plan"), [("ideal:2", "data-parallel"), ("ideal:1", "data-parallel")])
+def test_a_loss_saves_the_logarithms_of_its_rows(where: str, plan: str) -> None:
+    """The loss is an addend where samples are divided, but its gradient does not read it."""
+    after = with_savings(program(mlp(), where, plan))
+    forward, backward = (i for i in after.body if isinstance(i, Compute) and "cross_entropy" in i.operator)
+    assert (forward.operator, backward.operator) == ("cross_entropy_saving", "cross_entropy_saved_grad")
+    assert backward.operands[-1:] == forward.results[1:]
+    whole, saved = (after.tensors[r] for r in (forward.operands[0], forward.results[1]))
+    assert (saved.dtype, saved.local(after.mesh)) == ("f32", whole.local(after.mesh)[:-1])
+
+
+def test_classes_that_are_divided_save_nothing() -> None:
+    """The sums of pieces of a row are addends of the row's."""
+    made = program(mlp(), "ideal:2", "data-parallel")
+    body = tuple(
+        replace(i, assignment=("c",) * len(i.assignment)) if isinstance(i, Compute) and "entropy" in i.operator else i
+        for i in made.body
+    )
+    changed = replace(made, body=body)
+    assert with_savings(changed) == changed
 
 
 @pytest.mark.parametrize("change", ["operands", "assignment", "attributes"])
