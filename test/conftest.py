@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -54,6 +55,23 @@ TOKEN = re.compile(rf"{OPERATOR.pattern}|{WORD.pattern}|\S")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lit", action="store_true", help="run the FileCheck tests with lit")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave to `make zoo` the tests marked `zoo`, and all but every n-th case of those marked `sampled(n)`."""
+    if os.environ.get("ZOO") == "all":
+        return
+    seen = Counter[str]()
+    left: list[pytest.Item] = []
+    kept: list[pytest.Item] = []
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        name = item.nodeid.partition("[")[0]
+        is_kept = seen[name] % sampled.args[0] == 0 if sampled else item.get_closest_marker("zoo") is None
+        (kept if is_kept else left).append(item)
+        seen[name] += 1
+    items[:] = kept
+    config.hook.pytest_deselected(items=left)
 
 
 def pytest_collection_finish() -> None:

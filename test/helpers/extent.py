@@ -17,5 +17,5 @@ def sample(cases: Sequence[T], every: int, first: int = 0) -> Sequence[T]:
 
 
 def examples(number: int) -> int:
-    """Given how many examples of a property are drawn with ZOO=all, return how many are drawn now: a third."""
-    return number if ALL else max(1, number // 3)
+    """Given how many examples of a property are drawn with ZOO=all, return how many are drawn now: a fifth."""
+    return number if ALL else max(1, number // 5)

@@ -114,6 +114,7 @@ def ended(
     return [code if code is not None else 0 for code in codes], written + rest[1 - last]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_rank_ends_the_run(path: Path, rank: int):
@@ -136,6 +137,7 @@ def test_a_stopped_rank_ends_the_run(path: Path, rank: int):
     assert re.fullmatch(pattern, written), written
 
 
+@pytest.mark.zoo
 @pytest.mark.slow
 def test_a_rank_in_an_endless_loop_is_named(path: Path):
     codes, written = ended(path, lambda _: None, "--steps", "10", "--data", "endless:batch")
@@ -163,8 +165,9 @@ def test_a_pause_shorter_than_the_limit_changes_nothing(path: Path):
     assert (codes, written) == ([0, 0], "")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["loop", "SIGSTOP", "SIGKILL"])
+@pytest.mark.parametrize("how", ["SIGSTOP", "loop", "SIGKILL"])
 def test_a_stage_that_stops_in_a_step_ends_the_run_in_one_line(
     staged_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -30,6 +30,7 @@ def pinned_program(graph: Graph, seed: int, optimizer: str = "sgd") -> Program:
     return lower(fuse_collectives(differentiate(plan, settings, on.mesh)), on)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_equals_pytorch(ranks: Ranks, model: str):

@@ -32,6 +32,7 @@ def losses(lines: list[str]) -> list[str]:
     return re.findall(r"^step \d+ loss (\S+)", "\n".join(lines), re.M)
 
 
+@pytest.mark.zoo
 @pytest.mark.slow
 def test_a_killed_rank_changes_nothing(ranks: Ranks, tmp_path: Path):
     restart = bench("restart")

@@ -154,6 +154,7 @@ PLANS = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "plan"), PLANS)
 def test_statistics_are_pytorch_s_by_name(imported: Imported, ranks: Ranks, folder: Path, where: str, plan: str):

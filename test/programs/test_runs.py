@@ -253,6 +253,7 @@ def flipped(path: Path) -> None:
     file.write_bytes(content)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "message"),

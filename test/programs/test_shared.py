@@ -41,6 +41,7 @@ def by_hand(w: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
     return F.cross_entropy((x @ w["table"].T).flatten(0, 1), batch["labels"].flatten())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("plan", "world"), PLANS)
 def test_equals_pytorch(ranks: Ranks, plan: str, world: int):

@@ -49,6 +49,7 @@ def wrong_of(run: dict[str, Any], model: str, optimizer: Optimizer, delay: int =
     return differences(run, lambda w, inputs: zoo_by_hand(name, keys, w, inputs), optimizer, "f64", delay)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "plan", "world", "optimizer"), CASES)
 def test_equals_a_loop_with_delayed_gradients(ranks: Ranks, model: str, plan: str, world: int, optimizer: Optimizer):

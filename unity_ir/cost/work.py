@@ -79,9 +79,14 @@ def adds_gradients(node: Node, weight: Value) -> bool:
     Return whether the only reader of a weight is a matrix product with gradients in f32: then the kernel of the
     gradient is a product, too, and adds it to that of earlier micro-batches (`plan.additions`).
     """
-    line = node.analysis.bound
-    is_product = all(contraction(result, line.extents) is not None for result in line.results)
-    return is_product and weight.type.grad_dtype not in HALVES
+    shapes, dtypes = tuple(v.shape for v in node.operands), tuple(v.dtype for v in node.operands)
+    return weight.type.grad_dtype not in HALVES and _is_product(node.op, shapes, node.attributes, dtypes)
+
+
+@lru_cache(maxsize=65536)
+def _is_product(operator: str, shapes: Shapes, attributes: Attributes, dtypes: tuple[str, ...]) -> bool:
+    line = find_operator(operator).bind(shapes, attributes, dtypes).bound
+    return all(contraction(result, line.extents) is not None for result in line.results)
 
 
 @lru_cache(maxsize=65536)

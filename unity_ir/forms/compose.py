@@ -17,7 +17,7 @@ dim's indices cannot be substituted into each other.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
 
@@ -87,6 +87,60 @@ def composed(parts: Sequence[Part], kept: Sequence[Register], apart: bool = Fals
         return _Composer(parts).composed(kept, apart)
     except _Refused:
         return None
+
+
+def relabelled(parts: Sequence[Part], kept: Sequence[Register]) -> Part | None:
+    """
+    Fuse copies of an operator's results, which follow it, into it: its results are stored where the copies would be,
+    and its expressions stay as they are.
+
+        y[b, h, s, d] = attention(..);  out[b, s, (h d)] = y[b, h, s, d]  ->  out[b, s, (h d)] = attention(..)
+
+    `kept` are the registers that the fused line returns, in this order. Returns None if a part after the first is not a
+    copy, if what it copies is kept too, or if its dims are not those of the result.
+    """
+    first, *copies = parts
+    results = dict(zip(first.results, first.line.results, strict=True))
+    for copy in copies:
+        copied = [r.expr for r in copy.line.results]
+        if len(copy.operands) != 1 or len(copied) != 1 or not isinstance(access := copied[0], Access):
+            return None
+        (register,), (made,), laid = copy.operands, copy.results, copy.line.results[0].indices
+        source = None if register in kept else results.pop(register, None)
+        places = source and _places(access, source, copy.line.extents, first.line.extents)
+        plain = all(isinstance(i, Var | Composite) and {*index_names(i)} <= {*(places or ())} for i in laid)
+        if source is None or places is None or not plain:
+            return None
+        # What is copied lies as the copy, by the names of the variables that the result has.
+        indices = tuple(tuple(n for name in index_names(i) for n in places[name]) for i in laid)
+        lies = tuple(Composite(names) if len(names) > 1 else Var(*names) for names in indices)
+        results[made] = replace(source, indices=lies)
+    if {*results} != {*kept}:
+        return None
+    operator = AND.join(part.line.operator for part in parts)
+    line = replace(first.line, operator=operator, results=tuple(results[r] for r in kept))
+    return replace(first, line=line, results=tuple(kept))
+
+
+def _places(
+    read: Access, made: Result, own: Mapping[str, int], extents: Mapping[str, int]
+) -> Mapping[str, tuple[str, ...]] | None:
+    """
+    Return the variables of a result, of `extents`, that each variable of a read of it stands for; None if a dim has
+    other variables, or is no plain one. `own` are the extents of the read's variables.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for index, at in zip(read.indices, made.indices, strict=True):
+        if not isinstance(index, Var | Composite) or not isinstance(at, Var | Composite):
+            return None
+        names, others = index_names(index), index_names(at)
+        if len(names) == 1:
+            found[names[0]] = others
+        elif [own[n] for n in names] == [extents[n] for n in others]:
+            found |= {n: (other,) for n, other in zip(names, others, strict=True)}
+        else:
+            return None
+    return found
 
 
 class _Refused(Exception):

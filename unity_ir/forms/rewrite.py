@@ -386,7 +386,8 @@ def with_variables_of(
 
         a[r, i] = x[r, i];  b[r, j] = x[r, j + 4]  ->  a[r, i] = x[r, i];  b[r, i] = x[r, i + 4]
     """
-    common, own = ([n for i in result.indices for n in index_names(i)] for result in (first, second))
+    both = ([n for i in result.indices for n in index_names(i)] for result in (first, second))
+    common, own = ([n for n in names if extents[n] > 1] for names in both)
     if [extents[n] for n in common] != [extents[n] for n in own]:
         return None
     if not {*common, *own}.isdisjoint(starts) or not {*common}.isdisjoint(_names_inside(second.expr)):

@@ -164,6 +164,8 @@ class _Search(ModulePass):
             return None if self.stages is None else "auto" if text == "auto" else "none"
         if not text.isdecimal():
             raise UnityError(f"pcg-search: stages is {text!a}; it is a number of them, 1 or more, or auto")
+        if self.explain is not None:
+            raise UnityError(f"pcg-search: explain does not know pipelines, as of stages={text}; use stages=1")
         return Stages.of(int(text), self.schedule)
 
     def _optimizer(self) -> Optimizer | None:

@@ -1,7 +1,7 @@
 """
-Fuse consecutive operators into one kernel: products with the pointwise operators after them, chains of pointwise
-operators, row reductions with the pointwise operators before and after them, sums of columns with what makes or reads
-the same rows, and scatters and gradients of experts' weights with the cast after them.
+Fuse consecutive operators into one kernel: products with the pointwise operators after them, attention with copies of
+its results, chains of pointwise operators, row reductions with the pointwise operators before and after them, sums of
+columns with what makes or reads the same rows, and scatters and gradients of experts' weights with the cast after them.
 
     t = matmul(x, w);  s = add(t, b);  y = gelu(s)  ->  s, y = matmul + add + gelu(x, w, b)      # the backward reads s
     b = reduce_sum(g);  y = norm_grad(g, x)         ->  b, y = reduce_sum + norm_grad(g, x)
@@ -23,7 +23,7 @@ from types import MappingProxyType
 from unity_ir.errors import UnityError
 from unity_ir.forms.addresses import operand_shapes
 from unity_ir.forms.column_sums import aligned, is_column_sum
-from unity_ir.forms.compose import AND, Part, composed
+from unity_ir.forms.compose import AND, Part, composed, relabelled
 from unity_ir.forms.kinds import kind
 from unity_ir.forms.rows import can_be_padded
 from unity_ir.kernels.launchers import launcher
@@ -52,11 +52,11 @@ from unity_ir.tdl.syntax import NOT_FLOATING, Bound, accesses, index_names
 MOST_OPERATORS = 12
 """Most operators in a group; more make an unreadable comment."""
 MOST_TENSORS: Mapping[str, int] = MappingProxyType(
-    {"elements": 10, "rows": 10, "columns": 10, "product": 7, "scatter": 4, "grouped": 4}
+    {"elements": 10, "rows": 10, "columns": 10, "product": 7, "scatter": 4, "grouped": 4, "attention": 10}
 )
 """Most operands and results of a group, by its kernel's kind; a tile of each must fit registers."""
 
-KINDS = ("elements", "rows", "columns", "product", "scatter", "grouped")
+KINDS = ("elements", "rows", "columns", "product", "scatter", "grouped", "attention")
 """
 Kinds of kernels that can be fused (`LaunchWork.kind`); a group's kernel has the last kind among its members, or, of
 sums of columns with others, the kind `columns`.
@@ -120,6 +120,7 @@ def with_fusions(program: Program, choice: Choice, memo: GroupMemo | None = None
         return lambda cast, reader: fuser.is_kernel([cast, reader])
 
     program, casts = with_own_casts(program, kernels_of)
+    program = _Fuser(program, choice, memo, casts).with_copies_next()
     return _Fuser(program, choice, memo, casts).program_of_groups()
 
 
@@ -142,6 +143,12 @@ class _Fuser:
         for register in self.program.outputs:
             self.readers.setdefault(register, []).append(len(body))
         self.alive = self._alive()
+        made = (
+            self.alive[p] + sum(piece_bytes(self.program, r) for r in i.results)
+            for p, i in enumerate(body)
+            if isinstance(i, Compute)
+        )
+        self.most = max(made, default=0)
         self.sums: dict[tuple[Register, ...], bool] = {}
         """Whether the operator with these results sums columns."""
 
@@ -161,17 +168,32 @@ class _Fuser:
 
     # -- groups
 
+    def with_copies_next(self) -> Program:
+        """Return the program in which copies of attention's results follow it at once, if one kernel makes them all."""
+        body = self.program.body
+        copies: dict[int, list[int]] = {}
+        for place, made in enumerate(body):
+            if isinstance(made, Compute) and {each.kind for each in self._launches(made) or ()} == {"attention"}:
+                only = (self.readers[r][0] for r in made.results if len(self.readers.get(r, [])) == 1)
+                found = sorted(p for p in only if p < len(body) and self._is_copy(body[p]))
+                if found and self._is_one([place, *found]):
+                    copies[place] = found
+        moved = {p for places in copies.values() for p in places}
+        order = [p for place in range(len(body)) if place not in moved for p in (place, *copies.get(place, ()))]
+        return replace(self.program, body=tuple(body[p] for p in order))
+
+    def _is_copy(self, instruction: Instruction) -> bool:
+        """Return whether an instruction moves the elements of one tensor to other places in its memory."""
+        return (
+            isinstance(instruction, Compute)
+            and len(instruction.operands) == 1
+            and instruction.operator != "cast"
+            and self._kind_of(instruction) == "copy"
+        )
+
     def program_of_groups(self) -> Program:
         """Return the program with groups as one."""
         body = self.program.body
-        self.most = max(
-            (
-                self.alive[p] + sum(piece_bytes(self.program, r) for r in i.results)
-                for p, i in enumerate(body)
-                if isinstance(i, Compute)
-            ),
-            default=0,
-        )
         group: list[int] = []
         out: list[Instruction] = []
         gathered = set[int]()
@@ -395,6 +417,7 @@ class _Fuser:
         """
         parts, kept = [self._part(m) for m in members], self._kept(members)
         found = composed(parts, kept)
+        found = found or relabelled(parts, kept)
         if found is not None:
             return found
         if not any(map(self._sums_columns, members)):
@@ -433,7 +456,7 @@ class _Fuser:
     def _of_operator(self, member: Compute) -> Launches | None:
         operator = local_operator(self.program, member)
         floats = {d for d in operator.dtypes if d not in NOT_FLOATING}
-        if len(floats) != 1 or any(self.program.tensors[r].dtype in NOT_FLOATING for r in member.results):
+        if not floats or any(self.program.tensors[r].dtype in NOT_FLOATING for r in member.results):
             return None
         if operator.line.has_windows or self.choice(operator) != "triton":
             return None
@@ -441,7 +464,10 @@ class _Fuser:
             made = launcher(operator.line, operator.dtypes, "triton", operator.divided)
         except UnityError:
             return None  # such as f64, which no kernel takes
-        return made.work if made.work and all(each.kind in KINDS for each in made.work) else None
+        kinds = {each.kind for each in made.work}
+        # Gradients of attention read sums of rows in float32.
+        takes = kinds == {"attention"} or len(floats) == 1
+        return made.work if kinds and takes and kinds.issubset(KINDS) else None
 
     def is_kernel(self, members: Sequence[Compute]) -> bool:
         """Return whether one Triton kernel computes these operators, of which each reads a result of one before it."""

@@ -135,7 +135,7 @@ class PlanOptions:
         """
         if operator.fused:
             return product_implementation(operator) if self.matmul == AUTO else "triton"
-        return "torch" if self._implementation(operator) == "torch" else "triton"
+        return "torch" if self._implementation(operator) in ("torch", "cudnn") else "triton"
 
     def _implementation(self, operator: LocalOperator) -> str:
         """Return the implementation of one operator, or `auto` for a product for which nothing else says it."""

@@ -64,6 +64,7 @@ SMALL = (
 )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", extent_sample(SMALL, 4))
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])

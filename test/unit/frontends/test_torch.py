@@ -77,6 +77,7 @@ def test_perceptron():
     assert list(imported.weights) == ["0.weight", "0.bias", "2.weight", "4.weight", "4.bias"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", torch_models.TRANSFORMERS)
 def test_transformer(name: str):

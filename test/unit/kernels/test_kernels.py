@@ -129,6 +129,7 @@ LARGER: list[tuple[str, Case]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "case"), LARGER)
 def test_larger_shapes(name: str, case: Case, runner: Any) -> None:
@@ -187,6 +188,16 @@ LINES: list[tuple[str, Any]] = [
         ((9,), (9,), (9, 9)),
     ),
     ("known(t: int, x, w)  out[b] = sum[v](where(eq(v, t[b]), x[b], 0)) + sum[v](w[v])", ((30,), (30,), (6,))),
+    # A scatter that is added to a tensor: of few places, of many positions for each, of places too many for it.
+    *(
+        (f"tied(t: int, x, w)  out[v, e] = {line}", ((count,), (count, 5), (places, 5)))
+        for line, count, places in (
+            ("sum[b](where(eq(v, t[b]), x[b, e], 0)) + w[v, e]", 9, 30),
+            ("w[v, e] + sum[b](where(eq(v, t[b]), x[b, e], 0))", 1500, 4),
+            ("w[v, e] + sum[b](where(eq(v, t[b]), x[b, e] * 2, 0))", 3, 40),
+        )
+    ),
+    ("turned(t: int, x, w)  out[v, e] = sum[b](where(eq(v, t[b]), x[b, e], 0)) + w[e, v]", ((9,), (9, 7), (7, 7))),
     ("fixed(t: int, x)  out[] = sum[v](where(eq(v, t[v]), x[v], 0))", ((3,), (3,))),
     ("nonzero(x)  out: bool[i] = max[k](x[i, k])", ((9, 7),)),
 ]

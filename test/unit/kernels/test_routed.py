@@ -46,6 +46,7 @@ def operands(name: str, e: Tensor, dtype: str) -> list[Tensor]:
 NAMES = ("routed_matmul", "routed_matmul_nt", "routed_matmul_tn")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2, 3, 6])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])

@@ -177,6 +177,7 @@ def test_other_targets(target: str) -> None:
         fits(launch, took, target)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("target", SHARED_LIMITS)
 def test_attention(target: str) -> None:
@@ -196,6 +197,7 @@ def test_attention(target: str) -> None:
         assert violations(job, outcome, target) == [], (job.compiled, outcome)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("target", SHARED_LIMITS)
 def test_grouped_products(target: str) -> None:
@@ -228,6 +230,7 @@ AFTER = [
 """What follows a product `P`."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("target", SHARED_LIMITS)
 def test_large_products(target: str) -> None:
@@ -320,6 +323,7 @@ def normalised(shape: tuple[int, ...], dtype: str) -> Graph:
     return Graph("normalised", (x, y, center, w, b), (apply("mse", [value, center.result]).result,))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("target", SHARED_LIMITS)
 def test_what_just_fits_registers(target: str) -> None:

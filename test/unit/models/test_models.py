@@ -208,6 +208,7 @@ def counted_by_pytorch(name: str, graph: Graph, keys: dict[str, int | str], back
     return counter.get_total_flops()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["small", "full"])
 @pytest.mark.parametrize("text", TEXTS)

@@ -299,6 +299,7 @@ TABLE: Mapping[tuple[str, torch.dtype], tuple[Convert, int]] = {
 """Of each of PyTorch's operators and an element type: what its samples are in ours, and how many have to be."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), TABLE, ids=lambda part: str(part).removeprefix("torch."))
 def test_equals_pytorch_on_its_own_samples(name: str, dtype: torch.dtype):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from models import data, machine, weight
 from operator_cases import DTYPES
 
+from unity_ir.forms.compose import AND
 from unity_ir.kernels.launchers import launcher
 from unity_ir.machine import Machine, load
 from unity_ir.models import build
@@ -208,9 +209,48 @@ def test_random_groups_of_parts(runner: Any) -> None:
     assert sum("concat" in name for name in seen) > 5
 
 
+@pytest.mark.slow
+def test_random_copies_of_attention(runner: Any) -> None:
+    """Results of attention and its gradients are stored where copies of them, some with grouped heads, would be."""
+    seen = set[str]()
+
+    @settings(max_examples=20, database=None, suppress_health_check=list(HealthCheck))
+    @given(st.randoms(use_true_random=False))
+    def property(random: Random) -> None:
+        heads, shared, rows, columns = (random.choice([1, 2, 3]) for _ in range(4))
+        q, y = (data(name, 2, heads * shared, rows + 1, 8) for name in "qy")
+        k, v = (data(name, 2, heads, columns + 1, 8) for name in "kv")
+        of = {"scale": 0.3, "causal": random.choice([0, 1])}
+        made = apply("attention", [q.result, k.result, v.result], of).results
+        if random.random() < 0.7:
+            made = apply("attention_grad", [y.result, q.result, k.result, v.result], of).results
+        outputs: list[Value] = []
+        for result in made:
+            what = random.choice(["merge_heads", "transpose", "kept"])
+            attributes = {"perm": tuple(random.sample(range(4), 4))} if what == "transpose" else {}
+            outputs.append(result if what == "kept" else apply(what, [result], attributes).result)
+        inputs = tuple(node for node in (y, q, k, v) if node is not y or len(made) > 1)
+        program = with_fusions(lower(Graph("copies", inputs, tuple(outputs)), load("box:1")), in_triton)
+        known = values(program)
+        for group in groups(program):
+            compare(program, group, known, runner)
+            seen.add(group.operator)
+
+    property()
+    assert {name for name in seen if name.endswith("merge_heads") or name.endswith("transpose")}
+    assert any(name.startswith("attention_grad") and name.count(AND) == 3 for name in seen)
+
+
 def test_heads_of_a_fused_product_are_one_kernel_each_way() -> None:
-    """Queries, keys and values are split, and their gradients concatenated, with their heads, once in memory each."""
-    program = with_fusions(lowered(SMALL["gpt2"](), load("box:1")), in_triton)
+    """
+    Queries, keys and values are split, and their gradients concatenated, with their heads, once in memory each, if
+    attention is cuDNN's.
+    """
+
+    def by_cudnn(operator: LocalOperator) -> str:
+        return "torch" if "attention" in operator.line.operator else "triton"
+
+    program = with_fusions(lowered(SMALL["gpt2"](), load("box:1")), by_cudnn)
     of = [i for i in program.body if isinstance(i, Fused) and {"split", "concat"} & {m.operator for m in i.members}]
     names = ["split + split_heads + split_heads + split_heads", "merge_heads + merge_heads + merge_heads + concat"]
     assert {i.operator for i in of} == {*names}
@@ -314,7 +354,7 @@ def test_casts_break_no_group(name: str) -> None:
     one = load("box:1")
     plain = with_fusions(lowered(SMALL[name](), one), in_triton)
     mixed = with_fusions(lowered(mixed_precision(SMALL[name](), "bf16"), one), in_triton)
-    operators = {i.operator.removeprefix("cast + ") for i in mixed.body if isinstance(i, Fused)}
+    operators = {AND.join(m.operator for m in i.members if m.operator != "cast") for i in groups(mixed)}
     assert operators >= {i.operator for i in plain.body if isinstance(i, Fused)}
     apart = {i.result for i in mixed.body if isinstance(i, Leaf) and i.op == "weight"}
     alone = [i for i in mixed.body if isinstance(i, Compute) and i.operator == "cast"]
@@ -476,10 +516,13 @@ def test_no_more_is_held(name: str, where: str, strategy: str) -> None:
 
 @pytest.mark.parametrize(("name", "where", "strategy"), PLANS)
 def test_every_operator_is_in_one_place(name: str, where: str, strategy: str) -> None:
-    """In the order it was, with all that others read, and nothing that nobody does."""
+    """In the order it was, but for copies of attention's results, with all that others read, and nothing else."""
     before, after = planned(name, where, strategy)
     spelled = [m for i in after.body if isinstance(i, Compute) for m in (i.members if isinstance(i, Fused) else (i,))]
-    assert spelled == [i for i in before.body if isinstance(i, Compute)]
+    listed = [i for i in before.body if isinstance(i, Compute)]
+    copies = {m for i in after.body if isinstance(i, Fused) and "attention" in i.operator for m in i.members[1:]}
+    assert [i for i in spelled if i not in copies] == [i for i in listed if i not in copies]
+    assert (len(spelled), {*spelled}) == (len(listed), {*listed})
     made_there = {r for i in before.body if isinstance(i, Compute) for r in i.results}
     there, read = set[int](), {*after.outputs}
     for i in after.body:
@@ -596,13 +639,24 @@ def test_sums_of_columns_are_made_with_what_is_summed(runner: Any) -> None:
 
 
 def test_a_scatter_stores_what_a_cast_makes_of_it():
-    """The gradient of a table is stored in float32 at once; a sum with another gradient is a kernel of its own."""
+    """The gradient of a table is stored in float32 at once."""
     model = {"batch": 4, "tables": 2, "rows": 50, "features": 8, "dense": 8, "bottom": 16, "top": 16}
     graph = mixed_precision(build("dlrm", **model), "bf16")
     on = load("box:1")
     fused = with_fusions(lower(differentiate(graph, Optimizer("sgd"), on.mesh), on), lambda operator: "triton")
     names = [i.operator for i in fused.body if isinstance(i, Compute) and "embedding_bag_grad" in i.operator]
     assert names == ["embedding_bag_grad + cast"] * 2
+
+
+def test_the_gradient_of_a_tied_table_is_added_to_the_product_s():
+    fused = with_fusions(lowered(mixed_precision(SMALL["gpt2"](), "bf16"), load("box:1")), in_triton)
+    (group,) = (
+        i for i in fused.body if isinstance(i, Fused) and "embedding_grad" in i.operator and "add" in i.operator
+    )
+    assert group.operator == "embedding_grad + cast + add"
+    operator = local_operator(fused, group)
+    made = launcher(operator.line, operator.dtypes, "triton", operator.divided)
+    assert {work.kind for work in made.work} == {"scatter"}
 
 
 def test_gradients_of_experts_are_stored_in_float32():

@@ -69,6 +69,7 @@ def test_towers_that_nothing_divides_are_side_by_side(machine: Machine, count: i
     assert "on a part of the machine, beside other branches" in explain(found.joint, found.cost, "matmul0")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "where"), [("xdl", "summit:1"), ("dlrm", "pcie:8")])
 def test_embeddings_have_devices_of_their_own(model: str, where: str):

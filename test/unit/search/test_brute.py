@@ -68,6 +68,7 @@ def near(seconds: float, graph: Graph) -> float:
     return 1e-9 * seconds + FREE_MOVE * 12 * len(graph.nodes())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 def test_nothing_is_faster(machine: Machine):

@@ -53,6 +53,7 @@ def searched(graph: Graph, strategy: str, machine: str, work: float) -> SearchRe
 CASES = [*((s, "mlp") for s in all_strategies()), *((s, m) for s in ("joint", "sequential") for m in ("rnntc", "moe"))]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "model"), sample(CASES, 2))
 def test_each_strategy_ends_wherever_its_budget_does(strategy: str, model: str):

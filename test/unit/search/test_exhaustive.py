@@ -35,6 +35,7 @@ def least(graph: Graph, machine: Machine, space: Space) -> tuple[int, int]:
     return min(found), max(found)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("overhead", [1e-6, 1e-4])
 @pytest.mark.parametrize("seed", range(6))

@@ -51,6 +51,7 @@ TRANSFORMERS = {
 # --- what plans compute
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "degrees",
     [

@@ -102,8 +102,8 @@ class LaunchWork:
 
     kind: str
     """
-    One of `elements` (pointwise), `rows` (reductions), `product` (matrix products), `scatter` and `grouped` (gradients
-    of weights that integers pick); empty for other kernels.
+    One of `elements` (pointwise), `rows` (reductions), `product` (matrix products), `scatter`, `grouped` (gradients of
+    weights that integers pick) and `attention`; empty for other kernels.
     """
     programs: int
     """Number of programs in the grid; of a product, that of tiles of 64 x 64, however large its own are."""

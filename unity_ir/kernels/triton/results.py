@@ -10,6 +10,7 @@ from math import prod
 from unity_ir.forms.addresses import Names
 from unity_ir.forms.contraction import contraction, product_factors, with_factors
 from unity_ir.forms.rewrite import canonical, map_children, outermost, reductions
+from unity_ir.forms.scatter import scattered
 from unity_ir.forms.window_writes import writes_windows
 from unity_ir.kernels.triton.launch import Buffer
 from unity_ir.kernels.triton.tiling import is_split
@@ -60,6 +61,8 @@ class Results:
     def _add(self, result: Result, output: Buffer) -> None:
         if writes_windows(result):
             result = replace(result, expr=self._without(result.expr, outermost(result.expr)))
+        elif (places := scattered(result, self.extents)) is not None and places.total is not None:
+            pass
         elif self._is_product(result):
             result = self._product(result)
         else:

@@ -10,6 +10,8 @@ into chunks of their sorted order, and a first kernel sums every chunk that lies
 sums those, and the positions in the chunks at both ends of a place: about the square root of the number of positions,
 however they are distributed.
 
+A sum that is added to a tensor reads each place of it where it stores the result.
+
 A table of more rows than there are positions (a recommender's) is filled with zeros instead, and a program for each
 position writes the sum of its place if the position is the first of it.
 """
@@ -26,7 +28,7 @@ from unity_ir.kernels.text import SUM
 from unity_ir.kernels.triton.expression import Axis
 from unity_ir.kernels.triton.launch import Argument, Buffer, KernelBuilder, KernelLaunch, Stage, warps
 from unity_ir.tdl.counts import free_variables
-from unity_ir.tdl.syntax import Access, Result, Var, WrittenIndex, index_names
+from unity_ir.tdl.syntax import Access, Binary, Result, Var, WrittenIndex, index_names
 
 COLUMNS = 256
 """Most elements of a place per program, so that few places still make many programs."""
@@ -51,7 +53,7 @@ def scatter_launches(stage: Stage, of: Scatter) -> list[KernelLaunch]:
     """
     made = Sorted.of(stage)
     count = prod(stage.extents[n] for n in of.positions)
-    by_position = stage.extents[of.pick.variable] > count
+    by_position = stage.extents[of.pick.variable] > count and of.total is None
     found = made.of_positions(stage, of) if by_position else None
     before = found.lines if found else made.lines(stage, of.pick.variable, of.pick.at)
     chunks = None if of.pick.variable in free_variables(of.pick.body) else _Chunks.of(stage, of, count)
@@ -163,15 +165,20 @@ class _Body:
     Builder of a kernel whose programs sum positions: the tile, and the statements that both kernels share.
 
     `variable` is the result's row, which a program computes; `tensors` are further pointer parameters, by their names.
+    `total` is the read of what is added to the result; None for nothing.
     """
 
-    def __init__(self, stage: Stage, of: Scatter, variable: str, tensors: Mapping[str, Argument]):
+    def __init__(
+        self, stage: Stage, of: Scatter, variable: str, tensors: Mapping[str, Argument], total: Access | None = None
+    ):
         self.of = of
+        self.added_to = total
         self.variable = variable
         self.columns = _columns(stage, variable)
         self.size = prod(stage.extents[n] for n in self.columns)
         self.height, self.width = _tile(stage, variable)
-        self.kernel = KernelBuilder(replace(stage, result=replace(stage.result, expr=of.pick.body)))
+        read = of.pick.body if total is None else Binary("+", of.pick.body, total)
+        self.kernel = KernelBuilder(replace(stage, result=replace(stage.result, expr=read)))
         self.pointers = {wish: self.kernel.names.new(f"{wish}_ptr") for wish in tensors}
         given = {self.pointers[wish]: argument for wish, argument in tensors.items()}
         self.kernel.arguments = {**given, **self.kernel.arguments}
@@ -227,6 +234,8 @@ class _Body:
         """Write the store of a tile's sum; return the launch of the kernel `name` over a number of rows."""
         where = address(indices, self.kernel.writer.extents)
         summed = f"tl.sum({total}, 0, keep_dims=True)" if self.size > 1 else f"tl.sum({total}, 0)"
+        if self.added_to is not None:
+            summed += f" + {self.kernel.writer.number(self.added_to).text}"
         self.kernel.writer.store(KernelBuilder.OUT, where, summed)
         grid = rows, -(-self.size // self.width)
         return self.kernel.launch(name, grid, warps(self.height * self.width), kind="scatter")
@@ -272,7 +281,7 @@ def _places(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks | None, fou
     tensors |= {"places": found.places, "ends": found.ends} if found else {}
     if chunks is not None:
         tensors["chunks"] = chunks.buffer.argument
-    body = _Body(stage, of, of.pick.variable, tensors)
+    body = _Body(stage, of, of.pick.variable, tensors, of.total)
     writer = body.kernel.writer
     begin, end = body.new("begin"), body.new("end")
     if found is None:

@@ -70,6 +70,7 @@ def _nothing(rule: Substitution, seed: int) -> None:
     del rule, seed
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
 def test_mutants_are_not_proved(rule: Substitution, monkeypatch: pytest.MonkeyPatch):

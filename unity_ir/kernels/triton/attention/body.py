@@ -351,6 +351,7 @@ class Body:
             allocation,
             tuple(others),
             expects,
+            "attention",
             on_amd=on_amd,
         )
 
