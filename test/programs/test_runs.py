@@ -62,7 +62,7 @@ def test_a_profile_has_the_tracks_and_names_of_the_simulator(main: Main, tmp_pat
     names = {(e["tid"], e["name"], e["cat"]) for e in spans}
     assert {
         (0, "matmul", "forward"),
-        (0, "cross_entropy_grad", "backward"),
+        (0, "cross_entropy_saved_grad", "backward"),
         (0, "adam of all weights", "update"),
         (1, "all_reduce of 5 gradients", "gradient sync"),
     } <= names

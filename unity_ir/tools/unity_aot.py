@@ -19,6 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from itertools import product
 from pathlib import Path
 from time import monotonic
 
@@ -47,6 +48,7 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.elements import in_type
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, erase
+from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
@@ -56,7 +58,9 @@ from unity_ir.tools.command_line import Parser, exit_code
 from unity_ir.version import __version__
 
 PLANS = ("data-parallel", "expert", "joint")
-TYPES = ("f32", "bf16")
+MIXED = "mixed"
+"""Among element types: float32 weights and gradients, read and computed in bf16."""
+TYPES = ("f32", "bf16", MIXED)
 MACHINES = ("dgx-h100", "dgx-h100:8")
 """The second machine is for mixtures of experts: their weights and optimizer states in float32 exceed 8 H100s."""
 
@@ -139,14 +143,16 @@ def _ask(
 ) -> CompileRequests:
     asked, loaded = CompileRequests(), [load(name) for name in machines]
     graph = from_text(model)
-    for plan in plans:
-        planned = _planned(asked, graph, model, plan, loaded)
-        if planned is None:
-            continue
-        placed, on = planned
-        for dtype in types:
+    plans_made: dict[tuple[str, bool], tuple[Graph, Machine] | None] = {}
+    for plan, dtype in product(plans, types):
+        key = plan, dtype == MIXED
+        if key not in plans_made:
+            given = mixed_precision(graph, "bf16") if dtype == MIXED else graph
+            plans_made[key] = _planned(asked, given, f"{model}, {plan}{', mixed' * (dtype == MIXED)}", plan, loaded)
+        if (planned := plans_made[key]) is not None:
+            placed, on = planned
             what = f"{model}, {plan}, {dtype}"
-            typed = in_type(placed, dtype)
+            typed = placed if dtype == MIXED else in_type(placed, dtype)
             optimizer = Optimizer("adam" if dtype == types[-1] else "sgd")
             try:
                 step = fuse_collectives(differentiate(typed, optimizer, on.mesh))
@@ -164,11 +170,11 @@ def _ask(
 
 
 def _planned(
-    asked: CompileRequests, graph: Graph, model: str, plan: str, on: Sequence[Machine]
+    asked: CompileRequests, graph: Graph, what: str, plan: str, on: Sequence[Machine]
 ) -> tuple[Graph, Machine] | None:
     """
-    Return a model's plan on the first machine that has one, and that machine; None, and an
-    entry in `refused`, otherwise.
+    Return a model's plan on the first machine that has one, and that machine; None, and an entry in `refused` called
+    `what`, otherwise.
     """
     refusal = ""
     for machine in on:
@@ -176,7 +182,7 @@ def _planned(
             return run(graph, machine, plan).graph, machine
         except UnityError as error:
             refusal = str(error)
-    asked.refused[f"{model}, {plan}"] = refusal
+    asked.refused[what] = refusal
     return None
 
 
@@ -359,7 +365,9 @@ def _parser() -> Parser:
         help=f"whose plans; if given again, where a plan does not fit those before (default: {', '.join(MACHINES)})",
     )
     parser.add_argument("--plans", default=",".join(PLANS), help="strategies (default: %(default)s)")
-    parser.add_argument("--types", default=",".join(TYPES), help="element types (default: %(default)s)")
+    parser.add_argument(
+        "--types", default=",".join(TYPES), help="element types, or mixed: f32 read as bf16 (default: %(default)s)"
+    )
     parser.add_argument("--targets", default=",".join(SHARED_LIMITS), help="GPUs (default: %(default)s)")
     parser.add_argument("--convolution", default="triton", help="kernels of convolutions, or torch (default: triton)")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="processes at once (default: %(default)s)")
@@ -379,7 +387,7 @@ def check(options: Namespace) -> int:
     wrong options.
     """
     targets = _list(list(SHARED_LIMITS), "target", options.targets)
-    types = _list(("f32", "bf16", "f16"), "element type", options.types)
+    types = _list(("f32", "bf16", "f16", MIXED), "element type", options.types)
     plans = _list(tuple(all_strategies()), "plan", options.plans)
     _list(IMPLEMENTATIONS, "implementation", options.convolution)
     if options.jobs < 1 or not options.seconds >= 0:

@@ -162,7 +162,7 @@ class Recomputable:
         if not with_products:
             seconds |= {n: inf for n in _products(serial)}
         moved = _moved_weights(priced, serials) if with_weights else {}
-        keeps, saving = Keeps(serial), {saving.forward for saving in savings()}
+        keeps, saving = Keeps(serial), {saving.forward for saving in savings() if saving.reads_result}
         nodes: list[tuple[Node, ...]] = []
         saved: list[SavedValues] = []
         for part in every:
