@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from unity_ir.frontends.torch import Imported
     from unity_ir.machine import Machine
     from unity_ir.pcg.graph import Graph
+    from unity_ir.plan.program import Program
     from unity_ir.search.result import SearchResult
 
 Progress = Callable[[int, float], None]
@@ -184,6 +185,22 @@ class Plan:
         with faults(self._source.name, module), as_xdsl("written by -t triton"):
             TritonTarget.from_spec(spec).emit(new_context(), module, out)
         return out.getvalue()
+
+    def placements(self) -> dict[str, Any]:
+        """
+        Return the plan as DTensor placements, as data that JSON can hold: what `unity-opt -t dtensor` prints. The
+        schema is in docs/pytorch.md. Raises `UnityError`, with the operator and the value, for what DTensor cannot say.
+        """
+        from unity_ir.interop.dtensor.described import described
+
+        return described(self._step_program, self.machine)
+
+    @cached_property
+    def _step_program(self) -> Program:
+        from unity_ir.interop.dtensor.expressible import step_program
+
+        with faults(self._source.name, self._source.module):
+            return step_program(self.graph, self.machine)
 
     def program(
         self,
