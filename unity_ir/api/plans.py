@@ -30,6 +30,7 @@ from unity_ir.errors import UnityError, not_installed
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from unity_ir.api.stats import Compared, Stats
     from unity_ir.api.step import Step
@@ -201,6 +202,34 @@ class Plan:
 
         with faults(self._source.name, self._source.module):
             return step_program(self.graph, self.machine)
+
+    def parallelize(self, module: nn.Module, mesh: DeviceMesh | None = None) -> nn.Module:
+        """
+        Make a PyTorch module run by the plan, and return it: its parameters become DTensors, and calling it with the
+        whole batch (the module's inputs, then the loss's targets) returns the loss, a DTensor, whose `backward` leaves
+        a DTensor in the `grad` of each parameter. Optimizer, clipping and checkpoints are PyTorch's. Every rank calls
+        this with the same plan and the same weights.
+
+        Values are redistributed where the plan moves them, forward and backward, and nowhere else. `mesh` is by default
+        one of the plan's dims (`placements()["mesh"]`), of all ranks; else it has to have these, or finer ones. Raises
+        `UnityError` for what DTensor cannot say, and where module or mesh are not the plan's.
+        """
+        try:
+            from unity_ir.api.ranks import backend_of
+            from unity_ir.interop.dtensor.module import PlannedStep, parallelize
+        except ModuleNotFoundError as error:
+            missing = not_installed(error)
+            if missing is None:
+                raise
+            raise missing from error
+        from unity_ir.dialects.imported import origin_of
+        from unity_ir.pcg.origin import Origin
+
+        origin = origin_of(self._function, self.graph) or Origin()
+        own = {} if self.imported is None else self.imported.tables
+        step = PlannedStep(self._step_program, self.machine, origin, own)
+        backend_of(None)
+        return parallelize(module, step, mesh)
 
     def program(
         self,

@@ -91,5 +91,5 @@ def torch_mesh(program: Program, machine: Machine) -> TorchMesh:
     wished = ["_".join(dict.fromkeys(machine.levels[machine.axis_levels[a]].name for a in group)) for group in groups]
     names = [f"{name}{wished[:i].count(name)}" if wished.count(name) > 1 else name for i, name in enumerate(wished)]
     if not groups:  # one device
-        return TorchMesh((machine.levels[-1].name,), ((),), ())
+        return TorchMesh(("device",), ((),), ())
     return TorchMesh(tuple(names), tuple(groups), sizes)

@@ -27,6 +27,11 @@ def placement(role: int) -> Placement:
     return Shard(role) if is_shard(role) else Partial("sum") if role == SUM else Replicate()
 
 
+def text(at: Placement) -> str:
+    """Return a placement as text, as `mesh.placement_text` has it."""
+    return f"Shard({at.dim})" if isinstance(at, Shard) else "Replicate()" if at.is_replicate() else "Partial(sum)"
+
+
 def divided(whole: torch.Tensor, mesh: DeviceMesh, at: tuple[Placement, ...]) -> DTensor:
     """
     Return a tensor that every rank has whole as a DTensor in placements `at`; nothing is sent. Gradients do not flow
@@ -43,9 +48,8 @@ def local_piece(name: str, given: torch.Tensor, mesh: DeviceMesh, at: tuple[Plac
     """
     if isinstance(given, DTensor):
         if given.placements != at or given.device_mesh.mesh.tolist() != mesh.mesh.tolist():
-            raise UnityError(
-                f"parallelize: input {name} has placements {given.placements}; the plan reads it in {at} on its mesh"
-            )
+            found, wanted = (", ".join(map(text, places)) for places in (given.placements, at))
+            raise UnityError(f"parallelize: input {name} is in {found}; the plan reads it in {wanted} on its mesh")
         return given.to_local()
     return divided(given, mesh, at).to_local()
 
