@@ -203,6 +203,16 @@ class Plan:
         with faults(self._source.name, self._source.module):
             return step_program(self.graph, self.machine)
 
+    def stages(self) -> dict[str, Any]:
+        """
+        Return the stages of a plan in stages, as data that JSON can hold, for torch.distributed.pipelining: the modules
+        and parameters of each, and the schedule as CSV (docs/pytorch.md). Raises `UnityError` for a plan without them.
+        """
+        from unity_ir.interop.pipelining import stages
+
+        with faults(self._source.name, self._source.module):
+            return stages(self.graph, self.machine)
+
     def parallelize(self, module: nn.Module, mesh: DeviceMesh | None = None) -> nn.Module:
         """
         Make a PyTorch module run by the plan, and return it: its parameters become DTensors, and calling it with the

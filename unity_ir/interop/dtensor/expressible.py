@@ -15,7 +15,7 @@ from unity_ir.plan.lower import lower
 from unity_ir.plan.program import Compute, HaloExchange, Instruction, Program, Register, makes, reads
 
 INEXPRESSIBLE: Mapping[str, str] = {
-    "stages": "a stage is on a part of the mesh, and DTensors are on all of it; plan with stages=1",
+    "stages": "a stage is on a part of the mesh, DTensors are on all of it; plan with stages=1, or take Plan.stages",
     "micro-batches": "DTensor has no placement in time; plan with micro_batches=1",
     "loss pieces": "DTensor has no placement in time; plan with loss_pieces=1",
     "halo": "DTensor has no placement with its neighbours' borders; plan with a strategy that divides other dims",
