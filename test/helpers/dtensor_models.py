@@ -18,17 +18,17 @@ Made = tuple[nn.Module, dict[str, torch.Tensor], Any]
 
 
 class Experts(nn.Module):
-    """A layer of experts, of which the gate takes two for each sample, between two dense ones."""
+    """A layer of experts, of which the gate takes two for each token, between a table of tokens and a dense layer."""
 
     def __init__(self, hidden: int = 16, inner: int = 32, experts: int = 4):
         super().__init__()
-        self.first, self.gate = nn.Linear(hidden, hidden), nn.Linear(hidden, experts, bias=False)
+        self.table, self.gate = nn.Embedding(24, hidden), nn.Linear(hidden, experts, bias=False)
         self.up = nn.Parameter(torch.randn(experts, hidden, inner) / 4)
         self.down = nn.Parameter(torch.randn(experts, inner, hidden) / 4)
         self.head = nn.Linear(hidden, 8)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.tanh(self.first(x))
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.table(tokens)
         scores = torch.softmax(self.gate(x), -1)
         least = torch.topk(scores, 2, -1).values[..., -1:]
         gates = torch.where(scores >= least, scores, 0.0)
@@ -47,8 +47,8 @@ def perceptron() -> Made:
 
 
 def moe() -> Made:
-    module, inputs, loss = _classified(Experts(), torch.randn(BATCH, 16), 8)
-    return module, {"x": inputs["input"], "target": inputs["target"]}, loss
+    module, inputs, loss = _classified(Experts(), torch.randint(0, 24, (BATCH,)), 8)
+    return module, {"tokens": inputs["input"], "target": inputs["target"]}, loss
 
 
 def resnet() -> Made:

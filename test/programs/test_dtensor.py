@@ -37,11 +37,11 @@ latency = 0.0
 
 [[levels]]
 name = "gpu"
-size = 2
+size = GPUS
 bandwidth = 4e11
 latency = 0.0
 """
-"""Four devices for which nothing costs anything to start, so that even small models are worth dividing."""
+"""Devices for which nothing costs anything to start, so that even small models are worth dividing."""
 
 PLANS: dict[str, dict[str, Any]] = {
     "data-parallel": {"search": "data-parallel"},
@@ -66,28 +66,32 @@ REFUSED: dict[tuple[str, str], str] = {
 """The cells that cannot exist, and what their messages say: docs/pytorch.md has the reasons."""
 
 SAMPLE = [
-    *(("perceptron", plan) for plan in PLANS),
-    ("moe", "megatron"),
-    ("moe", "joint"),
-    ("moe", "random-0"),
-    ("perceptron", "random-1"),
-    ("resnet", "fsdp"),
-    ("resnet", "megatron"),
+    *(("perceptron", plan, 4) for plan in PLANS),
+    ("moe", "joint", 4),
+    ("moe", "random-0", 4),
+    ("resnet", "fsdp", 4),
+    ("resnet", "megatron", 4),
+    ("perceptron", "random-4", 8),
 ]
-EVERY = [(model, plan) for model in MODELS for plan in (*PLANS, *MORE)]
-CASES = [cell for cell in (EVERY if ALL else SAMPLE) if cell not in REFUSED]
+"""Of 4 ranks, and of 8: on 2 x 2 x 2 devices, moves go along two axes of three."""
+EVERY = [
+    *((model, plan, 4) for model in MODELS for plan in (*PLANS, *MORE)),
+    *((model, f"random-{seed}", 8) for model in ("perceptron", "moe") for seed in range(6)),
+]
+CASES = [cell for cell in (EVERY if ALL else SAMPLE) if cell[:2] not in REFUSED]
 
-Planned = Callable[[str, str], tuple[Plan, PlannedStep]]
+Planned = Callable[..., tuple[Plan, PlannedStep]]
 
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
     """The plan of a model by its name, and what ranks need of it, with constants as arrays."""
-    machine = tmp_path_factory.mktemp("machine") / "ideal.toml"
-    machine.write_text(MACHINE)
+    folder = tmp_path_factory.mktemp("machines")
 
-    def plan(model: str, by: str) -> tuple[Plan, PlannedStep]:
+    def plan(model: str, by: str, world: int = 4) -> tuple[Plan, PlannedStep]:
         module, inputs, loss = built(model)
+        machine = folder / f"ideal{world}.toml"
+        machine.write_text(MACHINE.replace("GPUS", str(world // 2)))
         with InDouble():
             found = ui.plan(module, inputs, loss, machine=str(machine), **{**PLANS, **MORE}[by])
         assert found.imported is not None
@@ -109,11 +113,13 @@ def on_gloo(record: Record, phase: str) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "by"), CASES)
-def test_a_step_is_that_of_pytorch_and_sends_what_is_planned(ranks: Ranks, planned: Planned, model: str, by: str):
-    plan, step = planned(model, by)
+@pytest.mark.parametrize(("model", "by", "world"), CASES)
+def test_a_step_is_that_of_pytorch_and_sends_what_is_planned(
+    ranks: Ranks, planned: Planned, model: str, by: str, world: int
+):
+    plan, step = planned(model, by, world)
     record = plan.placements()
-    every = ranks.run("", 4, parallelized.compared, model, step)
+    every = ranks.run("", world, parallelized.compared, model, step)
     for found in every:
         assert found["loss"] < 1e-13
         assert found["gradients"].keys() == record["parameters"].keys()
@@ -137,7 +143,7 @@ TRAINED = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "by", "shape"), TRAINED)
+@pytest.mark.parametrize(("model", "by", "shape"), TRAINED if ALL else TRAINED[:2])
 def test_training_is_that_of_pytorch(
     ranks: Ranks, planned: Planned, model: str, by: str, shape: tuple[int, ...] | None
 ):
