@@ -28,10 +28,12 @@ PRELOADED = [
     "torch.distributed.checkpoint",
     "triton",
     "safetensors.torch",
+    "torch.distributed.tensor.debug",
+    "unity_ir.interop.dtensor.module",
 ]
 """
-Modules that programs import, most of them late; imported once per pool instead of once per rank. (torch.optim imports
-torch._dynamo.)
+Modules that programs and tests import, most of them late; imported once per pool instead of once per rank.
+(torch.optim imports torch._dynamo.)
 """
 
 

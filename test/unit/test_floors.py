@@ -23,7 +23,7 @@ FLOORS = [
     {"search", "models", "frontends"},
     {"sweep", "report"},
     {"dialects"},
-    {"lowering"},
+    {"lowering", "interop"},
     {"passes"},
     {"universe"},
     {"api"},

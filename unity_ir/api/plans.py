@@ -30,12 +30,14 @@ from unity_ir.errors import UnityError, not_installed
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from unity_ir.api.stats import Compared, Stats
     from unity_ir.api.step import Step
     from unity_ir.frontends.torch import Imported
     from unity_ir.machine import Machine
     from unity_ir.pcg.graph import Graph
+    from unity_ir.plan.program import Program
     from unity_ir.search.result import SearchResult
 
 Progress = Callable[[int, float], None]
@@ -184,6 +186,60 @@ class Plan:
         with faults(self._source.name, module), as_xdsl("written by -t triton"):
             TritonTarget.from_spec(spec).emit(new_context(), module, out)
         return out.getvalue()
+
+    def placements(self) -> dict[str, Any]:
+        """
+        Return the plan as DTensor placements, as data that JSON can hold: what `unity-opt -t dtensor` prints. The
+        schema is in docs/pytorch.md. Raises `UnityError`, with the operator and the value, for what DTensor cannot say.
+        """
+        from unity_ir.interop.dtensor.described import described
+
+        return described(self._step_program, self.machine)
+
+    @cached_property
+    def _step_program(self) -> Program:
+        from unity_ir.interop.dtensor.expressible import step_program
+
+        with faults(self._source.name, self._source.module):
+            return step_program(self.graph, self.machine)
+
+    def stages(self) -> dict[str, Any]:
+        """
+        Return the stages of a plan in stages, as data that JSON can hold, for torch.distributed.pipelining: the modules
+        and parameters of each, and the schedule as CSV (docs/pytorch.md). Raises `UnityError` for a plan without them.
+        """
+        from unity_ir.interop.pipelining import stages
+
+        with faults(self._source.name, self._source.module):
+            return stages(self.graph, self.machine)
+
+    def parallelize(self, module: nn.Module, mesh: DeviceMesh | None = None) -> nn.Module:
+        """
+        Make a PyTorch module run by the plan, and return it: its parameters become DTensors, and calling it with the
+        whole batch (the module's inputs, then the loss's targets) returns the loss, a DTensor, whose `backward` leaves
+        a DTensor in the `grad` of each parameter. Optimizer, clipping and checkpoints are PyTorch's. Every rank calls
+        this with the same plan and the same weights.
+
+        Values are redistributed where the plan moves them, forward and backward, and nowhere else. `mesh` is by default
+        one of the plan's dims (`placements()["mesh"]`), of all ranks; else it has to have these, or finer ones. Raises
+        `UnityError` for what DTensor cannot say, and where module or mesh are not the plan's.
+        """
+        try:
+            from unity_ir.api.ranks import backend_of
+            from unity_ir.interop.dtensor.module import PlannedStep, parallelize
+        except ModuleNotFoundError as error:
+            missing = not_installed(error)
+            if missing is None:
+                raise
+            raise missing from error
+        from unity_ir.dialects.imported import origin_of
+        from unity_ir.pcg.origin import Origin
+
+        origin = origin_of(self._function, self.graph) or Origin()
+        own = {} if self.imported is None else self.imported.tables
+        step = PlannedStep(self._step_program, self.machine, origin, own)
+        backend_of(None)
+        return parallelize(module, step, mesh)
 
     def program(
         self,

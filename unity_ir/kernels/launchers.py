@@ -129,7 +129,7 @@ def _launcher(
     if impl not in ("torch", "triton", "cudnn"):
         raise UnityError(f"pcg.{bound.operator}: implementation {impl!r} is not known; use triton or torch")
     if impl == "torch" or any(is_opaque(r.expr) for r in bound.results):
-        return _torch(bound, operand_dtypes, offsets, adds)
+        return torch_launcher(bound, operand_dtypes, offsets, adds)
     function = _Function(bound, operand_dtypes, offsets, adds)
     line = simplified(bound, function.starts)
     match classify(line, function.starts):
@@ -144,7 +144,7 @@ def _launcher(
         case _:
             made = None
     if made is None and not is_covered(bound):
-        return _torch(bound, operand_dtypes, offsets)
+        return torch_launcher(bound, operand_dtypes, offsets)
     return made or _stages(_Function(bound, operand_dtypes, offsets, adds), line)
 
 
@@ -298,10 +298,10 @@ class _Function:
         return Launcher(self.name, source, kernels, tuple(compiled), tuple(each.work for each in launches))
 
 
-def _torch(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str], adds: bool = False) -> Launcher:
+def torch_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str] = (), adds: bool = False) -> Launcher:
     """
-    Return the launcher in plain PyTorch. With operands of 16 bits, everything but matrix products is computed in
-    float32, as in Triton's kernels.
+    Return the launcher of a line in plain PyTorch, as `launcher` does; here operands may be `f64`, too. With operands
+    of 16 bits, everything but matrix products is computed in float32, as in Triton's kernels.
     """
     function = _Function(bound, dtypes, offsets, adds)
     operands = function.operands

@@ -16,6 +16,7 @@ PASSES: dict[str, str] = {
 """Pass by name, as `module:class`."""
 
 TARGETS: dict[str, str] = {
+    "dtensor": "unity_ir.passes.dtensor:DTensorTarget",
     "irdl": "unity_ir.passes.irdl:IrdlTarget",
     "triton": "unity_ir.passes.triton:TritonTarget",
 }

@@ -1,4 +1,4 @@
-"""The examples of docs/api.md do what they show."""
+"""The examples of docs/api.md and docs/pytorch.md do what they show."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[3] / "docs" / "api.md"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
-def test_the_page_on_python_shows_what_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("page", "least"), [("api.md", 10), ("pytorch.md", 4)])
+def test_pages_on_python_show_what_happens(page: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    text = PAGE.read_text().replace("```", "")
-    test = DocTestParser().get_doctest(text, {}, PAGE.name, str(PAGE), 0)
-    assert len(test.examples) > 10
+    text = (DOCS / page).read_text().replace("```", "")
+    test = DocTestParser().get_doctest(text, {}, page, str(DOCS / page), 0)
+    assert len(test.examples) > least
     said: list[str] = []
     DocTestRunner(optionflags=ELLIPSIS).run(test, out=said.append)
     assert not said, "".join(said)

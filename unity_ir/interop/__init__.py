@@ -1,0 +1,3 @@
+"""
+Plans in the terms of other systems: PyTorch's DTensor (`dtensor`), and torch.distributed.pipelining (`pipelining`).
+"""
