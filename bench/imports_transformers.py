@@ -50,8 +50,13 @@ def sentences() -> dict[str, torch.Tensor]:
     return {"input_ids": ids(), "labels": torch.randint(0, 2, (BATCH,))}
 
 
-def pictures() -> dict[str, torch.Tensor]:
-    return {"pixel_values": torch.randn(BATCH, 3, IMAGE, IMAGE), "labels": torch.randint(0, 3, (BATCH,))}
+def pictures(size: int = IMAGE) -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.randn(BATCH, 3, size, size), "labels": torch.randint(0, 3, (BATCH,))}
+
+
+def large_pictures() -> dict[str, torch.Tensor]:
+    """Pictures of which batch norms after five halvings still have several places for their statistics."""
+    return pictures(3 * IMAGE)
 
 
 def sounds() -> dict[str, torch.Tensor]:
@@ -297,7 +302,7 @@ RECIPES: Mapping[str, tuple[str, str, Mapping[str, Any], Callable[[], dict[str, 
             "num_labels": 3,
             "classifier_dropout_prob": 0.0,
         },
-        pictures,
+        large_pictures,
     ),
     "efficientnet": (
         "EfficientNet",
