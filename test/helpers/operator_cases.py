@@ -50,6 +50,11 @@ def compared(draw: st.DrawFn) -> Case:
 
 
 @st.composite
+def integers(draw: st.DrawFn) -> Case:
+    return replace(draw(broadcast()), classes=9)
+
+
+@st.composite
 def select_grad(draw: st.DrawFn) -> Case:
     case = draw(broadcast(1, with_grad=True))
     return replace(case, attributes={"chosen": draw(st.integers(0, 1))})
@@ -324,6 +329,11 @@ def dropout(draw: st.DrawFn) -> Case:
 
 
 @st.composite
+def uniform(draw: st.DrawFn) -> Case:
+    return Case((draw(SHAPES),), {"seed": draw(st.integers(0, 2**40))})
+
+
+@st.composite
 def of_scalar(draw: st.DrawFn, count: int) -> Case:
     """The gradient of a scalar, then operands of one shape."""
     return Case(((), *((draw(SHAPES),) * count)), {})
@@ -358,6 +368,9 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "cumsum": along("x"),
     "cumsum_grad": along("x", "x"),
     "dropout": dropout(),
+    "int_add": integers(),
+    "int_mul": integers(),
+    "uniform": uniform(),
     "embedding_bag": embedding_bag(False),
     "embedding_bag_grad": embedding_bag(True),
     "gate_matmul": gates("xw"),
@@ -380,6 +393,8 @@ CASES: Mapping[str, st.SearchStrategy[Case]] = {
     "reduce_prod": reduction(),
     "reduce_prod_grad": reduction("yx", "sizes"),
     "scatter_add": along("xii"),
+    "scatter_max": along("xii"),
+    "scatter_max_grad": along("xxiix").map(lambda case: replace(case, grain=1.0)),
     "sum_exp": classes("xm"),
     "sum_exp_grad": classes("mxm"),
     "topk": topk(False),

@@ -238,6 +238,19 @@ def torch_along_grad(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return grad
 
 
+def torch_scatter_max_grad(g: Tensor, x: Tensor, index: Tensor, y: Tensor, m: Tensor, dim: int) -> tuple[Tensor, ...]:
+    is_x, is_y = x == m, y == m.gather(dim, index)
+    share = g / is_x.to(g.dtype).scatter_add(dim, index, is_y.to(g.dtype)).clamp(min=1)
+    return torch.where(is_x, share, 0), torch.where(is_y, share.gather(dim, index), 0)
+
+
+def torch_index_select_grad(g: Tensor, ids: Tensor, dim: int, size: int, degrees: Sequence[int]) -> Tensor:
+    """Written so that it has a gradient, too."""
+    del degrees
+    zeros = torch.zeros(*g.shape[:dim], size, *g.shape[dim + 1 :], dtype=g.dtype)
+    return zeros.index_add(dim, ids, g)
+
+
 def philox(key: Sequence[int], counter: Sequence[int]) -> list[int]:
     """Philox-4x32-10 as its authors write it, on words of 32 bits."""
     key, counter = list(key), list(counter)
@@ -255,11 +268,14 @@ def torch_lstm_cell(z: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     return o.sigmoid() * c.tanh(), c
 
 
-def torch_dropout(x: Tensor, p: float, seed: int) -> Tensor:
+def drawn(shape: Sequence[int], seed: int) -> Tensor:
     """Element i is drawn by the first word at counter i under the seed, of which the upper 24 bits count."""
-    words = [philox((seed % 2**32, seed >> 32), (i, 0, 0, 0))[0] for i in range(x.numel())]
-    drawn = torch.tensor(words, dtype=torch.int64).reshape(x.shape) // 2**8 / 2**24
-    return torch.where(drawn < p, 0.0, x / (1 - p))
+    words = [philox((seed % 2**32, seed >> 32), (i, 0, 0, 0))[0] for i in range(math.prod(shape))]
+    return (torch.tensor(words, dtype=torch.int64).reshape(tuple(shape)) // 2**8).double() / 2**24
+
+
+def torch_dropout(x: Tensor, p: float, seed: int) -> Tensor:
+    return torch.where(drawn(x.shape, seed) < p, 0.0, x / (1 - p))
 
 
 def torch_max_of_parts_grad(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -308,7 +324,9 @@ TORCH: Mapping[str, Callable[..., Any]] = {
     "gather": lambda x, index, dim: torch.gather(x, dim, index),
     "gather_grad": torch_along_grad(torch.gather),
     "index_select": lambda x, ids, dim: torch.index_select(x, dim, ids),
-    "index_select_grad": torch_along_grad(torch.index_select),
+    "index_select_grad": torch_index_select_grad,
+    "int_add": torch.add,
+    "int_mul": torch.mul,
     "lstm_cell": torch_lstm_cell,
     "lstm_cell_grad": lambda y, w, z, c: gradients(torch_lstm_cell, (y.detach(), w.detach()), z, c),
     "max_of_parts": lambda x, parts: x.unflatten(-1, (parts, -1)).amax(-1),
@@ -322,6 +340,9 @@ TORCH: Mapping[str, Callable[..., Any]] = {
     "reduce_prod": of_dims(torch.prod),
     "reduce_prod_grad": lambda g, x, dim, sizes: derivative(lambda z: of_dims(torch.prod)(z, dim, len(sizes)), g, x),
     "scatter_add": lambda x, index, y, dim: x.scatter_add(dim, index, y),
+    "scatter_max": lambda x, index, y, dim: x.scatter_reduce(dim, index, y, "amax"),
+    "scatter_max_grad": torch_scatter_max_grad,
+    "uniform": lambda x, seed: x + drawn(x.shape, seed).to(x.dtype),
     "sum_exp": lambda x, m: (x - m.unsqueeze(-1)).exp().sum(-1),
     "sum_exp_grad": lambda g, x, m: g.unsqueeze(-1) * (x - m.unsqueeze(-1)).exp(),
     "topk": torch.topk,

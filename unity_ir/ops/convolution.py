@@ -20,6 +20,12 @@ def _conv2d_gradient(of: Application) -> Sequence[Tensor | None]:
     )
 
 
+def _conv2d_data_grad_gradient(of: Application) -> Sequence[Tensor | None]:
+    g, w = of.operands
+    same = {name: of.attributes[name] for name in ("stride", "padding", "dilation", "groups")}
+    return CONV2D.one(of.grad, w, **same), CONV2D_WEIGHT_GRAD.one(g, of.grad, sizes=w.shape[2:], **same)
+
+
 CONV2D = Operator(
     f"conv2d(x, w; {_ATTRIBUTES})"
     f"  out[n, (q o), y, z] = sum[c, i, j](x[n, (q c), {_ROW}, {_COLUMN}] * w[(q o), c, i, j])  where size(q) = groups",
@@ -30,9 +36,13 @@ CONV2D = Operator(
 CONV2D_DATA_GRAD = Operator(
     f"conv2d_data_grad(g, w; {_ATTRIBUTES}, sizes: ints)"
     f"  out[n, (q c), {_ROW}, {_COLUMN}] = sum[o](g[n, (q o), y, z] * w[(q o), c, i, j])"
-    f"  where size(q) = groups, size({_ROW}) = sizes.0, size({_COLUMN}) = sizes.1"
+    f"  where size(q) = groups, size({_ROW}) = sizes.0, size({_COLUMN}) = sizes.1",
+    gradient=_conv2d_data_grad_gradient,
 )
-"""The gradient of the values: every element of `g` goes to all it was made of. `sizes` are their rows and columns."""
+"""
+The gradient of the values: every element of `g` goes to all it was made of. `sizes` are their rows and columns. It is
+the transposed convolution, too.
+"""
 
 CONV2D_WEIGHT_GRAD = Operator(
     f"conv2d_weight_grad(g, x; {_ATTRIBUTES}, sizes: ints)"

@@ -1,4 +1,4 @@
-"""Dropout."""
+"""Dropout, and random numbers."""
 
 from __future__ import annotations
 
@@ -15,4 +15,9 @@ Which ones is drawn by the seed and the element's position in the whole tensor, 
 divided, and the same in the backward.
 """
 
-OPERATORS = (DROPOUT,)
+UNIFORM = Operator(
+    "uniform(x; seed: int)  out[a..] = x[a..] + philox(seed, position(a..))", gradient=lambda of: (of.grad,)
+)
+"""Random numbers in [0, 1), drawn as those of dropout, added to `x`."""
+
+OPERATORS = (DROPOUT, UNIFORM)

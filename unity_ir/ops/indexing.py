@@ -28,6 +28,12 @@ def _scatter_add_gradient(of: Application) -> Sequence[Tensor | None]:
     return of.grad, None, GATHER.one(of.grad, of.operands[1], dim=of.int("dim"))
 
 
+def _scatter_max_gradient(of: Application) -> Sequence[Tensor | None]:
+    (x, index, y), (out,) = of.operands, of.results
+    dx, dy = SCATTER_MAX_GRAD(of.grad, x, index, y, out, dim=of.int("dim"))
+    return dx, None, dy
+
+
 def _topk_gradient(of: Application) -> Sequence[Tensor | None]:
     return (TOPK_GRAD.one(of.grad, of.results[1], size=of.operands[0].shape[-1]),)
 
@@ -52,8 +58,10 @@ INDEX_SELECT = Operator(
 
 INDEX_SELECT_GRAD = Operator(
     "index_select_grad(g, ids: int; dim: int, size: int, degrees: ints)"
-    f"  out[a.., v, b..] = sum[i](where(eq(v, ids[i]), g[a.., i, b..], 0))  {_NEW}"
+    f"  out[a.., v, b..] = sum[i](where(eq(v, ids[i]), g[a.., i, b..], 0))  {_NEW}",
+    gradient=lambda of: (INDEX_SELECT.one(of.grad, of.operands[1], dim=of.int("dim")), None),
 )
+"""Every slice of `g` added up at the position that `ids` [k] names: torch.index_add of zeros."""
 
 SCATTER_ADD = Operator(
     "scatter_add(x, index: int, y; dim: int)"
@@ -62,6 +70,30 @@ SCATTER_ADD = Operator(
     gradient=_scatter_add_gradient,
 )
 """torch.scatter_add: every element of `y` added to the place in `x` that `index` names."""
+
+SCATTER_MAX = Operator(
+    "scatter_max(x, index: int, y; dim: int)"
+    "  out[a.., v, b..] = maximum(x[a.., v, b..], max[i](where(eq(v, index[a.., i, b..]), y[a.., i, b..], -1e30)))"
+    f"  {_DIM}",
+    gradient=_scatter_max_gradient,
+)
+"""The maximum of each element of `x` and of those of `y` whose place in `x` `index` names."""
+
+SCATTER_MAX_GRAD = Operator(
+    "scatter_max_grad(g, x, index: int, y, m; dim: int)"
+    "  let n[a.., v, b..] = maximum(1, where(eq(x[a.., v, b..], m[a.., v, b..]), 1, 0)"
+    " + sum[j](where(eq(v, index[a.., j, b..]), where(eq(y[a.., j, b..], m[a.., v, b..]), 1, 0), 0)));"
+    "  dx[a.., v, b..] = where(eq(x[a.., v, b..], m[a.., v, b..]), g[a.., v, b..] / n[a.., v, b..], 0);"
+    "  dy[a.., i, b..] = sum[v](where(eq(v, index[a.., i, b..]),"
+    " where(eq(y[a.., i, b..], m[a.., v, b..]), g[a.., v, b..] / n[a.., v, b..], 0), 0))"
+    f"  {_DIM}"
+)
+"""Its gradients: in equal shares to all that are the maximum `m`, as PyTorch has it."""
+
+INT_ADD = Operator("int_add(x: int, y: int)  out: int[a..] = x[~a..] + y[~a..]", gradient=lambda of: (None, None))
+
+INT_MUL = Operator("int_mul(x: int, y: int)  out: int[a..] = x[~a..] * y[~a..]", gradient=lambda of: (None, None))
+"""Sums and products of integers, as of indices into several dims."""
 
 ONE_HOT = Operator(
     "one_hot(ids: int; classes: int)  out: int[b.., c] = where(eq(c, ids[b..]), 1, 0)  where size(c) = classes",
@@ -83,6 +115,6 @@ TOPK_GRAD = Operator(
 )
 
 OPERATORS = (
-    *(GATHER, GATHER_GRAD, INDEX_SELECT, INDEX_SELECT_GRAD, SCATTER_ADD),
-    *(ONE_HOT, TOPK, TOPK_GRAD),
+    *(GATHER, GATHER_GRAD, INDEX_SELECT, INDEX_SELECT_GRAD, SCATTER_ADD, SCATTER_MAX, SCATTER_MAX_GRAD),
+    *(INT_ADD, INT_MUL, ONE_HOT, TOPK, TOPK_GRAD),
 )

@@ -5,22 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch_agree import agree, weighted
 
-from unity_ir.dialects.convert import from_graph, to_graph
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch import from_torch
-from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.interpret import interpret
-from unity_ir.pcg.optimizer import Optimizer
 
 MASK = torch.tensor([[True, False, True, True], [False, False, True, False], [True, True, True, True]])
 SEEN = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
 IDS = torch.tensor([[2, 0, 1], [1, 1, 2]])
+
+
+INDEX = (torch.tensor([[2, 0, 1, 1], [0, 1, 2, 0]])[:, None] + torch.tensor([0, 1])[:, None]) % 3
+"""Positions [2, 2, 4] along a dim of size 3, each different from its neighbour along it."""
+TWICE = torch.zeros(2, 2, 4, dtype=torch.int64)
+
+
+def _ids(a: Tensor) -> Tensor:
+    """Indices [2, 2] below 2 that depend on data."""
+    return (a[:, :2, 0] > 1).long()
+
+
+def _put_apart(a: Tensor) -> Tensor:
+    y = 2 * a
+    y[torch.tensor([0, 1]), :, torch.tensor([3, 1])] = a[0, 0, :3]
+    return y
 
 
 def _in_place(a: Tensor) -> Tensor:
@@ -207,6 +219,68 @@ A = {
     "slice_scatter": lambda a: torch.slice_scatter(a, 2 * a[:, 1:2], 1, 1, 2),
     "select_scatter": lambda a: torch.select_scatter(a, 2 * a[:, 1], 1, 0),
     "argmax": lambda a: a * a.argmax(1, keepdim=True),
+    "argmax_of_integers": lambda a: a * (10 * a).long().argmax(1, keepdim=True),
+    "sum_of_integers": lambda a: a * (10 * a).long().sum(1, keepdim=True),
+    "cumsum_of_integers": lambda a: a * (10 * a).int().cumsum(1),
+    "arithmetic_of_integers": lambda a: a * (3 - 2 * (10 * a).long() * (4 * a).long() - (4 * a).long()),
+    "large_integers": lambda a: a * (((10 * a).long() * 30_000_001) == 240_000_008),
+    "floor_of_integers": lambda a: a * ((10 * a).long() // -3) + a * ((10 * a).long() % 4),
+    "trunc_of_integers": lambda a: a * torch.div((10 * a).long(), -3, rounding_mode="trunc"),
+    "any_and_all": lambda a: a * (a > 1).any(1, keepdim=True) + a * (a > 0.6).all(),
+    "slices_of_size_0": lambda a: torch.cat([a[:, :0], a, *a[..., 4:].split([0, 0], -1)[0].unbind(-1)], 1),
+    "split_with_size_0": lambda a: torch.cat(a.split([0, 3, 1], -1)[1:], -1) * 2,
+    "padded_integers": lambda a: a * F.pad((4 * a).long(), (1, 0), value=3)[..., :-1],
+    "padded_integers_of_two_dims": lambda a: a * F.pad((4 * a).long(), (1, 0, 0, 1), value=3)[..., :-1, :-1],
+    "scatter": lambda a: a.scatter(1, INDEX, 3 * a[:, :2]),
+    "scatter_value": lambda a: a.scatter(1, INDEX, 2.5),
+    "scatter_of_fewer": lambda a: a.scatter(1, INDEX[:1, :, :3], 2 * a[:1, :2, :3]),
+    "scatter_add_of_fewer": lambda a: a.scatter_add(1, INDEX[:1, :, :3], a[:1, :2, :3]),
+    "scatter_of_truths": lambda a: a * (a > 1).scatter(1, INDEX, a[:, :2] < 1),
+    "scatter_of_integers": lambda a: a * (4 * a).long().scatter(1, INDEX, (9 * a[:, :2]).long()),
+    "scatter_mean": lambda a: a.scatter_reduce(1, TWICE, a[:, :2], "mean"),
+    "scatter_mean_exclusive": lambda a: a.scatter_reduce(1, TWICE, a[:, :2], "mean", include_self=False),
+    "scatter_amax": lambda a: a.scatter_reduce(1, TWICE, 2 * a[:, :2], "amax"),
+    "scatter_amin_exclusive": lambda a: a.scatter_reduce(1, TWICE, 2 * a[:, :2], "amin", include_self=False),
+    "gather_of_fewer": lambda a: a.gather(1, INDEX[:1, :, :3]),
+    "index_add": lambda a: a.index_add(1, torch.tensor([2, 0, 2]), a, alpha=2),
+    "index_copy": lambda a: a.index_copy(1, torch.tensor([2, 0]), 3 * a[:, :2]),
+    "index_fill": lambda a: a.index_fill(1, torch.tensor([2, 0]), 4.0),
+    "index_put": lambda a: a.index_put((torch.tensor([1, 0]), torch.tensor([2, 0])), 2 * a[0, :2]),
+    "index_put_accumulate": lambda a: a.index_put((_ids(a)[:, 0],), 2 * a, accumulate=True),
+    "index_put_apart": _put_apart,
+    "index_put_mask": lambda a: a.index_put((a > 1,), a.sum()),
+    "index_put_mask_of_rows": lambda a: a.index_put((a[..., 0] > 1,), a[0, 0]),
+    "index_by_data": lambda a: a[_ids(a)[:, 0], _ids(a)[:, 1]],
+    "index_by_data_apart": lambda a: a[_ids(a)[:, 0], :, _ids(a)[:, 1]],
+    "sort": lambda a: torch.sort(a, 1, descending=True)[0] + torch.sort(a, 1)[0] * torch.argsort(a, 1),
+    "histc": lambda a: a * torch.histc(a.detach(), 4, 0.5, 1.5),
+    "round": lambda a: a * (4 * a - 3).round() + a * at(a, 2.5).round() + a * a.round(decimals=1),
+    "trunc": lambda a: a * (4 * a - 4).trunc() + (3 * a - 3).fmod(0.7),
+    "clamp_by_tensors": lambda a: a.clamp(a.detach().flip(1), 1.4 + 0 * a),
+    "norms": lambda a: sum(torch.linalg.vector_norm(a - 1, p, dim=1).sum() for p in (1, 3, torch.inf)) + a,
+    "cdist": lambda a: torch.cdist(a, a.flip(1) + 1) + torch.cdist(a, a + 1, p=1.0),
+    "conv3d": lambda a: F.conv3d(a[None, None], a[None, None, :, :2, :2], padding=1, stride=(1, 1, 2)),
+    "conv_transpose1d": lambda a: F.conv_transpose1d(a, a.transpose(0, 1)[..., :3], a[0, 0, :2], stride=2, padding=1),
+    "max_pool3d": lambda a: F.max_pool3d(F.pad(a, (0, 2, 0, 1))[None], 2, stride=1, padding=1),
+    "avg_pool3d": lambda a: F.avg_pool3d(a[None], (1, 2, 2), stride=1),
+    "max_pool_ceil": lambda a: F.max_pool2d(a, 2, ceil_mode=True),
+    "avg_pool_ceil": lambda a: F.avg_pool2d(a, 2, 2, 1, ceil_mode=True, count_include_pad=False),
+    "bilinear": lambda a: F.interpolate(a[None], size=(5, 7), mode="bilinear"),
+    "bilinear_aligned": lambda a: F.interpolate(a[None], scale_factor=2.5, mode="bilinear", align_corners=True),
+    "bilinear_smaller": lambda a: F.interpolate(a[None], size=(2, 3), mode="bilinear", antialias=True),
+    "bicubic": lambda a: F.interpolate(a[None], scale_factor=1.6, mode="bicubic"),
+    "linear1d": lambda a: F.interpolate(a, size=7, mode="linear"),
+    "nearest_uneven": lambda a: F.interpolate(a[None], size=(4, 7), mode="nearest"),
+    "logsumexp": lambda a: torch.logsumexp(a, 1),
+    "cosine_similarity": lambda a: F.cosine_similarity(a, a.flip(1), dim=-1),
+    "smooth_l1": lambda a: F.smooth_l1_loss(a, 2 * a.flip(0), reduction="none"),
+    "kl_div": lambda a: F.kl_div(a.log_softmax(-1), a.detach().softmax(-1), reduction="batchmean"),
+    "prelu": lambda a: F.prelu(a - 1, a[0, 0, :1]),
+    "lerp": lambda a: torch.lerp(a, a.flip(1), 0.3),
+    "pixel_unshuffle": lambda a: F.pixel_unshuffle(a[:, None, :2], 2),
+    "reversed_gradient": lambda a: Reversed.apply(a),
+    "straight_through": lambda a: a * Rounded.apply(a),
+    "fused": lambda a: Fused.apply(a, 2.0),
     "argmin": lambda a: a * a.argmin(),
     "log10": torch.log10,
     "tan": torch.tan,
@@ -271,10 +345,39 @@ AB = {
     "native_batch_norm": lambda a, b: torch.native_batch_norm(a, b[:, 0], b[:, 1], None, None, True, 0.1, 1e-5)[0],
     "conv2d": lambda a, b: F.conv2d(a[:, None], b[None, None, :2], b[0, :1], stride=(1, 2), padding=1, dilation=(2, 1)),
     "mse": lambda a, b: F.mse_loss(a[0], b),
+    "mse_of_each": lambda a, b: F.mse_loss(a[0], b, reduction="none"),
+    "bce_weighted": lambda a, b: F.binary_cross_entropy(torch.sigmoid(a[0]), torch.sigmoid(b.detach()), b.detach()),
+    "bce_with_logits_weighted": lambda a, b: F.binary_cross_entropy_with_logits(
+        a[0] - 1, torch.sigmoid(b.detach()), b.detach(), pos_weight=2 * b[0].detach(), reduction="none"
+    ),
+    "cross_entropy_weighted": lambda a, b: F.cross_entropy(
+        b, torch.tensor([3, 0, 1]), a[0, 0].detach(), label_smoothing=0.2
+    ),
+    "cross_entropy_of_each": lambda a, b: F.cross_entropy(b, torch.tensor([3, -100, 1]), reduction="none"),
+    "cross_entropy_smooth_ignored": lambda a, b: F.cross_entropy(b, torch.tensor([3, -100, 1]), label_smoothing=0.2),
+    "cross_entropy_of_probabilities": lambda a, b: F.cross_entropy(
+        a, a.detach().softmax(1), b[:, 0].detach(), label_smoothing=0.1
+    ),
+    "nll_over_another_dim": lambda a, b: F.nll_loss(a, torch.tensor([[2, 0, 1, 1], [1, 1, 2, 0]])),
     "mse_sum": lambda a, b: F.mse_loss(a[0], b, reduction="sum"),
     "l1": lambda a, b: F.l1_loss(a[0], b),
     "bce": lambda a, b: F.binary_cross_entropy(torch.sigmoid(a[0]), torch.sigmoid(b.detach())),
     "bce_with_logits": lambda a, b: F.binary_cross_entropy_with_logits(a[0], torch.sigmoid(b.detach())),
+    "conv_transpose2d": lambda a, b: F.conv_transpose2d(
+        a[None, :, :2], b[:2, :3].reshape(2, 1, 1, 3), stride=2, padding=(0, 1), output_padding=1, groups=2
+    ),
+    "embedding_bag_of_different_sizes": lambda a, b: F.embedding_bag(
+        IDS.flatten()[:5], b, torch.tensor([0, 2, 2]), mode="mean", per_sample_weights=None
+    ),
+    "embedding_bag_by_weights": lambda a, b: F.embedding_bag(
+        IDS.flatten()[:5],
+        b,
+        torch.tensor([0, 3, 5]),
+        mode="sum",
+        per_sample_weights=a[0, 0].repeat(2)[:5],
+        include_last_offset=True,
+    ),
+    "embedding_known_padding": lambda a, b: F.embedding(IDS, b, padding_idx=1),
     "cross_entropy_known": lambda a, b: F.cross_entropy(b, torch.tensor([3, 0, 1])),
     "cross_entropy_middle": lambda a, b: F.cross_entropy(a, torch.tensor([[2, 0, 1, 1], [1, 1, 2, 0]])),
     "cross_entropy_sum": lambda a, b: F.cross_entropy(b, torch.tensor([3, 0, 1]), reduction="sum"),
@@ -290,11 +393,6 @@ AB = {
 """Functions of two."""
 
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {**A, **AB}
-
-
-def weighted(y: Tensor) -> Tensor:
-    """The sum of all elements, of which no two count the same."""
-    return (y * torch.arange(1.0, y.numel() + 1, dtype=y.dtype).reshape(y.shape)).sum()
 
 
 class Function(nn.Module):
@@ -321,9 +419,7 @@ class Lstm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         outputs, (h, c) = self.lstm(x)
-        return sum(
-            (y * torch.arange(1.0, y.numel() + 1, dtype=y.dtype).reshape(y.shape)).sum() for y in (outputs, h, c)
-        )
+        return sum(map(weighted, (outputs, h, c)))
 
 
 @pytest.mark.slow
@@ -335,27 +431,35 @@ def test_lstm(more: dict[str, object]):
     agree(Lstm(**more), torch.randn(2, 5, 4, dtype=torch.float64))
 
 
+class Recurrent(nn.Module):
+    """Outputs and last states of a recurrent network of one state as a loss."""
+
+    def __init__(self, kind: type[nn.RNNBase], **more: object):
+        super().__init__()
+        self.inner = kind(4, 3, **more).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return sum(map(weighted, self.inner(x)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        (nn.GRU, {"num_layers": 2, "bidirectional": True}),
+        (nn.GRU, {"bias": False, "batch_first": True}),
+        (nn.RNN, {"nonlinearity": "tanh"}),
+        (nn.RNN, {"nonlinearity": "relu", "num_layers": 2}),
+    ],
+)
+def test_recurrent(kind: type[nn.RNNBase], more: dict[str, object]):
+    torch.manual_seed(0)
+    agree(Recurrent(kind, **more), torch.randn(2, 3, 4, dtype=torch.float64))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_equals_pytorch(name: str):
     agree(Function(name), torch.full((), 1.25, dtype=torch.float64))
-
-
-def agree(module: nn.Module, x: Tensor) -> None:
-    """Loss and gradients of the imported module are PyTorch's."""
-    imported = from_torch(module, x)
-    graph = differentiate(imported.graph, Optimizer())
-    given = {k: v.numpy() for k, v in {"x": x, **imported.tables}.items()}
-    values = interpret(graph, given, {k: v.numpy() for k, v in imported.weights.items()})
-    loss = module(x)
-    loss.backward()
-    assert float(values[graph.outputs[0]]) == pytest.approx(loss.item(), rel=1e-9)
-    func = from_graph(imported.graph)
-    func.verify()
-    assert to_graph(func) == imported.graph
-    for update in graph.updates:
-        want = module.get_parameter(update.weight.node.name).grad
-        np.testing.assert_allclose(values[update.grad], 0 if want is None else want.numpy(), atol=1e-9)
 
 
 class Reversed(torch.autograd.Function):
@@ -370,17 +474,43 @@ class Reversed(torch.autograd.Function):
         return -grad_outputs[0]
 
 
-def _row_set(a: Tensor) -> Tensor:
-    y = a * 2
-    y[:, 0] = 5
-    return y
+class Rounded(torch.autograd.Function):
+    """Rounding with a straight-through gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Any:
+        return (args[0] * 4).round() / 4
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        return grad_outputs[0]
 
 
-def _dropout_written(a: Tensor) -> Tensor:
-    y = a * 2
-    z = F.dropout(y, 0.0)
-    z += 1
-    return y
+class Fused(torch.autograd.Function):
+    """Its forward's own gradient, by a formula, and an argument that is no tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Any:
+        ctx.save_for_backward(args[0])
+        ctx.by = args[1]
+        return (args[0] * args[1]).sin().sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return grad_outputs[0][..., None] * (x * ctx.by).cos() * ctx.by, None
+
+
+class Mixing(torch.autograd.Function):
+    """A gradient that is neither its forward's nor by elements."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Any:
+        return args[0].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        return grad_outputs[0].flip(0)
 
 
 def _hooked(a: Tensor) -> Tensor:
@@ -390,18 +520,16 @@ def _hooked(a: Tensor) -> Tensor:
 
 
 REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
-    "row_set": (_row_set, "writes in place into memory"),
-    "dropout_written": (_dropout_written, "writes in place into memory"),
     "hook": (_hooked, "hook on the gradient of a tensor"),
-    "function": (lambda a: Reversed.apply(a), "Reversed is a torch.autograd.Function"),
+    "function": (lambda a: Mixing.apply(a), "Mixing is a torch.autograd.Function, whose gradient is neither"),
+    "scatter_of_products": (lambda a: a.scatter_reduce(0, INDEX, a, "prod"), "sum logarithms"),
+    "mask_that_selects": (lambda a: a[a > 1], "depends on data"),
+    "mask_that_gets_many": (lambda a: a.masked_scatter(a > 1, a), "no mapping"),
+    "branch": (lambda a: a if a.sum() > 0 else -a, "choose by torch.where"),
     "bits_and": (lambda a: a * ((4 * a).long() & 3), "of the bits of integers"),
     "bits_xor": (lambda a: a * ((4 * a).long() ^ 3), "of the bits of integers"),
     "bits_as_integers": (lambda a: a * a.view(torch.int64), "the bits of numbers"),
     "softmax_of_a_scalar": (lambda a: a.sum().softmax(0), "does not take these arguments"),
-    "nll_over_another_dim": (
-        lambda a: F.nll_loss(F.log_softmax(a, -1), torch.zeros(2, 4, dtype=torch.int64)),
-        "not a log_softmax over the classes",
-    ),
 }
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from unity_ir.dialects.convert import from_graph, to_graph
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch import Imported, from_torch
-from unity_ir.frontends.torch.export import bind, first
+from unity_ir.frontends.torch.export import bind, loss_in
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.interpret import interpret
 from unity_ir.pcg.optimizer import Optimizer
@@ -27,7 +27,7 @@ def in_pytorch(module: nn.Module, inputs: Any, loss: Any) -> tuple[float, dict[s
     args, kwargs, targets = bind(module, inputs, loss)
     goals = [kwargs.pop(name) for name in targets]
     output = module(*args, **kwargs)
-    value = first(output) if loss is None else loss(output, *goals)
+    value = loss_in(output) if loss is None else loss(output, *goals)
     value.backward()
     return value.item(), {n: p.grad.numpy() for n, p in module.named_parameters() if p.grad is not None}
 

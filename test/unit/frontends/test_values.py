@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unity_ir.frontends.torch import values
-from unity_ir.frontends.torch.maps.shape import flat_index
+from unity_ir.frontends.torch.maps.indexing import flat_index
 from unity_ir.frontends.torch.masks import is_lower, visible
 from unity_ir.frontends.torch.padded import Padded
 from unity_ir.frontends.torch.site import shrink, uniform

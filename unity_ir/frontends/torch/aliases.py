@@ -1,56 +1,129 @@
 """
-Analyse memory sharing in an exported graph: which nodes are needed, and which in-place operators cannot be imported.
+Analyse memory sharing in an exported graph: which nodes share a memory, how each lies in it, and which are needed.
+
+Nodes share a memory where PyTorch's own results at export did, so copies that `reshape` or `contiguous` make or leave
+out are known as they were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 
-def needed(graph: fx.Graph, wanted: Sequence[fx.Node]) -> set[fx.Node]:
-    """
-    Return the nodes that must be run for the nodes `wanted`, themselves among them: those they depend on through
-    operands, and those that write in place into memory they read.
-    """
-    root = _roots(graph)
-    writers = [(n, {root[t] for t in targets}) for n in graph.nodes if (targets := written(n))]
-    found: set[fx.Node] = set()
-    stack = list(wanted)
-    while stack:
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor lies in its memory: sizes and strides of its dims, and the offset of its first element."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def places(self) -> torch.Tensor:
+        """Return the position in memory of each element, with size 1 along dims that are expanded (of stride 0)."""
+        at = torch.full((1,) * len(self.size), self.offset)
+        for dim, (size, stride) in enumerate(zip(self.size, self.stride, strict=True)):
+            if stride:
+                shape = [-1 if d == dim else 1 for d in range(len(self.size))]
+                at = at + stride * torch.arange(size).reshape(shape)
+        return at
+
+
+def layout(node: fx.Node) -> Layout | None:
+    """Return how the tensor that a node stands for lies in its memory; None for nodes of no tensor of fixed sizes."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or any(not isinstance(s, int) for s in value.shape):
+        return None
+    # The stride of a dim of size 1 says nothing.
+    stride = tuple(1 if size == 1 else step for size, step in zip(value.shape, value.stride(), strict=True))
+    return Layout(tuple(value.shape), stride, int(value.storage_offset()))
+
+
+class Memories:
+    """The memory of each node of exported graphs, as a key that nodes share if their tensors share a memory."""
+
+    def __init__(self) -> None:
+        self._same: dict[int, int] = {}
+        """Memories that are one when the model runs, though torch.export has two."""
+
+    def of(self, node: fx.Node) -> int | None:
+        """Return the key of the memory of the tensor that a node stands for, None if it stands for no tensor."""
+        return next(iter(self.all_of(node)), None) if layout(node) else None
+
+    def all_of(self, node: fx.Node) -> set[int]:
+        """Return the memories of all tensors that a node stands for."""
+        value = node.meta.get("val")
+        values: Sequence[Any] = value if isinstance(value, list | tuple) else (value,)  # pyright: ignore[reportUnknownVariableType]
+        keys = {v.untyped_storage()._cdata for v in values if isinstance(v, torch.Tensor)}
+        return {self._same.get(key, key) for key in keys}
+
+    def same(self, nodes: Sequence[Any], others: Sequence[Any]) -> None:
+        """Let each of `nodes`, the placeholders of a subgraph, share the memory of its operand in `others`."""
+        for node, other in zip(nodes, others, strict=True):
+            keys, operands = self.all_of(node), self.all_of(other) if isinstance(other, fx.Node) else set[int]()
+            if len(keys) == len(operands) == 1 and keys != operands:
+                self._same[keys.pop()] = operands.pop()
+
+    def unite(self, graph: fx.Graph) -> None:
+        """Take note of operators of a graph that return their operand itself, which torch.export does not see."""
+        for node in graph.nodes:
+            if returns_operand(node):
+                self.same([node], [node.args[0]])
+        for module in _subgraphs(graph):
+            self.unite(module.graph)
+
+    def written(self, node: fx.Node) -> set[int]:
+        """Return the memories that a node writes into, in place; those that its subgraphs do are among them."""
+        found = {key for target in written(node) for key in self.all_of(target)}
+        for module in _modules(node):
+            for inner in module.graph.nodes:
+                found |= self.written(inner)
+        return found
+
+    def needed(self, graph: fx.Graph, wanted: Sequence[fx.Node], outer: set[int]) -> set[fx.Node]:
+        """
+        Return the nodes that must be run for the nodes `wanted`, themselves among them: those they depend on through
+        operands, and those that write in place into memory they read, or into the memories `outer`, which nodes outside
+        of the graph may read.
+        """
+        writers = [(n, keys) for n in graph.nodes if (keys := self.written(n))]
+        found: set[fx.Node] = set()
+        stack = [*wanted, *(n for n, keys in writers if keys & outer)]
         while stack:
-            node = stack.pop()
-            if node not in found:
-                found.add(node)
-                stack += node.all_input_nodes
-        read = {root[n] for n in found}
-        stack = [n for n, targets in writers if n not in found and targets & read]
-    return found
+            while stack:
+                node = stack.pop()
+                if node not in found:
+                    found.add(node)
+                    stack += node.all_input_nodes
+            read = {key for n in found for key in self.all_of(n)}
+            stack = [n for n, keys in writers if n not in found and keys & read]
+        return found
+
+
+def _modules(node: fx.Node) -> Iterator[fx.GraphModule]:
+    """Yield the subgraphs that an operator such as `wrap_with_set_grad_enabled` runs."""
+    for operand in node.all_input_nodes:
+        if operand.op == "get_attr" and node.op == "call_function":
+            module = getattr(node.graph.owning_module, str(operand.target), None)
+            if isinstance(module, fx.GraphModule):
+                yield module
+
+
+def _subgraphs(graph: fx.Graph) -> Iterator[fx.GraphModule]:
+    for node in graph.nodes:
+        yield from _modules(node)
 
 
 def written(node: fx.Node) -> list[fx.Node]:
     """Return the operands that an operator writes into in place, as its ATen schema declares them; [] for most."""
-    return _aliased(node, write=True)
-
-
-MAY_RETURN = {"dropout", "type_as"}
-"""Operators that return their first operand itself where there is nothing to do, which their schemas do not say."""
-
-
-def _aliased(node: fx.Node, write: bool) -> list[fx.Node]:
-    if not write and getattr(getattr(node.target, "overloadpacket", None), "__name__", "") in MAY_RETURN:
-        value, *rest = node.args
-        is_random = len(rest) == 2 and rest[0] != 0 and rest[1] is True
-        return [value] if isinstance(value, fx.Node) and not is_random else []
     schema: Any = getattr(node.target, "_schema", None)
-    if schema is None:
-        return []
     found: list[fx.Node] = []
-    for i, argument in enumerate(schema.arguments):
-        info = argument.alias_info
-        if info is None or (write and not info.is_write):
+    for i, argument in enumerate(schema.arguments if schema else ()):
+        if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value: Any = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
         values: list[Any] = list(value) if isinstance(value, list | tuple) else [value]  # pyright: ignore[reportUnknownArgumentType]
@@ -58,37 +131,16 @@ def _aliased(node: fx.Node, write: bool) -> list[fx.Node]:
     return found
 
 
-def _roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """
-    Map each node of the graph to the first node whose memory it may share through views and in-place operators; to
-    itself if there is none.
-    """
-    root: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        shared = _aliased(node, write=False)
-        if node.op == "call_function" and getattr(node.target, "__name__", "") == "getitem":
-            shared = node.all_input_nodes[:1]
-        root[node] = root[shared[0]] if shared else node
-    return root
+def returns_written(node: fx.Node) -> bool:
+    """Return whether an operator's result is the operand that it writes into, as that of `add_` is."""
+    schema: Any = getattr(node.target, "_schema", None)
+    info = schema.returns[0].alias_info if schema and len(schema.returns) == 1 else None
+    return info is not None and info.is_write
 
 
-def stale(graph: fx.Graph, kept: set[fx.Node]) -> dict[fx.Node, fx.Node]:
-    """
-    Return the in-place operators that cannot be imported, each with one later node that reads the written memory by
-    another name (an alias); only readers in `kept`, the nodes to be imported, count.
-
-    torch.export replaces later uses of the written tensor by the operator's result, but not uses of views taken before
-    the write, nor of the tensor that the written one is a view of.
-    """
-    root = _roots(graph)
-    order = {node: i for i, node in enumerate(graph.nodes)}
-    found: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        for target in written(node):
-            for user in kept:
-                if order[user] <= order[node]:
-                    continue
-                for operand in user.all_input_nodes:
-                    if root[operand] is root[target] and order[operand] < order[node]:
-                        found[node] = user
-    return found
+def returns_operand(node: fx.Node) -> bool:
+    """Return whether an operator returns its operand itself for there is nothing to do, which its schema hides."""
+    if getattr(getattr(node.target, "overloadpacket", None), "__name__", "") != "dropout":
+        return False
+    _, p, train = node.args
+    return p == 0 or train is False

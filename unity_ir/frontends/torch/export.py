@@ -10,7 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from io import StringIO
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.utils._pytree import tree_leaves
 
 from unity_ir.errors import UnityError
+from unity_ir.frontends.torch import functions
 from unity_ir.frontends.torch.report import one_line, refuse
 
 
@@ -50,7 +51,7 @@ class ModuleWithLoss(nn.Module):
     A module and its loss, combined into one module that returns a scalar tensor.
 
     `loss` is called as `loss(output, *targets)`, where `targets` are the keyword arguments of these names. If it is
-    None, the module's first output is the loss. `forward` raises `UnityError` if the result is no scalar tensor.
+    None, the loss is in the module's output (`loss_in`). `forward` raises `UnityError` if the result is no scalar.
     """
 
     def __init__(self, module: nn.Module, loss: Callable[..., Any] | None, targets: Sequence[str]):
@@ -66,28 +67,48 @@ class ModuleWithLoss(nn.Module):
         """
         targets = [kwargs.pop(name) for name in self.targets]
         output = self.module(*args, **kwargs)
-        loss = first(output) if self.loss is None else self.loss(output, *targets)
+        loss = loss_in(output) if self.loss is None else self.loss(output, *targets)
         if not isinstance(loss, torch.Tensor) or loss.dim():
             what = f"a tensor of {list(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-            of = "the module's first output" if self.loss is None else "the loss"
+            of = "the module's output" if self.loss is None else "the loss"
             raise refuse(f"{of} is {what}; it must be a scalar" + ("" if self.loss else ", or give a loss"))
         return loss
 
 
-def first(output: Any) -> Any:
+def loss_in(output: Any) -> Any:
     """
-    Return the first tensor in a module's output, descending into the first element of tuples, lists and mappings.
+    Return the loss in a module's output: what it calls `loss`, in a mapping or dataclass; else its first tensor, or, if
+    that is no scalar, the only scalar of floating point among its tensors, as in `(logits, loss)`.
 
-    If that leads to no tensor (an empty tuple, None), returns what it leads to.
+    If there is no tensor (an empty tuple, None), returns the output.
     """
-    while not isinstance(output, torch.Tensor):
-        if isinstance(output, Mapping) and output:
-            output = next(iter(output.values()))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        elif isinstance(output, tuple | list) and output:
-            output = output[0]  # pyright: ignore[reportUnknownVariableType]
-        else:
-            break
-    return output  # pyright: ignore[reportUnknownVariableType]
+    parts = _parts(output)
+    if isinstance(named := dict(parts).get("loss"), torch.Tensor):
+        return named
+    tensors = list(_tensors(output))
+    scalars = [t for t in tensors if not t.dim() and t.is_floating_point()]
+    if tensors and tensors[0].dim() and len(scalars) == 1:
+        return scalars[0]
+    return tensors[0] if tensors else output
+
+
+def _parts(output: Any) -> list[tuple[str, Any]]:
+    """Return the members of a mapping, dataclass, tuple or list, with their names (positions)."""
+    if isinstance(output, Mapping):
+        return [(str(k), v) for k, v in output.items()]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if is_dataclass(output):
+        return [(f.name, getattr(output, f.name)) for f in fields(output)]
+    if isinstance(output, tuple | list):
+        return [(str(i), v) for i, v in enumerate(output)]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return []
+
+
+def _tensors(output: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a module's output, in order."""
+    if isinstance(output, torch.Tensor):
+        yield output
+    for _, part in _parts(output):
+        yield from _tensors(part)
 
 
 def export(module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | None) -> Exported:
@@ -95,8 +116,8 @@ def export(module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | No
     Export the forward of `module` and its loss by `torch.export`, on inputs like the example ones, as ATen operators.
 
     The module is put into training mode. `example_inputs` are a tensor, a tuple of positional arguments, or a dict of
-    arguments by name; `loss` is called as `loss(outputs, *targets)`, and None takes the module's first output as the
-    loss.
+    arguments by name; `loss` is called as `loss(outputs, *targets)`, and None takes the loss that is in the module's
+    output.
 
     Raises `UnityError` where inputs do not fit the module, the result is no scalar, a gradient hook or
     `autograd.Function` is found, or torch.export fails.
@@ -107,11 +128,14 @@ def export(module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | No
     whole = ModuleWithLoss(module, loss, targets)
     _check_hooks(whole)
     try:
-        with _quiet(), _seen_gradients():
+        with _quiet(), _seen_gradients(), _masks_as_given():
             program = torch.export.export(whole, args, kwargs, strict=False)
     except UnityError:
         raise
     except Exception as error:
+        if "data-dependent" in str(error):
+            why = "a branch or a shape depends on data; choose by torch.where, and give a mask in place of a selection"
+            raise refuse(f"torch.export failed: {why}{_where(error)}") from error
         raise refuse(f"torch.export failed: {one_line(error)}{_where(error)}") from error
     return _read(program, whole, [*args, *kwargs.values()])
 
@@ -129,7 +153,8 @@ def _check_hooks(module: Any) -> None:
 @contextmanager
 def _seen_gradients() -> Generator[None]:
     """
-    Refuse, in the `with` statement, custom gradients (`torch.autograd.Function`, hooks), which an export would lose.
+    Refuse, in the `with` statement, custom gradients that an export would lose: of hooks, and of functions
+    (`torch.autograd.Function`) that `functions.exported` cannot write in operators.
     """
     function: Any = torch.autograd.Function
     tensor: Any = torch.Tensor
@@ -137,7 +162,7 @@ def _seen_gradients() -> Generator[None]:
 
     def checked(cls: type, *args: Any, **kwargs: Any) -> Any:
         if not cls.__module__.startswith("torch."):
-            raise refuse(f"{cls.__name__} is a torch.autograd.Function, whose gradient cannot be imported")
+            return functions.exported(cls, args)
         return apply.__get__(None, cls)(*args, **kwargs)
 
     def refused(self: Any, hook: Any) -> Any:
@@ -149,6 +174,18 @@ def _seen_gradients() -> Generator[None]:
         yield
     finally:
         function.apply, tensor.register_hook = apply, register_hook
+
+
+@contextmanager
+def _masks_as_given() -> Generator[None]:
+    """Keep `nn.Transformer`, in the `with` statement, from looking whether its masks are causal, a branch on data."""
+    transformer: Any = torch.nn.modules.transformer
+    detect = transformer._detect_is_causal_mask
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        transformer._detect_is_causal_mask = detect
 
 
 @contextmanager

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch import maps as _maps
-from unity_ir.frontends.torch.aliases import needed, stale, written
+from unity_ir.frontends.torch.aliases import Layout, Memories, layout, returns_written, written
+from unity_ir.frontends.torch.decompose import decompose
 from unity_ir.frontends.torch.export import Exported, place
-from unity_ir.frontends.torch.padded import PADDED, Padded
+from unity_ir.frontends.torch.memory import Memory
+from unity_ir.frontends.torch.padded import Padded
 from unity_ir.frontends.torch.report import Report, one_line, refuse
 from unity_ir.frontends.torch.site import MAPPINGS, CallSite, Tables
 from unity_ir.frontends.torch.values import element_type, like, op
@@ -30,9 +34,9 @@ IGNORED = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_co
 
 BY_SHAPE = {
     *("zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"),
-    *("zero_", "fill_", "zero", "fill"),
+    *("zero_", "fill_", "zero", "fill", "copy_", "copy"),
 }
-"""Operators that use only the shape and element type of their first operand, and so are always folded."""
+"""Operators that use only the shape and element type of their first operand."""
 
 
 READ_PADDED = {
@@ -65,6 +69,16 @@ class Importer:
         self._buffers: list[torch.Tensor] = []
         """Named tensors, kept alive since `tables` identifies them by `id`."""
         self._trained: dict[Node, bool] = {}
+        self._keys = Memories()
+        self._memories: dict[int, Memory] = {}
+        self._seen: dict[fx.Node, int] = {}
+        """The number of writes into its memory after which each node's value was taken."""
+        self._parts: list[fx.GraphModule] = []
+        """Graphs of decomposed operators, kept alive since memories are told apart by address."""
+        self._detached: set[fx.Node] = set()
+        """Nodes that see a memory through `detach`."""
+        self._no_grad = 0
+        """How many `no_grad` regions are being imported, one within the other."""
 
     def loss(self) -> Value:
         """
@@ -73,6 +87,7 @@ class Importer:
         Raises `UnityReport` with every operator that has no mapping, and `UnityError` if the loss depends on no weight.
         """
         graph = self.exported.module.graph
+        self._keys.unite(graph)
         given = {n: self.placeholder(n) for n in graph.nodes if n.op == "placeholder" and n.users}
         (loss,) = self.run(self.exported.module, given, [self.exported.loss])
         self.report.check()
@@ -150,52 +165,120 @@ class Importer:
         as they are.
         """
         env: dict[fx.Node, Any] = dict(given)
-        kept = needed(module.graph, [n for n in wanted if isinstance(n, fx.Node)])
-        torn = stale(module.graph, kept)
+        for node, value in given.items():
+            self.remember(node, value)
+        outer = {key for n in given for key in self._keys.all_of(n)} if module is not self.exported.module else set()
+        kept = self._keys.needed(module.graph, [n for n in wanted if isinstance(n, fx.Node)], outer)
         for node in module.graph.nodes:
             if node.op == "get_attr":
                 env[node] = _attribute(module, str(node.target))
             elif node.op == "call_function" and node in kept:
-                env[node] = self.call(node, env, torn)
-        return [env[n] if isinstance(n, fx.Node) else n for n in wanted]
+                env[node] = self.call(node, env)
+                self.remember(node, env[node])
+        return [self.present(n, env) if isinstance(n, fx.Node) else n for n in wanted]
 
-    def call(self, node: fx.Node, env: Mapping[fx.Node, Any], torn: Mapping[fx.Node, fx.Node]) -> Any:
+    def remember(self, node: fx.Node, value: Any) -> None:
+        """Take note of what a node stands for now: the contents of its memory, if it is the first node of it."""
+        key, lies = self._keys.of(node), layout(node)
+        if key is not None and lies is not None:
+            memory = self._memories.setdefault(key, Memory(lies, value))
+            self._seen[node] = memory.writes
+            if self._is_detached(node, key):
+                self._detached.add(node)
+
+    def _is_detached(self, node: fx.Node, key: int) -> bool:
+        """Return whether a node sees its memory, `key`, through `detach`: its own, or one before it."""
+        return _operator_name(node) in ("detach", "detach_") or any(
+            n in self._detached and key in self._keys.all_of(n) for n in node.all_input_nodes
+        )
+
+    def present(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
+        """
+        Return what a node stands for after all writes into its memory so far; `env` maps nodes to what they stood for
+        when they were last read, and is kept up to date.
+        """
+        key, lies = self._keys.of(node), layout(node)
+        memory = None if key is None else self._memories.get(key)
+        if memory is not None and lies is not None and prod(lies.size) and self._seen.get(node) != memory.writes:
+            is_missing = isinstance(memory.contents, Missing)
+            env[node] = memory.contents if is_missing else self._read(node, memory, lies)
+            self._seen[node] = memory.writes
+        return env.get(node)
+
+    def _read(self, node: fx.Node, memory: Memory, lies: Layout) -> Any:
+        value = memory.read(self.site(node), lies)
+        return self.detached(value) if node in self._detached else value
+
+    def write(self, node: fx.Node, value: Any) -> None:
+        """
+        Replace the elements of the tensor that a node stands for by those of `value`, of its shape, in its memory.
+
+        Raises `UnityError` for a tensor with a gradient that is written under `no_grad` or through `detach`, which hide
+        the write from the gradient alone.
+        """
+        key, lies = self._keys.of(node), layout(node)
+        assert key is not None
+        assert lies is not None
+        if not prod(lies.size):
+            return
+        memory = self._memories[key]
+        if isinstance(value, Missing) or isinstance(memory.contents, Missing):
+            memory.contents = Missing()
+            memory.writes += 1
+            return
+        is_hidden = self._no_grad or node in self._detached
+        if is_hidden and isinstance(memory.contents, Value) and self.trained(memory.contents):
+            raise UnityError("it writes under no_grad or detach into a tensor that has a gradient; clone it before")
+        if isinstance(memory.contents, Padded):
+            memory.contents = memory.contents.filled()
+        memory.write(self.site(node), lies, self.detached(value) if self._no_grad else value)
+
+    def site(self, node: fx.Node) -> CallSite:
+        """Return the site of a call, from which its mapping builds operators."""
+        return CallSite(node.meta.get("val"), self.tables, self.trained, self.seed, self.exported.inputs)
+
+    def call(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
         """
         Import one operator: compute it now if it depends on no input and no weight, else map it; return its value or
         values. If it cannot be imported, report it and return `Missing`.
 
-        `env` maps earlier nodes to what they stand for. `torn` maps in-place operators that must be refused to a later
-        node that reads what they write by another name (see `stale`).
+        `env` maps earlier nodes to what they stand for; what an operator writes in place is replaced there.
         """
-        args, kwargs = fx.map_arg((node.args, node.kwargs), env.get)
-        name = _operator_name(node)
-        values = [v for v in _flat((args, kwargs)) if isinstance(v, Value | Padded)]
-        is_missing = any(isinstance(v, Missing) for v in _flat((args, kwargs)))
         try:
-            if name in IGNORED:
-                return None
-            if is_missing and (node.target is operator.getitem or _out_of_place(node) in MAPPINGS):
-                return Missing()
-            if node.target is operator.getitem:
-                return self.item(args)
-            if isinstance(node.target, torch._ops.HigherOrderOperator):  # pyright: ignore[reportPrivateUsage]
-                return self.inline(node, args)
-            _check_static(node)
-            if values and node in torn:
-                raise UnityError(f"it writes in place into memory that {place(torn[node])} reads by another name")
-            if values and name in BY_SHAPE and isinstance(args[0], Value):
-                args = [torch.empty_like(like(args[0]), device="cpu"), *args[1:]]
-                values = [v for v in _flat((args, kwargs)) if isinstance(v, Value | Padded)]
-            if not values and not is_missing:
-                for target in map(env.get, written(node)):
-                    if isinstance(target, torch.Tensor):
-                        self.tables.keep(target)
-                return _fold(node, args, kwargs)
-            return self.map(node, args, kwargs)
+            out = self.result(node, env)
+            if returns_written(node):
+                self.write(written(node)[0], out)
+            return out
         except UnityError as error:
-            shown = "control flow " + name if isinstance(node.target, torch._ops.HigherOrderOperator) else _shown(node)  # pyright: ignore[reportPrivateUsage]
+            shown = "control flow " + _operator_name(node) if _is_control_flow(node) else _shown(node)
             self.report.add(shown, str(error), place(node))
+        if returns_written(node):
+            self.write(written(node)[0], Missing())
+        return Missing()
+
+    def result(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
+        """Return the value or values of one operator, or `Missing`. Raises `UnityError` if it cannot be imported."""
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self.present(n, env))
+        name = _operator_name(node)
+        if name in IGNORED:
+            return None
+        is_missing = any(isinstance(v, Missing) for v in _flat((args, kwargs)))
+        is_known = node.target is operator.getitem or _out_of_place(node) in {*MAPPINGS, *BY_SHAPE}
+        if is_missing and (is_known or _dynamic(node)):
             return Missing()
+        if node.target is operator.getitem:
+            return self.item(args)
+        if _is_control_flow(node):
+            return self.inline(node, args)
+        if (why := _dynamic(node)) is not None:
+            raise UnityError(why)
+        if name in BY_SHAPE and isinstance(args[0], Value):
+            args = [torch.empty_like(like(args[0]), device="cpu"), *args[1:]]
+        if not is_missing and _is_empty(node):
+            return torch.empty(node.meta["val"].shape, dtype=node.meta["val"].dtype)
+        if is_missing or _is_random(node) or any(isinstance(v, Value | Padded) for v in _flat((args, kwargs))):
+            return self.map(node, args, kwargs)
+        return _fold(node, args, kwargs)
 
     def item(self, args: Sequence[Any]) -> Any:
         """
@@ -217,11 +300,16 @@ class Importer:
         Raises `UnityError` if the operator has no mapping, or the mapping refuses it.
         """
         name = _out_of_place(node)
+        if name not in MAPPINGS and (view := self.view(node)) is not None:
+            return view
+        if name not in MAPPINGS and (taken := decompose(node)) is not None:
+            return self.decomposed(*taken, node, args, kwargs)
         if name not in MAPPINGS:
-            raise UnityError("no mapping")
-        if name not in READ_PADDED and any(isinstance(v, Padded) for v in _flat((args, kwargs))):
-            raise UnityError(PADDED)
-        site = CallSite(node.meta.get("val"), self.tables, self.trained, self.seed, self.exported.inputs)
+            random = "; draw its random numbers before, and give them as an input" if _is_random(node) else ""
+            raise UnityError(f"no mapping{random}")
+        if name not in READ_PADDED:
+            args, kwargs = pytree.tree_map(lambda v: v.filled() if isinstance(v, Padded) else v, (args, kwargs))
+        site = self.site(node)
         for tensor in _flat(node.meta.get("val")):
             if isinstance(tensor, torch.Tensor):
                 element_type(tensor.dtype)
@@ -232,6 +320,41 @@ class Importer:
             raise UnityError("its mapping does not take these arguments") from error
         check(node, out)
         return out
+
+    def view(self, node: fx.Node) -> Value | None:
+        """Return the elements of a view, of any kind, of a memory that is a value; None if the node is none."""
+        key, lies = self._keys.of(node), layout(node)
+        memory = None if key is None or written(node) else self._memories.get(key)
+        if key is None or memory is None or lies is None or not isinstance(memory.contents, Value):
+            return None
+        found = memory.read(self.site(node), lies)
+        if not isinstance(found, Value):
+            return None
+        return self.detached(found) if self._is_detached(node, key) else found
+
+    def decomposed(
+        self, module: fx.GraphModule, operands: Sequence[fx.Node], node: fx.Node, args: Any, kwargs: Any
+    ) -> Any:
+        """
+        Import the operators that the one of `node` is made of, in its place; `operands` are the nodes of its arguments
+        `args` and `kwargs`, imported already, for the placeholders of `module`.
+
+        Raises `UnityError`, which names them, if some have no mapping.
+        """
+        self._parts.append(module)
+        values = dict(zip(pytree.tree_leaves((node.args, node.kwargs)), _leaves((args, kwargs)), strict=True))
+        places = [n for n in module.graph.nodes if n.op == "placeholder"]
+        (output,) = (n for n in module.graph.nodes if n.op == "output")
+        results, spec = pytree.tree_flatten(output.args[0])
+        report, self.report = self.report, Report("")
+        try:
+            out = self.run(module, {p: values[n] for p, n in zip(places, operands, strict=True)}, results)
+            missing = self.report.operators()
+        finally:
+            self.report = report
+        if missing:
+            raise UnityError(f"no mapping, as it is made of {', '.join(missing)}, without one")
+        return pytree.tree_unflatten(out, spec)
 
     def seed(self) -> int:
         """Return a new seed for a random operator: 0, 1, 2, ..."""
@@ -259,22 +382,32 @@ class Importer:
         (output,) = (n for n in graph.nodes if n.op == "output")
         results: Any = output.args[0]
         many = not isinstance(results, fx.Node)
+        before = set(self._memories)
+        self._keys.same(places, node.args[-len(places) :] if places else ())
+        self._no_grad += not is_on
         out = self.run(module, dict(zip(places, operands, strict=True)), list(results) if many else [results])
+        self._no_grad -= not is_on
         if not is_on:
-            out = [op("detach", v) if isinstance(v, Value) and self.trained(v) else v for v in out]
+            out = [self.detached(v) for v in out]
+            for key in self._memories.keys() - before:
+                self._memories[key].contents = self.detached(self._memories[key].contents)
         return out if many else out[0]
+
+    def detached(self, value: Any) -> Any:
+        """Return a value without its gradient; itself if it has none."""
+        return op("detach", value) if isinstance(value, Value) and self.trained(value) else value
 
 
 def _fold(node: fx.Node, args: Any, kwargs: Any) -> Any:
     """
     Compute the operator of `node`, which depends on no input and no parameter, in PyTorch, at import; return its
-    result. `args` and `kwargs` are its arguments, tensors and numbers.
+    result. `args` and `kwargs` are its arguments, tensors and numbers, which are left as they are.
 
-    Raises `UnityError` for random operators, and where PyTorch fails.
+    Raises `UnityError` where PyTorch fails.
     """
     target: Any = node.target
-    if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
-        raise UnityError("draws random numbers; give them as an input")
+    if written(node):
+        args, kwargs = pytree.tree_map(lambda v: _copied(v) if isinstance(v, torch.Tensor) else v, (args, kwargs))
     try:
         with torch.no_grad():
             return target(*args, **kwargs)
@@ -282,16 +415,33 @@ def _fold(node: fx.Node, args: Any, kwargs: Any) -> Any:
         raise UnityError(f"cannot be computed at import: {one_line(error)}") from error
 
 
-def _check_static(node: fx.Node) -> None:
-    """
-    Raise `UnityError` for an operator whose result is of a dynamic shape, or a number known only at run time (dependent
-    on data).
-    """
+def _copied(x: torch.Tensor) -> torch.Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _is_random(node: fx.Node) -> bool:
+    """Return whether an operator draws random numbers, which are not those of the import but new ones in each step."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _is_control_flow(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.HigherOrderOperator)  # pyright: ignore[reportPrivateUsage]
+
+
+def _is_empty(node: fx.Node) -> bool:
+    """Return whether the result of an operator is one tensor without elements, as of a slice of size 0."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.numel() == 0
+
+
+def _dynamic(node: fx.Node) -> str | None:
+    """Return what about the result of an operator depends on data, its shape or a number; None if nothing does."""
     for tensor in _flat(node.meta.get("val")):
         if isinstance(tensor, torch.SymInt | torch.SymFloat | torch.SymBool):
-            raise UnityError("its result is a number that depends on data; only fixed shapes can be imported")
+            return "a number that depends on data leaves the tensors; keep it in one, of a fixed shape"
         if isinstance(tensor, torch.Tensor) and any(isinstance(s, torch.SymInt) for s in tensor.shape):
-            raise UnityError("the shape of its result is dynamic; only fixed shapes can be imported")
+            return "the shape of its result depends on data; keep all elements, and choose by a mask and torch.where"
+    return None
 
 
 def check(node: fx.Node, out: Any) -> None:
@@ -333,6 +483,11 @@ def _attribute(module: fx.GraphModule, path: str) -> Any:
 
 def _type(tensor: torch.Tensor) -> Any:
     return tensor_type(tuple(tensor.shape), element_type(tensor.dtype))
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """Return the leaves of a tree as `pytree.tree_leaves` orders them, values of the graph and `Missing` among them."""
+    return pytree.tree_leaves(tree, is_leaf=lambda v: isinstance(v, Value | Padded | Missing))
 
 
 def _flat(tree: Any) -> list[Any]:

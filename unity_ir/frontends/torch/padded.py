@@ -1,16 +1,14 @@
 """
 Represent labels that a language model shifts by one position and pads with the id that its loss ignores: the padding is
-remembered, not built.
+remembered, and built only where an operator other than the loss reads it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from unity_ir.frontends.torch.values import Shape, cut
+from unity_ir.frontends.torch.values import Shape, constant, cut, op, reshape
 from unity_ir.pcg.graph import Value
-
-PADDED = "its operand is integers padded with a number, which only a loss may read, as what it ignores"
 
 
 @dataclass(frozen=True)
@@ -18,7 +16,7 @@ class Padded:
     """
     Integers `value`, padded along `dim` by `before` and `after` elements that hold `fill`: shifted labels of a loss.
 
-    Only a loss that ignores `fill` may read them.
+    A loss that ignores `fill` reads them as they are; other operators read them `filled`.
     """
 
     value: Value
@@ -34,6 +32,12 @@ class Padded:
         """The shape of the labels with the padding, before any reshape (the field `shape` is the one after)."""
         size = self.before + self.value.shape[self.dim] + self.after
         return (*self.value.shape[: self.dim], size, *self.value.shape[self.dim + 1 :])
+
+    def filled(self) -> Value:
+        """Return the integers with their padding, in the shape after reshapes."""
+        shapes = [(*self.own[: self.dim], n, *self.own[self.dim + 1 :]) for n in (self.before, self.after)]
+        before, after = ([constant(self.fill, s, self.value.type.dtype)] if s[self.dim] else [] for s in shapes)
+        return reshape(op("concat", *before, self.value, *after, dim=self.dim), self.shape)
 
     def cut(self, dim: int, start: int, size: int) -> Padded | Value:
         """

@@ -20,13 +20,16 @@ class Report:
         """
         self._lines.setdefault((operator, why), []).append(place)
 
+    def operators(self) -> list[str]:
+        """Return the operators recorded so far, each once."""
+        return list(dict.fromkeys(operator for operator, _ in self._lines))
+
     def check(self) -> None:
         """Raise `UnityReport`, with a line per operator and reason, if any operator was recorded; else do nothing."""
         if not self._lines:
             return
-        lines = [f"--from-torch: {self.name} cannot be imported; {len(self._lines)} of its operators have no mapping:"]
-        if len(self._lines) == 1:
-            lines = [f"--from-torch: {self.name} cannot be imported; one of its operators has no mapping:"]
+        count = "one cause" if len(self._lines) == 1 else f"{len(self._lines)} causes"
+        lines = [f"--from-torch: {self.name} cannot be imported, for {count}:"]
         for (operator, why), places in self._lines.items():
             times = f" and {len(places) - 1} more" if len(places) > 1 else ""
             lines.append(f"  {operator}: {why} ({places[0]}{times})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -67,19 +67,6 @@ class Tables:
             self._known[key] = node.result
         return self._known[key]
 
-    def keep(self, tensor: torch.Tensor) -> None:
-        """
-        Copy the tables (tensors that became inputs of the graph) that share memory with `tensor`, which is about to be
-        written in place, so that they keep their present values.
-
-        The tensor loses its name, so that adding it later makes another table.
-        """
-        memory = tensor.untyped_storage().data_ptr()
-        for name, table in self.values.items():
-            if table.untyped_storage().data_ptr() == memory:
-                self.values[name] = table.clone()
-                self.names = {k: n for k, n in self.names.items() if n != name}
-
 
 class CallSite:
     """
@@ -110,7 +97,19 @@ class CallSite:
         Return a call site for an intermediate step whose result is shaped like `value`, in the element type of this
         one's result, so that one mapping can use another.
         """
-        meta = torch.empty(value.shape, dtype=self.result.dtype, device="meta")
+        return self.like(value.shape, self.result.dtype)
+
+    def in_floats(self) -> CallSite:
+        """Return a call site for the same result, in f32 where it has integers, for what comes before it is rounded."""
+        return self if self.result.dtype.is_floating_point else self.like(self.shape, torch.float32)
+
+    def of_bools(self) -> CallSite:
+        """Return a call site for conditions of the shape of this one's result."""
+        return self.like(self.shape, torch.bool)
+
+    def like(self, shape: Sequence[int], dtype: torch.dtype) -> CallSite:
+        """Return a call site for an intermediate step whose result has another shape and element type."""
+        meta = torch.empty(tuple(shape), dtype=dtype, device="meta")
         return CallSite(meta, self.tables, self.trained, self.seeds, self.examples)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
 from typing import TypeAlias
@@ -10,9 +10,10 @@ from typing import TypeAlias
 import torch
 
 from unity_ir.errors import UnityError
+from unity_ir.ops import operator
 from unity_ir.pcg.graph import Value, apply, leaf
 from unity_ir.pcg.types import tensor_type
-from unity_ir.tdl.syntax import AttrValue
+from unity_ir.tdl.syntax import NOT_FLOATING, AttrValue
 
 Shape: TypeAlias = tuple[int, ...]
 Operand: TypeAlias = "Value | torch.Tensor | float"
@@ -63,8 +64,44 @@ def like(value: Value) -> torch.Tensor:
 
 
 def op(name: str, *operands: Value, **attributes: AttrValue) -> Value:
-    """Apply the graph operator called `name` to operands, with the given attributes; return its only result."""
-    return apply(name, operands, attributes).result
+    """
+    Apply the graph operator called `name` to operands, with the given attributes; return its only result, as `results`
+    does.
+    """
+    (result,) = results(name, *operands, **attributes)
+    return result
+
+
+def results(name: str, *operands: Value, **attributes: AttrValue) -> tuple[Value, ...]:
+    """
+    Apply the graph operator called `name` to operands, with the given attributes; return its results.
+
+    Sums and products of integers are operators of their own. Others of floating point numbers take integers as f32,
+    which holds those below 2^24 exactly, and results that hold what operands hold are cast back.
+    """
+    line = operator(name).line
+    kinds = [p.kind for p in line.parameters]
+    if "float" not in kinds or any(p.variadic for p in line.parameters) or len(kinds) != len(operands):
+        return apply(name, operands, attributes).results
+    floats = {v.type.dtype for v, kind in zip(operands, kinds, strict=True) if kind == "float"}
+    if floats - {*NOT_FLOATING}:
+        return apply(name, operands, attributes).results
+    if name in ("shift", "scale", "neg", "add", "sub", "mul") and "bool" not in floats:
+        return (_of_integers(name, operands, attributes),)
+    wide = [op("cast", v, to="f32") if kind == "float" else v for v, kind in zip(operands, kinds, strict=True)]
+    found = apply(name, wide, attributes).results
+    back = "i64" if "i64" in floats else min(floats - {"bool"}, default="i64")
+    return tuple(op("cast", v, to=back) if r.elements is None else v for v, r in zip(found, line.results, strict=True))
+
+
+def _of_integers(name: str, operands: Sequence[Value], attributes: Mapping[str, AttrValue]) -> Value:
+    """Return a sum or product of integers, by the operators `int_add` and `int_mul`."""
+    x, *more = operands
+    by = attributes.get("by", -1)
+    y = more[0] if more else constant(int(float(str(by))), (), x.type.dtype)
+    if name == "sub":
+        return op("int_add", x, op("int_mul", y, constant(-1, (), y.type.dtype)))
+    return op("int_add" if name in ("add", "shift") else "int_mul", x, y)
 
 
 def constant(value: float, shape: Shape, dtype: str) -> Value:

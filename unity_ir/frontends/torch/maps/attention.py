@@ -15,7 +15,7 @@ from unity_ir.frontends.torch.maps.elementwise import add, scale, where
 from unity_ir.frontends.torch.masks import is_lower, visible
 from unity_ir.frontends.torch.recognise import before_repeat_kv
 from unity_ir.frontends.torch.site import CallSite, maps, number
-from unity_ir.frontends.torch.values import Operand, cut, expand, is_bool, op, reshape
+from unity_ir.frontends.torch.values import Operand, constant, cut, expand, is_bool, op, reshape
 from unity_ir.pcg.graph import Value
 
 FAR = -1e30
@@ -115,7 +115,7 @@ def embedding(
 
     Ids known at import that count up, as positions do, become a slice of the table. As in PyTorch, the row
     `padding_idx` gets no gradient (-1: none); `sparse`, about the gradient's storage, has no effect. Raises
-    `UnityError` for `scale_grad_by_freq`, and if ids known at import hold the `padding_idx` of a trained table.
+    `UnityError` for `scale_grad_by_freq`.
     """
     del sparse
     if scale_grad_by_freq:
@@ -137,7 +137,8 @@ def embedding(
 
 def _known_rows(site: CallSite, rows: Value, ids: torch.Tensor, padding_idx: int) -> Value:
     if padding_idx >= 0 and bool((ids == padding_idx).any()) and site.trained(rows):
-        raise UnityError("ids known at import hold padding_idx, which has no mapping")
+        row = torch.arange(rows.shape[0])[:, None] == padding_idx
+        rows = where(site.of(rows), row, op("detach", rows), rows)
     flat = ids.reshape(-1)
     # Rows that repeat over the leading dims, as positions over a batch, are cut once.
     while ids.dim() > 1 and torch.equal(ids, ids[:1].expand_as(ids)):
@@ -167,34 +168,45 @@ def embedding_bag(
 ) -> tuple[Value | None, ...]:
     """
     Map PyTorch's sum (`mode` 0) or mean (`mode` 1), over each bag, of the rows of `table` [rows, width] at `ids`, flat;
-    `offsets`, known at import, are the positions in `ids` where bags begin (with `include_last_offset`, and where the
-    last ends), all of one size.
+    `offsets` are the positions in `ids` where bags begin (with `include_last_offset`, and where the last ends). Bags
+    may be of different sizes, and those of no ids give 0; `weights` scale rows before they are added up.
 
-    Returns ([bags, width], None, None, None): PyTorch's other outputs have no mapping. Raises `UnityError` for bags of
-    different sizes, `weights`, a `padding_idx`, `scale_grad_by_freq` and the maximum (`mode` 2); `sparse` has no
-    effect.
+    Returns ([bags, width], None, None, None): PyTorch's other outputs have no mapping. Raises `UnityError` for a
+    `padding_idx`, `scale_grad_by_freq` and the maximum (`mode` 2); `sparse` has no effect.
     """
     del sparse
-    if scale_grad_by_freq or weights is not None or mode == 2 or (padding_idx is not None and padding_idx >= 0):
-        raise UnityError("only sums and means have an operator, without weights, padding_idx and scale_grad_by_freq")
+    if scale_grad_by_freq or mode == 2 or (padding_idx is not None and padding_idx >= 0):
+        raise UnityError("only sums and means have an operator, without padding_idx and scale_grad_by_freq")
     rows = site.value(table, site.dtype)
     flat = site.value(ids)
-    bags = site.shape[0]
-    size = flat.shape[0] // bags
-    starts = torch.arange(0, bags * size + (size if include_last_offset else 0), size)
-    if not isinstance(offsets, torch.Tensor) or flat.shape[0] != bags * size or not torch.equal(offsets, starts):
-        raise UnityError("bags of different sizes have no operator; give ids as [bags, size]")
-    out = op("embedding_bag", reshape(flat, (bags, size)), rows)
-    return (scale(out, 1 / size) if mode == 1 else out), None, None, None
+    bags, count = site.shape[0], flat.shape[0]
+    size = count // bags
+    starts = torch.arange(0, bags * size + (size if include_last_offset else 0), size or 1)
+    if weights is None and size and isinstance(offsets, torch.Tensor) and torch.equal(offsets, starts):
+        out = op("embedding_bag", reshape(flat, (bags, size)), rows)
+        return (scale(out, 1 / size) if mode == 1 else out), None, None, None
+    each = op("embedding", flat, rows)
+    if weights is not None:
+        each = op("mul", each, reshape(site.value(weights, site.dtype), (count, 1)))
+    # A position is in the last bag that begins at it or before.
+    starts = reshape(cut(site.value(offsets, "i64"), 0, 0, bags), (1, bags))
+    begun = op("le", expand(starts, (count, bags)), site.value(torch.arange(count)[:, None]))
+    bag = op("shift", op("reduce_sum", op("cast", begun, to="i64"), dim=1), by=-1.0)
+    whole: dict[str, int | tuple[int, ...]] = {"dim": 0, "size": bags, "degrees": (1,)}
+    out = op("index_select_grad", each, bag, **whole)
+    if mode == 1:
+        members = op("index_select_grad", constant(1.0, (count,), site.dtype), bag, **whole)
+        out = op("div", out, reshape(op("maximum", members, constant(1.0, (), site.dtype)), (bags, 1)))
+    return out, None, None, None
 
 
 @maps("dropout")
-def dropout(site: CallSite, x: Value, p: float, train: bool) -> Value:
+def dropout(site: CallSite, x: Operand, p: float, train: bool) -> Operand:
     """
     Map PyTorch's dropout: zero elements with probability `p`, and divide the others by 1 - p; unless `train`, return
     `x` itself. Each call has a seed of its own; masks differ from PyTorch's.
     """
-    return x if p == 0 or not train else op("dropout", x, p=float(p), seed=site.seeds())
+    return x if p == 0 or not train else op("dropout", site.value(x), p=float(p), seed=site.seeds())
 
 
 @maps("native_dropout")

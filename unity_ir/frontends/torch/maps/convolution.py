@@ -6,15 +6,16 @@ arguments, and returns the result as a value of the compiler's graph, or several
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
 
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import add, mul
-from unity_ir.frontends.torch.site import CallSite, maps
-from unity_ir.frontends.torch.values import Operand, Shape, op, reshape
+from unity_ir.frontends.torch.site import CallSite, finite, maps
+from unity_ir.frontends.torch.values import Operand, Shape, constant, cut, op, permute, reshape
 from unity_ir.pcg.graph import Value
 
 Ints = int | Sequence[int]
@@ -29,7 +30,7 @@ def pair(x: Ints, last: int = 2) -> tuple[int, ...]:
     return tuple(x) * last if len(x) == 1 else tuple(x)
 
 
-@maps("conv2d", "conv1d")
+@maps("conv2d", "conv1d", "conv3d")
 def conv(
     site: CallSite,
     x: Value,
@@ -41,16 +42,14 @@ def conv(
     groups: int = 1,
 ) -> Value:
     """
-    Map PyTorch's convolution over one or two dims of `x` [batch, channels, ..] by `weight` [out, channels / groups,
+    Map PyTorch's convolution over one to three dims of `x` [batch, channels, ..] by `weight` [out, channels / groups,
     ..], in `groups` groups of channels. `stride`, `padding` and `dilation` are per dim, or one number for all;
     `padding` may be "valid" or "same".
 
-    Raises `UnityError` for three dims, for `x` without a batch dim, and for "same" that pads unevenly.
+    Raises `UnityError` for `x` without a batch dim, and for "same" that pads unevenly.
     """
     w = site.value(weight, site.dtype)
     dims = len(w.shape) - 2
-    if dims not in (1, 2):
-        raise UnityError(f"a convolution of {dims} dims has no operator; of 1 or 2 there is one")
     if len(x.shape) != len(w.shape):
         raise UnityError(f"its operand is {list(x.shape)}, without a batch; add one")
     step, spread = pair(stride, dims), pair(dilation, dims)
@@ -65,11 +64,68 @@ def conv(
     if dims == 1:
         x, w = (reshape(v, (*v.shape[:2], 1, v.shape[2])) for v in (x, w))
         step, edge, spread = (1, *step), (0, *edge), (1, *spread)
-    out = op("conv2d", x, w, stride=step, padding=edge, dilation=spread, groups=groups)
+    if dims == 3:
+        out = _by_slices(x, w, site.shape[2], step, edge, spread, groups)
+    else:
+        out = op("conv2d", x, w, stride=step, padding=edge, dilation=spread, groups=groups)
     out = reshape(out, site.shape)
     if bias is None:
         return out
     return add(site, out, reshape(site.value(bias, site.dtype), (site.shape[1], *(1,) * dims)))
+
+
+def _by_slices(x: Value, w: Value, depth: int, stride: Shape, edge: Shape, spread: Shape, groups: int) -> Value:
+    """
+    Return the convolution of `x` [batch, channels, depth, height, width] by `w` [out, channels / groups, k, ..] over
+    three dims: for each of the k slices of the kernel a convolution of two, whose samples are the slices of `x` that it
+    meets, all added up.
+    """
+    if edge[0]:
+        x = op("pad", x, dim=2, before=edge[0], after=edge[0])
+    more = {"stride": stride[1:], "padding": edge[1:], "dilation": spread[1:], "groups": groups}
+    total: Value | None = None
+    for at in range(w.shape[2]):
+        met = permute(cut(x, 2, at * spread[0], depth, stride[0]), (0, 2, 1, 3, 4))
+        kernel = reshape(cut(w, 2, at, 1), (*w.shape[:2], *w.shape[3:]))
+        part = op("conv2d", reshape(met, (prod(met.shape[:2]), *met.shape[2:])), kernel, **more)
+        total = part if total is None else op("add", total, part)
+    assert total is not None
+    return permute(reshape(total, (x.shape[0], depth, *total.shape[1:])), (0, 2, 1, 3, 4))
+
+
+@maps("conv_transpose2d", "conv_transpose1d")
+def transposed_conv(
+    site: CallSite,
+    x: Value,
+    weight: Operand,
+    bias: Operand | None = None,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    output_padding: Ints = 0,
+    groups: int = 1,
+    dilation: Ints = 1,
+) -> Value:
+    """
+    Map PyTorch's transposed convolution over one or two dims of `x` [batch, channels, ..] by `weight` [channels, out /
+    groups, ..]: the gradient of a convolution's operand, of the size of PyTorch's result, which `output_padding` gave.
+    """
+    del output_padding
+    w = site.value(weight, site.dtype)
+    dims = len(w.shape) - 2
+    if dims not in (1, 2):
+        raise UnityError(f"a transposed convolution of {dims} dims has no operator; of 1 or 2 there is one")
+    step, edge, spread = pair(stride, dims), pair(padding, dims), pair(dilation, dims)
+    sizes = site.shape[-dims:]
+    x = reshape(x, (*site.shape[:-dims][:-1], x.shape[-dims - 1], *x.shape[-dims:]))
+    if dims == 1:
+        x, w = (reshape(v, (*v.shape[:-1], 1, v.shape[-1])) for v in (x, w))
+        step, edge, spread, sizes = (1, *step), (0, *edge), (1, *spread), (1, *sizes)
+    x = reshape(x, (prod(x.shape[:-3]), *x.shape[-3:]))
+    more = {"stride": step, "padding": edge, "dilation": spread, "groups": groups, "sizes": sizes}
+    out = reshape(op("conv2d_data_grad", x, w, **more), site.shape)
+    if bias is None:
+        return out
+    return add(site, out, reshape(site.value(bias, site.dtype), (site.shape[-dims - 1], *(1,) * dims)))
 
 
 @maps("convolution", "_convolution")
@@ -87,25 +143,32 @@ def convolution(
     *_: object,
 ) -> Value:
     """
-    Map `aten.convolution`, over one or two dims, as `conv` does. Raises `UnityError` for a transposed one; else
-    `output_padding` and the options that follow `groups` have no effect.
+    Map `aten.convolution`, over one or two dims, as `conv` and `transposed_conv` do; the options that follow `groups`
+    have no effect.
     """
-    del output_padding
     if transposed:
-        raise UnityError("a transposed convolution has no operator")
+        return transposed_conv(site, x, weight, bias, stride, padding, output_padding, groups, dilation)
     return conv(site, x, weight, bias, stride, padding, dilation, groups)
 
 
-def _check_floor(site: CallSite, sizes: Shape, kernel: Shape, stride: Shape, edge: Shape, spread: Shape) -> None:
+def _overhang(site: CallSite, sizes: Shape, kernel: Shape, stride: Shape, edge: Shape, spread: Shape) -> Shape:
     """
-    Raise `UnityError` if PyTorch's result at `site` has windows that reach beyond the padded edge, as `ceil_mode` of a
-    pooling may add.
+    Return by how much the windows of PyTorch's result at `site` reach beyond the padded end of each pooled dim, as
+    those that `ceil_mode` adds do.
 
     All are per pooled dim: `sizes` of the input, `kernel`, `stride`, `edge` (the padding) and `spread` (the dilation).
     """
-    for size, k, s, p, d, out in zip(sizes, kernel, stride, edge, spread, site.shape[-2:], strict=True):
-        if (size + 2 * p - d * (k - 1) - 1) // s + 1 != out:
-            raise UnityError("ceil_mode makes windows that reach beyond the edge; pad before it")
+    dims = zip(sizes, kernel, stride, edge, spread, site.shape[-len(sizes) :], strict=True)
+    return tuple(max((out - 1) * s + d * (k - 1) + 1 - (n + 2 * p), 0) for n, k, s, p, d, out in dims)
+
+
+def _lengthened(x: Value, over: Shape, value: float) -> Value:
+    """Return `x` with as many elements `value` after its last dims as `over` says."""
+    for dim, count in enumerate(over, len(x.shape) - len(over)):
+        if count:
+            shape = (*x.shape[:dim], count, *x.shape[dim + 1 :])
+            x = op("concat", x, constant(value, shape, x.type.dtype), dim=dim)
+    return x
 
 
 @maps("max_pool2d")
@@ -120,14 +183,15 @@ def max_pool(
 ) -> Value:
     """
     Map PyTorch's max pooling over the last two dims of [batch, channels, height, width]; `kernel`, `stride` (by default
-    the kernel's), `padding` and `dilation` are a number for both dims, or (height, width). Raises `UnityError` where
-    `ceil_mode` has an effect.
+    the kernel's), `padding` and `dilation` are a number for both dims, or (height, width). Where `ceil_mode`
+    adds windows that reach beyond the edge, that is passed over.
     """
     del ceil_mode
     k, p, d = pair(kernel), pair(padding), pair(dilation)
     s = pair(stride) or k
-    _check_floor(site, x.shape[-2:], k, s, p, d)
-    return op("max_pool2d", x, kernel=k, stride=s, padding=p, dilation=d)
+    over = _overhang(site, x.shape[-2:], k, s, p, d)
+    x = _lengthened(x, over, finite(-math.inf, site.result.dtype))
+    return _first(op("max_pool2d", x, kernel=k, stride=s, padding=p, dilation=d), site.shape)
 
 
 @maps("max_pool2d_with_indices")
@@ -152,23 +216,31 @@ def avg_pool(
 ) -> Value:
     """
     Map PyTorch's mean pooling over the last two dims of [batch, channels, height, width]; `kernel`, `stride` (by
-    default the kernel's) and `padding` are a number for both dims, or (height, width). Raises `UnityError` where
-    `ceil_mode` has an effect.
+    default the kernel's) and `padding` are a number for both dims, or (height, width).
 
-    `count_include_pad` counts padding as zeros; `divisor_override` divides windows' sums by that number instead of by
-    their elements.
+    Windows' means count padding as zeros with `count_include_pad`, and nothing beyond it, where `ceil_mode` adds
+    windows that reach there; `divisor_override` divides sums by that number instead of by their elements.
     """
-    del ceil_mode
     k, p = pair(kernel), pair(padding)
     s = pair(stride) or k
-    _check_floor(site, x.shape[-2:], k, s, p, (1, 1))
-    out = op("avg_pool2d", x, kernel=k, stride=s, padding=p)
-    if divisor_override:
-        return mul(site, out, prod(k) / divisor_override)
-    if not count_include_pad and any(p):
-        ones = torch.ones(1, *x.shape[-2:], dtype=torch.float64)
-        return mul(site, out, 1 / torch.nn.functional.avg_pool2d(ones, k, s, p)[0])
-    return out
+    over = _overhang(site, x.shape[-2:], k, s, p, (1, 1))
+    out = _first(op("avg_pool2d", _lengthened(x, over, 0.0), kernel=k, stride=s, padding=p), site.shape)
+    if not any(over) and not divisor_override and (count_include_pad or not any(p)):
+        return out
+    # Each window's mean of ones, as PyTorch counts, in units of it as the operator does.
+    ones = torch.ones(1, 1, *x.shape[-2:], dtype=torch.float64)
+    pool = torch.nn.functional.avg_pool2d
+    wanted = pool(ones, k, s, p, ceil_mode, count_include_pad, divisor_override)
+    height, width = wanted.shape[-2:]
+    longer = torch.nn.functional.pad(ones, (0, over[1], 0, over[0]))
+    return mul(site, out, (wanted / pool(longer, k, s, p)[..., :height, :width])[0, 0])
+
+
+def _first(x: Value, shape: Shape) -> Value:
+    """Return the first elements of `x` along each dim, of the shape `shape`."""
+    for dim, size in enumerate(shape):
+        x = cut(x, dim, 0, size)
+    return x
 
 
 @maps("adaptive_avg_pool2d", "_adaptive_avg_pool2d")
@@ -213,3 +285,31 @@ def avg_pool1d(
     x = reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
     out = op("avg_pool2d", x, kernel=(1, *k), stride=(1, *(pair(stride, 1) or k)), padding=(0, *p))
     return reshape(out, site.shape)
+
+
+def _pool3d(name: str, pool: Callable[..., Value]) -> None:
+    """
+    Register the mapping of a pooling over three dims, `name`, by that over two, `pool`: first over the last two, then
+    over the first alone. Raises `UnityError` for options other than kernel, stride and padding.
+    """
+
+    @maps(name)
+    def pool3d(site: CallSite, x: Value, kernel: Ints, stride: Ints = (), padding: Ints = 0, *more: object) -> Value:
+        if any(v not in (1, False, True, None, [1, 1, 1]) for v in more):
+            raise UnityError("of three dims only kernel, stride and padding have a mapping")
+        k, p = pair(kernel, 3), pair(padding, 3)
+        s = pair(stride, 3) or k
+        *lead, depth, height, width = x.shape
+        out = site.shape[-2:]
+        inner = site.like((prod(lead) * depth, 1, *out), site.result.dtype)
+        x = pool(inner, reshape(x, (prod(lead) * depth, 1, height, width)), k[1:], s[1:], p[1:])
+        flat = (prod(lead), 1, site.shape[-3], prod(out))
+        outer = site.like(flat, site.result.dtype)
+        x = pool(outer, reshape(x, (prod(lead), 1, depth, prod(out))), (k[0], 1), (s[0], 1), (p[0], 0))
+        return reshape(x, site.shape)
+
+    del pool3d
+
+
+_pool3d("max_pool3d", max_pool)
+_pool3d("avg_pool3d", avg_pool)

@@ -117,14 +117,16 @@ def mul(site: CallSite, x: Operand, y: Operand) -> Value:
 
 @maps("div", "divide", "true_divide")
 def div(site: CallSite, x: Operand, y: Operand, rounding_mode: str | None = None) -> Value:
-    """Map PyTorch's `x / y`, rounded down if `rounding_mode` is "floor". Raises `UnityError` for "trunc"."""
+    """Map PyTorch's `x / y`, rounded down if `rounding_mode` is "floor", and towards 0 if it is "trunc"."""
     if rounding_mode == "trunc":
-        raise UnityError("rounding_mode 'trunc' has no operator; use 'floor' or none")
+        return cast(truncated(site, binary(site.in_floats(), "div", x, y)), site.dtype)
     # What is rounded must be the quotient itself: 49 * (1 / 49) is below 1.
     if isinstance(x, Value) and rounding_mode is None and (by := number(y)):
         out = site.fit(scale(cast(x, site.dtype), 1 / by))
     elif isinstance(y, Value) and rounding_mode is None and (by := number(x)) is not None:
         out = site.fit(scale(op("reciprocal", cast(y, site.dtype)), by))
+    elif site.dtype in ("i64", "i32"):
+        return cast(op("floor", binary(site.in_floats(), "div", x, y)), site.dtype)
     else:
         out = binary(site, "div", x, y)
     return op("floor", out) if rounding_mode else out
@@ -288,11 +290,14 @@ def compared(name: str, x: Value, by: float) -> Value:
 @maps("clamp", "clip")
 def clamp(site: CallSite, x: Value, low: Operand | None = None, high: Operand | None = None) -> Value:
     """
-    Map PyTorch's clamp: `x` limited to [low, high]; a bound that is None is infinite. Raises `UnityError` for bounds
-    that are tensors.
+    Map PyTorch's clamp: `x` limited to [low, high], numbers or tensors; a bound that is None is infinite.
     """
     if not isinstance(low, int | float | None) or not isinstance(high, int | float | None):
-        raise UnityError("bounds that are tensors have no mapping; use maximum and minimum")
+        for name, bound in (("ge", low), ("le", high)):
+            if bound is not None:
+                inside = binary(site.of_bools(), name, x, bound, site.dtype)
+                x = where(site, inside, x, bound)
+        return x
     low, high = (
         finite(float(v), site.result.dtype)
         for v in (-math.inf if low is None else low, math.inf if high is None else high)
@@ -362,6 +367,38 @@ def ceil(site: CallSite, x: Value) -> Value:
     return op("neg", op("floor", op("neg", x)))
 
 
+@maps("round")
+def rounded(site: CallSite, x: Value, *, decimals: int = 0) -> Value:
+    """Map PyTorch's rounding to the nearest number of so many decimals, of two to the even one."""
+    del site
+    x = scale(x, 10.0**decimals)
+    low = op("floor", x)
+    is_between = compared("eq", op("sub", x, low), 0.5)
+    even = scale(op("floor", shift(scale(x, 0.5), 0.25)), 2)
+    return scale(op("select", is_between, even, op("floor", shift(x, 0.5))), 10.0**-decimals)
+
+
+@maps("trunc", "fix")
+def truncated(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's rounding towards 0."""
+    del site
+    return op("mul", op("sign", x), op("floor", op("abs", x)))
+
+
+@maps("fmod")
+def fmod(site: CallSite, x: Operand, y: Operand) -> Value:
+    """Map PyTorch's `x - y * trunc(x / y)`, which has the sign of the dividend."""
+    quotient = binary(site.in_floats(), "div", x, y)
+    return sub(site, x, mul(site, cast(truncated(site, quotient), site.dtype), y))
+
+
+@maps("isinf")
+def isinf(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's elementwise test for infinity, as `abs(x)` beyond the largest finite number."""
+    del site
+    return compared("gt", op("abs", x), torch.finfo(like(x).dtype).max)
+
+
 @maps("remainder")
 def remainder(site: CallSite, x: Operand, y: Operand) -> Value:
     """Map PyTorch's `x - y * floor(x / y)`, which has the sign of the divisor."""
@@ -376,14 +413,14 @@ def isnan(site: CallSite, x: Value) -> Value:
 
 
 @maps("clamp_min")
-def clamp_min(site: CallSite, x: Value, low: float) -> Value:
-    """Map PyTorch's clamp from below: the elementwise maximum of `x` and the number `low`."""
+def clamp_min(site: CallSite, x: Value, low: Operand) -> Value:
+    """Map PyTorch's clamp from below: the elementwise maximum of `x` and `low`."""
     return clamp(site, x, low, None)
 
 
 @maps("clamp_max")
-def clamp_max(site: CallSite, x: Value, high: float) -> Value:
-    """Map PyTorch's clamp from above: the elementwise minimum of `x` and the number `high`."""
+def clamp_max(site: CallSite, x: Value, high: Operand) -> Value:
+    """Map PyTorch's clamp from above: the elementwise minimum of `x` and `high`."""
     return clamp(site, x, None, high)
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from math import prod
 
+import torch
+
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch import recognise
 from unity_ir.frontends.torch.maps.elementwise import add, scale
-from unity_ir.frontends.torch.site import CallSite, maps
+from unity_ir.frontends.torch.site import CallSite, cast, maps
 from unity_ir.frontends.torch.values import Operand, expand, op, permute, reshape, shape_of
 from unity_ir.pcg.graph import Value
 
@@ -75,6 +77,29 @@ def addmm(site: CallSite, bias: Operand, x: Operand, y: Operand, beta: float = 1
         return reshape(add(site.of(out), out, bias), site.shape)
     out = scale(matmul(site, a, b), alpha)
     return out if beta == 0 else add(site, out, bias, alpha=beta)
+
+
+@maps("_grouped_mm", "grouped_mm_fallback")
+def grouped_mm(
+    site: CallSite, x: Value, weights: Operand, ends: Operand | None = None, bias: object = None, dtype: object = None
+) -> Value:
+    """
+    Map PyTorch's (and transformers') grouped product of the rows `x` [rows, k], in groups that end at the positions
+    `ends` [groups], by a weight of `weights` [groups, k, n] for each: every row by the weight that its position picks.
+    Rows after the last group give 0. Raises `UnityError` for groups of columns, and for a `bias`.
+    """
+    del dtype
+    w = site.value(weights, site.dtype)
+    if ends is None or bias is not None or (len(x.shape), len(w.shape)) != (2, 3):
+        raise UnityError("only groups of rows, without a bias, have an operator")
+    ends = reshape(site.value(ends, "i64"), (1, w.shape[0]))
+    rows = site.value(torch.arange(x.shape[0])[:, None])
+    before = op("cast", op("le", expand(ends, (x.shape[0], w.shape[0])), rows), to="i64")
+    expert = op("reduce_sum", before, dim=1)
+    for untransposed in w.node.operands if w.node.op == "transpose" else ():
+        if w.node.attribute("perm") == (0, 2, 1):
+            return op("routed_matmul_nt", cast(x, site.dtype), untransposed, expert)
+    return op("routed_matmul", cast(x, site.dtype), w, expert)
 
 
 @maps("einsum")

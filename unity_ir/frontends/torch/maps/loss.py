@@ -8,16 +8,25 @@ from __future__ import annotations
 
 from math import prod
 
+import torch
+
 from unity_ir.errors import UnityError
-from unity_ir.frontends.torch.maps.elementwise import scale
+from unity_ir.frontends.torch.maps.elementwise import scale, shift
 from unity_ir.frontends.torch.maps.reduction import reduced
 from unity_ir.frontends.torch.padded import Padded
 from unity_ir.frontends.torch.site import CallSite, maps
-from unity_ir.frontends.torch.values import Operand, constant, cut, op, permute, reshape
+from unity_ir.frontends.torch.values import Operand, constant, cut, expand, op, permute, reshape, shape_of
 from unity_ir.pcg.graph import Value
 
 MEAN, SUM = 1, 2
 """PyTorch's numbers for reductions."""
+
+
+def _reduced(site: CallSite, each: Value, reduction: int) -> Value:
+    """Return the losses of elements with PyTorch's `reduction`, by its code (0: none, 1: mean, 2: sum)."""
+    if reduction not in (MEAN, SUM):
+        return expand(each, site.shape)
+    return reduced("reduce_mean" if reduction == MEAN else "reduce_sum", each, range(len(each.shape)))
 
 
 def _reduce_mean_loss(mean: Value, reduction: int, count: int) -> Value:
@@ -25,10 +34,7 @@ def _reduce_mean_loss(mean: Value, reduction: int, count: int) -> Value:
     Return a loss with PyTorch's `reduction`, by its code (1: mean, 2: sum), given its mean `mean` over `count`
     elements.
 
-    Raises `UnityError` for reduction "none" (0).
     """
-    if reduction not in (MEAN, SUM):
-        raise UnityError("reduction 'none' has no operator; use 'mean' or 'sum'")
     return mean if reduction == MEAN else scale(mean, count)
 
 
@@ -47,19 +53,21 @@ def cross_entropy(
     PyTorch's code (1: mean, 2: sum), `smoothing` the probability spread evenly over all classes.
 
     If the example's ids have some that are `ignore_index`, these do not count in any batch; if it has none, every id
-    counts, whatever later batches hold. Raises `UnityError` for class weights, class probabilities, reduction "none",
-    and `smoothing` together with ignored ids.
+    counts, whatever later batches hold. `target` may hold the probabilities of classes, in the shape of `x`; `weight`
+    has a factor for each class.
     """
-    if weight is not None:
-        raise UnityError("class weights have no operator")
-    if isinstance(target, Value) and not target.type.is_integer:
-        raise UnityError("targets that are probabilities have no operator; give class ids")
-    if len(x.shape) > 2:
-        x = permute(x, [0, *range(2, len(x.shape)), 1])
+    order = [0, *range(2, len(x.shape)), 1] if len(x.shape) > 2 else range(len(x.shape))
+    x = permute(x, order)
+    if not isinstance(target, Padded) and _holds_floats(target):
+        chances = permute(site.value(target, site.dtype), order)
+        return _of_probabilities(site, op("log_softmax", x), chances, weight, reduction, smoothing)
+    if weight is not None or reduction not in (MEAN, SUM):
+        ids = target.filled() if isinstance(target, Padded) else site.value(target)
+        return _written_out(site, op("log_softmax", x), ids, weight, reduction, ignore_index, smoothing)
     x, ids = aligned(site, x, target if isinstance(target, Padded) else site.value(target), ignore_index)
     if _has_ignored(site, ids, ignore_index):
-        if smoothing or reduction not in (MEAN, SUM):
-            raise UnityError("ignore_index together with label_smoothing or reduction 'none' has no mapping")
+        if smoothing:
+            return _written_out(site, op("log_softmax", x), ids, weight, reduction, ignore_index, smoothing)
         return _cross_entropy_of_kept(site, x, ids, ignore_index, reduction)
     count = prod(ids.shape)
     loss = op("cross_entropy", x, ids)
@@ -67,6 +75,54 @@ def cross_entropy(
         mean = reduced("reduce_mean", op("log_softmax", x), range(len(x.shape)))
         loss = op("sub", scale(loss, 1 - smoothing), scale(mean, smoothing))
     return _reduce_mean_loss(loss, reduction, count)
+
+
+def _holds_floats(x: Operand) -> bool:
+    return x.type.is_floating if isinstance(x, Value) else isinstance(x, torch.Tensor) and x.is_floating_point()
+
+
+def _of_probabilities(
+    site: CallSite, logs: Value, chances: Value, weight: Operand | None, reduction: int, smoothing: float
+) -> Value:
+    """Return the cross-entropy of log-probabilities [b.., c] with probabilities of the same shape."""
+    if smoothing:
+        chances = shift(scale(chances, 1 - smoothing), smoothing / logs.shape[-1])
+    terms = op("mul", logs, chances)
+    if weight is not None:
+        terms = op("mul", terms, site.value(weight, site.dtype))
+    return _reduced(site, op("neg", reduced("reduce_sum", terms, [len(logs.shape) - 1])), reduction)
+
+
+def _written_out(
+    site: CallSite,
+    logs: Value,
+    ids: Value,
+    weight: Operand | None,
+    reduction: int,
+    ignore_index: int,
+    smoothing: float = 0,
+) -> Value:
+    """
+    Return the negative log-likelihood of class ids [b..], given logarithms [b.., c], as PyTorch's documentation writes
+    it out: each sample weighted by its class, none of those that are `ignore_index`, the mean over weights.
+    """
+    counts = op("ne", ids, constant(ignore_index, (), ids.type.dtype))
+    known = op("select", counts, ids, constant(0, (), ids.type.dtype))
+    share = op("cast", counts, to=site.dtype)
+    each = scale(op("class_score", logs, known), smoothing - 1)
+    rest = logs
+    if weight is not None:
+        factors = site.value(weight, site.dtype)
+        own = reshape(op("index_select", factors, reshape(known, (prod(ids.shape),)), dim=0), ids.shape)
+        share, each, rest = op("mul", share, own), op("mul", each, own), op("mul", logs, factors)
+    if smoothing:
+        spread = reduced("reduce_sum", rest, [len(logs.shape) - 1])
+        each = op("sub", each, scale(spread, smoothing / logs.shape[-1]))
+    each = op("select", counts, each, constant(0, (), site.dtype))
+    if reduction != MEAN:
+        return _reduced(site, each, reduction)
+    every = range(len(ids.shape))
+    return op("div", reduced("reduce_sum", each, every), reduced("reduce_sum", share, every))
 
 
 def aligned(site: CallSite, x: Value, ids: Value | Padded, ignore_index: int) -> tuple[Value, Value]:
@@ -129,19 +185,22 @@ def nll(
     ignore_index: int = -100,
 ) -> Value:
     """
-    Map PyTorch's negative log-likelihood of a log-softmax `x` [n, c, ..] over the classes, to the cross-entropy of the
-    logits it was taken of.
+    Map PyTorch's negative log-likelihood of logarithms `x` [n, c, ..]; of a log-softmax over the classes, to the
+    cross-entropy of the logits it was taken of.
 
     `target`, `weight`, `reduction` (1: mean, 2: sum) and `ignore_index`, a class id that does not count, are as in
     `cross_entropy`. Raises `UnityError` as that does, and if `x` is no log-softmax over the classes.
     """
     # Classes are dim 1, or the only one; our log_softmax is over the last.
     perm = tuple(range(len(x.shape)))
+    before = x
     if x.node.op == "transpose":
-        perm, x = x.node.attribute("perm"), x.node.operands[0]
-    if x.node.op != "log_softmax" or perm[:2][-1] != len(perm) - 1:
-        raise UnityError("its operand is not a log_softmax over the classes, which is the only one with an operator")
-    return cross_entropy(site, permute(x.node.operands[0], perm), target, weight, reduction, ignore_index)
+        perm, before = x.node.attribute("perm"), x.node.operands[0]
+    if before.node.op == "log_softmax" and perm[:2][-1] == len(perm) - 1:
+        return cross_entropy(site, permute(before.node.operands[0], perm), target, weight, reduction, ignore_index)
+    order = [0, *range(2, len(perm)), 1] if len(perm) > 2 else perm
+    ids = target.filled() if isinstance(target, Padded) else site.value(target)
+    return _written_out(site, permute(x, order), ids, weight, reduction, ignore_index)
 
 
 @maps("nll_loss_forward", "nll_loss2d_forward")
@@ -158,34 +217,43 @@ def nll_forward(
 @maps("mse_loss")
 def mse(site: CallSite, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
     """
-    Map PyTorch's mean squared error of `x` and `y`; `reduction` is PyTorch's code (1: mean, 2: sum). Raises
-    `UnityError` if their shapes differ, and for reduction "none" (0).
+    Map PyTorch's mean squared error of `x` and `y`, which are broadcast; `reduction` is PyTorch's code (0: none, 1:
+    mean, 2: sum).
     """
-    a, b = site.value(x, site.dtype), site.value(y, site.dtype)
-    if a.shape != b.shape:
-        raise UnityError(f"operands are {list(a.shape)} and {list(b.shape)}; they must be of one shape")
+    a, b = _broadcast(site, x, y)
+    if reduction not in (MEAN, SUM):
+        return op("square", op("sub", a, b))
     return _reduce_mean_loss(op("mse", a, b), reduction, prod(a.shape))
 
 
 @maps("l1_loss")
 def l1(site: CallSite, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
     """
-    Map PyTorch's mean absolute error of `x` and `y`, of one shape; `reduction` is PyTorch's code (1: mean, 2: sum).
-    Raises `UnityError` for reduction "none" (0).
+    Map PyTorch's mean absolute error of `x` and `y`, which are broadcast; `reduction` is PyTorch's code (0: none, 1:
+    mean, 2: sum).
     """
-    a = op("abs", op("sub", site.value(x, site.dtype), site.value(y, site.dtype)))
-    return _reduce_mean_loss(reduced("reduce_mean", a, range(len(a.shape))), reduction, prod(a.shape))
+    return _reduced(site, op("abs", op("sub", *_broadcast(site, x, y))), reduction)
+
+
+def _broadcast(site: CallSite, *operands: Operand) -> list[Value]:
+    """Return operands of a loss in one shape."""
+    shape = torch.broadcast_shapes(*map(shape_of, operands))
+    return [expand(site.value(v, site.dtype), shape) for v in operands]
 
 
 @maps("binary_cross_entropy")
 def bce(site: CallSite, x: Value, y: Operand, weight: Operand | None = None, reduction: int = MEAN) -> Value:
     """
-    Map PyTorch's binary cross-entropy of probabilities `x` with targets `y` of the same shape; `reduction` is PyTorch's
-    code (1: mean, 2: sum). Raises `UnityError` for a `weight`, and for reduction "none" (0).
+    Map PyTorch's binary cross-entropy of probabilities `x` with targets `y` of the same shape, times `weight`;
+    `reduction` is PyTorch's code (0: none, 1: mean, 2: sum).
     """
-    if weight is not None:
-        raise UnityError("weights have no operator")
-    return _reduce_mean_loss(op("bce", x, site.value(y, site.dtype)), reduction, prod(x.shape))
+    goal = site.value(y, site.dtype)
+    if weight is None and reduction in (MEAN, SUM):
+        return _reduce_mean_loss(op("bce", x, goal), reduction, prod(x.shape))
+    least = constant(-100.0, (), site.dtype)
+    yes, no = (op("maximum", op("log", v), least) for v in (x, shift(op("neg", x), 1)))
+    each = op("neg", op("add", op("mul", goal, yes), op("mul", shift(op("neg", goal), 1), no)))
+    return _reduced(site, _weighted(site, each, weight), reduction)
 
 
 @maps("binary_cross_entropy_with_logits")
@@ -198,9 +266,19 @@ def bce_with_logits(
     reduction: int = MEAN,
 ) -> Value:
     """
-    Map PyTorch's binary cross-entropy of logits `x` with targets `y` of the same shape; `reduction` is PyTorch's code
-    (1: mean, 2: sum). Raises `UnityError` for a `weight` or `pos_weight`, and for reduction "none" (0).
+    Map PyTorch's binary cross-entropy of logits `x` with targets `y` of the same shape, times `weight`; `pos_weight` is
+    the factor of the targets that hold. `reduction` is PyTorch's code (0: none, 1: mean, 2: sum).
     """
-    if weight is not None or pos_weight is not None:
-        raise UnityError("weights have no operator")
-    return _reduce_mean_loss(op("bce_with_logits", x, site.value(y, site.dtype)), reduction, prod(x.shape))
+    goal = site.value(y, site.dtype)
+    if weight is None and pos_weight is None and reduction in (MEAN, SUM):
+        return _reduce_mean_loss(op("bce_with_logits", x, goal), reduction, prod(x.shape))
+    each = op("softplus", op("neg", x))
+    if pos_weight is not None:
+        extra = shift(site.value(pos_weight, site.dtype), -1)
+        each = op("mul", each, shift(op("mul", goal, extra), 1))
+    each = op("add", op("mul", shift(op("neg", goal), 1), x), each)
+    return _reduced(site, _weighted(site, each, weight), reduction)
+
+
+def _weighted(site: CallSite, each: Value, weight: Operand | None) -> Value:
+    return each if weight is None else op("mul", each, site.value(weight, site.dtype))

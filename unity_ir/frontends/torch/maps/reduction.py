@@ -6,6 +6,7 @@ returns the result as a value of the compiler's graph, or several.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from math import prod
 
@@ -166,13 +167,46 @@ def vector_norm(
 ) -> Value:
     """
     Map PyTorch's `linalg.vector_norm` of order `order` over `dims` (None: all), in the shape and element type of its
-    result. Raises `UnityError` for orders other than 2, the Euclidean norm.
+    result. Orders other than 1, 2 and infinity have no gradient at 0.
     """
     del keepdim
-    if order != 2:
-        raise UnityError(f"a norm of order {order} has no mapping; of order 2 there is one")
-    square = op("square", cast(x, site.dtype))
-    return root(reshape(reduced("reduce_sum", square, _dim_numbers(x, dims)), site.shape))
+    x, over = cast(x, site.dtype), _dim_numbers(x, dims)
+    if order == 2:
+        return root(reshape(reduced("reduce_sum", op("square", x), over), site.shape))
+    size = op("abs", x)
+    if math.isinf(order):
+        return reshape(reduced("reduce_max" if order > 0 else "reduce_min", size, over), site.shape)
+    if order == 1:
+        return reshape(reduced("reduce_sum", size, over), site.shape)
+    powers = reshape(reduced("reduce_sum", op("pow_scalar", size, exponent=float(order)), over), site.shape)
+    return op("pow_scalar", powers, exponent=1 / order)
+
+
+@maps("cdist", "_cdist_forward")
+def cdist(site: CallSite, x: Operand, y: Operand, order: float = 2, *_: object) -> Value:
+    """Map PyTorch's distances, norms of order `order`, of the rows of `x` [b.., m, k] from those of `y` [b.., n, k]."""
+    a, b = site.value(x, site.dtype), site.value(y, site.dtype)
+    *lead, m, n = site.shape
+    k = a.shape[-1]
+    a = expand(reshape(a, (*a.shape[:-1], 1, k)), (*lead, m, n, k))
+    b = expand(reshape(b, (*b.shape[:-2], 1, *b.shape[-2:])), (*lead, m, n, k))
+    return vector_norm(site, op("sub", a, b), order, -1)
+
+
+@maps("any")
+def any_true(site: CallSite, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
+    """Map PyTorch's test whether an element along a dim, or of all, is not 0."""
+    del keepdim
+    held = x if x.type.dtype == "bool" else op("ne", x, constant(0, (), x.type.dtype))
+    return cast(reshape(reduced("reduce_max", cast(held, "f32"), _dim_numbers(x, dims)), site.shape), site.dtype)
+
+
+@maps("all")
+def all_true(site: CallSite, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
+    """Map PyTorch's test whether all elements along a dim, or all, are not 0."""
+    del keepdim
+    held = x if x.type.dtype == "bool" else op("ne", x, constant(0, (), x.type.dtype))
+    return cast(reshape(reduced("reduce_min", cast(held, "f32"), _dim_numbers(x, dims)), site.shape), site.dtype)
 
 
 @maps("cumsum")

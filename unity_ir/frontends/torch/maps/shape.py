@@ -13,9 +13,9 @@ from math import prod
 import torch
 
 from unity_ir.errors import UnityError
-from unity_ir.frontends.torch.padded import PADDED, Padded
-from unity_ir.frontends.torch.site import CallSite, cast, finite, maps, number, tensor
-from unity_ir.frontends.torch.values import Operand, constant, cut, expand, is_bool, op, permute, reshape, swap
+from unity_ir.frontends.torch.padded import Padded
+from unity_ir.frontends.torch.site import CallSite, cast, finite, maps, number
+from unity_ir.frontends.torch.values import Operand, constant, cut, expand, op, permute, reshape, swap
 from unity_ir.pcg.graph import Value, apply
 
 
@@ -45,9 +45,7 @@ def same(site: CallSite, x: Value | Padded, *_: object, **__: object) -> Value |
     further arguments have no effect.
     """
     if isinstance(x, Padded):
-        if site.dtype != x.value.type.dtype:
-            raise UnityError(PADDED)
-        return x
+        return x if site.dtype == x.value.type.dtype else cast(x.filled(), site.dtype)
     return cast(x, site.dtype)
 
 
@@ -116,15 +114,13 @@ def sliced(
 ) -> Value | Padded:
     """
     Map PyTorch's slice `start:end:step` along a dim; None is the beginning or the end, negative numbers count from the
-    end. Raises `UnityError` for padded labels (`Padded`) that were reshaped, or with a step other than 1.
+    end.
     """
     dim %= len(x.shape)
     first = range(x.shape[dim])[slice(start, end, step)]
-    if isinstance(x, Padded):
-        if step != 1 or x.shape != x.own:
-            raise UnityError(PADDED)
+    if isinstance(x, Padded) and step == 1 and x.shape == x.own:
         return x.cut(dim, first.start, len(first))
-    return cut(x, dim, first.start, site.shape[dim], step)
+    return cut(x.filled() if isinstance(x, Padded) else x, dim, first.start, site.shape[dim], step)
 
 
 @maps("narrow")
@@ -152,14 +148,19 @@ def parts(x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ...]:
     return (x,) if len(sizes) == 1 else apply("split", (x,), {"dim": dim, "sizes": tuple(sizes)}).results
 
 
+def _empty(part: torch.Tensor) -> torch.Tensor:
+    return torch.empty(part.shape, dtype=part.dtype)
+
+
 @maps("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk")
-def split(site: CallSite, x: Value, _: object, dim: int = 0) -> tuple[Value, ...]:
+def split(site: CallSite, x: Value, _: object, dim: int = 0) -> tuple[Value | torch.Tensor, ...]:
     """
     Map splits of all kinds (split, chunk) along a dim, into slices of the sizes of PyTorch's results; the argument `_`,
-    from which PyTorch took them, is not read.
+    from which PyTorch took them, is not read. Slices of size 0 are tensors known at import.
     """
     dim %= len(x.shape)
-    return parts(x, dim, [m.shape[dim] for m in site.meta])
+    found = iter(parts(x, dim, [m.shape[dim] for m in site.meta if m.shape[dim]]))
+    return tuple(next(found) if m.shape[dim] else _empty(m) for m in site.meta)
 
 
 @maps("unbind")
@@ -196,9 +197,9 @@ def constant_pad(site: CallSite, x: Value, amounts: Sequence[int], value: float 
     Map PyTorch's padding with the number `value`; `amounts` are (before, after) per dim, flat, from the last dim on;
     negative ones cut.
 
-    Integers padded with a number other than 0 become `Padded` (labels), which only a loss may read; along several dims,
-    they raise `UnityError`.
+    Integers padded along one dim with a number other than 0 become `Padded` (labels).
     """
+    padded_dims = sum(any(amounts[i : i + 2]) for i in range(0, len(amounts), 2))
     for i, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
         dim = len(x.shape) - 1 - i
         if before < 0 or after < 0:
@@ -207,9 +208,7 @@ def constant_pad(site: CallSite, x: Value, amounts: Sequence[int], value: float 
         before, after = max(before, 0), max(after, 0)
         if not before and not after:
             continue
-        if x.type.is_integer and value:
-            if any(amounts[2 * i + 2 :]):
-                raise UnityError("integers padded in several dims have no operator")
+        if x.type.is_integer and value and padded_dims == 1:
             padded = Padded(x, dim, before, after, int(value), ())
             return replace(padded, shape=padded.own)
         x = (
@@ -271,20 +270,6 @@ def replication_pad(site: CallSite, x: Value, amounts: Sequence[int]) -> Value:
     Map PyTorch's padding by repetition of the edges; `amounts` are (before, after) per dim, flat, from the last dim on.
     """
     return _edge_pad(site, x, amounts, "replicate")
-
-
-@maps("upsample_nearest2d", "upsample_nearest1d")
-def upsample_nearest(site: CallSite, x: Value, *_: object) -> Value:
-    """
-    Map PyTorch's nearest-neighbour upsampling of [batch, channels, ..] over all dims after the second, to the shape of
-    PyTorch's result, which the other arguments gave. Raises `UnityError` unless sizes grow by whole factors.
-    """
-    old, new = x.shape[2:], site.shape[2:]
-    if any(b % a for a, b in zip(old, new, strict=True)):
-        raise UnityError(f"{list(old)} to {list(new)} is not by whole factors, which alone have a mapping")
-    x = reshape(x, [*x.shape[:2], *(n for a in old for n in (a, 1))])
-    wide = [n for a, b in zip(old, new, strict=True) for n in (a, b // a)]
-    return reshape(expand(x, [*x.shape[:2], *wide]), site.shape)
 
 
 @maps("slice_scatter")
@@ -403,136 +388,3 @@ def pixel_shuffle(site: CallSite, x: Value, factor: int) -> Value:
     x = reshape(x, (*lead, channels // factor**2, factor, factor, height, width))
     n = len(lead)
     return reshape(permute(x, [*range(n), n, n + 3, n + 1, n + 4, n + 2]), site.shape)
-
-
-# Picking by indices
-
-
-@maps("index_select")
-def index_select(site: CallSite, x: Operand, dim: int, index: Operand) -> Value:
-    """Map PyTorch's slices of `x` along a dim at `index`, the indices [n]: the result has size n there."""
-    value = site.value(x)
-    return op("index_select", value, site.value(index, "i64"), dim=dim % len(value.shape))
-
-
-@maps("gather")
-def gather(site: CallSite, x: Operand, dim: int, index: Operand, *, sparse_grad: bool = False) -> Value:
-    """
-    Map `torch.gather`: the elements of `x` at the positions that `index`, of the result's shape, gives along a dim, and
-    at their own place along all others. `sparse_grad`, about the gradient's storage, has no effect.
-    """
-    del sparse_grad
-    value = site.value(x)
-    return op("gather", value, site.value(index, "i64"), dim=dim % len(value.shape))
-
-
-@maps("scatter_add")
-def scatter_add(site: CallSite, x: Operand, dim: int, index: Operand, source: Operand) -> Value:
-    """
-    Map PyTorch's scatter_add: `x` with each element of `source` added at the position that `index`, of the same shape,
-    gives along a dim, and at its own place along all others.
-    """
-    value = site.value(x, site.dtype)
-    index = site.value(index, "i64")
-    return op("scatter_add", value, index, site.value(source, site.dtype), dim=dim % len(value.shape))
-
-
-@maps("index")
-def index(site: CallSite, x: Operand, indices: Sequence[Operand | None]) -> Value:
-    """
-    Map PyTorch's indexing by tensors, `x[:, i, j]`: `indices` has one per leading dim of `x`, and None for a dim that
-    is not indexed. Indices that are known at import may be several, for neighbouring dims; else there may be only one.
-
-    Raises `UnityError` for other combinations, and for boolean masks.
-    """
-    given = {d: i for d, i in enumerate(indices) if i is not None}
-    first, count = min(given), len(given)
-    value = site.value(x)
-    known = [i for i in given.values() if isinstance(i, torch.Tensor)]
-    if any(map(is_bool, given.values())):
-        raise UnityError("a mask as an index makes a shape that depends on data; use torch.where")
-    if list(given) != list(range(first, first + count)) or (count > 1 and len(known) < count):
-        raise UnityError("several indices have a mapping only for neighbouring dims, and known at import")
-    sizes = value.shape[first : first + count]
-    lead, rest = value.shape[:first], value.shape[first + count :]
-    if not known:
-        ids = site.value(given[first], "i64")
-        if first == 0 and len(value.shape) == 2:
-            return op("embedding", ids, value)
-        flat = op("index_select", value, reshape(ids, (prod(ids.shape),)), dim=first)
-        return reshape(flat, site.shape)
-    places = flat_index(known, sizes)
-    value = reshape(value, (*lead, prod(sizes), *rest))
-    start = int(places[0])
-    if torch.equal(places, torch.arange(start, start + len(places))):
-        return reshape(cut(value, first, start, len(places)), site.shape)
-    return reshape(op("index_select", value, site.value(places), dim=first), site.shape)
-
-
-def flat_index(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
-    """
-    Return the index tensors `indices`, into neighbouring dims of the sizes `sizes`, broadcast and flattened, as one
-    index into these dims merged into one.
-
-    Given [[0], [1]] and [[0, 1, 2]] into sizes 2 and 3, returns 0 to 5.
-    """
-    flat = torch.zeros((), dtype=torch.int64)
-    for at, size in zip(indices, sizes, strict=True):
-        flat = flat * size + at % size
-    return flat.reshape(-1)
-
-
-@maps("one_hot")
-def one_hot(site: CallSite, ids: Operand, classes: int = -1) -> Value:
-    """
-    Map PyTorch's one-hot encoding of class ids along a new last dim, of as many positions as PyTorch's result has
-    (which `classes` gave). Raises `UnityError` for ids that are known at import.
-    """
-    del classes
-    return op("one_hot", tensor(ids, "ids"), classes=site.shape[-1])
-
-
-@maps("topk")
-def topk(
-    site: CallSite, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> tuple[Value, Value]:
-    """
-    Map PyTorch's topk: return (the `k` largest elements along a dim, their indices), in descending order whatever
-    `sorted` says. Raises `UnityError` if not `largest`.
-    """
-    del site, sorted
-    if not largest:
-        raise UnityError("largest=False has no operator; negate the operand")
-    values, ids = apply("topk", (swap(x, dim, -1),), {"k": k}).results
-    return swap(values, dim, -1), swap(ids, dim, -1)
-
-
-@maps("flip")
-def flip(site: CallSite, x: Value, dims: Sequence[int]) -> Value:
-    """Map PyTorch's reversal of the order of elements along each of the dims `dims`."""
-    for dim in dims:
-        backwards = torch.arange(x.shape[dim] - 1, -1, -1)
-        x = op("index_select", x, site.value(backwards), dim=dim % len(x.shape))
-    return x
-
-
-@maps("argmax")
-def argmax(site: CallSite, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    """
-    Map PyTorch's argmax: the index of the largest element along a dim (None: in the flattened operand), the first of
-    equal ones, in the shape of PyTorch's result.
-    """
-    del keepdim
-    if dim is None:
-        x, dim = reshape(x, (prod(x.shape),)), 0
-    _, ids = apply("topk", (swap(x, dim, -1),), {"k": 1}).results
-    return reshape(swap(ids, dim, -1), site.shape)
-
-
-@maps("argmin")
-def argmin(site: CallSite, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    """
-    Map PyTorch's argmin: the index of the smallest element along a dim (None: in the flattened operand), the first of
-    equal ones, in the shape of PyTorch's result.
-    """
-    return argmax(site, op("neg", x), dim, keepdim)

@@ -1,0 +1,54 @@
+"""Take an ATen operator without a mapping apart into operators that have one, by PyTorch's own decompositions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._decomp import core_aten_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from unity_ir.frontends.torch.aliases import written
+from unity_ir.frontends.torch.site import MAPPINGS
+
+
+def decompose(node: fx.Node) -> tuple[fx.GraphModule, Sequence[fx.Node]] | None:
+    """
+    Return a graph of the operators that the one of `node` is made of, and the operands for its placeholders, in order;
+    None if PyTorch does not take it apart.
+    """
+    target: Any = node.target
+    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, fx.Node)]
+    metas = [leaves[i].meta.get("val") for i in at]
+    if not all(isinstance(m, torch.Tensor) for m in metas):
+        return None
+    changed = {leaves.index(n) for n in written(node)}
+
+    def call(*given: torch.Tensor) -> Any:
+        filled = list(leaves)
+        for i, tensor in zip(at, given, strict=True):
+            filled[i] = tensor.clone() if i in changed else tensor
+        args, kwargs = pytree.tree_unflatten(filled, spec)
+        return target(*args, **kwargs)
+
+    table = {op: rule for op, rule in core_aten_decompositions().items() if _name(op) not in MAPPINGS}
+    try:
+        module = make_fx(call, decomposition_table=table, tracing_mode="fake")(*map(_blank, metas))
+    except Exception:  # what decompositions raise for arguments they do not take
+        return None
+    if any(n.target is target for n in module.graph.nodes):
+        return None
+    return module, [leaves[i] for i in at]
+
+
+def _blank(meta: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
+
+
+def _name(operator: Any) -> str:
+    """Return an operator's name without overload, and without the `_` of in-place operators."""
+    return operator.overloadpacket.__name__.rstrip("_") if hasattr(operator, "overloadpacket") else ""
