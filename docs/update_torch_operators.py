@@ -15,8 +15,8 @@ HEAD = """\
 # ATen operators with a mapping
 
 Made by `docs/update_torch_operators.py`. An operator counts once, whatever its overloads. Where its operands are all
-known at import it needs no mapping: it is computed then. One without a mapping is taken apart by PyTorch's decompositions, if it
-has one.
+known at import it needs no mapping: it is computed then. One without a mapping is taken apart by PyTorch's
+decompositions, if it has one.
 
 """
 

@@ -17,9 +17,11 @@ from unity_ir.dialects.pcg import COMPUTE_OPS, PCG
 from unity_ir.dialects.spmd import SPMD
 from unity_ir.dialects.subst import SUBST
 from unity_ir.machine.load import load, presets
-from unity_ir.models import from_text
+from unity_ir.models import from_text, names
+from unity_ir.ops import operators
 from unity_ir.pcg.graph import apply, leaf
 from unity_ir.pcg.types import tensor_type
+from unity_ir.rules import library
 from unity_ir.search import run, strategy
 from unity_ir.tools.unity_opt import main
 
@@ -43,6 +45,16 @@ def test_the_readme_shows_real_output():
     done = unity_opt(*command.split()[2:])
     lines = [line.rstrip() for line in (done.stdout.rstrip() + "\n\n" + done.stderr.rstrip()).splitlines()]
     assert output.rstrip().splitlines() == lines
+
+
+def test_the_readme_counts_what_there_is():
+    readme = (ROOT / "README.md").read_text()
+    counted = dict(re.findall(r"\[(\d+) (operators|models|substitutions)\]", readme)[::-1])
+    assert {what: int(number) for number, what in counted.items()} == {
+        "operators": len(operators()),
+        "models": len(names()),
+        "substitutions": len(library.load()),
+    }
 
 
 def test_the_readme_shows_the_example_and_the_real_step():
