@@ -52,10 +52,10 @@ random: setup ## the properties of random graphs, plans and texts, on examples d
 
 # The families of which `make test` runs a sample.
 ZOO := test/programs/test_aot.py test/programs/test_check_rounding.py test/programs/test_checkpoints.py \
-	test/programs/test_counts.py test/programs/test_devices.py test/programs/test_every_collective.py test/programs/test_getting_started.py test/programs/test_hanging.py \
+	test/programs/test_counts.py test/programs/test_devices.py test/programs/test_dtensor.py test/programs/test_every_collective.py test/programs/test_getting_started.py test/programs/test_hanging.py \
 	test/programs/test_mutations.py test/programs/test_optimizer_mutants.py test/programs/test_own_loop.py test/programs/test_pipelines.py test/programs/test_programs.py \
 	test/programs/test_recompute.py test/programs/test_zoo.py \
-	test/unit/lowering/test_aot.py test/unit/lowering/test_calls.py test/unit/kernels/test_kernels.py test/unit/lowering/test_lines.py \
+	test/unit/interop/test_placements.py test/unit/lowering/test_aot.py test/unit/lowering/test_calls.py test/unit/kernels/test_kernels.py test/unit/lowering/test_lines.py \
 	test/unit/lowering/test_same_text.py test/unit/kernels/test_scatter.py test/unit/ops/test_operators.py \
 	test/unit/plan/test_buckets.py test/unit/rules/proof/test_library.py test/unit/search/test_branches.py test/unit/search/test_brute.py \
 	test/unit/search/test_brute_step.py test/unit/search/test_budget.py test/unit/search/test_counted.py \

@@ -256,9 +256,7 @@ class _Planned:
             if leaf.name in self._constants:
                 found[leaf.result] = self._constants[leaf.name]
             elif leaf.name in self._step.origin.tables:
-                table = self._stored(leaf).detach().to_local()
-                # A step replaces running statistics in place, and its backward reads them as they were.
-                found[leaf.result] = table.clone() if leaf.name in self._program.replaced else table
+                found[leaf.result] = self._stored(leaf).detach().to_local()
             else:
                 _check_input(leaf.name, given[leaf.name], self._program.tensors[leaf.result])
                 found[leaf.result] = local_piece(leaf.name, given[leaf.name], self._mesh, self._at(leaf))
