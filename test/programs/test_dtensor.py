@@ -164,7 +164,9 @@ MESSAGES = {
     "shape": "input input is [4, 16] torch.float64; the plan is of a whole batch, [8, 16] torch.float64",
     "kind": "input input is int; it must be a tensor",
     "targets": "the loss takes target",
-    "placements": "input input is in Replicate(), Replicate(); the plan reads it in Shard(0), Replicate() on its mesh",
+    "placements": (
+        "input input is in Replicate(), Replicate(); the plan reads it in Shard(dim=0), Replicate() on its mesh"
+    ),
 }
 
 
