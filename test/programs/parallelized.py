@@ -12,10 +12,7 @@ from dtensor_models import built, by_pytorch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.debug import (
-    CommDebugMode,
-    _clear_sharding_prop_cache,  # pyright: ignore[reportPrivateUsage]
-)
+from torch.distributed.tensor.debug import CommDebugMode, _clear_sharding_prop_cache
 
 from unity_ir.errors import UnityError
 from unity_ir.interop.dtensor.described import torch_mesh

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from json import dumps
-from typing import Any
+from typing import Any, cast
 
 from unity_ir.interop.dtensor.mesh import TorchMesh, torch_mesh
 from unity_ir.interop.dtensor.names import forward_and_backward, gradients, value_names
@@ -174,20 +174,18 @@ class _Description:
 
 def text(record: Record) -> str:
     """Return a description as JSON: a line for each parameter, input, operator, module and redistribute."""
+    return "{\n" + ",\n".join(f"  {dumps(key)}: {_lines(value)}" for key, value in record.items()) + "\n}\n"
 
-    def lines(value: object) -> str:
-        match value:
-            case dict() if value and not key_is_small(value):
-                return "{\n" + ",\n".join(f"    {dumps(k)}: {dumps(v)}" for k, v in value.items()) + "\n  }"
-            case list() if value:
-                return "[\n" + ",\n".join(f"    {dumps(v)}" for v in value) + "\n  ]"
-            case _:
-                return dumps(value)
 
-    def key_is_small(value: Mapping[str, Any]) -> bool:
-        return not any(isinstance(each, dict) for each in value.values())
-
-    return "{\n" + ",\n".join(f"  {dumps(key)}: {lines(value)}" for key, value in record.items()) + "\n}\n"
+def _lines(value: Any) -> str:
+    """Return JSON of a field: a line for each item of a list, and for each of an object that holds objects."""
+    if value and isinstance(value, list):
+        return "[\n" + ",\n".join(f"    {dumps(item)}" for item in cast("list[Any]", value)) + "\n  ]"
+    if isinstance(value, dict):
+        items = cast(Record, value)
+        if any(isinstance(item, dict) for item in items.values()):
+            return "{\n" + ",\n".join(f"    {dumps(key)}: {dumps(item)}" for key, item in items.items()) + "\n  }"
+    return dumps(value)
 
 
 def collectives_of(record: Record) -> Mapping[str, int]:

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from unity_ir.interop.dtensor.mesh import TorchMesh
 from unity_ir.interop.dtensor.moves import Groups, move
-from unity_ir.interop.dtensor.names import forward_and_backward
+from unity_ir.interop.dtensor.names import forward_and_backward, gradients
 from unity_ir.interop.dtensor.pieces import torch_dtype
 from unity_ir.kernels.launchers import torch_launcher
 from unity_ir.pcg.sharding import SUM
@@ -44,16 +44,15 @@ class Execution:
         self.program = program
         self._device = torch.device(mesh.device_type, torch.cuda.current_device()) if _is_cuda(mesh) else "cpu"
         self._groups = Groups(mesh, dims)
-        number = mesh.mesh.flatten().tolist().index(mesh.get_rank())
+        number = int((mesh.mesh.flatten() == mesh.get_rank()).nonzero())
         self._at = program.mesh.coordinates(number)
         forward, backward = forward_and_backward(program)
         given = {leaf.result for op in ("input", "weight") for leaf in program.leaves(op)}
         made = {r for i in backward for r in makes(i)} - given
         self.kept: tuple[Register, ...] = tuple(sorted({r for i in backward for r in reads(i)} - made))
         """The registers that the backward reads of the forward, inputs and weights among them."""
-        grads = [i.grad for i in program.body if not makes(i)]
         self._forward = self._lines(forward, {*self.kept, *program.outputs})
-        self._backward = self._lines(backward, {*grads})
+        self._backward = self._lines(backward, {*gradients(program).values()})
 
     def forward(self, leaves: Tensors) -> Tensors:
         """Return the registers that the forward leaves, outputs and those `kept`; `leaves` are inputs and weights."""

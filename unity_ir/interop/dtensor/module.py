@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from unity_ir.errors import UnityError
 from unity_ir.interop.dtensor.execute import Execution, Tensors
 from unity_ir.interop.dtensor.mesh import TorchMesh, torch_mesh
 from unity_ir.interop.dtensor.names import gradients
-from unity_ir.interop.dtensor.pieces import as_dtensor, divided, local_piece, placements, torch_dtype
+from unity_ir.interop.dtensor.pieces import as_dtensor, divided, local, local_piece, placements, torch_dtype
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.origin import Origin
 from unity_ir.plan.forward import forward_of
@@ -165,7 +165,7 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         planned: _Planned = ctx.planned
         (scale,) = grads
         scale = scale.full_tensor() if isinstance(scale, DTensor) else scale
@@ -200,7 +200,7 @@ class _Planned:
         self.training = Execution(step.program, mesh, dims)
         of_module = {name for name in step.origin.tables if _tensor(module, name) is not None}
         self._constants = {
-            leaf.name: divided(step.constants[leaf.name].to(mesh.device_type), mesh, self._at(leaf)).to_local()
+            leaf.name: local(divided(step.constants[leaf.name].to(mesh.device_type), mesh, self._at(leaf)))
             for leaf in inputs
             if leaf.name in step.origin.tables and leaf.name not in of_module
         }
@@ -244,8 +244,7 @@ class _Planned:
                 found = execution.forward({**inputs, **self.pieces(weights)})
                 return self.loss(execution.program, found)
         made: Tensors = {}
-        loss = _Step.apply(self, inputs, made, *weights)
-        assert isinstance(loss, torch.Tensor)
+        loss = cast(torch.Tensor, _Step.apply(self, inputs, made, *weights))  # pyright: ignore[reportUnknownMemberType]
         self._replace_statistics(made)
         return loss
 
@@ -256,9 +255,7 @@ class _Planned:
             if leaf.name in self._constants:
                 found[leaf.result] = self._constants[leaf.name]
             elif leaf.name in self._step.origin.tables:
-                table = self._stored(leaf).detach().to_local()
-                # A step replaces running statistics in place, and its backward reads them as they were.
-                found[leaf.result] = table.clone() if leaf.name in self._program.replaced else table
+                found[leaf.result] = local(self._stored(leaf))
             else:
                 _check_input(leaf.name, given[leaf.name], self._program.tensors[leaf.result])
                 found[leaf.result] = local_piece(leaf.name, given[leaf.name], self._mesh, self._at(leaf))
@@ -279,7 +276,7 @@ class _Planned:
     def pieces(self, weights: Sequence[torch.Tensor]) -> Tensors:
         """Return this rank's pieces of the weights, by register."""
         return {
-            leaf.result: weight.detach().to_local()
+            leaf.result: local(weight)
             for leaf, weight in zip(self._weights, weights, strict=True)
             if isinstance(weight, DTensor)
         }
@@ -302,8 +299,7 @@ class _Planned:
     def _replace_statistics(self, made: Tensors) -> None:
         """Set the module's running statistics to what a step makes of them, and count its batches."""
         for name, register in self._program.replaced.items():
-            table = self._stored(self._step.named(name))
-            table.to_local().copy_(made[register])
+            local(self._stored(self._step.named(name))).copy_(made[register])
         for name, by in self._step.origin.counters.items():
             if (counter := _tensor(self._module, name)) is not None:
                 counter.add_(by)

@@ -27,9 +27,10 @@ def placement(role: int) -> Placement:
     return Shard(role) if is_shard(role) else Partial("sum") if role == SUM else Replicate()
 
 
-def text(at: Placement) -> str:
-    """Return a placement as text, as `mesh.placement_text` has it."""
-    return f"Shard({at.dim})" if isinstance(at, Shard) else "Replicate()" if at.is_replicate() else "Partial(sum)"
+def local(tensor: DTensor) -> torch.Tensor:
+    """Return this rank's piece of a tensor, which has no gradient; what is written to it is written to the tensor."""
+    with torch.no_grad():
+        return tensor.to_local()
 
 
 def divided(whole: torch.Tensor, mesh: DeviceMesh, at: tuple[Placement, ...]) -> DTensor:
@@ -47,11 +48,11 @@ def local_piece(name: str, given: torch.Tensor, mesh: DeviceMesh, at: tuple[Plac
     must have the placements `at` already. Raises `UnityError` for a DTensor in others.
     """
     if isinstance(given, DTensor):
-        if given.placements != at or given.device_mesh.mesh.tolist() != mesh.mesh.tolist():
-            found, wanted = (", ".join(map(text, places)) for places in (given.placements, at))
+        if given.placements != at or not torch.equal(given.device_mesh.mesh, mesh.mesh):
+            found, wanted = (", ".join(map(repr, places)) for places in (given.placements, at))
             raise UnityError(f"parallelize: input {name} is in {found}; the plan reads it in {wanted} on its mesh")
-        return given.to_local()
-    return divided(given, mesh, at).to_local()
+        return local(given)
+    return local(divided(given, mesh, at))
 
 
 def as_dtensor(piece: torch.Tensor, shape: tuple[int, ...], mesh: DeviceMesh, at: tuple[Placement, ...]) -> DTensor:
