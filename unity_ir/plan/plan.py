@@ -16,6 +16,7 @@ from math import prod
 
 from unity_ir.errors import UnityError
 from unity_ir.forms.classify import is_convolution
+from unity_ir.forms.compose import AND
 from unity_ir.forms.contraction import contraction
 from unity_ir.forms.kinds import kind
 from unity_ir.forms.rows import has_padded_results
@@ -87,8 +88,8 @@ class PlanOptions:
     attention: str = "auto"
     eager: bool = False
     """
-    Whether casts of weights and gradients, and additions of gradients, are kernels of their own, as PyTorch runs them;
-    else updates and products do them where they can.
+    Whether casts of weights and gradients, additions of gradients, and moves of parts of tensors are kernels of their
+    own, as PyTorch runs them; else updates, products and the kernels beside them do them where they can.
     """
     memo: GroupMemo = field(default_factory=GroupMemo, compare=False, repr=False)
     """Groups tried in earlier programs with these options."""
@@ -133,6 +134,8 @@ class PlanOptions:
         Return `triton` for an operator that may be part of a kernel of several, and for a group that should be one;
         `torch` for others.
         """
+        if operator.fused and self.eager and _only_compilers_fuse(operator.line.operator.split(AND)):
+            return "torch"
         if operator.fused:
             return product_implementation(operator) if self.matmul == AUTO else "triton"
         return "torch" if self._implementation(operator) in ("torch", "cudnn") else "triton"
@@ -155,6 +158,13 @@ class PlanOptions:
         ):
             return "cudnn"
         return self.kernels
+
+
+def _only_compilers_fuse(names: Sequence[str]) -> bool:
+    """Return whether a group moves parts of tensors or results of attention, or adds to a table's gradient."""
+    if not {"split", "concat"}.isdisjoint(names) or names[0].startswith("attention"):
+        return True
+    return names[0].startswith("embedding") and "_grad" in names[0] and "add" in names
 
 
 DEFAULT = PlanOptions()
@@ -401,7 +411,7 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
     if not options.eager:
         program = with_kept_casts(program, gathers_cast=options.kernels == "triton" and options.fuse)
     if options.kernels == "triton":
-        program = with_savings(program)
+        program = with_savings(program, of_results=options.eager)
     if options.order is not None and program.pipeline is None:
         raise UnityError(f"pipeline schedule {options.order.name}: the plan has no stages; leave the schedule out")
     if program.pipeline is not None and program.optimizer is not None:

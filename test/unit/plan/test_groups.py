@@ -32,6 +32,7 @@ from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.groups import MOST_OPERATORS, with_fusions
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.lower import lower
+from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Compute, Fused, HaloExchange, Leaf, Program, ReshardMove
 from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.plan.schedule import Schedule, Wait, crosses, piece_bytes, schedule
@@ -257,6 +258,17 @@ def test_heads_of_a_fused_product_are_one_kernel_each_way() -> None:
     for each in of:
         operator = local_operator(program, each)
         assert len(launcher(operator.line, operator.dtypes, "triton", operator.divided).work) == 1
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_pytorch_moves_parts_of_tensors_by_kernels_of_their_own(eager: bool) -> None:
+    on = load("box:1")
+    step = lower(differentiate(SMALL["gpt2"](), Optimizer(), on.mesh), on)
+    made = [i for i in plan_step(step, PlanOptions(eager=eager)).program.body if isinstance(i, Compute)]
+    names = [m.operator for i in made if isinstance(i, Fused) for m in i.members]
+    assert {"split", "concat", "attention_saved_grad"}.isdisjoint(names) == eager
+    assert ("cross_entropy_saving" in [i.operator for i in made]) != eager
+    assert any("embedding_grad + add" in i.operator for i in made) != eager
 
 
 def divided() -> Graph:
