@@ -28,6 +28,7 @@ from unity_ir.tdl.syntax import (
     Reduce,
     Segments,
     Size,
+    Slice,
     Starred,
     StarredSegments,
     Var,
@@ -291,6 +292,8 @@ def _written_names(index: WrittenIndex) -> tuple[str, ...]:
             return tuple(t.variable for t in terms if t.variable is not None)
         case Window(terms):
             return tuple(v for _, v in terms)
+        case Slice(part):
+            return _written_names(part)
 
 
 def _starred(names: Iterable[str]) -> str:

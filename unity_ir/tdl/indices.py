@@ -21,6 +21,7 @@ from unity_ir.tdl.syntax import (
     Pack,
     Reduce,
     Segments,
+    Slice,
     Starred,
     StarredSegments,
     Var,
@@ -58,7 +59,7 @@ class Indices(Ranks):
                 return [cast("Index", index)]
             case Affine(terms):
                 return [self._window(terms, self.sizes.get(index, 0))]
-            case Var() | Composite() | Segments() | Window():
+            case Var() | Composite() | Segments() | Slice() | Window():
                 return [index]
 
     def _window(self, terms: Sequence[AffineTerm], size: int) -> Window:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from unity_ir.tdl.syntax import Composite, Index, Segments, Var, Window, index_names
+from unity_ir.tdl.syntax import Composite, Index, Segments, Slice, Var, Window, index_names
 
 ExtentProduct = tuple[str, ...]
 """A product of extents; the empty one is 1."""
@@ -85,7 +85,7 @@ def region(index: Index, variable: str) -> Region | None:
             return Region(
                 ExtentSum((((variable,), factor),)), ExtentSum((((), -offset),)), ExtentSum((*reach, ((), constant)))
             )
-        case Composite() | Segments():
+        case Composite() | Segments() | Slice():
             return None
 
 

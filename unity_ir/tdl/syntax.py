@@ -522,7 +522,8 @@ def joined_position(index: WrittenIndex, extents: Mapping[str, Any], at: Callabl
     """
     names = index_names(index)
     if isinstance(index, Slice):
-        return reduce(add, (index.start,), joined_position(index.index, extents, at))
+        within: Any = joined_position(index.index, extents, at)
+        return within + index.start
     if isinstance(index, Segments):
         assert index.active is not None, "a segment is read through one of its variables"
         return reduce(add, (extents[n] for n in names[: index.active]), at(names[index.active]))
