@@ -67,9 +67,6 @@ REFUSED: dict[tuple[str, str], str] = {
 
 SAMPLE = [
     *(("perceptron", plan, 4) for plan in PLANS),
-    ("moe", "joint", 4),
-    ("moe", "random-0", 4),
-    ("resnet", "fsdp", 4),
     ("resnet", "megatron", 4),
     ("perceptron", "random-4", 8),
 ]
@@ -135,22 +132,21 @@ def test_cells_that_cannot_exist_are_refused_by_name(planned: Planned, model: st
 
 
 TRAINED = [
-    ("resnet", "fsdp", None),
-    ("perceptron", "joint", (2, 1, 2)),
+    ("resnet", "fsdp", (2, 2)),
+    ("perceptron", "joint", None),
     ("moe", "data-parallel", (4,)),
-    ("moe", "zero-3", (2, 2)),
+    ("moe", "zero-3", (2, 1, 2)),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "by", "shape"), TRAINED if ALL else TRAINED[:2])
+@pytest.mark.parametrize(("model", "by", "shape"), TRAINED if ALL else TRAINED[:1])
 def test_training_is_that_of_pytorch(
     ranks: Ranks, planned: Planned, model: str, by: str, shape: tuple[int, ...] | None
 ):
     _, step = planned(model, by)
     for found in ranks.run("", 4, parallelized.trained, model, step, shape):
-        # Adam divides by the square root of small gradients.
-        assert max(found.values()) < 1e-9, found
+        assert max(found.values()) < 1e-11, found
 
 
 MESSAGES = {

@@ -11,6 +11,7 @@ from xdsl.utils.target import Target
 
 from unity_ir.dialects.convert import pcg_functions, to_graph
 from unity_ir.dialects.machine import module_machine
+from unity_ir.dialects.spmd import ProgramOp
 from unity_ir.errors import UnityError
 from unity_ir.interop.dtensor.described import described, text
 from unity_ir.interop.dtensor.expressible import step_program
@@ -29,11 +30,11 @@ class DTensorTarget(Target):
 
     def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
         """Write the JSON text of the module's one plan to `output`. Raises `UnityError` for several, or none."""
+        if any(isinstance(op, ProgramOp) for op in module.ops):
+            raise UnityError("dtensor: the module is lowered already; leave lower-pcg-to-spmd out")
         functions = pcg_functions(module)
         if len(functions) != 1:
-            raise UnityError(
-                f"dtensor: a plan is one function of pcg operations, not {len(functions)}; split the module"
-            )
+            raise UnityError(f"dtensor: a plan is one function of pcg operations, and the module has {len(functions)}")
         graph = to_graph(functions[0])
         machine = module_machine(module) or load(f"box:{devices_of(graph)}")
         output.write(text(described(step_program(graph, machine), machine)))

@@ -19,8 +19,10 @@ from unity_ir.interop.dtensor.described import Record, collectives_of, described
 from unity_ir.interop.dtensor.expressible import INEXPRESSIBLE, step_program
 from unity_ir.interop.dtensor.mesh import TorchMesh, torch_mesh
 from unity_ir.models import build
-from unity_ir.pcg.graph import Pipeline
+from unity_ir.pcg.graph import Graph, Pipeline, apply, leaf
+from unity_ir.pcg.origin import Origin
 from unity_ir.pcg.sharding import REPEAT, piece_index
+from unity_ir.pcg.types import tensor_type
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Program, makes
 from unity_ir.search import run
@@ -96,8 +98,9 @@ def test_every_value_is_redistributed_to_where_it_is_read(model: str, seed: int)
     }
 
 
-@pytest.mark.parametrize("strategy", ["data-parallel", "fsdp", "joint", "random"])
-@pytest.mark.parametrize("model", ["mlp", "gpt2"])
+@pytest.mark.parametrize(
+    ("model", "strategy"), [("mlp", "joint"), ("gpt2", "data-parallel"), ("gpt2", "fsdp"), ("gpt2", "random")]
+)
 def test_collectives_are_those_of_the_plan_before_small_ones_share_calls(model: str, strategy: str):
     on = boxes(2, 2, bandwidth=1e13)
     placed = run(build(model, **SIZES[model]), on, strategy).graph
@@ -149,6 +152,21 @@ def test_the_target_prints_what_a_plan_returns(tmp_path: Path, capsys: pytest.Ca
     assert main([str(tmp_path / "plan.pcg"), "-t", "dtensor"]) == 0
     found: Record = json.loads(capsys.readouterr().out)
     assert found == plan.placements()
+    assert main([str(tmp_path / "plan.pcg"), "-p", "pcg-differentiate,lower-pcg-to-spmd", "-t", "dtensor"]) == 1
+    assert "dtensor: the module is lowered already; leave lower-pcg-to-spmd out" in capsys.readouterr().err
+
+
+def test_a_part_of_a_model_is_not_run():
+    from torch import nn
+
+    from unity_ir.interop.dtensor.module import PlannedStep, parallelize
+
+    w = leaf("weight", tensor_type((4, 4), "f32"), name="w").result
+    x = leaf("input", tensor_type((8, 4), "f32"), name="x")
+    part = Graph("part", (x,), (apply("matmul", (x.result, w)).result,))
+    step = PlannedStep(step_program(part, boxes(1)), boxes(1), Origin(), {})
+    with pytest.raises(ui.UnityError, match="parallelize: @part is a part of a model; plan it with its loss"):
+        parallelize(nn.Linear(4, 4), step, None)
 
 
 MLP = SIZES["mlp"]

@@ -12,7 +12,7 @@ from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import coordinate_of, pins
 from unity_ir.plan.lower import lower
-from unity_ir.plan.program import Compute, HaloExchange, Instruction, Program, Register, makes, reads
+from unity_ir.plan.program import Compute, HaloExchange, Program, Register, makes, reads
 
 INEXPRESSIBLE: Mapping[str, str] = {
     "stages": "a stage is on a part of the mesh, DTensors are on all of it; plan with stages=1, or take Plan.stages",
@@ -69,11 +69,9 @@ def check(program: Program) -> None:
 def _reader(program: Program, register: Register, names: Mapping[Register, str]) -> str:
     """Return the name of the first operator that reads a register, or what is moved of it."""
     reached = {register}
-    found: Instruction | None = None
     for instruction in program.body:
         if not reached.isdisjoint(reads(instruction)):
             if isinstance(instruction, Compute):
-                found = instruction
-                break
+                return names[instruction.results[0]]
             reached.update(makes(instruction))
-    return names[found.results[0]] if isinstance(found, Compute) else "an update"
+    return "an update"

@@ -47,6 +47,8 @@ def parallelize(module: nn.Module, step: PlannedStep, mesh: DeviceMesh | None) -
 
     Raises `UnityError` where the mesh does not fit the plan, or the module is not the one that was planned.
     """
+    if step.program.optimizer is None or step.program.tensors[step.program.outputs[0]].shape:
+        raise UnityError(f"parallelize: @{step.program.name} is a part of a model; plan it with its loss")
     on, dims = device_mesh(torch_mesh(step.program, step.machine), step.program.devices, mesh)
     _check(module, step)
     _distribute(module, step, on, dims)
