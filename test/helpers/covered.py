@@ -8,7 +8,7 @@ from unity_ir.ops import operator
 from unity_ir.tdl.syntax import Bound
 
 NO_EXPRESSION = dict.fromkeys(
-    ("dropout", *(f"attention_dropout{kind}" for kind in ("", "_grad", "_saved_grad", "_saving"))),
+    ("dropout", "uniform", *(f"attention_dropout{kind}" for kind in ("", "_grad", "_saved_grad", "_saving"))),
     "no PyTorch expression of one line draws random numbers",
 )
 """Operators that have kernels, but no PyTorch expression of one line."""

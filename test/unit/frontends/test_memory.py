@@ -8,11 +8,15 @@ from random import Random
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch_agree import agree, weighted
 
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch import from_torch
+from unity_ir.frontends.torch.aliases import Layout
+from unity_ir.frontends.torch.memory import ranges_by_strides, ranges_of
 
 PROGRAMS = range(60 if os.environ.get("ZOO") == "all" else 10)
 
@@ -68,6 +72,24 @@ class Program(nn.Module):
 @pytest.mark.parametrize("seed", PROGRAMS)
 def test_random_programs(seed: int):
     agree(Program(seed), torch.full((), 1.25, dtype=torch.float64))
+
+
+@given(st.data())
+def test_ranges_follow_from_strides(data: st.DataObject):
+    """Whatever strides say of a view is what its positions say; of plain views they say it."""
+    base = torch.arange(24).reshape(data.draw(st.sampled_from([(2, 3, 4), (24,), (4, 1, 6), (2, 2, 2, 3)])))
+    view = base
+    for _ in range(3):
+        of = VIEWS[data.draw(st.integers(0, len(VIEWS) - 1))]
+        made = of(view) if view.dim() > 1 and view.numel() else view
+        # Not what `contiguous` or `reshape` has copied.
+        view = made if made.untyped_storage().data_ptr() == base.untyped_storage().data_ptr() else view
+    lies, own = (Layout(tuple(t.shape), t.stride(), int(t.storage_offset())) for t in (view, base))
+    found = ranges_by_strides(own, lies)
+    order = sorted(range(view.dim()), key=lambda d: -view.stride(d))
+    assert found is None or not view.numel() or found == ranges_of(view.permute(order).reshape(-1), own.size)
+    rows = base[..., data.draw(st.integers(0, base.shape[-1] - 1)) :: 2].transpose(0, -1)
+    assert ranges_by_strides(own, Layout(tuple(rows.shape), rows.stride(), int(rows.storage_offset()))) is not None
 
 
 class Written(nn.Module):

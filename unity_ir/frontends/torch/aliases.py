@@ -35,8 +35,8 @@ class Layout:
 
 def layout(node: fx.Node) -> Layout | None:
     """Return how the tensor that a node stands for lies in its memory; None for nodes of no tensor of fixed sizes."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or any(not isinstance(s, int) for s in value.shape):
+    value: Any = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or any(isinstance(s, torch.SymInt) for s in value.shape):
         return None
     # The stride of a dim of size 1 says nothing.
     stride = tuple(1 if size == 1 else step for size, step in zip(value.shape, value.stride(), strict=True))
@@ -56,9 +56,9 @@ class Memories:
 
     def all_of(self, node: fx.Node) -> set[int]:
         """Return the memories of all tensors that a node stands for."""
-        value = node.meta.get("val")
-        values: Sequence[Any] = value if isinstance(value, list | tuple) else (value,)  # pyright: ignore[reportUnknownVariableType]
-        keys = {v.untyped_storage()._cdata for v in values if isinstance(v, torch.Tensor)}
+        value: Any = node.meta.get("val")
+        values: list[Any] = [*value] if isinstance(value, list | tuple) else [value]
+        keys = {_address(v) for v in values if isinstance(v, torch.Tensor)}
         return {self._same.get(key, key) for key in keys}
 
     def same(self, nodes: Sequence[Any], others: Sequence[Any]) -> None:
@@ -104,6 +104,12 @@ class Memories:
         return found
 
 
+def _address(x: torch.Tensor) -> int:
+    """Return where the memory of a tensor is kept; the same for views of it."""
+    storage: Any = x.untyped_storage()
+    return int(storage._cdata)
+
+
 def _modules(node: fx.Node) -> Iterator[fx.GraphModule]:
     """Yield the subgraphs that an operator such as `wrap_with_set_grad_enabled` runs."""
     for operand in node.all_input_nodes:
@@ -143,4 +149,4 @@ def returns_operand(node: fx.Node) -> bool:
     if getattr(getattr(node.target, "overloadpacket", None), "__name__", "") != "dropout":
         return False
     _, p, train = node.args
-    return p == 0 or train is False
+    return p in (0, 0.0) or train is False

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch._decomp
 from torch import fx
-from torch._decomp import core_aten_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
@@ -35,7 +35,9 @@ def decompose(node: fx.Node) -> tuple[fx.GraphModule, Sequence[fx.Node]] | None:
         args, kwargs = pytree.tree_unflatten(filled, spec)
         return target(*args, **kwargs)
 
-    table = {op: rule for op, rule in core_aten_decompositions().items() if _name(op) not in MAPPINGS}
+    decompositions: Any = torch._decomp
+    known = decompositions.decomposition_table
+    table: Any = {op: rule for op, rule in known.items() if _name(op) not in MAPPINGS}
     try:
         module = make_fx(call, decomposition_table=table, tracing_mode="fake")(*map(_blank, metas))
     except Exception:  # what decompositions raise for arguments they do not take

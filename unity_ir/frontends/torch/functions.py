@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import _disable_current_modes  # pyright: igno
 
 from unity_ir.frontends.torch.report import refuse
 
+no_function_modes: Any = torch._C.DisableTorchFunction  # pyright: ignore[reportPrivateUsage]
 TRIES = 2
-CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+RELATIVE, ABSOLUTE = 1e-4, 1e-5
 """How far gradients may be apart, for constants in formulas are rounded, as those of gelu are."""
 
 
@@ -80,8 +81,8 @@ def _forward(cls: Any, context: Context, args: Sequence[Any]) -> Any:
 
 
 def _backward(cls: Any, context: Context, grad: torch.Tensor) -> tuple[Any, ...]:
-    grads = cls.backward(context, grad)
-    return grads if isinstance(grads, tuple) else (grads,)
+    grads: Any = cls.backward(context, grad)
+    return (*grads,) if isinstance(grads, tuple) else (grads,)  # pyright: ignore[reportUnknownVariableType]
 
 
 def _random(args: Sequence[Any], seed: int) -> list[Any]:
@@ -113,7 +114,7 @@ def _agrees(cls: Any, args: Sequence[Any]) -> bool:
             _forward(cls, context, [_still(x) for x in operands])
             found = _backward(cls, context, grad)
         pairs = zip([g for x, g in zip(operands, found, strict=False) if _is_float(x)], wanted, strict=True)
-        return all(torch.allclose(torch.zeros_like(b) if a is None else a, b, **CLOSE) for a, b in pairs)
+        return all(torch.allclose(torch.zeros_like(b) if a is None else a, b, RELATIVE, ABSOLUTE) for a, b in pairs)
 
     return _tried(holds)
 
@@ -129,14 +130,16 @@ def _is_by_elements(cls: Any, args: Sequence[Any]) -> bool:
             grad = _random([out], seed + TRIES)[0].detach()
             factors, found = _backward(cls, context, torch.ones_like(out)), _backward(cls, context, grad)
         pairs = [(f, g) for f, g in zip(factors, found, strict=True) if f is not None]
-        return bool(pairs) and all(f.shape == out.shape and torch.allclose(f * grad, g, **CLOSE) for f, g in pairs)
+        return bool(pairs) and all(
+            f.shape == out.shape and torch.allclose(f * grad, g, RELATIVE, ABSOLUTE) for f, g in pairs
+        )
 
     return _tried(holds)
 
 
 def _tried(holds: Any) -> bool:
     """Return whether `holds` does for some seeds, on tensors with data, outside of the export; False where it fails."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.enable_grad():
+    with _disable_current_modes(), no_function_modes(), torch.enable_grad():
         try:
             return all(holds(seed) for seed in range(TRIES))
         except Exception:  # the function's own, for operands that are none of its

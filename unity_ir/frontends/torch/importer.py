@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -167,7 +168,8 @@ class Importer:
         env: dict[fx.Node, Any] = dict(given)
         for node, value in given.items():
             self.remember(node, value)
-        outer = {key for n in given for key in self._keys.all_of(n)} if module is not self.exported.module else set()
+        is_whole = module is self.exported.module
+        outer = set[int]() if is_whole else {key for n in given for key in self._keys.all_of(n)}
         kept = self._keys.needed(module.graph, [n for n in wanted if isinstance(n, fx.Node)], outer)
         for node in module.graph.nodes:
             if node.op == "get_attr":
@@ -295,20 +297,33 @@ class Importer:
     def map(self, node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """
         Call the mapping registered for the ATen operator of `node` with the arguments `args` and `kwargs`, which are
-        imported already; return its value or values.
+        imported already; return its value or values. An operator without one, or that it refuses, is taken apart.
 
-        Raises `UnityError` if the operator has no mapping, or the mapping refuses it.
+        Raises `UnityError` if that fails as well.
         """
         name = _out_of_place(node)
         if name not in MAPPINGS and (view := self.view(node)) is not None:
             return view
-        if name not in MAPPINGS and (taken := decompose(node)) is not None:
-            return self.decomposed(*taken, node, args, kwargs)
+        taken = decompose(node) if name not in MAPPINGS else None
+        if taken is not None:
+            is_missing = any(isinstance(v, Missing) for v in _flat((args, kwargs)))
+            return Missing() if is_missing else self.decomposed(*taken, node, args, kwargs)
         if name not in MAPPINGS:
             random = "; draw its random numbers before, and give them as an input" if _is_random(node) else ""
             raise UnityError(f"no mapping{random}")
+        try:
+            return self.mapped(node, name, args, kwargs)
+        except UnityError:
+            if (taken := decompose(node)) is None:
+                raise
+            with suppress(UnityError):
+                return self.decomposed(*taken, node, args, kwargs)
+            raise
+
+    def mapped(self, node: fx.Node, name: str, args: Any, kwargs: Any) -> Any:
+        """Return what the mapping registered by a name makes of an operator. Raises `UnityError` where it refuses."""
         if name not in READ_PADDED:
-            args, kwargs = pytree.tree_map(lambda v: v.filled() if isinstance(v, Padded) else v, (args, kwargs))
+            args, kwargs = pytree.tree_map(_filled, (args, kwargs))
         site = self.site(node)
         for tensor in _flat(node.meta.get("val")):
             if isinstance(tensor, torch.Tensor):
@@ -407,7 +422,7 @@ def _fold(node: fx.Node, args: Any, kwargs: Any) -> Any:
     """
     target: Any = node.target
     if written(node):
-        args, kwargs = pytree.tree_map(lambda v: _copied(v) if isinstance(v, torch.Tensor) else v, (args, kwargs))
+        args, kwargs = pytree.tree_map(_copied, (args, kwargs))
     try:
         with torch.no_grad():
             return target(*args, **kwargs)
@@ -415,8 +430,12 @@ def _fold(node: fx.Node, args: Any, kwargs: Any) -> Any:
         raise UnityError(f"cannot be computed at import: {one_line(error)}") from error
 
 
-def _copied(x: torch.Tensor) -> torch.Tensor:
-    return x.clone(memory_format=torch.contiguous_format)
+def _copied(x: Any) -> Any:
+    return x.clone(memory_format=torch.contiguous_format) if isinstance(x, torch.Tensor) else x
+
+
+def _filled(x: Any) -> Any:
+    return x.filled() if isinstance(x, Padded) else x
 
 
 def _is_random(node: fx.Node) -> bool:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
+from typing import Any
 
 import torch
 
@@ -26,10 +28,11 @@ class Memory:
     """A memory: the tensor that it was made for, by its layout, its present contents, and the number of writes."""
 
     base: Layout
-    contents: Operand
+    contents: Any
+    """A value of the graph, a tensor or number known at import, or what the importer has where there is none."""
     writes: int = 0
 
-    def read(self, site: CallSite, view: Layout) -> Operand:
+    def read(self, site: CallSite, view: Layout) -> Any:
         """Return the present elements of a view of this memory."""
         if view == self.base or isinstance(self.contents, int | float):
             return self.contents
@@ -43,7 +46,7 @@ class Memory:
             inner = self.contents
             for dim, places in enumerate(at.ranges):
                 inner = cut(inner, dim, places.start, len(places), places.step)
-        inner = reshape(inner, [at.index.shape[d] for d in at.order])
+        inner = reshape(inner, [at.shape[d] for d in at.order])
         return expand(permute(inner, [at.order.index(d) for d in range(len(at.order))]), view.size)
 
     def write(self, site: CallSite, view: Layout, value: Operand) -> None:
@@ -60,7 +63,7 @@ class Memory:
             return
         before, new = site.value(self.contents), site.value(value)
         new = cast(new, before.type.dtype)
-        if at.index.shape != view.size:
+        if at.shape != view.size:
             raise UnityError("it writes into an expanded tensor, of which several elements are one; clone it before")
         if at.ranges is None:
             self.contents = self._scattered(site, before, new, at)
@@ -83,25 +86,70 @@ class _Selection:
     """
     The elements of a tensor that a view of its memory has.
 
-    `index` holds their flat positions in the tensor, in the view's shape (of size 1 where it is expanded); `order`, the
-    view's dims by falling stride, is the order in which they count up; `ranges` has a range for each dim of the tensor,
-    if the elements are their product, else it is None.
+    `shape` is the view's, of size 1 where it is expanded; `order`, its dims by falling stride, is the order in which
+    elements count up; `ranges` has a range for each dim of the tensor, if the elements are their product, else it is
+    None.
     """
 
     def __init__(self, base: Layout, view: Layout):
-        own = base.places().expand(base.size).reshape(-1)
+        self.base, self.view = base, view
+        self.shape = tuple(size if stride else 1 for size, stride in zip(view.size, view.stride, strict=True))
+        self.order = sorted(range(len(view.size)), key=lambda d: (-view.stride[d], d))
+        # Of large tensors positions take more memory than a model's import should.
+        self.ranges = ranges_by_strides(base, view)
+        if self.ranges is None:
+            self.ranges = ranges_of(self.index.permute(self.order).reshape(-1), base.size)
+
+    @cached_property
+    def index(self) -> torch.Tensor:
+        """The flat positions in the tensor of the view's elements, in `shape`."""
+        own = self.base.places().expand(self.base.size).reshape(-1)
         inverse = torch.full((int(own.max()) + 1,), -1)
         inverse[own] = torch.arange(len(own))
-        places = view.places()
-        inside = places.numel() and int(places.max()) < len(inverse)
-        self.index = inverse[places] if inside else places
-        if not inside or bool((self.index < 0).any()):
+        places = self.view.places()
+        if int(places.max()) >= len(inverse) or bool((inverse[places] < 0).any()):
             raise UnityError("it writes into memory that two tensors share in part; clone one")
-        self.order = sorted(range(len(view.size)), key=lambda d: (-view.stride[d], d))
-        self.ranges = _ranges(self.index.permute(self.order).reshape(-1), base.size)
+        return inverse[places]
 
 
-def _ranges(flat: torch.Tensor, sizes: Sequence[int]) -> list[range] | None:
+def ranges_by_strides(base: Layout, view: Layout) -> list[range] | None:
+    """
+    Return what `ranges_of` does, of a tensor whose rows are end to end, from strides alone; None where it does not
+    follow from them.
+
+    A dim of the view runs along the dim of the tensor whose stride is the last to divide its own; one that is longer
+    runs over several, each whole.
+    """
+    strides = [prod(base.size[d + 1 :]) for d in range(len(base.size))]
+    if any(size > 1 and a != b for size, a, b in zip(base.size, strides, base.stride, strict=True)):
+        return None
+    found: list[range] = []
+    at = view.offset - base.offset
+    for size, stride in zip(base.size, strides, strict=True):
+        start, at = divmod(at, stride)
+        if not 0 <= start < size:
+            return None
+        found.append(range(start, start + 1))
+    wide = [d for d, size in enumerate(base.size) if size > 1]
+    for size, stride in zip(view.size, view.stride, strict=True):
+        if size == 1 or not stride:
+            continue
+        first = min((d for d in wide if strides[d] <= stride), default=-1)
+        outward = [d for d in wide if d <= first]
+        while size > 1:
+            if not outward or len(found[outward[-1]]) > 1 or stride % strides[outward[-1]]:
+                return None
+            dim = outward.pop()
+            start, step = found[dim].start, stride // strides[dim]
+            count = min(size, len(range(start, base.size[dim], step)))
+            if count < size and ((start, step, count) != (0, 1, base.size[dim]) or size % count):
+                return None
+            found[dim] = range(start, start + (count - 1) * step + 1, step)
+            size, stride = size // count, strides[dim] * base.size[dim]
+    return found
+
+
+def ranges_of(flat: torch.Tensor, sizes: Sequence[int]) -> list[range] | None:
     """
     Return a range for each dim of a tensor of the sizes `sizes` such that the flat positions `flat` are their product
     in order; None if there is none.
@@ -109,7 +157,8 @@ def _ranges(flat: torch.Tensor, sizes: Sequence[int]) -> list[range] | None:
     found: list[range] = []
     rest = flat
     for size in reversed(sizes):
-        values = torch.unique(rest % size).tolist()
+        places_in_dim: Any = rest % size
+        values: list[int] = sorted({*places_in_dim.tolist()})
         rest = rest // size
         step = values[1] - values[0] if len(values) > 1 else 1
         places = range(values[0], values[-1] + 1, step)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from math import prod
 from typing import TypeAlias
 
+import numpy as np
 import torch
 
 from unity_ir.errors import UnityError
@@ -36,6 +37,11 @@ SWAP_HEADS = (0, 2, 1, 3)
 def shape_of(x: Operand) -> Shape:
     """Return the shape of an operand: of a value of the graph, or of a tensor known at import; () for a number."""
     return tuple(x.shape) if isinstance(x, Value | torch.Tensor) else ()
+
+
+def broadcast(*operands: Operand) -> Shape:
+    """Return the shape that operands broadcast to."""
+    return np.broadcast_shapes(*map(shape_of, operands))
 
 
 def is_bool(x: Operand) -> bool:

@@ -264,6 +264,41 @@ def adaptive_avg_pool1d(site: CallSite, x: Value, sizes: Ints) -> Value:
     return reshape(op("adaptive_avg_pool2d", x, sizes=(1, site.shape[-1])), site.shape)
 
 
+@maps("_adaptive_avg_pool3d")
+def adaptive_avg_pool3d(site: CallSite, x: Value, sizes: Ints) -> Value:
+    """Map PyTorch's adaptive mean pooling over the last three dims: over the last two, then over the first alone."""
+    del sizes
+    *lead, depth, height, width = x.shape
+    out = site.shape[-2:]
+    x = op("adaptive_avg_pool2d", reshape(x, (prod(lead) * depth, 1, height, width)), sizes=out)
+    x = reshape(x, (prod(lead), 1, depth, prod(out)))
+    return reshape(op("adaptive_avg_pool2d", x, sizes=(site.shape[-3], prod(out))), site.shape)
+
+
+@maps("adaptive_max_pool2d")
+def adaptive_max_pool(site: CallSite, x: Value, sizes: Ints) -> tuple[Value | None, ...]:
+    """
+    Map PyTorch's adaptive maximum pooling over the last two dims; return (result, None): indices have no mapping.
+    Raises `UnityError` where sizes do not divide, so that windows differ.
+    """
+    del sizes
+    old, new = x.shape[-2:], site.shape[-2:]
+    if any(a % b for a, b in zip(old, new, strict=True)):
+        raise UnityError(f"{list(old)} to {list(new)} makes windows that differ; pad to a multiple before")
+    k = tuple(a // b for a, b in zip(old, new, strict=True))
+    flat = reshape(x, (prod(x.shape[:-3]), *x.shape[-3:]))
+    return reshape(op("max_pool2d", flat, kernel=k, stride=k, padding=(0, 0), dilation=(1, 1)), site.shape), None
+
+
+@maps("adaptive_max_pool1d")
+def adaptive_max_pool1d(site: CallSite, x: Value, sizes: Ints) -> tuple[Value | None, ...]:
+    """Map PyTorch's adaptive maximum pooling over the last dim, as `adaptive_max_pool` does."""
+    flat = (*site.shape[:-1], 1, site.shape[-1])
+    x = reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
+    out, _ = adaptive_max_pool(site.like(flat, site.result.dtype), x, sizes)
+    return None if out is None else reshape(out, site.shape), None
+
+
 @maps("avg_pool1d")
 def avg_pool1d(
     site: CallSite,

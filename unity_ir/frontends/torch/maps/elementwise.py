@@ -305,6 +305,12 @@ def clamp(site: CallSite, x: Value, low: Operand | None = None, high: Operand | 
     return op("clamp", x, low=low, high=high)
 
 
+@maps("exp2")
+def exp2(site: CallSite, x: Value) -> Value:
+    """Map PyTorch's elementwise power of 2, as `exp(log(2) * x)`."""
+    return op("exp", scale(cast(x, site.dtype), math.log(2)))
+
+
 @maps("log10")
 def log10(site: CallSite, x: Value) -> Value:
     """Map PyTorch's elementwise logarithm to base 10, as `log(x) / log(10)`."""

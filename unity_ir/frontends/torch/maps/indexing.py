@@ -21,6 +21,7 @@ from unity_ir.frontends.torch.site import CallSite, cast, maps, tensor
 from unity_ir.frontends.torch.values import (
     Operand,
     Shape,
+    broadcast,
     constant,
     cut,
     expand,
@@ -114,9 +115,8 @@ def scatter_reduce(
     def add(y: Value, z: Value) -> Value:
         return op("scatter_add", y, ids, z, dim=dim)
 
-    count = add(_filled(value, float(include_self)), _filled(source, 1.0))
-    if not include_self or reduce == "mean":
-        seen = _compared("gt", count, 0)
+    count = add(constant(float(include_self), value.shape, "f32"), constant(1.0, source.shape, "f32"))
+    seen = _compared("gt", count, 0)
     if reduce in ("amax", "amin"):
         sign = 1.0 if reduce == "amax" else -1.0
         start = value if include_self else op("select", seen, _filled(value, -sign * FAR), value)
@@ -179,7 +179,7 @@ class _Indexed:
         self.permuted = x.shape
         self.lead, self.rest = x.shape[: self.dim], x.shape[self.dim + len(dims) :]
         self.value = reshape(x, (*self.lead, prod(self.sizes), *self.rest))
-        self.shape: Shape = tuple(torch.broadcast_shapes(*(shape_of(i) for i in given.values())))
+        self.shape = broadcast(*given.values())
         """The shape that indices broadcast to, which the result has in place of the dims they index."""
         known = [i for i in given.values() if isinstance(i, torch.Tensor)]
         self.known = flat_index(known, self.sizes) if len(known) == len(given) else None
@@ -382,6 +382,26 @@ def sort(site: CallSite, x: Value, *options: object, **named: object) -> tuple[V
 def argsort(site: CallSite, x: Value, *options: object, **named: object) -> Value:
     """Map PyTorch's argsort, the indices of `sort`."""
     return sort(site, x, *options, **named)[1]
+
+
+@maps("bucketize")
+def bucketize(site: CallSite, x: Value, boundaries: Operand, *, out_int32: bool = False, right: bool = False) -> Value:
+    """Map PyTorch's number of the bucket of each element: how many of `boundaries` [n] are below it, or as large."""
+    del out_int32
+    edges = site.value(boundaries)
+    wide = (*x.shape, edges.shape[0])
+    below = op("le" if right else "lt", expand(edges, wide), reshape(x, (*x.shape, 1)))
+    return op("reduce_sum", op("cast", below, to=site.dtype), dim=len(x.shape))
+
+
+@maps("searchsorted")
+def searchsorted(
+    site: CallSite, sorted_sequence: Operand, x: Value, *, out_int32: bool = False, right: bool = False, **_: object
+) -> Value:
+    """Map PyTorch's `searchsorted` in one sorted sequence, as `bucketize`. Raises `UnityError` for several."""
+    if len(shape_of(sorted_sequence)) != 1:
+        raise UnityError("several sorted sequences have no mapping; one has")
+    return bucketize(site, x, sorted_sequence, out_int32=out_int32, right=right)
 
 
 @maps("histc")

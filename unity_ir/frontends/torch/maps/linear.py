@@ -6,6 +6,7 @@ type) and the ATen arguments, and returns the result as a value of the compiler'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import torch
@@ -14,7 +15,7 @@ from unity_ir.errors import UnityError
 from unity_ir.frontends.torch import recognise
 from unity_ir.frontends.torch.maps.elementwise import add, scale
 from unity_ir.frontends.torch.site import CallSite, cast, maps
-from unity_ir.frontends.torch.values import Operand, expand, op, permute, reshape, shape_of
+from unity_ir.frontends.torch.values import Operand, broadcast, expand, op, permute, reshape, shape_of
 from unity_ir.pcg.graph import Value
 
 
@@ -100,6 +101,36 @@ def grouped_mm(
         if w.node.attribute("perm") == (0, 2, 1):
             return op("routed_matmul_nt", cast(x, site.dtype), untransposed, expert)
     return op("routed_matmul", cast(x, site.dtype), w, expert)
+
+
+@maps("_trilinear")
+def trilinear(
+    site: CallSite,
+    x: Operand,
+    y: Operand,
+    z: Operand,
+    new_x: Sequence[int],
+    new_y: Sequence[int],
+    new_z: Sequence[int],
+    summed: Sequence[int],
+    *_: object,
+) -> Value:
+    """
+    Map PyTorch's product of three operands, each with new dims at the positions that are given for it, summed over the
+    dims `summed`: what `nn.Bilinear` is made of.
+    """
+    values: list[Value] = []
+    for operand, new in ((x, new_x), (y, new_y), (z, new_z)):
+        value = site.value(operand, site.dtype)
+        sizes = iter(value.shape)
+        rank = len(value.shape) + len(new)
+        values.append(reshape(value, [1 if d in new else next(sizes) for d in range(rank)]))
+    shape = broadcast(*values)
+    a, b, c = (expand(v, shape) for v in values)
+    out = op("mul", op("mul", a, b), c)
+    for dim in sorted(summed, reverse=True):
+        out = op("reduce_sum", out, dim=dim)
+    return out
 
 
 @maps("einsum")

@@ -15,7 +15,7 @@ from unity_ir.frontends.torch.maps.elementwise import scale, shift
 from unity_ir.frontends.torch.maps.reduction import reduced
 from unity_ir.frontends.torch.padded import Padded
 from unity_ir.frontends.torch.site import CallSite, maps
-from unity_ir.frontends.torch.values import Operand, constant, cut, expand, op, permute, reshape, shape_of
+from unity_ir.frontends.torch.values import Operand, broadcast, constant, cut, expand, op, permute, reshape
 from unity_ir.pcg.graph import Value
 
 MEAN, SUM = 1, 2
@@ -237,7 +237,7 @@ def l1(site: CallSite, x: Operand, y: Operand, reduction: int = MEAN) -> Value:
 
 def _broadcast(site: CallSite, *operands: Operand) -> list[Value]:
     """Return operands of a loss in one shape."""
-    shape = torch.broadcast_shapes(*map(shape_of, operands))
+    shape = broadcast(*operands)
     return [expand(site.value(v, site.dtype), shape) for v in operands]
 
 

@@ -56,7 +56,7 @@ def exponential(site: CallSite, x: Operand, rate: float = 1, **_: object) -> Val
 
 
 @maps("normal")
-def normal(site: CallSite, x: Operand, mean: float = 0, deviation: float = 1, **_: object) -> Value:
+def normal(site: CallSite, x: Operand, mean: Operand = 0, deviation: Operand = 1, **_: object) -> Value:
     """Map PyTorch's `x.normal_(mean, deviation)`. Raises `UnityError` for means or deviations that are tensors."""
     del x
     if not isinstance(mean, int | float) or not isinstance(deviation, int | float):

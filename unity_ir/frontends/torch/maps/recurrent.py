@@ -7,7 +7,7 @@ result as a value of the compiler's graph, or several.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.attention import dropout
@@ -44,7 +44,7 @@ def _plain_cell(activation: str) -> Cell:
 
 @maps("lstm")
 def lstm(
-    site: CallSite, x: Value, start: Sequence[Operand], parameters: Sequence[Operand], *options: bool | float
+    site: CallSite, x: Value, start: Sequence[Operand], parameters: Sequence[Operand], *options: Any
 ) -> tuple[Value, ...]:
     """
     Map PyTorch's LSTM, as `_unrolled` says; return (outputs, last h, last c). `start` are the initial (h, c).
@@ -57,7 +57,7 @@ def _of_one_state(name: str, cell: Cell) -> None:
 
     @maps(name)
     def network(
-        site: CallSite, x: Value, start: Operand, parameters: Sequence[Operand], *options: bool | float
+        site: CallSite, x: Value, start: Operand, parameters: Sequence[Operand], *options: Any
     ) -> tuple[Value, ...]:
         return _unrolled(site, x, [start], parameters, cell, *options)
 

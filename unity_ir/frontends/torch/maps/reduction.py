@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import binary, scale
+from unity_ir.frontends.torch.maps.indexing import argmax, argmin, sort
 from unity_ir.frontends.torch.site import CallSite, cast, maps
-from unity_ir.frontends.torch.values import Operand, Shape, constant, expand, op, reshape, swap
+from unity_ir.frontends.torch.values import Operand, Shape, constant, cut, expand, op, reshape, swap
 from unity_ir.pcg.graph import Value
 
 Dims = int | Sequence[int] | None
@@ -71,21 +73,22 @@ reduction("reduce_prod", "prod")
 def _extreme(name: str, pair: str) -> None:
     """
     Register the mapping of ATen's `max` or `min`, whichever `name` is: of one operand a reduction, over all dims or
-    one; of two, the elementwise graph operator called `pair`. The indices that ATen returns along a dim have no mapping
-    (None).
+    one; of two, the elementwise graph operator called `pair`.
     """
 
     @maps(name)
     def over(site: CallSite, x: Operand, other: int | Operand | None = None, keepdim: bool = False) -> object:
         """
-        Map the maximum (minimum) of all elements, of two tensors, or over a dim, whose indices have no mapping (None).
+        Map the maximum (minimum) of all elements, of two tensors, or over a dim, with its index there.
         """
-        del keepdim
         if not isinstance(x, Value) or isinstance(other, Value | torch.Tensor):
             return binary(site, pair, x, 0 if other is None else other)
         assert other is None or isinstance(other, int)
         out = reshape(reduced(f"reduce_{name}", x, _dim_numbers(x, other)), site.shape)
-        return out if other is None else (out, None)
+        if other is None:
+            return out
+        index = argmax if name == "max" else argmin
+        return out, index(site.like(site.shape, torch.int64), x, other, keepdim)
 
     del over
 
@@ -207,6 +210,42 @@ def all_true(site: CallSite, x: Value, dims: Dims = None, keepdim: bool = False)
     del keepdim
     held = x if x.type.dtype == "bool" else op("ne", x, constant(0, (), x.type.dtype))
     return cast(reshape(reduced("reduce_min", cast(held, "f32"), _dim_numbers(x, dims)), site.shape), site.dtype)
+
+
+@maps("var_mean")
+def var_mean(site: CallSite, x: Value, *options: Dims | bool, **named: Any) -> tuple[Value, Value]:
+    """Map PyTorch's variance and mean, as `var` does; return both."""
+    return var(site, x, *options, **named), _mean_like(site, x, *options)
+
+
+@maps("std_mean")
+def std_mean(site: CallSite, x: Value, *options: Dims | bool, **named: Any) -> tuple[Value, Value]:
+    """Map PyTorch's standard deviation and mean, as `var` does; return both."""
+    return root(var(site, x, *options, **named)), _mean_like(site, x, *options)
+
+
+def _mean_like(site: CallSite, x: Value, dims: Dims | bool = None, *_: object) -> Value:
+    return reshape(reduced("reduce_mean", x, _dim_numbers(x, None if isinstance(dims, bool) else dims)), site.shape)
+
+
+@maps("median")
+def median(site: CallSite, x: Value, dim: int | None = None, keepdim: bool = False) -> Value | tuple[Value, Value]:
+    """Map PyTorch's median, the lower of two, of all elements, or along a dim, with its index there."""
+    del keepdim
+    x, along = (reshape(x, (prod(x.shape),)), 0) if dim is None else (x, dim % len(x.shape))
+    half = (x.shape[along] - 1) // 2
+    values, ids = (reshape(cut(v, along, half, 1), site.shape) for v in sort(site, x, along))
+    return values if dim is None else (values, ids)
+
+
+@maps("logcumsumexp")
+def logcumsumexp(site: CallSite, x: Value, dim: int) -> Value:
+    """Map PyTorch's logarithm of the cumulative sum of exponentials, which are scaled by the largest of all."""
+    dim %= len(x.shape)
+    top = reduced("reduce_max", x, [dim])
+    top = expand(reshape(top, [1 if d == dim else s for d, s in enumerate(x.shape)]), site.shape)
+    top = op("detach", top) if site.trained(top) else top
+    return op("add", op("log", op("cumsum", op("exp", op("sub", x, top)), dim=dim)), top)
 
 
 @maps("cumsum")
