@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,38 @@ def test_weights_are_saved_whole_or_not_at_all(tmp_path: Path):
     assert path.read_bytes() == before
     with pytest.raises(OSError, match="none"):
         imported.save(tmp_path / "there" / "is" / "none")
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    loss: torch.Tensor | None
+
+
+LOSS, LOGITS, COUNT = torch.tensor(2.0), torch.ones(2, 3), torch.tensor(3)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        LOSS,
+        (LOSS, LOGITS),
+        (LOGITS, LOSS),
+        [LOGITS, COUNT, {"rest": LOSS}],
+        {"logits": LOGITS, "loss": LOSS, "auxiliary": torch.tensor(1.0)},
+        Output(LOGITS, LOSS),
+        (Output(LOGITS, LOSS), LOGITS),
+    ],
+)
+def test_the_loss_is_found_in_the_output(output: Any):
+    assert loss_in(output) is LOSS
+
+
+@pytest.mark.parametrize(
+    "output", [LOGITS, (LOGITS, LOSS, LOSS), {"logits": LOGITS, "loss": None}, Output(LOGITS, None)]
+)
+def test_what_is_no_one_scalar_is_not_taken_for_the_loss(output: Any):
+    assert loss_in(output) is LOGITS
 
 
 @pytest.mark.parametrize(
