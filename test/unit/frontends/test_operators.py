@@ -251,6 +251,8 @@ A = {
     "index_put_mask": lambda a: a.index_put((a > 1,), a.sum()),
     "index_put_mask_of_rows": lambda a: a.index_put((a[..., 0] > 1,), a[0, 0]),
     "index_by_data": lambda a: a[_ids(a)[:, 0], _ids(a)[:, 1]],
+    "index_by_data_from_the_end": lambda a: a[_ids(a)[:, 0] - 2, :2] + a[:, _ids(a)[:, 1] - 2],
+    "index_put_from_the_end": lambda a: a.index_put((_ids(a)[:, 0] - 2,), 2 * a, accumulate=True),
     "index_by_data_apart": lambda a: a[_ids(a)[:, 0], :, _ids(a)[:, 1]],
     "sort": lambda a: torch.sort(a, 1, descending=True)[0] + torch.sort(a, 1)[0] * torch.argsort(a, 1),
     "histc": lambda a: a * torch.histc(a.detach(), 4, 0.5, 1.5),

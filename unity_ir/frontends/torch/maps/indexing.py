@@ -152,6 +152,11 @@ def _floor_div(x: Value, y: Value) -> Value:
 # Indexing by tensors, `x[:, i, j]`
 
 
+def _from_start(ids: Value, size: int) -> Value:
+    """Return indices into a dim of `size`, of which negative ones count from its end, counted from its start."""
+    return op("select", _compared("lt", ids, 0), op("int_add", ids, _filled(ids, size)), ids)
+
+
 class _Indexed:
     """
     What tensors index along dims of `x`: `x` with those dims merged into one, `dim`, and the flat index into it.
@@ -187,7 +192,10 @@ class _Indexed:
         self.ids = site.value(self.known) if self.known is not None else self._flat(site, list(given.values()))
 
     def _flat(self, site: CallSite, given: Sequence[Operand]) -> Value:
-        first, *more = (reshape(expand(site.value(i, "i64"), self.shape), (prod(self.shape),)) for i in given)
+        counted = [
+            _from_start(i, size) if isinstance(i, Value) else i for i, size in zip(given, self.sizes, strict=True)
+        ]
+        first, *more = (reshape(expand(site.value(i, "i64"), self.shape), (prod(self.shape),)) for i in counted)
         for ids, size in zip(more, self.sizes[1:], strict=True):
             first = op("add", scale(first, size), ids)
         return first
@@ -212,7 +220,7 @@ def index(site: CallSite, x: Operand, indices: Sequence[Operand | None]) -> Valu
         and isinstance(first, Value)
         and not is_bool(first)
     ):
-        return op("embedding", site.value(first, "i64"), value)
+        return op("embedding", _from_start(site.value(first, "i64"), value.shape[0]), value)
     at = _Indexed(site, value, indices)
     if at.known is not None:
         start = int(at.known[0])
