@@ -43,6 +43,9 @@ settings.load_profile(os.environ.get("EXAMPLES", "same"))
 reflection._clean_source = cache(reflection._clean_source)
 reflection.inspect = SimpleNamespace(**(vars(inspect) | {"getsource": cache(inspect.getsource)}))
 
+# Kernels run in Triton's interpreter, which has to be said before anything imports Triton, as parts of PyTorch do.
+os.environ["TRITON_INTERPRET"] = "1"
+
 SUFFIXES = {".mlir", ".pcg"}
 BIN = Path(sys.executable).parent
 ENVIRONMENT = os.environ | {"PATH": os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)])}

@@ -12,6 +12,7 @@ from dtensor_models import built, by_pytorch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode, _clear_sharding_prop_cache
 
 from unity_ir.errors import UnityError
 from unity_ir.interop.dtensor.described import torch_mesh
@@ -26,29 +27,19 @@ COLLECTIVES = {
 """The name in a plan of each collective that PyTorch counts."""
 
 
-def counting() -> Any:
-    """
-    Return PyTorch's module that counts collectives. It imports Triton, which those that collect tests must not before
-    they say that kernels are interpreted.
-    """
-    from torch.distributed.tensor import debug
-
-    return debug
-
-
 def run_by(
     step: PlannedStep, model: str, mesh: DeviceMesh | None = None
 ) -> tuple[nn.Module, nn.Module, dict[str, Any]]:
     """A model, the same run by a plan, and its inputs. Constants of the plan are arrays, as ranks are sent them."""
     warnings.simplefilter("ignore")
     # What PyTorch remembers of placements has meshes in it, whose process groups were another job's.
-    counting()._clear_sharding_prop_cache()
+    _clear_sharding_prop_cache()
     module, inputs, _ = built(model)
     step = replace(step, constants={n: torch.from_numpy(x) for n, x in step.constants.items()})
     return copy.deepcopy(module).train(), parallelize(module.train(), step, mesh), inputs
 
 
-def counted(mode: Any) -> dict[str, int]:
+def counted(mode: CommDebugMode) -> dict[str, int]:
     """The calls of collectives, by their names in a plan."""
     found = {str(op).rpartition(".")[2]: n for op, n in mode.get_comm_counts().items() if n}
     return {COLLECTIVES[op]: n for op, n in found.items()}
@@ -84,9 +75,9 @@ def compared(program: object, model: str, step: PlannedStep) -> dict[str, Any]:
     loss = built(model)[2]
     want = by_pytorch(plain, inputs, loss)
     want.backward()
-    with counting().CommDebugMode() as forward:
+    with CommDebugMode() as forward:
         found = module(**inputs)
-    with counting().CommDebugMode() as backward:
+    with CommDebugMode() as backward:
         found.backward()
     buffers = dict(plain.named_buffers())
     return {

@@ -152,6 +152,7 @@ def test_a_killed_rank_ends_the_run_in_one_line(path: Path):
     assert re.fullmatch(r"mlp: another rank has ended: .*\n", written), written
 
 
+@pytest.mark.zoo
 @pytest.mark.slow
 def test_a_pause_shorter_than_the_limit_changes_nothing(path: Path):
     def pause(found: list[subprocess.Popen[str]]) -> None:

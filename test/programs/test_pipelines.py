@@ -178,6 +178,7 @@ globals().update({name: summed(name) for name in own})
 """Code appended to a program: it records, in order, the actions of a rank and the sums over devices it starts."""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plan", "order"),
@@ -287,6 +288,7 @@ OWN = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("made", "plan", "world"), OWN)
 def test_what_stages_share_equals_pytorch(ranks: Ranks, made: Callable[[], Graph], plan: str, world: int):
@@ -340,6 +342,7 @@ def test_the_norm_is_of_the_gradients_of_all_stages(ranks: Ranks, spoiled: int):
     assert all(norm > clipped.clip for norm in found[0][1] if norm == norm)
 
 
+@pytest.mark.zoo
 @pytest.mark.slow
 def test_a_run_on_files_is_that_of_other_plans(ranks: Ranks, tmp_path: Path):
     """Token files, evaluation, weights in and out."""

@@ -89,6 +89,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_wrong_version_of_the_weights_is_told(ranks: Ranks, mutant: str):

@@ -136,6 +136,7 @@ def test_figures():
     assert weighed([*found, other])[0] == pytest.approx((0.2 + 1.0) / 2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["MPT 7b, sequence 2048, 8 H100", "Llama 3.1 8B, selective checkpoints, 8 H100", "GPT 1.7B, 32 A100"]

@@ -80,6 +80,7 @@ def chosen(seed: int, machine: Machine, optimizer: Optimizer) -> tuple[Graph, Br
     raise AssertionError("no room")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", sample(MACHINES, 4))
 def test_nothing_is_below_the_bound_nor_far_below_the_plan(machine: Machine):

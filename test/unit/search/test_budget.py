@@ -77,6 +77,7 @@ def test_each_strategy_ends_wherever_its_budget_does(strategy: str, model: str):
             assert erase(found.graph).outputs[0].type == graph.outputs[0].type
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("work", [1e6, 1e8, 3e8])
 def test_the_same_budget_ends_in_the_same_plan(work: float, monkeypatch: pytest.MonkeyPatch):

@@ -275,6 +275,7 @@ def smallest_at_random(graph: Graph, machine: Machine, optimizer: Optimizer, ran
     return least
 
 
+@pytest.mark.zoo
 @pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from([TWO, FOUR]), st.sampled_from(OPTIMIZERS), st.booleans())
 @settings(max_examples=examples(3))

@@ -35,6 +35,7 @@ def test_no_plan_that_fits_takes_less():
         assert 0.5 * more < least.seconds - least.kernels <= more
 
 
+@pytest.mark.zoo
 def test_plans_without_stages_are_left_out_where_all_are_slower(monkeypatch: pytest.MonkeyPatch):
     machine = boxes(2, 2, overhead=1e-9, bandwidth=1e10)
     machine = with_memory(machine, int(0.55 * run(GPT2, machine, "fsdp", OPTIMIZER).cost.memory_bytes))

@@ -139,6 +139,7 @@ for result in results():
 """
 
 
+@pytest.mark.zoo
 @pytest.mark.slow
 def test_search_is_the_same_in_every_process():
     def output(seed: str) -> str:
@@ -172,6 +173,7 @@ def test_rewrites_of_the_joint_search_keep_the_meaning():
     assert cost(found.graph, machine).time == found.cost.time
 
 
+@pytest.mark.zoo
 @pytest.mark.slow
 def test_a_graph_that_sequential_finds_is_divided_as_well_by_joint():
     """On machines of many axes, how these are cut into groups is looked for again for the rewritten graph."""

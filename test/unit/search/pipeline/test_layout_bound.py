@@ -121,6 +121,7 @@ def test_the_bound_of_those_that_fit_is_no_lower():
     assert alone.of_layouts(2, 4) <= fitting.of_layouts(2, 4) <= search.plan(2, 4, ("1f1b", 1)).makespan
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", MODELS[1:])
 def test_where_memory_is_short_the_bound_is_below_what_fits(model: str, monkeypatch: pytest.MonkeyPatch):
     """At every price of a byte: without the price of all memory taken off, it would be above."""
