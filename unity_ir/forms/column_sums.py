@@ -95,11 +95,10 @@ def is_column_sum(result: Result) -> bool:
     total = _sum_of(result)
     if total is None or not isinstance(total.body, Access):
         return False
-    # Rows may be padded.
-    names = [i.name if isinstance(i, Var) else None for i in total.body.indices]
-    return bool(result.indices) and names == [
-        i.name if isinstance(i, Var) else "" for i in (*total.indices, *result.indices)
-    ]
+    read, summed = total.body.indices, (*total.indices, *result.indices)
+    # By names, since rows may be padded.
+    is_plain = all(isinstance(i, Var) for i in (*read, *summed))
+    return bool(result.indices) and is_plain and [*map(index_names, read)] == [*map(index_names, summed)]
 
 
 def reads_whole_rows(line: Bound, body: Expr, rows: Names, columns: Names) -> bool:

@@ -216,14 +216,9 @@ class _Composer:
         first = cases.branches[0][0]
         number = self.new(f"{first.rstrip('0123456789')}_segment", len(cases.branches))
         segment = self.segment(cases, part)
+        space = prod(part.line.result_shape(result)) // len(cases.branches)
         branches = tuple(
-            (
-                number.name,
-                self.expr(
-                    e, part, {**where, name: segment}, prod(part.line.result_shape(result)) // len(cases.branches)
-                ),
-            )
-            for name, e in cases.branches
+            (number.name, self.expr(e, part, {**where, name: segment}, space)) for name, e in cases.branches
         )
         whole = Composite((number.name, *index_names(segment)))
         indices = tuple(whole if isinstance(i, Segments) else self.place_of(i, where) for i in result.indices)

@@ -28,7 +28,7 @@ ROW = 64
 """A padded row has a multiple of so many elements: a cache line of 16-bit numbers."""
 FEWEST = 256
 """Fewest elements of a row that is worth it."""
-KINDS = ("elements", "rows", "product")
+KINDS = ("elements", "rows", "columns", "product")
 """Kinds of kernels (`LaunchWork.kind`) that compute every address from the line's strides."""
 
 Choice = Callable[[LocalOperator], str]

@@ -15,11 +15,13 @@ from functools import cached_property
 from math import prod
 
 from unity_ir.errors import UnityError
-from unity_ir.forms.classify import is_convolution
-from unity_ir.forms.compose import AND
+from unity_ir.forms.attention import Attention
+from unity_ir.forms.classify import classify, is_convolution
 from unity_ir.forms.contraction import contraction
 from unity_ir.forms.kinds import kind
+from unity_ir.forms.rewrite import simplified
 from unity_ir.forms.rows import has_padded_results
+from unity_ir.forms.scatter import scattered
 from unity_ir.kernels.launchers import launcher
 from unity_ir.kernels.pytorch.attention import cudnn_attention, is_faster
 from unity_ir.machine.model import Machine
@@ -58,6 +60,7 @@ from unity_ir.plan.program import (
 from unity_ir.plan.saved_softmax import with_savings
 from unity_ir.plan.schedule import BUCKET_BYTES, Schedule, Start, Wait, crosses, moves_of, schedule
 from unity_ir.plan.short_gradients import with_short_gradients
+from unity_ir.tdl.syntax import Bound, Slice, accesses
 
 AUTO = "auto"
 """The implementation of matrix products that is chosen by estimate, for each of them."""
@@ -134,7 +137,7 @@ class PlanOptions:
         Return `triton` for an operator that may be part of a kernel of several, and for a group that should be one;
         `torch` for others.
         """
-        if operator.fused and self.eager and _only_compilers_fuse(operator.line.operator.split(AND)):
+        if operator.fused and self.eager and _stores_elsewhere(operator.line):
             return "torch"
         if operator.fused:
             return product_implementation(operator) if self.matmul == AUTO else "triton"
@@ -160,11 +163,16 @@ class PlanOptions:
         return self.kernels
 
 
-def _only_compilers_fuse(names: Sequence[str]) -> bool:
-    """Return whether a group moves parts of tensors or results of attention, or adds to a table's gradient."""
-    if not {"split", "concat"}.isdisjoint(names) or names[0].startswith("attention"):
+def _stores_elsewhere(line: Bound) -> bool:
+    """
+    Return whether a group reads slices of tensors or stacks what it makes, stores attention's results in other places,
+    or adds a scatter to a tensor: kernels of PyTorch do none of these.
+    """
+    sliced = any(isinstance(i, Slice) for r in line.results for a in accesses(r.expr) for i in a.indices)
+    if sliced or line.is_concatenation or isinstance(classify(simplified(line, {}), {}), Attention):
         return True
-    return names[0].startswith("embedding") and "_grad" in names[0] and "add" in names
+    places = (scattered(r, line.extents) for r in line.results)
+    return any(each is not None and each.total is not None for each in places)
 
 
 DEFAULT = PlanOptions()
@@ -411,7 +419,7 @@ def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
     if not options.eager:
         program = with_kept_casts(program, gathers_cast=options.kernels == "triton" and options.fuse)
     if options.kernels == "triton":
-        program = with_savings(program, of_results=options.eager)
+        program = with_savings(program, only_results=options.eager)
     if options.order is not None and program.pipeline is None:
         raise UnityError(f"pipeline schedule {options.order.name}: the plan has no stages; leave the schedule out")
     if program.pipeline is not None and program.optimizer is not None:

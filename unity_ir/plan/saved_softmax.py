@@ -18,18 +18,18 @@ from unity_ir.pcg.sharding import operand_layout, result_layout
 from unity_ir.plan.program import Compute, Instruction, Program, Register, ReshardMove, Tensor
 
 
-def with_savings(program: Program, of_results: bool = False) -> Program:
+def with_savings(program: Program, only_results: bool = False) -> Program:
     """
     Return the program in which some forward operators also return values that their backwards would compute again, such
     as the row sums of attention's softmax, and those backwards read them.
 
     It is done for operators for which `ops.savings` declares such variants, where forward and backward read the same
-    operands, or the backward recomputed ones, and shard them in the same way; the others stay. `of_results` leaves out
-    those whose backward does not read the forward's result (of the loss).
+    operands, or the backward recomputed ones, and shard them in the same way; the others stay. With `only_results`
+    it is done only where the backward reads the forward's result as well, as attention's does and the loss's does not.
     """
     body: list[Instruction] = list(program.body)
     tensors = dict(program.tensors)
-    known = {saving.backward: saving for saving in savings() if saving.reads_result or not of_results}
+    known = {saving.backward: saving for saving in savings() if saving.reads_result or not only_results}
     firsts = _firsts(program)
     for place, instruction in enumerate(body):
         if not isinstance(instruction, Compute) or instruction.operator not in known:

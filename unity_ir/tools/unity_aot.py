@@ -149,21 +149,20 @@ def _ask(
         if key not in plans_made:
             given = mixed_precision(graph, "bf16") if dtype == MIXED else graph
             plans_made[key] = _planned(asked, given, f"{model}, {plan}{', mixed' * (dtype == MIXED)}", plan, loaded)
-        if (planned := plans_made[key]) is not None:
-            placed, on = planned
-            what = f"{model}, {plan}, {dtype}"
-            typed = placed if dtype == MIXED else in_type(placed, dtype)
-            optimizer = Optimizer("adam" if dtype == types[-1] else "sgd")
-            try:
-                step = fuse_collectives(differentiate(typed, optimizer, on.mesh))
-                emitted = emit(plan_step(lower(step, on), PlanOptions("triton", convolution=convolution)), erase(typed))
-            except UnityError as error:
-                asked.refused[what] = str(error)
-                continue
-            found = jobs(emitted)
-            asked.add(
-                CompileRequests(found, {name: {model: None} for name in found}, [f"{what}, {on.mesh.devices} GPUs"])
-            )
+        if (planned := plans_made[key]) is None:
+            continue
+        placed, on = planned
+        what = f"{model}, {plan}, {dtype}"
+        typed = placed if dtype == MIXED else in_type(placed, dtype)
+        optimizer = Optimizer("adam" if dtype == types[-1] else "sgd")
+        try:
+            step = fuse_collectives(differentiate(typed, optimizer, on.mesh))
+            emitted = emit(plan_step(lower(step, on), PlanOptions("triton", convolution=convolution)), erase(typed))
+        except UnityError as error:
+            asked.refused[what] = str(error)
+            continue
+        found = jobs(emitted)
+        asked.add(CompileRequests(found, {name: {model: None} for name in found}, [f"{what}, {on.mesh.devices} GPUs"]))
     if not asked.programs:
         asked.without.append(model)
     return asked

@@ -23,8 +23,10 @@ from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.plan import padded_rows
+from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import Plan, PlanOptions, plan_step
+from unity_ir.plan.program import Fused
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.parse import parse_line
 
@@ -132,3 +134,29 @@ def test_a_matrix_read_transposed_has_nothing_beyond_its_columns(runner: Any):
     (got,) = runner.run(made, [x], within=[stored])
     # The interpreter cuts bfloat16 off where it should round.
     torch.testing.assert_close(got.float(), (x.float().T - x.float()).amax(1), rtol=1e-2, atol=0)
+
+
+def test_columns_of_padded_rows_are_summed_in_the_loss_s_gradient(runner: Any):
+    """The gradient of a head's bias is summed where that of the logits is made; what lies beyond rows is not read."""
+    samples, classes, row = 512, 259, 320
+    x, t = (
+        leaf("input", tensor_type((samples, 16), "f32"), name="x"),
+        leaf("input", tensor_type((samples,), "i64"), name="t"),
+    )
+    w, b = (leaf("weight", tensor_type(s, "f32"), name=n).result for n, s in (("w", (classes, 16)), ("b", (classes,))))
+    logits = apply("add", [apply("matmul_nt", [x.result, w]).result, b]).result
+    graph = Graph("head", (x, t), (apply("cross_entropy", [logits, t.result]).result,))
+    program = planned(mixed_precision(graph, "bf16"), matmul="triton").program
+    (group,) = (i for i in program.body if isinstance(i, Fused) and "cross_entropy_saved_grad" in i.operator)
+    assert group.operator == "cast + cross_entropy_saved_grad + cast + reduce_sum + cast"
+    assert [program.tensors[r].row for r in (group.operands[0], group.results[0])] == [row, row]
+    operator = local_operator(program, group)
+    made = launcher(operator.line, operator.dtypes, "triton", operator.divided)
+    stored = torch.full((samples, row), float("nan"), dtype=torch.bfloat16)
+    stored[:, :classes] = torch.randn(samples, classes, generator=torch.Generator().manual_seed(0))
+    given, ids = stored[:, :classes], torch.arange(samples) % classes
+    one, logsum = torch.tensor(1.0), given.float().logsumexp(1)
+    found, bias = runner.run(made, [given, one, ids, logsum], within=[stored])
+    want = (given.float().softmax(1) - torch.nn.functional.one_hot(ids, classes)) / samples
+    torch.testing.assert_close(found.float(), want, rtol=1.6e-2, atol=1e-6)
+    torch.testing.assert_close(bias, want.sum(0), rtol=1e-4, atol=1e-7)
