@@ -1,4 +1,4 @@
-"""What ranks do with a module that runs by a plan in DTensors; see `ranks`."""
+"""Functions that ranks call (`ranks`): run a module by a plan in DTensors, and compare it with PyTorch."""
 
 from __future__ import annotations
 

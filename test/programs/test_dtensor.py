@@ -70,7 +70,7 @@ SAMPLE = [
     ("resnet", "megatron", 4),
     ("perceptron", "random-4", 8),
 ]
-"""Of 4 ranks, and of 8: on 2 x 2 x 2 devices, moves go along two axes of three."""
+"""Cells of `make test`: most on 4 ranks, one on 2 x 2 x 2, where moves go along two of three mesh axes."""
 EVERY = [
     *((model, plan, 4) for model in MODELS for plan in (*PLANS, *MORE)),
     *((model, f"random-{seed}", 8) for model in ("perceptron", "moe") for seed in range(6)),

@@ -1,4 +1,4 @@
-"""What a plan says in DTensor placements is what its program does; what they cannot say is refused by name."""
+"""Test that placements are those of a plan's program, and that what DTensor cannot say is refused by name."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def planned(options: PlanOptions, strategy: str = "data-parallel", is_mixed: boo
 
 
 def added(plan: Plan) -> dict[str, bool]:
-    """Of what makes each gradient that is added up: its operators' names, and whether it adds."""
+    """Return, of each gradient that is added up, the operators that make it, and whether their kernel adds."""
     made = makers_of(plan.program.body)
     steps = (i for i in plan.program.body if isinstance(i, TimeStep) and i.kind == "accumulate")
     found = {i: made[i.operand] for i in steps}

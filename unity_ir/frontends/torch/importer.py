@@ -75,7 +75,7 @@ class Importer:
         self._seen: dict[fx.Node, int] = {}
         """The number of writes into its memory after which each node's value was taken."""
         self._parts: list[fx.GraphModule] = []
-        """Graphs of decomposed operators, kept alive since memories are told apart by address."""
+        """Graphs of decomposed operators; freed, their tensors' addresses could be those of other memories."""
         self._detached: set[fx.Node] = set()
         """Nodes that see a memory through `detach`."""
         self._no_grad = 0

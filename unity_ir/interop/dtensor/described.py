@@ -7,6 +7,7 @@ The schema is in docs/pytorch.md.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from json import dumps
 from typing import Any, cast
 
@@ -38,6 +39,7 @@ class _Description:
         self.program, self.mesh = program, mesh
         self.names = value_names(program)
         self.forward, self.backward = forward_and_backward(program)
+        self.gradients = gradients(program)
         self.sources: dict[Register, Register] = {}
         """The register that each moved one, or cast weight, holds the value of."""
         for instruction in program.body:
@@ -84,20 +86,24 @@ class _Description:
         dtype = TORCH_DTYPES[tensor.dtype].removeprefix("torch.")
         return {"shape": list(tensor.shape), "dtype": dtype, "placements": self.placements(register)}
 
-    def parameter(self, register: Register) -> Record:
-        """Return the placements of a parameter: at rest, as each operator of the forward reads it, of its gradient."""
-        used: dict[tuple[str, ...], list[str]] = {}
+    @cached_property
+    def used(self) -> Mapping[Register, Mapping[tuple[str, ...], Mapping[str, None]]]:
+        """By the register a value is made in, and its placements: the operators of the forward that read it so."""
+        found: dict[Register, dict[tuple[str, ...], dict[str, None]]] = {}
         for compute in self.computes(self.forward):
             for operand in compute.operands:
-                if self.source(operand) == register:
-                    users = used.setdefault(tuple(self.placements(operand)), [])
-                    users += [n for n in (self.names[compute.results[0]],) if n not in users]
+                users = found.setdefault(self.source(operand), {}).setdefault(tuple(self.placements(operand)), {})
+                users[self.names[compute.results[0]]] = None
+        return found
+
+    def parameter(self, register: Register) -> Record:
+        """Return the placements of a parameter: at rest, as each operator of the forward reads it, of its gradient."""
         found = self.tensor(register)
-        made = self.source(gradients(self.program)[self.names[register]])
+        made = self.source(self.gradients[self.names[register]])
         return {
             **{key: found[key] for key in ("shape", "dtype")},
             "at_rest": found["placements"],
-            "used": [{"placements": list(at), "by": users} for at, users in used.items()],
+            "used": [{"placements": list(at), "by": [*by]} for at, by in self.used.get(register, {}).items()],
             "gradient": self.placements(made),
         }
 
@@ -138,7 +144,7 @@ class _Description:
         for compute in self.computes(body):
             for operand in compute.operands:
                 readers.setdefault(operand, []).append(self.names[compute.results[0]])
-        weights = {register: name for name, register in gradients(self.program).items()}
+        weights = {register: name for name, register in self.gradients.items()}
         for move in body:
             if not isinstance(move, ReshardMove) or COLLECTIVES[move.kind].is_free:
                 continue

@@ -21,7 +21,7 @@ INEXPRESSIBLE: Mapping[str, str] = {
     "halo": "DTensor has no placement with its neighbours' borders; plan with a strategy that divides other dims",
     "pinned": "DTensors are on all of the mesh; plan with data-parallel, fsdp, expert or degrees",
 }
-"""What a plan may have that DTensor cannot say: why, and what to plan instead. docs/pytorch.md has the same table."""
+"""By each thing that DTensor cannot say of a plan: why, and what to plan instead, as docs/pytorch.md has it."""
 
 
 def step_program(graph: Graph, machine: Machine) -> Program:

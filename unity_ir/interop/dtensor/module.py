@@ -28,7 +28,7 @@ from unity_ir.plan.program import Leaf, Program, Tensor
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """What `parallelize` needs of a plan: one rank's program, its machine, and where the model is from."""
+    """The parts of a plan that `parallelize` reads: one rank's program, its machine, the origin of the model."""
 
     program: Program
     machine: Machine
@@ -176,7 +176,7 @@ class _Step(torch.autograd.Function):
 
 
 class Unfinished:
-    """What a module that runs by a plan returns without the targets of its loss: called with them, it is the loss."""
+    """The result of a planned module called without its loss's targets: call it with these for the loss."""
 
     def __init__(self, finish: Callable[..., torch.Tensor], targets: Sequence[str]):
         self._finish, self._targets = finish, targets

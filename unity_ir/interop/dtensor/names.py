@@ -29,13 +29,14 @@ def value_names(program: Program) -> Mapping[Register, str]:
     counts: Counter[str] = Counter()
     found: dict[Register, str] = {}
     masters: set[Register] = set()
+    readers = Counter(r for i in program.body if not isinstance(i, UpdateWeight) for r in reads(i))
     for instruction in program.body:
         match instruction:
             case Leaf():
                 found[instruction.result] = instruction.name or f"constant {instruction.value:g}"
                 if instruction.op == "weight":
                     masters.add(instruction.result)
-            case Compute("cast", (operand,), (result,)) if operand in masters and _is_first(program, instruction):
+            case Compute("cast", (operand,), (result,)) if operand in masters and readers[operand] == 1:
                 found[result] = found[operand]
             case Compute(operator):
                 name = f"{operator}{counts[operator]}"
@@ -46,13 +47,6 @@ def value_names(program: Program) -> Mapping[Register, str]:
             case UpdateWeight():
                 pass
     return found
-
-
-def _is_first(program: Program, cast: Compute) -> bool:
-    """Return whether a weight is read by nothing but a cast, as one that has a master in another type."""
-    (master,) = cast.operands
-    readers = [i for i in program.body if master in reads(i) and not isinstance(i, UpdateWeight)]
-    return readers == [cast]
 
 
 def forward_and_backward(program: Program) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:

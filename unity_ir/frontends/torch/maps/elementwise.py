@@ -375,7 +375,7 @@ def ceil(site: CallSite, x: Value) -> Value:
 
 @maps("round")
 def rounded(site: CallSite, x: Value, *, decimals: int = 0) -> Value:
-    """Map PyTorch's rounding to the nearest number of so many decimals, of two to the even one."""
+    """Map PyTorch's round: to the nearest number of `decimals` digits after the point, ties to the even one."""
     del site
     x = scale(x, 10.0**decimals)
     low = op("floor", x)
