@@ -48,7 +48,7 @@ def test_kernels_move_the_bytes_of_the_plan(ranks: Ranks, model: str, strategy: 
     computes = [line.action for line in plan.schedule.lines if isinstance(line.action, Compute)]
     computes = [c for c in computes if is_here(c.results[0])]
     names = sorted({kernel_name(plan, c) for c in computes})
-    found, casts = ranks.run(emit(plan, graph).text, world, kernel_bytes, names)[0]
+    found, casts = ranks.run(emit(plan, graph).text, world, kernel_bytes, names, quick=False)[0]
     assert found == [kernel_of_line(plan.program, c).bytes for c in computes]
     weights = [i.weight for i in plan.program.body if isinstance(i, UpdateWeight) and is_here(i.weight)]
     counted = sum(found) + sum(update_bytes(piece_bytes(plan.program, w), ADAMW) for w in weights) + casts
@@ -70,7 +70,7 @@ def test_a_loop_over_micro_batches_moves_the_bytes_of_the_plan(ranks: Ranks, mod
         and (line.when == "every" or number == {"first": 0, "last": count - 1}[line.when])
     ]
     names = sorted({kernel_name(plan, c) for c, _ in computes})
-    found, casts = ranks.run(emit(plan, graph).text, 2, kernel_bytes, names)[0]
+    found, casts = ranks.run(emit(plan, graph).text, 2, kernel_bytes, names, quick=False)[0]
     # Products add to gradients of earlier micro-batches, which they read.
     assert (len(program.added) > 0) == (strategy == "joint")
     assert found == [kernel_of_line(program, c).bytes + again * plan.added_bytes(c) for c, again in computes]
@@ -96,14 +96,14 @@ def test_collectives_copy_what_is_simulated(ranks: Ranks, model: str, strategy: 
     graph = build(model, **SIZES[model])
     program = planned(graph, strategy, world, ADAMW)
     plan = plan_step(program, PlanOptions(kernels="torch", bucket=bucket))
-    for rank, found in enumerate(ranks.run(emit(plan, graph).text, world, copies, CALLS)):
+    for rank, found in enumerate(ranks.run(emit(plan, graph).text, world, copies, CALLS, quick=False)):
         assert found == expected_copies(plan, rank)
 
 
 @pytest.mark.slow
 def test_halos_copy_what_is_simulated(ranks: Ranks):
     plan = plan_step(spatial(("y", "y")), PlanOptions(kernels="torch"))
-    first, inner, *_ = ranks.run(emit(plan, cnn()).text, 4, copies, CALLS)
+    first, inner, *_ = ranks.run(emit(plan, cnn()).text, 4, copies, CALLS, quick=False)
     assert inner == expected_copies(plan, 1)
     assert any(kernels >= 4 for kernels, *_ in inner)
     assert len(first) == len(inner)
