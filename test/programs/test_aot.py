@@ -45,7 +45,7 @@ def emitted(graph: Graph, where: str, plan: str, optimizer: str) -> Emitted:
     return emit(plan_step(lower(differentiate(placed, Optimizer(optimizer), on.mesh), on)), graph)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "where", "plan", "optimizer"),

@@ -93,7 +93,7 @@ CASES: list[tuple[Callable[[], Graph], str, str, int]] = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("made", "where", "plan", "count"), CASES)
 def test_the_loss_is_pytorch_s_and_training_is_not_disturbed(

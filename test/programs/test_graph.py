@@ -34,7 +34,7 @@ ADAMW = optimizer_of("test", "adamw", {"lr": 0.05, "clip": 1.0, "weight_decay": 
 SCHEDULE = ["--schedule", "cosine", "--warmup", "2"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "plan", "optimizer"),
@@ -59,7 +59,7 @@ def test_a_run_is_the_same(ranks: Ranks, where: str, plan: str, optimizer: Optim
             assert json.loads(before)[key] == pytest.approx(json.loads(after)[key], rel=1e-6)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", sample(["gpt2", "moe", "dlrm", "bert_large"], 2))
 def test_models_have_nothing_that_waits(ranks: Ranks, model: str):

@@ -46,7 +46,7 @@ CASES = [
 """Models, plans with numbers of pieces (`*4`), some in micro-batches (`/2`), and ranks."""
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "plan", "world", "dtype"), CASES)
 def test_equals_pytorch(ranks: Ranks, model: str, plan: str, world: int, dtype: str):

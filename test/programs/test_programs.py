@@ -47,7 +47,7 @@ def program(
     return emit(plan_step(lower(step, on), PlanOptions(matmul, kernels, bucket=bucket)), graph).text
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "where", "plan"), CASES if ALL else FIFTH)
 def test_equals_pytorch(ranks: Ranks, model: str, where: str, plan: str):

@@ -51,7 +51,7 @@ IN_MICRO_BATCHES = [*product(KINDS, (p for p in PLANS if p != "degrees,tp=2"))]
 HALF = [c for c in IN_MICRO_BATCHES if (KINDS.index(c[0]) + PLANS.index(c[1])) % 2 == 0]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind", "plan"), CASES if ALL else SAMPLE)
 def test_equals_pytorch(ranks: Ranks, name: str, kind: str, plan: str):
@@ -61,7 +61,7 @@ def test_equals_pytorch(ranks: Ranks, name: str, kind: str, plan: str):
     assert ranks.run(emit(made, erase(placed)).text, 2, check, 2) == [[]] * 2
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "plan"), IN_MICRO_BATCHES if ALL else HALF)
 def test_equals_pytorch_in_micro_batches(ranks: Ranks, kind: str, plan: str):

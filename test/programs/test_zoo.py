@@ -86,11 +86,8 @@ def beyond() -> list[Case]:
 
 SAMPLE = [
     Case("alexnet", "recompute-1", 4),
-    Case("bert_large", "random-2", 4, "sgd"),
     Case("candle_uno", "data-parallel", 8, "sgd", "f32"),
-    Case("dlrm", "random-1", 8, "sgd"),
     Case("gpt2", "degrees,tp=2,zero=1,sp=true", 4),
-    Case("gpt2", "fsdp", 4),
     Case("gpt2", "joint", 4, "adamw", "mixed"),
     Case("gpt2", "fsdp/2i", 4, "adamw", "mixed"),
     Case("gpt2", "tofu", 8),
@@ -108,7 +105,6 @@ SAMPLE = [
     Case("mlp", "random-5", 4, "sgd", "bf16"),
     Case("moe", "recompute-4", 4),
     Case("moe,dispatch=sparse", "experts", 4),
-    Case("moe,dispatch=sparse", "random-54", 4, "sgd"),
     Case("moe,dispatch=sparse", "experts", 2, "sgd", "f32", "triton"),
     Case("nmt", "data-parallel", 2, "sgd", "f32"),
     Case("resnet101", "data-parallel", 2, "sgd", "f32"),
@@ -116,7 +112,6 @@ SAMPLE = [
     Case("rnnlm", "random-7", 4, "sgd"),
     Case("rnntc", "recompute-2", 8),
     Case("wresnet", "data-parallel", 2),
-    Case("xdl", "pinned-2", 8),
 ]
 CASES = [*product(), *beyond()] if os.environ.get("ZOO") == "all" else SAMPLE
 

@@ -468,6 +468,7 @@ def test_recurrent(kind: type[nn.RNNBase], more: dict[str, object]):
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_equals_pytorch(name: str):
     agree(Function(name), torch.full((), 1.25, dtype=torch.float64))

@@ -475,6 +475,7 @@ def read_by_operators(program: Program) -> set[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "where", "strategy"), PLANS)
 def test_collectives_start_and_are_waited_for_where_they_were(name: str, where: str, strategy: str) -> None:
     """

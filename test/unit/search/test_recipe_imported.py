@@ -48,7 +48,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "degrees"), sample(CASES, 5))
 def test_recipes_have_the_serial_gradients(name: str, degrees: str):
     serial, machine = imported(name), boxes(2, 2)
