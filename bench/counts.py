@@ -25,7 +25,7 @@ from models import processor
 from rich.console import Console
 from rich.table import Table
 
-from unity_ir.cost.lines import bytes_of_update
+from unity_ir.cost.kernels import bytes_of_update
 from unity_ir.forms.attention import Attention
 from unity_ir.forms.classify import classify
 from unity_ir.forms.kinds import kind

@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from unity_ir.cost.lines import kernel_seconds
+from unity_ir.cost.kernels import kernel_seconds
 from unity_ir.machine import Machine, load
 from unity_ir.machine.curve import RooflineCurve
 from unity_ir.models import from_text

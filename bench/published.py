@@ -37,7 +37,7 @@ from rich.console import Console
 from rich.table import Table
 
 from unity_ir.api.options import mixed_precision_options, search_options
-from unity_ir.cost.lines import kernel_of_line, kernel_seconds
+from unity_ir.cost.kernels import kernel_of_line, kernel_seconds
 from unity_ir.machine import Machine
 from unity_ir.machine.profile import Profile
 from unity_ir.models import from_text

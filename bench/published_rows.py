@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from unity_ir.machine import Machine, load
-from unity_ir.machine.describe import machine_from
+from unity_ir.machine.toml import machine_from
 
 ROWS = Path(__file__).with_name("published")
 CHOICES = {

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from unity_ir.cost.lines import kernel_seconds, seconds_of_update
+from unity_ir.cost.kernels import kernel_seconds, seconds_of_update
 from unity_ir.machine import Machine
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.collective_calls import move_of

@@ -12,7 +12,7 @@ from ranks import Ranks, copies, kernel_bytes
 from test_halos import spatial
 from zoo_plans import MACHINES, SIZES, of_type, planned
 
-from unity_ir.cost.lines import kernel_of_line, step_bytes, update_bytes
+from unity_ir.cost.kernels import kernel_of_line, step_bytes, update_bytes
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.models import build
 from unity_ir.pcg.collectives import COLLECTIVES

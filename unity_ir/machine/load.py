@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from unity_ir.errors import UnityError
-from unity_ir.machine.describe import MAX_DEVICES, machine_from
 from unity_ir.machine.model import Machine
+from unity_ir.machine.toml import MAX_DEVICES, machine_from
 
 PROFILE = ",profile="
 """Separator between a machine and its profile in `--machine`."""

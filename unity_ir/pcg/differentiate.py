@@ -3,7 +3,7 @@ Builds the backward of a graph from the operators' gradients, with dual types: p
 
 A value's gradient has the value's dims with `sum` and `copy` swapped, and each parallel operator has another as its
 backward. All gradient synchronisation follows from that: that of data parallelism, Megatron's f/g pairs and every
-other strategy's (DESIGN: "Duality").
+other strategy's (docs/concepts.md: Duality).
 """
 
 from __future__ import annotations

@@ -40,11 +40,11 @@ from unity_ir.plan.lower import lower
 from unity_ir.plan.padded_rows import with_padded_rows
 from unity_ir.plan.pipeline.actions import TRANSFERS
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
-from unity_ir.plan.pipeline.check import check
 from unity_ir.plan.pipeline.orders import steady_step
 from unity_ir.plan.pipeline.parts import StepPart, StepParts, step_parts
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.pipeline.sends import check_sends, with_sends
+from unity_ir.plan.pipeline.total_order import check
 from unity_ir.plan.products import product_implementation
 from unity_ir.plan.program import (
     Compute,

@@ -21,7 +21,7 @@ KINDS = "FBIW"
 
 class LevelledSchedule:
     """
-    A schedule of one step that passes `plan.pipeline.check`, its actions numbered level by level.
+    A schedule of one step that passes `plan.pipeline.total_order`, its actions numbered level by level.
 
     Number `count` stands for what is there from the start, the numbers behind it for the start of each rank.
     """

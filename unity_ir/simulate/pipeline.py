@@ -129,7 +129,7 @@ def simulate_pipeline(
     longer: Sequence[Mapping[int, float]] = (),
 ) -> PipelineTimes:
     """
-    Simulate a schedule that passes `plan.pipeline.check`; its own sends and receives are not looked at.
+    Simulate a schedule that passes `plan.pipeline.total_order`; its own sends and receives are not looked at.
 
     `longer[r]` has the seconds by which some of rank r's computations take longer than `seconds` says, by their number.
     With `is_clipped`, updates need a sum over all ranks (the norm of the gradient), so all begin when the last rank has

@@ -20,7 +20,7 @@ from itertools import groupby
 
 import numpy as np
 
-from unity_ir.cost.lines import kernel_seconds, seconds_of_update
+from unity_ir.cost.kernels import kernel_seconds, seconds_of_update
 from unity_ir.cost.plan import norm_seconds
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.optimizer import Optimizer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from unity_ir.cost.kernels import step_bytes
 from unity_ir.cost.least import emitted_bound
-from unity_ir.cost.lines import step_bytes
 from unity_ir.cost.stats import Simulated
 from unity_ir.cost.throughput import throughput_lines
 from unity_ir.machine.model import Machine

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unity_ir.cost.lines import kernel_seconds, seconds_of_update
+from unity_ir.cost.kernels import kernel_seconds, seconds_of_update
 from unity_ir.cost.plan import norm_seconds
 from unity_ir.cost.stats import bytes_text, seconds_text
 from unity_ir.machine.model import Machine

@@ -14,9 +14,9 @@ from math import gcd, prod
 from typing import Any
 
 from unity_ir.errors import UnityError
-from unity_ir.machine.describe import described, machine_from
 from unity_ir.machine.load import load, read_tables
 from unity_ir.machine.model import Machine
+from unity_ir.machine.toml import described, machine_from
 from unity_ir.models import from_text
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.mixed_precision import mixed_precision

@@ -3,7 +3,7 @@ Parallel typing from TDL: how an operator's index variables are divided (a `Conf
 parts, for each), and what this makes of its operands and results (`Degrees`: shards per dim, partial sums, copies).
 
 Which index variables may be divided at all is `tdl.divisibility`; this file makes types of a division. No operator says
-anything of its own (DESIGN: "A configuration gives each index variable a degree").
+anything of its own.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from sources import without_a_source
 
 from unity_ir.errors import UnityError
 from unity_ir.machine import load
-from unity_ir.machine.describe import MAX_DEVICES
 from unity_ir.machine.load import presets
+from unity_ir.machine.toml import MAX_DEVICES
 
 GOOD = """
 parameter = 2

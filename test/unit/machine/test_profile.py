@@ -17,10 +17,10 @@ from unity_ir.cost.work import kernel_of
 from unity_ir.errors import UnityError
 from unity_ir.machine import Device, load
 from unity_ir.machine.curve import RooflineCurve, curves
-from unity_ir.machine.describe import described, machine_from
 from unity_ir.machine.device import fit_path, profiled
 from unity_ir.machine.fit import Measurement, fit, fit_line
 from unity_ir.machine.profile import CollectiveRow, KernelRow, open_profile, read_profile
+from unity_ir.machine.toml import described, machine_from
 from unity_ir.pcg.graph import Graph, apply, leaf
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search.baselines.data_parallel import data_parallel

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from unity_ir.cost.lines import bytes_of_update, kernel_of_line, seconds_of_update, step_bytes
+from unity_ir.cost.kernels import bytes_of_update, kernel_of_line, seconds_of_update, step_bytes
 from unity_ir.cost.plan import update_bytes, update_kernel
 from unity_ir.machine import Machine, load
 from unity_ir.machine.profile import Profile

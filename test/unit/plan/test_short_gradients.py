@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from unity_ir.cost.lines import bytes_of_update, seconds_of_update
+from unity_ir.cost.kernels import bytes_of_update, seconds_of_update
 from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate

@@ -17,10 +17,10 @@ from random_pipelines import order_sizes, random_schedule, random_seconds
 from unity_ir.errors import UnityError
 from unity_ir.plan.pipeline.actions import StageAction
 from unity_ir.plan.pipeline.catalogue import ORDERS, pipeline_schedule
-from unity_ir.plan.pipeline.check import total_order
 from unity_ir.plan.pipeline.orders import double_buffered
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.pipeline.sends import with_sends
+from unity_ir.plan.pipeline.total_order import total_order
 from unity_ir.simulate.makespan import LevelledSchedule
 from unity_ir.simulate.pipeline import (
     PipelineTimes,

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from unity_ir.errors import UnityError
 from unity_ir.plan.pipeline.actions import TRANSFERS, StageAction, read_actions
-from unity_ir.plan.pipeline.check import check
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.pipeline.sends import check_sends
+from unity_ir.plan.pipeline.total_order import check
 
 
 def to_csv(schedule: PipelineSchedule) -> str:

@@ -13,8 +13,8 @@ from dataclasses import replace
 from unity_ir.errors import UnityError
 from unity_ir.plan.deadlock import CollectiveCall, Place, check_order
 from unity_ir.plan.pipeline.actions import TRANSFERS, StageAction
-from unity_ir.plan.pipeline.check import total_order
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
+from unity_ir.plan.pipeline.total_order import total_order
 
 
 def with_sends(schedule: PipelineSchedule) -> PipelineSchedule:

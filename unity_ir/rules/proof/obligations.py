@@ -1,5 +1,5 @@
 """
-Proves what parallelizing an operator rests on (its proof obligations), from its TDL line alone (DESIGN: "Rules").
+Proves what parallelizing an operator rests on (its proof obligations), from its TDL line alone.
 
 Such a rule divides an index variable v into d pieces of size m, or takes operands as addends. It is right if
 

@@ -30,9 +30,9 @@ from unity_ir.rules.poly import Poly, symbol
 from unity_ir.rules.proof.cases import Case, cases, inputs_at, tensors
 from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.equal import Undecided, equal
+from unity_ir.rules.proof.every_rank import check_every_rank
 from unity_ir.rules.proof.forms import Constraint, restart
 from unity_ir.rules.proof.gradients import Product, vector_jacobian_products
-from unity_ir.rules.proof.places import check_places
 from unity_ir.rules.proof.refute import refute, refute_gradients
 from unity_ir.rules.proof.sides import ill_typed
 from unity_ir.rules.proof.solver import Answers, Facts
@@ -75,7 +75,7 @@ def _prove(rule: Substitution, seed: int) -> tuple[Verdict, str, int]:
             return "refuted", counterexample, 0
         # The first to look at a case makes it.
         places, found = tee(cases(rule))
-        check_places(rule, places)
+        check_every_rank(rule, places)
         found, answers = list(found), Answers()
         for case in found:
             if rule.exact:

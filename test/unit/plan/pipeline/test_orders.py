@@ -12,11 +12,11 @@ from torch.distributed.pipelining import schedules as torch_schedules
 
 from unity_ir.errors import UnityError
 from unity_ir.plan.pipeline.catalogue import ORDERS, pipeline_schedule
-from unity_ir.plan.pipeline.check import check
 from unity_ir.plan.pipeline.csv_text import from_csv
 from unity_ir.plan.pipeline.live import peak_live
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.pipeline.sends import with_sends
+from unity_ir.plan.pipeline.total_order import check
 
 THEIRS = {
     "gpipe": "ScheduleGPipe",

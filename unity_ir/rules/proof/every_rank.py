@@ -31,7 +31,7 @@ RANK = 2
 _PACK_DIM = re.compile(r"(\w+)\.(\d+)")
 
 
-def check_places(rule: Substitution, cases: Iterable[Case]) -> None:
+def check_every_rank(rule: Substitution, cases: Iterable[Case]) -> None:
     """
     Check that each dim that a rule refers to by a number is the same dim however many dims its packs (`a..`) stand for,
     so that a proof for 2 dims holds for any number; raise `Undecided`, naming the operation, if not. `cases` are all

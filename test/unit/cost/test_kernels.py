@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from unity_ir.cost.lines import kernel_of_line, kernel_seconds
+from unity_ir.cost.kernels import kernel_of_line, kernel_seconds
 from unity_ir.machine import load
 from unity_ir.machine.profile import Profile
 from unity_ir.models import from_text

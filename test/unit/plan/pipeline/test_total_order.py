@@ -17,10 +17,10 @@ from torch.distributed.pipelining import schedules as torch_schedules
 from unity_ir.errors import UnityError
 from unity_ir.plan.pipeline.actions import TRANSFERS, StageAction, read_actions
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
-from unity_ir.plan.pipeline.check import check
 from unity_ir.plan.pipeline.csv_text import from_csv, to_csv
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.pipeline.sends import check_sends, with_sends
+from unity_ir.plan.pipeline.total_order import check
 
 
 @given(st.integers(0, 10**6), st.booleans(), st.booleans())
