@@ -5,7 +5,8 @@ The parallelization rule of every operator, derived from its TDL line alone (Tof
 
 `divide` is partition along the dims that carry a divided index variable, replicate over those that do not, zero_pad
 where an operand carries addends, and halo where windows reach beyond a piece; `undo` is halo_reduce, combine, reduce
-and pick. Both sides have the same boundary types and the same erasure, so they are equal: parallel operators are identities on meaning.
+and pick. Both sides have the same boundary types and the same erasure, so they are equal: parallel operators never
+change a value.
 """
 
 from __future__ import annotations
