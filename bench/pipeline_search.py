@@ -27,6 +27,7 @@ from unity_ir.models import from_text
 from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.pipeline.choice import best_pipeline, bound
+from unity_ir.search.pipeline.equal import PipelineSearch
 
 TOKENS = 8192
 """Tokens of a sample."""
@@ -65,7 +66,7 @@ class Row:
 def measure(model: str, batch: int, place: str, is_bounded: bool) -> Row:
     start, used = time.perf_counter(), time.process_time()
     graph, machine = mixed_precision(from_text(f"{model},batch={batch}"), "bf16"), load(place)
-    choice = best_pipeline(graph, machine, Optimizer("adamw"))
+    choice = best_pipeline(PipelineSearch(graph, machine, Optimizer("adamw")))
     assert choice is not None
     plan, end = choice.plan, time.perf_counter()
     used = time.process_time() - used

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from math import inf
 from time import perf_counter
 from typing import Literal
@@ -26,7 +25,8 @@ from unity_ir.search.choose.worker import ForkedWorker
 from unity_ir.search.joint.best_first import JointPlan, Progress, joint, rewritten_alike
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
-from unity_ir.search.pipeline.choice import PipelineChoice, best_pipeline, bound
+from unity_ir.search.pipeline.choice import BoundedFamily, PipelineBounds, PipelineChoice, best_pipeline, bound
+from unity_ir.search.pipeline.equal import PipelineSearch
 from unity_ir.search.pipeline.orders import ScheduleKind
 from unity_ir.search.pipeline.placed import pipeline_step
 from unity_ir.search.pipeline.staged import Stages
@@ -223,20 +223,23 @@ class _Pipelines:
         parts, schedule = None, None
         if stages is not None:
             parts, schedule = stages.pipeline.ranks, (stages.order, stages.pipeline.chunks)
-        choice = best_pipeline(
-            self.graph, self.machine, self.optimizer, parts, self.micro_batches, schedule, faster_than=than
-        )
-        if choice is None:
-            return None
-        with ForkedWorker(partial(self._bound, choice, parts), beside=_is_large(self.graph)) as bounding:
-            bounded = bounding.ask(None)
+        search = PipelineSearch(self.graph, self.machine, self.optimizer)
+        bounds = PipelineBounds(search, parts, self.micro_batches, with_layouts=False)
+        with ForkedWorker(bounds.below, bounds.ahead(), beside=_is_large(self.graph)) as bounding:
+            choice = best_pipeline(search, parts, self.micro_batches, schedule, faster_than=than)
+            if choice is None:
+                return None
+            bounded = bounding.ask(BoundedFamily.of(choice.plan))
             found, choice, derivation = self._rewritten(choice, schedule)
             step = pipeline_step(choice.plan, self.machine, choice.search.dims)
             step = replace(step, optimizer=self.given)
             priced = cost(step, self.machine, self.optimizer)
             if _is_large(self.graph):
                 as_emitted(step, self.machine, self.optimizer)  # beside the bound; memoised for those who ask later
-            least, family = self._bound(choice, parts, None) if derivation else bounded()
+            if derivation:
+                least, family = bound(choice, parts, self.micro_batches, with_layouts=False)
+            else:
+                least, family = bounded()
         seconds = perf_counter() - start
         return SearchResult(
             "joint",
@@ -249,9 +252,6 @@ class _Pipelines:
             explored=found.explored,
             seconds=seconds,
         )
-
-    def _bound(self, choice: PipelineChoice, parts: int | None, _: None) -> tuple[float, str]:
-        return bound(choice, parts, self.micro_batches, with_layouts=False)
 
     def _rewritten(
         self, choice: PipelineChoice, schedule: ScheduleKind | None
@@ -268,7 +268,8 @@ class _Pipelines:
         if not derivation:
             return found, choice, ()
         pair, most = (plan.parts, plan.micro_batches), plan.makespan * limits().faster
-        other = best_pipeline(rewritten, self.machine, self.optimizer, *pair, schedule, faster_than=most)
+        search = PipelineSearch(rewritten, self.machine, self.optimizer)
+        other = best_pipeline(search, *pair, schedule, faster_than=most)
         return (found, choice, ()) if other is None else (found, other, derivation)
 
 

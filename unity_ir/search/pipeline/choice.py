@@ -11,15 +11,16 @@ by their estimates among them: the loosest is made tighter until it is as tight 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd, inf
 
+from unity_ir.budget import OutOfBudget, beside
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.machine.parts import part, part_counts
-from unity_ir.pcg.graph import Graph
-from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.pipeline.best_cuts import GAIN
 from unity_ir.search.pipeline.equal import PipelinePlan, PipelineSearch
 from unity_ir.search.pipeline.layout_bound import LayoutBounds
@@ -51,24 +52,22 @@ class PipelineChoice:
 
 
 def best_pipeline(
-    graph: Graph,
-    machine: Machine,
-    optimizer: Optimizer | None = None,
+    search: PipelineSearch,
     parts: int | None = None,
     micro_batches: int | None = None,
     schedule: ScheduleKind | None = None,
     faster_than: float = inf,
 ) -> PipelineChoice | None:
     """
-    Return the fastest pipeline found of a serial forward graph on two or more equal parts of a machine, with a stage or
-    more each; None if none takes less than `faster_than` seconds, such as those of the best plan without stages.
+    Return the fastest pipeline found of the search's serial forward graph on two or more equal parts of its machine,
+    with a stage or more each; None if none takes less than `faster_than` seconds, such as those of the best plan
+    without stages.
 
     `parts`, `micro_batches` and `schedule` force what they name. Raises `UnityError` where what is forced is not
     possible, or, without `faster_than`, where no pipeline fits.
     """
-    search = PipelineSearch(graph, machine, optimizer or graph.optimizer or Optimizer())
     if parts is not None:
-        part(machine, parts)
+        part(search.machine, parts)
     estimates = _estimates(search, parts, micro_batches, faster_than)
     promising = sorted((s, pair) for pair, s in estimates.items())[: None if search.is_small else PLANS]
     sketches: list[tuple[float, Pair]] = []
@@ -93,42 +92,93 @@ def best_pipeline(
         if best is None or plan.makespan < best.makespan * GAIN:
             best = plan
     if best is None and faster_than == inf:
-        raise failed or UnityError(f"pipeline: machine {machine.name} has no equal parts; leave stages out")
+        raise failed or UnityError(f"pipeline: machine {search.machine.name} has no equal parts; leave stages out")
     if best is None or best.makespan >= faster_than:
         return None
     return PipelineChoice(best, tuple(estimates), search)
 
 
+@dataclass(frozen=True)
+class BoundedFamily:
+    """What is the same of all pipelines that a bound is of, and the makespan of one of them."""
+
+    is_split: bool
+    """Backwards may be in halves: of inputs, then of weights."""
+    has_chunks: bool
+    """Parts may have several stages each."""
+    makespan: float
+    """Seconds of the best pipeline found, which no bound exceeds."""
+
+    @staticmethod
+    def of(plan: PipelinePlan) -> BoundedFamily:
+        """Return the family that a plan is of."""
+        return BoundedFamily(plan.outcome.schedule.splits_backward, plan.stages > plan.parts, plan.makespan)
+
+
+class PipelineBounds:
+    """
+    Lower bounds, in seconds, of all pipelines of a search, of as many `parts` and `micro_batches` as are forced, else
+    of two or more. They are looser if not `with_layouts`, which take several times as long as the search.
+    """
+
+    def __init__(
+        self, search: PipelineSearch, parts: int | None = None, micro_batches: int | None = None, *, with_layouts: bool
+    ):
+        self._search, self._parts, self._micro_batches = search, parts, micro_batches
+        self._with_layouts = with_layouts
+        self._shared = LayoutBounds(search, is_split=False)
+
+    def below(self, family: BoundedFamily) -> tuple[float, str]:
+        """
+        Return (a lower bound in seconds, the name of the family), whatever layouts and recompute, all moves of a stage
+        waited for: with one contiguous stage per part, or any number of them if the family has several.
+        """
+        if family.has_chunks:
+            bounds = LayoutBounds(self._search, is_split=True, shared=self._shared)
+            work = bounds.work_of_layouts if self._with_layouts else bounds.work_of_kernels
+            with beside():
+                least = min(work(*pair) for pair in self._pairs)
+            return min(least, family.makespan), "any number of stages per equal part"
+        least = inf
+        for least in self._tightened(family.is_split):
+            pass
+        halves = "whole or in halves" if family.is_split else "whole"
+        name = f"one contiguous stage per equal part, backwards {halves}, as many micro-batches live as in 1f1b or more"
+        return min(least, family.makespan), name
+
+    def ahead(self) -> Iterator[float]:
+        """Compute, step by step, what `below` needs of families with one stage per part, and remember it."""
+        for is_split in (False, True):
+            yield from self._tightened(is_split)
+
+    def _tightened(self, is_split: bool) -> Iterator[float]:
+        """Yield the least of the bounds of all pairs, the loosest of which is tightened from one to the next."""
+        bounds = LayoutBounds(self._search, is_split, is_1f1b=True, shared=self._shared)
+        steps = (bounds.of_kernels, bounds.of_ranges, *((bounds.of_layouts,) if self._with_layouts else ()))
+        queue = [(bounds.of_kernels(*pair), 0, pair) for pair in self._pairs]
+        heapq.heapify(queue)
+        yield queue[0][0]
+        with suppress(OutOfBudget):  # what is known by then is a bound, too
+            while queue[0][1] + 1 < len(steps):
+                least, step, pair = queue[0]
+                with beside():
+                    tighter = steps[step + 1](*pair)
+                heapq.heapreplace(queue, (max(least, tighter), step + 1, pair))
+                yield queue[0][0]
+
+    @cached_property
+    def _pairs(self) -> list[Pair]:
+        search = self._search
+        counts, divisors = _part_counts(search.machine, self._parts), _divisors(search, self._micro_batches)
+        return [(p, m) for p in counts for m in divisors if search.has_units(p, m)]
+
+
 def bound(
     choice: PipelineChoice, parts: int | None = None, micro_batches: int | None = None, *, with_layouts: bool = True
 ) -> tuple[float, str]:
-    """
-    Return (a lower bound in seconds, its family): of every pipeline of the graph that was chosen, of as many `parts`
-    and `micro_batches` as are forced, else of two or more, with one contiguous stage per part, or any number of them if
-    the choice has several, whatever its layouts and recompute, all moves of a stage waited for. It is looser if not
-    `with_layouts`, which take several times as long as the choice.
-    """
-    search = choice.search
-    counts, divisors = _part_counts(search.machine, parts), _divisors(search, micro_batches)
-    pairs = [(p, m) for p in counts for m in divisors if search.has_units(p, m)]
-    if choice.plan.stages > choice.plan.parts:
-        bounds = LayoutBounds(search, is_split=True)
-        work = bounds.work_of_layouts if with_layouts else bounds.work_of_kernels
-        least = min(work(*pair) for pair in pairs)
-        return min(least, choice.plan.makespan), "any number of stages per equal part"
-    is_split = choice.plan.outcome.schedule.splits_backward
-    bounds = LayoutBounds(search, is_split, is_1f1b=True)
-    steps = (bounds.of_kernels, bounds.of_ranges, *((bounds.of_layouts,) if with_layouts else ()))
-    queue = [(bounds.of_kernels(*pair), 0, pair) for pair in pairs]
-    heapq.heapify(queue)
-    while queue[0][1] + 1 < len(steps):
-        least, step, pair = queue[0]
-        heapq.heapreplace(queue, (max(least, steps[step + 1](*pair)), step + 1, pair))
-    backwards = "whole or in halves" if is_split else "whole"
-    family = (
-        f"one contiguous stage per equal part, backwards {backwards}, as many micro-batches live as in 1f1b or more"
-    )
-    return min(queue[0][0], choice.plan.makespan), family
+    """Return (a lower bound in seconds, the name of the family) of pipelines like the one chosen: `PipelineBounds`."""
+    bounds = PipelineBounds(choice.search, parts, micro_batches, with_layouts=with_layouts)
+    return bounds.below(BoundedFamily.of(choice.plan))
 
 
 def _estimates(

@@ -55,14 +55,17 @@ class LayoutBounds:
 
     Those of work hold for any number of stages per part; the others for one stage each, under all synchronous orders
     with whole backwards or, if `is_split`, also with backwards in halves; if `is_1f1b`, only those that hold at least
-    as many micro-batches as 1F1B.
+    as many micro-batches as 1F1B. What does not depend on these is computed once for all that are made with the same
+    `shared`.
     """
 
-    def __init__(self, search: PipelineSearch, is_split: bool, is_1f1b: bool = False):
+    def __init__(
+        self, search: PipelineSearch, is_split: bool, is_1f1b: bool = False, shared: LayoutBounds | None = None
+    ):
         self.search, self.is_split, self.is_1f1b = search, is_split, is_1f1b
-        self._kernels: dict[int, float] = {}
-        self._bounds: dict[int, Bounds] = {}
-        self._ranges: dict[tuple[int, int], Floats] = {}
+        self._kernels: dict[int, float] = shared._kernels if shared else {}
+        self._bounds: dict[int, Bounds] = shared._bounds if shared else {}
+        self._ranges: dict[tuple[int, int], Floats] = shared._ranges if shared else {}
 
     def of_kernels(self, stages: int, micro_batches: int) -> float:
         """Return the bound of kernels alone, divided evenly over all devices."""

@@ -13,6 +13,7 @@ from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.pipeline.best_cuts import GAIN
 from unity_ir.search.pipeline.choice import best_pipeline, bound
+from unity_ir.search.pipeline.equal import PipelineSearch
 
 OPTIMIZER = Optimizer("adamw")
 
@@ -50,7 +51,7 @@ def small_trunk(seed: int, machine: Machine) -> tuple[Graph, dict[Pair, float]]:
 @pytest.mark.parametrize("machine", MACHINES)
 def test_no_pipeline_is_faster_and_none_below_the_bound(machine: Machine, seed: int):
     graph, found = small_trunk(seed, machine)
-    choice = best_pipeline(graph, machine, OPTIMIZER)
+    choice = best_pipeline(PipelineSearch(graph, machine, OPTIMIZER))
     assert choice is not None
     assert set(choice.tried) == set(found)
     least = min(found.values())

@@ -10,7 +10,7 @@ from unity_ir.machine import load, part_counts
 from unity_ir.models import from_text
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.pipeline.choice import best_pipeline, bound
-from unity_ir.search.pipeline.equal import pipeline_plan
+from unity_ir.search.pipeline.equal import PipelineSearch, pipeline_plan
 
 GPT2 = from_text("gpt2,batch=8,sequence=64,layers=3,hidden=64,heads=4,vocabulary=512")
 MACHINE = boxes(2, 2, overhead=1e-6)
@@ -18,7 +18,7 @@ OPTIMIZER = Optimizer("adamw")
 
 
 def test_no_other_pair_is_faster():
-    choice = best_pipeline(GPT2, MACHINE, OPTIMIZER)
+    choice = best_pipeline(PipelineSearch(GPT2, MACHINE, OPTIMIZER))
     assert choice is not None
     every = [(p, m) for p in part_counts(MACHINE)[1:] for m in (2, 4, 8)]
     makespans = {pair: pipeline_plan(GPT2, MACHINE, *pair, None, OPTIMIZER).makespan for pair in every}
@@ -30,14 +30,14 @@ def test_no_other_pair_is_faster():
 
 
 def test_the_bound_is_of_all_pairs_whichever_were_tried():
-    choice = best_pipeline(GPT2, MACHINE, OPTIMIZER, parts=2, micro_batches=4)
+    choice = best_pipeline(PipelineSearch(GPT2, MACHINE, OPTIMIZER), parts=2, micro_batches=4)
     assert choice is not None
     each = {(p, m): bound(choice, p, m)[0] for p in part_counts(MACHINE)[1:] for m in (2, 4, 8)}
     assert bound(choice)[0] == min(each.values()) < each[2, 4]
 
 
 def test_what_is_forced_is_taken():
-    choice = best_pipeline(GPT2, MACHINE, OPTIMIZER, parts=4, micro_batches=2, schedule=("gpipe", 1))
+    choice = best_pipeline(PipelineSearch(GPT2, MACHINE, OPTIMIZER), parts=4, micro_batches=2, schedule=("gpipe", 1))
     assert choice is not None
     plan = choice.plan
     assert (plan.stages, plan.micro_batches, plan.schedule) == (4, 2, "gpipe")
@@ -45,11 +45,11 @@ def test_what_is_forced_is_taken():
 
 
 def test_a_faster_plan_without_stages_is_kept():
-    choice = best_pipeline(GPT2, MACHINE, OPTIMIZER)
+    choice = best_pipeline(PipelineSearch(GPT2, MACHINE, OPTIMIZER))
     assert choice is not None
     now = choice.plan.makespan
-    assert best_pipeline(GPT2, MACHINE, OPTIMIZER, faster_than=0.99 * now) is None
-    again = best_pipeline(GPT2, MACHINE, OPTIMIZER, faster_than=1.01 * now)
+    assert best_pipeline(PipelineSearch(GPT2, MACHINE, OPTIMIZER), faster_than=0.99 * now) is None
+    again = best_pipeline(PipelineSearch(GPT2, MACHINE, OPTIMIZER), faster_than=1.01 * now)
     assert again is not None
     assert again.plan.makespan == now
 
@@ -64,4 +64,4 @@ def test_a_faster_plan_without_stages_is_kept():
 )
 def test_what_cannot_be(machine: str, stages: int | None, micro_batches: int | None, said: str):
     with pytest.raises(UnityError, match=said):
-        best_pipeline(GPT2, load(machine), OPTIMIZER, stages, micro_batches)
+        best_pipeline(PipelineSearch(GPT2, load(machine), OPTIMIZER), stages, micro_batches)
