@@ -113,13 +113,15 @@ class Candidate:
 
     graph: Graph
     name: str
+    """The baseline's strategy; ends in ` with recompute` where that was added."""
     seconds: float
     """Seconds with every move waited for."""
     emitted: float
     """Simulated seconds as emitted; infinite for a plan that does not fit."""
     beyond_bounds: bool
+    """Whether lower bounds do not cover the plan, as `beyond_bounds` returns or since it recomputes."""
     needs: int
-    """Bytes per device."""
+    """Bytes that a device needs at the peak."""
 
     @property
     def fits(self) -> bool:
@@ -189,7 +191,10 @@ class SimulatedPlans:
     _plans: dict[Graph, PricedGraph] = field(default_factory=dict[Graph, PricedGraph])
 
     def seconds(self, plan: PricedGraph) -> float:
-        """Return the simulated seconds of a plan as it is emitted (`simulate.report.as_emitted`)."""
+        """
+        Return the simulated seconds of a plan's step as it is emitted (`simulate.report.as_emitted`), memoised; the
+        first call charges work to the budget.
+        """
         if plan[0] not in self._seconds:
             spend(limits().work_candidate * len(plan[0].nodes()))
             self._seconds[plan[0]] = as_emitted(plan[0], self.machine, self.optimizer)[0]
