@@ -31,9 +31,9 @@ Kind = Literal["none", "attention", "block", "all", "auto"]
 
 KINDS: tuple[str, ...] = get_args(Kind)
 """
-The kinds of recompute that users may ask for: `none`; `attention` (all of a layer but its matrix products); `block`
-(all of a layer, from its input); `all` (from checkpoints between groups of operators); `auto` (as little as makes the
-plan fit).
+The kinds of recompute that users may ask for: `none`; `attention` (what takes no matrix product, convolution or fused
+attention, and the scores of an attention of several operators); `block` (layers that repeat, from their inputs); `all`
+(from checkpoints between groups of operators); `auto` (as little as makes the plan fit).
 """
 
 ANY_PRICE = 1.0
@@ -159,9 +159,9 @@ class Recomputable:
         Return the operators that may be recomputed of the placed forward graph `plan`, with its cost: in its layers, if
         it has any, else or with `in_groups` in groups of parts (`groups`); or in the `given` parts of its serial graph.
 
-        Without `with_products`, no matrix product or convolution is recomputed, but for products of queries and keys
-        before a softmax that is an operator of its own. With `with_weights`, weights that are moved to their readers
-        are operators, too.
+        Without `with_products`, no contraction (matrix product, convolution, attention) is recomputed, but for products
+        of queries and keys before a softmax that is an operator of its own. With `with_weights`, weights that are moved
+        to their readers are operators, too.
         """
         serial, serials = erase_with(plan)
         every = given
