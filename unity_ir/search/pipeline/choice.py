@@ -43,11 +43,13 @@ a plan made of what is estimated slower than the best plan by it.
 
 @dataclass(frozen=True)
 class PipelineChoice:
-    """The fastest pipeline found, and the pairs that were estimated."""
+    """The fastest pipeline found, and what was looked at for it."""
 
     plan: PipelinePlan
     tried: tuple[Pair, ...]
+    """The pairs that were estimated."""
     search: PipelineSearch
+    """What planned it, with its tables."""
 
 
 def best_pipeline(
@@ -60,11 +62,13 @@ def best_pipeline(
     faster_than: float = inf,
 ) -> PipelineChoice | None:
     """
-    Return the fastest pipeline found of a serial forward graph on two or more equal parts of a machine, with a stage or
-    more each; None if none takes less than `faster_than` seconds, such as those of the best plan without stages.
+    Return the fastest pipeline found, by simulated seconds of a step, of a serial forward graph on two or more equal
+    parts of a machine, with a stage or more each; None if none takes less than `faster_than` seconds, such as those of
+    the best plan without stages.
 
-    `parts`, `micro_batches` and `schedule` force what they name. Raises `UnityError` where what is forced is not
-    possible, or, without `faster_than`, where no pipeline fits.
+    `parts`, `micro_batches` and `schedule` (name or None, stages per part) are forced where they are given, and chosen
+    where they are None. Raises `UnityError` where what is forced is not possible, or, without `faster_than`, where no
+    pipeline fits.
     """
     search = PipelineSearch(graph, machine, optimizer or graph.optimizer or Optimizer())
     if parts is not None:
@@ -103,10 +107,12 @@ def bound(
     choice: PipelineChoice, parts: int | None = None, micro_batches: int | None = None, *, with_layouts: bool = True
 ) -> tuple[float, str]:
     """
-    Return (a lower bound in seconds, its family): of every pipeline of the graph that was chosen, of as many `parts`
-    and `micro_batches` as are forced, else of two or more, with one contiguous stage per part, or any number of them if
-    the choice has several, whatever its layouts and recompute, all moves of a stage waited for. It is looser if not
-    `with_layouts`, which take several times as long as the choice.
+    Return (a lower bound in seconds of a step, the pipelines that it holds for, in words), for the graph that `choice`
+    was made for, whatever the layouts and recompute, all moves of a stage waited for; at most the makespan chosen.
+
+    It holds for as many `parts` and `micro_batches` as are given, by default for any from 2 on; with one contiguous
+    stage per part or, if the choice has several, any number of them. It is looser if not `with_layouts`, which take
+    several times as long as the choice.
     """
     search = choice.search
     counts, divisors = _part_counts(search.machine, parts), _divisors(search, micro_batches)
