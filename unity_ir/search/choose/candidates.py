@@ -92,7 +92,10 @@ def estimated(plan: PricedGraph, optimizer: Optimizer) -> float:
 
 
 def fits(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> bool:
-    """Return whether the peak memory of a plan is at most a device's memory."""
+    """
+    Return whether the bytes that a device must have for a plan (`memory.lagrangian.needed`) are at most those that it
+    may take of one; `graph` is its parallel forward graph, and `priced` its cost.
+    """
     return needed(graph, priced, optimizer) <= priced.machine.device.usable
 
 
@@ -137,8 +140,9 @@ def that_fit(candidates: Iterable[Candidate]) -> list[Candidate]:
 @dataclass(frozen=True)
 class Baselines:
     """
-    Called with a serial graph and a flag, returns its baseline plans as candidates; with the flag set, the `QUICK`
-    ones. One that does not fit comes with recompute as well.
+    Called with (serial graph, quick), returns the graph's baseline plans as candidates, those that do not fit included;
+    if `quick`, the `QUICK` ones. One that does not fit comes with recompute as well, FSDP also as ZeRO-3. Baselines
+    that do not apply to the graph are left out, and those for which the budget does not last.
 
     Arguments and results are small, so that a worker process can do it.
     """

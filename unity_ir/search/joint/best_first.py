@@ -271,8 +271,8 @@ def rewritten_alike(
     graph: Graph, rules: Sequence[Rule], shorter: JointPlan
 ) -> tuple[Graph, tuple[RuleApplication, ...]]:
     """
-    Return (graph, derivation): a serial graph with the rules applied everywhere, in their order, that rewrote one with
-    fewer of its equal layers.
+    Return (graph, derivation): a serial graph with those of `rules` applied wherever they match, in their order, by
+    which the search result `shorter` rewrote a graph with fewer of its equal layers; and these rewrites.
     """
     derivation: list[RuleApplication] = []
     known = {rule.name: rule for rule in rules}

@@ -37,7 +37,7 @@ class Price:
     """
     once: float = 1.0
     """
-    What a second counts that a step spends once (moves of weights and their gradients, updates) where the graph is one
+    Factor on the seconds that a step spends once (moves of weights and their gradients, updates) where the graph is one
     of several micro-batches, such as 1 / micro-batches. Below 1, moved weights and their accumulated gradients count as
     held for the whole step.
     """

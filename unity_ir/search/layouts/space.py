@@ -127,7 +127,10 @@ class LayoutSpace:
 
     @cached_property
     def forward(self) -> Floats:
-        """Seconds [source, target] of the cheapest sequence of collectives between every two layouts."""
+        """
+        Seconds [source, target] of the cheapest sequence of collectives between every two layouts. Computed once, so it
+        must not be changed.
+        """
         every = np.arange(len(self))
         return self.reshard(every, every, False)
 
@@ -135,7 +138,7 @@ class LayoutSpace:
     def training(self) -> Floats:
         """
         Seconds [source, target] of the cheapest moves of a value from layout to layout and of its gradient back,
-        between their duals (COPY and SUM swapped).
+        between their duals (COPY and SUM swapped). Computed once, so it must not be changed.
         """
         every = np.arange(len(self))
         return self.reshard(every, every, True)

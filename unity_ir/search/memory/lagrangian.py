@@ -104,7 +104,10 @@ class SmallestPlan:
 
 
 class Refused(UnityError):
-    """Raised where the search finds no plan that fits a device; the baselines have not been tried yet."""
+    """
+    Raised where the search finds no plan that fits a device; the baselines have not been tried yet, or do not fit
+    either. `smallest` is the smallest plan known.
+    """
 
     def __init__(self, message: str, smallest: SmallestPlan | None = None):
         super().__init__(message)

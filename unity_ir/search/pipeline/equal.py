@@ -131,8 +131,8 @@ class Sketch:
     """The schedules that it was chosen from."""
     least: float
     """
-    The makespan in seconds; without sends, where they are more than 1 - `SENDS` of it, as layouts may be chosen by
-    them.
+    The makespan in seconds; without sends where these take at least 1 - `SENDS` of it, as a plan may choose layouts
+    that send less.
     """
 
 

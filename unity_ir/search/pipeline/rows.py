@@ -58,8 +58,8 @@ class TiedWeight(NamedTuple):
 @dataclass(frozen=True)
 class UnitRows:
     """
-    What each unit takes of a device, of one of several micro-batches in given layouts; arrays are [unit] unless said
-    otherwise.
+    Seconds and bytes that each unit takes on a device, for one of several micro-batches in given layouts; arrays are
+    [unit] unless said otherwise.
     """
 
     forward: Floats

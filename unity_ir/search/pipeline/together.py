@@ -96,8 +96,8 @@ class Slopes:
 
     def price(self, stage: int, price: Price) -> Price:
         """
-        Return the objective of a stage's layouts: its slopes for `second` and `once`, each not below a least one, and
-        the rest, such as the price of bytes, from `price`.
+        Return the objective of a stage's layouts: `second` and, relative to it, `once` are its slopes, not below
+        `LEAST` and `LEAST_ONCE`; the rest, such as the price of bytes, is that of `price`.
         """
         second = max(self.second[stage], LEAST)
         return replace(price, second=second, once=max(self.once[stage], LEAST_ONCE) / second)
