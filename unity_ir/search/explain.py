@@ -29,17 +29,20 @@ from unity_ir.search.memory.seconds_and_bytes import CostModel
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """The best plan in which one operator is sharded in a given way, for `--explain`."""
+    """
+    The best plan in which one operator is sharded in a given way, for `--explain`; its figures are per step and device.
+    """
 
     divided: str
+    """That way, as text without the axes: `k by 2, m by 4`."""
     kernels: float
     """Seconds of the operator, forward and backward."""
     around: float
     """Seconds of the reshards to and from it, in that plan."""
     seconds: float
-    """Seconds of the best plan with this alternative, ..."""
+    """Seconds of the best plan with this alternative, every move waited for."""
     bytes: float
-    """... and the bytes it holds on a device."""
+    """Bytes that a device holds at the end of that plan's forward."""
     priced: float
     """Seconds plus the price of its bytes if memory is short; alternatives are ranked by it."""
 
@@ -85,7 +88,8 @@ def named(graph: Graph, name: str) -> tuple[str, Node]:
 
 def alternatives(found: JointPlan, node: Node) -> list[Alternative]:
     """
-    Return, fastest first, the best plan for each way to shard the operator `node` of the rewritten graph in `found`.
+    Return the best plan for each way to shard the operator `node` of the rewritten graph in `found`, best first by
+    `Alternative.priced`. Ways that differ only in which of several mesh axes have a role count as one.
     """
     graph, solver = found.rewritten, _solver(found)
     builder = FactorGraphBuilder(solver, graph, whole=node)
@@ -131,7 +135,7 @@ def _alternative(how: str, node: Node, plan: ExactPlan, model: CostModel, price:
 def explain(found: JointPlan, plan: PlanCost, name: str) -> str:
     """
     Return the text of `--explain name`: the operator's sharding in the plan, its cost, and the cost of each
-    alternative.
+    alternative, at most `limits().alternatives_shown` of them.
 
     `found` is the result of the search, `plan` the cost of its parallel graph, and `name` is read as by `named`. Raises
     `UnityError` for an unknown operator.

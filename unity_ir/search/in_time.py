@@ -54,15 +54,20 @@ def in_time(
     stages: Stages | None = None,
 ) -> SearchResult:
     """
-    Return the plan of a whole batch whose step runs the plan that `search` finds of `small`, the serial graph of one
-    micro-batch, for each of them in turn.
+    Return the plan of a whole step in `micro_batches`: that which `search(machine)` finds of `small`, the serial graph
+    of one micro-batch, run for each of them in turn. `dims` has, by the name of an input, the dim along which samples
+    run.
 
-    Gradients are summed over devices once per step, or where `is_each` in every micro-batch; a plan that `is_searched`,
-    and not one made by a rule, does what is faster as emitted and fits. It is searched for a device with less memory,
-    as the gradients so far are held from the first micro-batch on. Of one micro-batch alone moves of weights weigh more
-    than they do in the step, so the plans that `rivals` returns, baselines, are compared with it. `recompute` adds
-    recompute to each plan. Bounds are of one micro-batch and are dropped. With `stages` the plan is searched for one of
-    as many parts of the machine, and put in stages. Raises `UnityError` where nothing is found.
+    Gradients are summed over devices once per step or, where `is_each`, in every micro-batch. If the plan
+    `is_searched`, and not made by a rule, `is_each` is ignored: both are tried, and the faster as emitted that fits is
+    taken. Then it is searched for a device with less memory, as the gradients so far are held from the first
+    micro-batch on, and again with still less if it does not fit (`TRIES`); and the plans that `rivals` returns,
+    baselines, are compared with it, as moves of weights weigh more in one micro-batch than in the step. `recompute`
+    adds recompute to each plan. With `stages` the plan is one for one of as many parts of `machine`, and is cut into
+    stages.
+
+    Bounds are of one micro-batch and are dropped; its cost is kept (`of_micro_batch`). The plan may not fit: callers
+    check. Raises `UnityError` where `search` finds none.
     """
     part = machine if stages is None else _as_one(stages.part(machine), stages.pipeline.ranks)
 

@@ -17,9 +17,9 @@ class SearchResult:
     The plan that a search found (`graph`, placed), its cost, the rewrites that led to it (`derivation`), and a lower
     bound.
 
-    `bound` is a lower bound in seconds on every plan of the final, rewritten graph with all operators on all devices,
-    under the cost model in which every move is waited for: of those that keep what the backward reads or, where the
-    plan does not, of all that fit a device. The returned plan is chosen by
+    `bound` is a lower bound in seconds, None without one, on every plan of the final, rewritten graph with all
+    operators on all devices, under the cost model in which every move is waited for: on those that keep what the
+    backward reads or, if the returned plan recomputes, on all that fit a device. The returned plan is chosen by
     simulated time, with communication overlapped, maybe branches on parts of the machine, or as ZeRO-3: it may be
     faster than `bound`, and need not be the one nearest to it.
     """
@@ -53,7 +53,8 @@ class SearchResult:
         """
         How far a plan is above the lower bound, as a fraction: (its seconds - bound) / bound, with every move waited
         for, as the bound is; None without a bound. The plan is the one of the fewest such seconds, `proved`, if another
-        was chosen because its moves overlap more with kernels; else the plan of this result.
+        was chosen because its moves overlap more with kernels; else the plan of this result, of a pipeline by its
+        `waited`.
         """
         if not self.bound:
             return None

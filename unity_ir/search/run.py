@@ -39,7 +39,8 @@ from unity_ir.simulate.report import as_emitted
 
 class DoesNotFit(UnityError):
     """
-    Raised where the plan of the requested strategy needs more memory than a device has; carries the `SearchResult`.
+    Raised where the plan of the requested strategy needs more memory than a device of `machine` has; carries the
+    `SearchResult` (`result`).
     """
 
     def __init__(self, message: str, result: SearchResult, machine: Machine):
@@ -66,14 +67,15 @@ def run(
 
     A parallel `graph` is made serial first (`erase`). `strategy` is a name in `search.strategy.all_strategies`,
     `options` are its options by name (`search.strategy.option_types`): `{"rules": "library"}` of joint, `{"seed": 3}`
-    of mcmc. `optimizer` is the one the plan will be trained with, by default the graph's. `progress` is called with the
-    number of candidates priced and the best seconds so far. Ctrl-C and the end of `budget` (by default about 100
-    seconds of work) return the best plan so far. With `micro_batches`, the plan is that of one, and the step runs it
-    for each in turn (`search.in_time`). `recompute` is one of `search.recompute.chosen.KINDS`, by default `auto` of the
-    strategies that search within the memory (joint, sequential), which know no other, and `none` of others.
-    `loss_pieces` is the number of pieces in which a step makes its loss, or `auto`: as few as make the plan fit. By
-    default it is `auto` of these strategies, and 1 of others. With `stages` the plan is a pipeline of so many, of
-    layouts that are the strategy's on one part of the machine (`with_stages` chooses all of it together).
+    of mcmc. `optimizer` is the one the plan will be trained with, by default the graph's or else `Optimizer()`.
+    `progress` is called with the number of candidates priced and the best seconds so far. Ctrl-C and the end of
+    `budget` (by default about 100 seconds of work) return the best plan so far or else the fastest baseline that fits,
+    as `interrupted`. With `micro_batches`, the plan is that of one, and the step runs it for each in turn
+    (`search.in_time`). `recompute` is one of `search.recompute.chosen.KINDS`, by default `auto` of the strategies that
+    search within the memory (joint, sequential), which know no other, and `none` of others. `loss_pieces` is the number
+    of pieces in which a step makes its loss, or `auto`: as few as make the plan fit. By default it is `auto` of these
+    strategies, and 1 of others. With `stages` the plan is a pipeline of so many, of layouts that are the strategy's on
+    one part of the machine (`with_stages` chooses all of it together); `micro_batches` must be 2 or more.
 
     Raises `UnityError` for an unknown strategy or option, for a graph that already has its backward and for one that
     cannot be divided into so many micro-batches, or whose loss cannot be made in so many pieces, and `DoesNotFit` for a
@@ -232,7 +234,8 @@ def run_in_time(
 ) -> SearchResult:
     """
     Search as `run` does, for the number of micro-batches with which the step is fastest as emitted, among those that
-    fit: 1, 2, 4, .., as long as they divide the samples, until one that fits is slower than one that fits before.
+    fit: 1, 2, 4, .., as long as they divide the samples, until one that fits is slower than one that fits before. Each
+    number is a search of its own; a `budget` is for all of them together, and by default each has one.
 
     Arguments and errors are those of `run`; the error of one micro-batch is raised if no number of them has a plan.
     """

@@ -22,14 +22,17 @@ OptionValue = str | int | float | bool
 
 @dataclass(frozen=True)
 class SearchContext:
-    """Inputs of every strategy besides its own options: the optimizer to train with, and a callback for progress."""
+    """Inputs of every strategy besides its own options."""
 
     optimizer: Optimizer
     """Optimizer the plan will be trained with: its state takes memory."""
     progress: Progress | None = None
     """Called with the number of graphs explored and the seconds of the best plan so far."""
     micro_batches: int = 1
-    """Of how many micro-batches of a step the graph is one: what a step does once counts a part of it."""
+    """
+    Number of micro-batches in a step, of which the graph is one: seconds that a step spends once (updates, moves of
+    weights) count 1 / `micro_batches`.
+    """
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,8 @@ def make_options(strategy: Strategy, given: Mapping[str, OptionValue]) -> Any:
     """
     Return the strategy's options object with the values `given` by name, and defaults for the others.
 
-    Raises `UnityError` for an option that the strategy does not have, naming the strategies that have it.
+    Raises `UnityError` for an option that the strategy does not have, naming the strategies that have it, and for
+    values that contradict each other. Their types are not checked.
     """
     known = option_types(strategy)
     for name in given:

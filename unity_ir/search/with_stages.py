@@ -70,12 +70,16 @@ def run_with_stages(
     """
     Search as `search.run.run` does, or with `micro_batches` auto as `run_in_time`, for a plan or a pipeline.
 
-    Joint searches look for pipelines where `stages` asks for some, or says `auto`, or unasked for large models on
-    several nodes; 1 micro-batch then leaves their number open. These make their loss whole: where `loss_pieces` is a
-    number above 1, `auto` finds none, and a number of stages is refused. Other strategies plan one part of the machine,
-    and cut it in the stages that are asked for. Unity's `auto` is its paper's: pipelines whose steps overlap, for the
-    least time from step to step (`search.throughput`). Raises `UnityError` as they do, and for `auto` of other
-    strategies.
+    `stages` asks for a number of them, `auto` for as many as are fastest or none, `none` for none; None means `auto` of
+    joint searches for large models on several nodes, else `none`. Joint searches choose what is in each stage and the
+    schedule, unless it is named, and, where `micro_batches` is 1 or `auto`, their number. Such pipelines make their
+    loss whole: where `loss_pieces` is a number above 1, `auto` finds none, and a number of stages is refused. Other
+    strategies, and schedules that do not drain, plan one part of the machine, and cut it in the stages that are asked
+    for. Unity's `auto` is its paper's: pipelines whose steps overlap, for the least time from step to step
+    (`search.throughput`).
+
+    Raises `UnityError` as they do, for `auto` of other strategies, and where the budget ends before the pipeline asked
+    for is found.
     """
     budget = budget or Budget()
     given = strategy, optimizer, options, progress, budget

@@ -81,5 +81,8 @@ def _variables(node: Node) -> dict[str, list[Dim]]:
 
 
 def sample_dims(graph: Graph) -> Mapping[str, int]:
-    """Return, for each input that has samples, by name, the dim along which they run."""
+    """
+    Return `batch_dims` by the input's name instead of its value: the number of the dim along which the samples run.
+    Inputs without samples are left out; if no dim can be one, every input that is no scalar has dim 0.
+    """
     return {value.node.name: dim for value, dim in batch_dims(graph).items()}

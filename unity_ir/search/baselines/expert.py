@@ -46,7 +46,8 @@ def expert(
     Return the plan with the fewest seconds, all moves waited for, that fits a device's memory among those an expert
     would write for a serial graph of its kind, with every split of the mesh axes: Megatron-LM's for transformers, Neo's
     for recommenders, Krizhevsky's (2014) for networks with convolutions, layers on devices of their own for recurrent
-    ones, Megatron-LM's and Krizhevsky's for others. If none fits, returns the one that exceeds the memory least.
+    ones, Megatron-LM's and Krizhevsky's for others. If none fits, returns the one that exceeds the memory least. Where
+    the work budget in force ends, only the plans made until then are compared.
 
     `optimizer` counts in memory and time. `price` returns a plan's cost, by default `cost.plan.cost`; callers pass one
     that memoises. With `rewrite`, plans may be of a rewritten serial graph, in which the heads of fused query-key-value

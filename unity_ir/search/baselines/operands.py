@@ -28,7 +28,10 @@ def is_weight_cast(node: Node) -> bool:
 
 
 def weight_operand(node: Node) -> int | None:
-    """Return the index of the operand that is the weight matrix of a dense layer; None for other operators."""
+    """
+    Return the index of the operand that is the weight matrix of a dense layer: of a contraction, the only weight (or
+    cast or part of one) with 2 or more dims. None for other operators, convolutions and lookups included.
+    """
     if not node.is_compute or node.op in ("cast", "split") or node.op.startswith("conv"):
         return None
     if table_operand(node) is not None:
@@ -39,7 +42,10 @@ def weight_operand(node: Node) -> int | None:
 
 
 def weight_operands(graph: Graph) -> dict[Node, int | None]:
-    """Return for every node the index of its weight matrix among the operands, as `weight_operand` does."""
+    """
+    Return for every node of a graph, leaves included, the index of its weight matrix among its operands, as
+    `weight_operand` does: None where it has none.
+    """
     seen: dict[object, int | None] = {}
     found: dict[Node, int | None] = {}
     for node in graph.nodes():
@@ -51,7 +57,10 @@ def weight_operands(graph: Graph) -> dict[Node, int | None]:
 
 
 def table_operand(node: Node) -> int | None:
-    """Return the index of the operand that is the table of an embedding lookup; None for other operators."""
+    """
+    Return the index of the operand that is the table of an embedding lookup: the only weight with 2 dims of an operator
+    that also reads integers. None for other operators.
+    """
     if not node.is_compute:
         return None
     bound = node.analysis.bound

@@ -22,6 +22,8 @@ def sample(graph: Graph, machine: Machine, seed: int) -> Graph:
     Return a random parallel graph of a serial one, for tests and calibration: the sharding of every operator, the
     layout in which each leaf is stored, and that to which each value with several users is moved for them are drawn
     from `seed`. The plan need not fit the memory.
+
+    On machines with many mesh axes, neighbouring axes share a role (`first_cuts`).
     """
     solver = Solver(
         Spaces(machine, first_cuts(machine, min(limits().exact_axes, len(machine.mesh.sizes)))), Optimizer()

@@ -46,13 +46,16 @@ STAGES = (0, 1, 2, 3)
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Mesh axes by what they divide: the first `data` samples, the others (`tensor`) weights; ZeRO over `sharded`."""
+    """
+    The numbers of the mesh axes that divide samples (`data`, the outer ones), that divide weights and activations
+    (`tensor`, the inner ones), and that ZeRO shards stored weights over (`sharded`, of those in `data`).
+    """
 
     data: range
     tensor: range
     sharded: range
     again: bool = False
-    """Whether weights are gathered again for the backward."""
+    """Whether weights are gathered again for the backward (ZeRO-3), not kept from the forward."""
 
 
 @dataclass(frozen=True, slots=True)

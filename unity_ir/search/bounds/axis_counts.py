@@ -43,16 +43,19 @@ from unity_ir.search.memory.lagrangian import needed
 
 @dataclass(frozen=True)
 class KnownPlan:
-    """
-    A known plan of a serial graph: its seconds and bytes per device, and the seconds charged per byte (`price`), which
-    is above 0 where memory is short; with `again`, where plans may recompute and gather again whatever they like.
-    """
+    """A known plan of the serial graph `graph`, for `Bounds` to bound all plans of that graph."""
 
     graph: Graph
     seconds: float
+    """Seconds of its step, every move waited for."""
     bytes: int = 0
+    """Bytes per device that it holds; ignored if `price` is 0."""
     price: float = 0.0
+    """Seconds charged per byte: above 0 where memory is short, for a bound on the plans that fit."""
     again: bool = False
+    """
+    Whether that bound is also to hold for plans that recompute values or gather weights again, whichever they are.
+    """
 
 
 @dataclass
@@ -130,7 +133,7 @@ def certified(
 ) -> tuple[Graph, PlanCost, float]:
     """
     Return (plan, its cost, a lower bound in seconds on all plans of the serial graph with every operator on all
-    devices).
+    devices, which is at most that cost's seconds).
 
     `plan` is a known plan of `serial`, and `priced` its cost; where bounding finds a faster plan that fits a device's
     memory, that one is returned instead. `steps` is the most additions of one pass of messages (TRW-S); problems that
@@ -143,8 +146,8 @@ def bounded(
     plan: tuple[Graph, PlanCost], found: tuple[float, Graph | None], optimizer: Optimizer
 ) -> tuple[Graph, PlanCost, float]:
     """
-    Combine a plan and the result of bounding: return (the faster plan, its cost, a lower bound in seconds on all
-    plans).
+    Combine a plan and the result of bounding: return (the faster plan, its cost, a lower bound in seconds on all plans,
+    at most that cost's seconds).
 
     `plan` is a parallel graph and its cost. `found` is what a `Bounds` returned for its serial graph: the lower bound,
     and a parallel graph or None; that graph replaces the plan if it is faster and fits the device's memory.
@@ -168,7 +171,7 @@ def bound(
 ) -> tuple[float, Graph | None]:
     """
     Return (lower bound in seconds on every plan of a serial graph with all operators on all devices, a plan met on the
-    way as a parallel graph, or None). The plan may be slower than the known one.
+    way as a parallel graph, or None). That plan may be slower than the known one, and need not fit the memory.
 
     `known` is the seconds of a known plan: bounding stops once the bound is near it. `steps` is the most additions of
     one pass of messages (TRW-S); `bounds` keeps tables between calls, None uses new ones.
@@ -222,14 +225,19 @@ def bound_within(known: KnownPlan, bounds: Bounds, limit: float) -> float:
 
 
 def is_tabulated(graph: Graph, bounds: Bounds) -> bool:
-    """Return whether dense tables of layout pairs of `Bounds.solver` are small enough."""
+    """
+    Return whether a serial graph is small enough for its bound to be the minimum over counts itself, from dense tables
+    of layout pairs (`limits().count_pairs`), rather than a bound on it by messages.
+    """
     return _kind(graph, bounds.machine) == "tables"
 
 
 def bound_at(graph: Graph, bounds: Bounds, price: Price, known: float) -> float:
     """
-    Return a lower bound on the cost of every plan of a serial graph with all operators on all devices, in the objective
-    `price`, of which `known` is that of a plan; 0, which says nothing, where only kernels can be bounded.
+    Return a lower bound on the cost, in the objective `price`, of every plan of a serial graph with all operators on
+    all devices; 0, which says nothing, where only kernels can be bounded.
+
+    `known` is the cost of a known plan in that objective: messages stop once the bound is near it.
     """
     match _kind(graph, bounds.machine):
         case "alone":

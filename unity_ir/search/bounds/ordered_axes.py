@@ -36,6 +36,8 @@ class OrderedSpace:
     The layouts of a value, numbered, told apart by the order in which equal mesh axes have their roles (shard a dim,
     COPY or SUM), where axes that shard dim 0 have no place in that order; and the seconds of resharding between them.
     REPEAT (replicas that all do the same work) counts as COPY, as a change from one to the other moves nothing.
+
+    Made from `on_axes`, the value's layouts with a role for every axis, and `groups`, the groups of equal axes.
     """
 
     def __init__(self, on_axes: LayoutSpace, groups: Sequence[AxisGroup]):

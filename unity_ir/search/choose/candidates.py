@@ -92,7 +92,10 @@ def estimated(plan: PricedGraph, optimizer: Optimizer) -> float:
 
 
 def fits(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> bool:
-    """Return whether the peak memory of a plan is at most a device's memory."""
+    """
+    Return whether the bytes that a device must have for a plan (`memory.lagrangian.needed`) are at most those that it
+    may take of one; `graph` is its parallel forward graph, and `priced` its cost.
+    """
     return needed(graph, priced, optimizer) <= priced.machine.device.usable
 
 
@@ -113,13 +116,15 @@ class Candidate:
 
     graph: Graph
     name: str
+    """The baseline's strategy; ends in ` with recompute` where that was added."""
     seconds: float
     """Seconds with every move waited for."""
     emitted: float
     """Simulated seconds as emitted; infinite for a plan that does not fit."""
     beyond_bounds: bool
+    """Whether lower bounds do not cover the plan, as `beyond_bounds` returns or since it recomputes."""
     needs: int
-    """Bytes per device."""
+    """Bytes that a device needs at the peak."""
 
     @property
     def fits(self) -> bool:
@@ -135,8 +140,9 @@ def that_fit(candidates: Iterable[Candidate]) -> list[Candidate]:
 @dataclass(frozen=True)
 class Baselines:
     """
-    Called with a serial graph and a flag, returns its baseline plans as candidates; with the flag set, the `QUICK`
-    ones. One that does not fit comes with recompute as well.
+    Called with (serial graph, quick), returns the graph's baseline plans as candidates, those that do not fit included;
+    if `quick`, the `QUICK` ones. One that does not fit comes with recompute as well, FSDP also as ZeRO-3. Baselines
+    that do not apply to the graph are left out, and those for which the budget does not last.
 
     Arguments and results are small, so that a worker process can do it.
     """
@@ -189,7 +195,10 @@ class SimulatedPlans:
     _plans: dict[Graph, PricedGraph] = field(default_factory=dict[Graph, PricedGraph])
 
     def seconds(self, plan: PricedGraph) -> float:
-        """Return the simulated seconds of a plan as it is emitted (`simulate.report.as_emitted`)."""
+        """
+        Return the simulated seconds of a plan's step as it is emitted (`simulate.report.as_emitted`), memoised; the
+        first call charges work to the budget.
+        """
         if plan[0] not in self._seconds:
             spend(limits().work_candidate * len(plan[0].nodes()))
             self._seconds[plan[0]] = as_emitted(plan[0], self.machine, self.optimizer)[0]

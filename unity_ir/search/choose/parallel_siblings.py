@@ -40,6 +40,7 @@ def place_siblings(graph: Graph, machine: Machine, optimizer: Optimizer, plan: G
     sharded otherwise.
 
     `plan` is a parallel graph of the serial `graph`. Returns None if no such plan is likely to simulate faster than it.
+    Callers check that it fits the memory, and simulate it as emitted.
     """
     if machine.devices == 1:
         return None

@@ -115,7 +115,7 @@ class Chooser:
     def faster(self, now: SearchResult, other: SearchResult) -> SearchResult:
         """
         Return the result whose plan has the lower simulated time as emitted, `now` unless `other` fits the memory and
-        is clearly faster; graphs explored by both are added up.
+        is clearly faster. Graphs explored by both are added up; it counts as interrupted if `other` was.
         """
         best = self.emitted.fastest([(now.graph, now.cost), (other.graph, other.cost)])
         explored = now.explored + other.explored
@@ -347,7 +347,11 @@ class Chooser:
     def with_unrewritten(
         self, result: SearchResult, plans: Sequence[PricedGraph], candidates: Sequence[Candidate]
     ) -> SearchResult:
-        """Return the result, or a plan of the graph without rewrites, found or by hand, if it simulates faster."""
+        """
+        Return the result or, if it simulates faster, that for a plan of the graph without rewrites, with a bound for
+        that graph. `plans` are its plans that fit, the one with every operator on all devices first; `candidates` are
+        its baselines that fit.
+        """
         now = result.graph, result.cost
         best = self.emitted.fastest([now, *plans], candidates)
         if best is now:

@@ -80,7 +80,7 @@ class ForkedWorker(Generic[Q, A]):
         """
         Send a question to the worker process, if there is one; return a function that waits for the answer and returns
         it, or raises what the worker's function raised. Without a process, that function computes the answer when
-        called.
+        called, anew at each call.
         """
         if self._process is None:
             return lambda: self._function(question)

@@ -63,8 +63,9 @@ def _solved(graph: Graph, machine: Machine, optimizer: Optimizer, cuts: tuple[in
 
 def shortened_if_large(graph: Graph) -> Graph | None:
     """
-    Return a graph of more than `limits().rewritten_operators` with few of its equal layers, for what is searched for
-    all of them alike; None for a smaller one, and one without layers that repeat.
+    Return a graph of more than `limits().rewritten_operators` operators with only `limits().rewritten_layers` of its
+    equal layers, to search once for what holds for all of them; None for a smaller graph, and for one without layers
+    that repeat.
     """
     operators = sum(n.is_compute for n in graph.nodes())
     return shortened(graph, limits().rewritten_layers) if operators > limits().rewritten_operators else None

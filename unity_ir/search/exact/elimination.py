@@ -154,7 +154,8 @@ def minimise(sizes: Mapping[VariableId, int], factors: Sequence[Factor]) -> tupl
     Return (cost, assignment): the minimum of the sum of `factors` (tables of costs, each over some variables), and a
     value per variable that attains it.
 
-    `sizes` has the number of values of each variable, by its number. Table entries of `inf` forbid a combination.
+    `sizes` has the number of values of each variable, by its number. Table entries of `inf` forbid a combination; the
+    cost is `inf` if all are forbidden.
     """
     found = minimise_within(float("inf"), sizes, factors)
     assert found is not None

@@ -103,11 +103,14 @@ class Variable:
     seconds: Floats
     """Unary cost [row], including leaves that only this operator reads."""
     own: Projection
-    """The rows themselves."""
+    """The projection that keeps all rows left apart, for the table of `seconds`."""
     made: tuple[Port, ...]
     """Per result, the layouts made; a relay has one."""
     needs: tuple[Port, ...]
-    """Per operand that is no leaf or is shared, the layouts needed; a relay has one, that of a leaf none."""
+    """
+    Per operand other than leaves that only this operator reads, the layouts needed; a relay has one, that of a leaf
+    none.
+    """
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,14 +226,15 @@ class FactorGraph:
     value find it), so that the sum of all costs is least.
 
     Costs are unary (`seconds` of a row) and pairwise (`edges`). Every edge leads from a lower to a higher variable
-    number.
+    number; `into` and `out` have, per variable, the numbers of the edges that end and begin there.
     """
 
     rows: list[Ints]
     """Per variable, the indices of the rows that are left."""
     seconds: list[Floats]
+    """Per variable, the unary cost of each row that is left, in the solver's objective."""
     own: list[Projection]
-    """The rows themselves."""
+    """Per variable, the projection that keeps all rows left apart, for the table of `seconds`."""
     edges: list[Edge]
 
     def __post_init__(self) -> None:
@@ -260,7 +264,7 @@ class FactorGraph:
         )
 
     def steps(self) -> int:
-        """Return an estimate of the work of one pass of messages over all edges: its number of additions."""
+        """Return an estimate of the work of one pass of messages over all edges, as a number of additions."""
         return sum((len(k.made.layouts) + len(k.needs.layouts)) * len(k.made.layouts) for k in self.edges)
 
     def keep(self, variable: int, rows: npt.NDArray[np.bool_]) -> None:

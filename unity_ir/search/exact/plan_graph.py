@@ -14,8 +14,8 @@ from unity_ir.search.layouts.axes import AxisGroup, Ints
 
 def realise(graph: Graph, plan: ExactPlan, solver: Solver) -> Graph:
     """
-    Return the parallel graph of an exact plan: the serial `graph` with types in pieces, parallel operators and machine
-    views. `solver` is the one that found the plan.
+    Return the parallel graph of an exact plan for the serial `graph`: its operators sharded, with machine views and the
+    parallel operators that reshard values between them. `solver` is the one that found the plan.
     """
     assignments, rests, relays = placed(graph, plan, solver)
     return materialise(graph, assignments, solver.spaces.machine.mesh, rests, relays, plan.again)

@@ -318,7 +318,8 @@ def certain(bound: float, graph: Graph, machine: Machine) -> float:
 
 def bounded(solver: Solver, graph: Graph) -> float:
     """
-    Return a lower bound on the cost of every choice for a serial graph, in the solver's objective (`Solver.price`).
+    Return a lower bound on the cost of every choice for a serial graph, in the solver's objective (`Solver.price`),
+    even where readers share moves. Raises `OutOfBudget` if the budget ends before it is found.
     """
     return SharedFactorGraphBuilder(solver, graph).solve().bound
 

@@ -68,7 +68,9 @@ class ExactPlan:
     """
 
     seconds: float
+    """Cost in the objective of the solver that found it: seconds, or with a price of bytes these added."""
     rows: Mapping[Node, int]
+    """The row of each operator's table (`Solver.table`)."""
     layouts: Mapping[Value, int]
     """Layout numbers of relayed values, and of leaves that one operator reads."""
     rests: Mapping[Value, int] = field(default_factory=dict[Value, int])
@@ -79,7 +81,7 @@ class ExactPlan:
     more to them than the price of each.
     """
     bound: float = 0.0
-    """Lower bound in seconds; equal to `seconds` if this plan is optimal."""
+    """Lower bound in the unit of `seconds`; equal to `seconds` if this plan is optimal."""
     rows_before: int = 0
     """Number of rows of all variables before pruning."""
     rows_left: int = 0
@@ -146,8 +148,11 @@ class Solver:
     """Whether only messages are passed: rows are not dropped, and there are no dense tables of layout pairs."""
     _tables: dict[tuple[object, ...], OperatorTable] = field(default_factory=dict[tuple[object, ...], OperatorTable])
     variables: dict[tuple[object, ...], Variable] = field(default_factory=dict[tuple[object, ...], Variable])
+    """Memo of variables of factor graphs, by what their costs depend on."""
     pairwise: dict[tuple[object, ...], PairwiseCost] = field(default_factory=dict[tuple[object, ...], PairwiseCost])
+    """Memo of the costs of edges, by what they depend on."""
     memo: Memo = field(default_factory=Memo)
+    """Tables of earlier eliminations."""
     _leaves: dict[tuple[object, ...], tuple[Floats, Ints]] = field(
         default_factory=dict[tuple[object, ...], tuple[Floats, Ints]]
     )
@@ -491,7 +496,10 @@ class FactorGraphBuilder:
                 self._relay(node.result)
 
     def at(self, node: Node) -> Solver:
-        """Return the solver at whose price the choices of a node count, and of what it makes; here one for all."""
+        """
+        Return the solver whose price is charged for an operator's row or a leaf, and for the moves of what it makes:
+        here the same for all.
+        """
         return self.solver
 
     def keeps_all_rows(self, node: Node) -> bool:
@@ -544,7 +552,10 @@ class FactorGraphBuilder:
         return ExactPlan(seconds, rows, layouts, rests, again, bound, among, left)
 
     def with_rows(self, plan: ExactPlan, changed: Mapping[Node, int]) -> ExactPlan:
-        """Return a plan with other rows of some operators; leaves that one of them alone reads rest as is best then."""
+        """
+        Return a plan with other rows (`changed`) of some operators; leaves that one of them alone reads rest as is best
+        then. Relays stay, and so do `seconds` and `bound`, which no longer hold.
+        """
         rows = {**plan.rows, **changed}
         chosen = [rows[key] if isinstance(key, Node) else plan.layouts[key] for key in self.numbers]
         return self.chosen(self.problem(), plan.seconds, chosen, plan.bound)

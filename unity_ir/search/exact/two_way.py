@@ -85,11 +85,10 @@ class _End:
 @dataclass(frozen=True, eq=False)
 class TwoWayCost:
     """
-    The seconds [layout made, layout needed] of moving a value and (in training) its gradient back, as an edge cost that
-    needs no dense table.
+    The seconds [layout made, layout needed] of moving a value of `space` and, if `training`, its gradient back, as an
+    edge cost that needs no dense table.
 
-    It is [layout made, layout needed], where `made` are the layouts an operator makes the value in, and `needs` those
-    its reader needs.
+    `made` are the layouts in which an operator makes the value, `needs` those in which its reader needs it.
     """
 
     made: Port

@@ -52,8 +52,8 @@ PROGRESS_EVERY = 256
 @dataclass(frozen=True)
 class Settings:
     """
-    Settings of the search. `beta` weighs a slowdown relative to an operator's mean time in the best plan; `budget` is
-    the number of proposals over all chains.
+    Settings of the search. `beta` weighs a slowdown relative to an operator's mean time in the best plan: higher
+    accepts fewer; `budget` is the number of proposals over all chains.
     """
 
     beta: float = 25.0
@@ -62,10 +62,13 @@ class Settings:
     """A time limit, too; with one, results may differ from run to run."""
     seed: int = 0
     starts: Sequence[str] = STARTS
+    """Names of the plans that chains start from, of `STARTS`."""
     overlap: bool = True
+    """Whether communication is simulated beside kernels, not in turn with them."""
     pinning: float = 0.2
     """Fraction of every chain's proposals, its last ones, in which operators may be pinned."""
     patience: int = PATIENCE
+    """Minimum number of proposals per operator that a chain waits for a better plan."""
     beat: float | None = None
     """
     Seconds of a plan that is known: no chain starts near the best plan then, and chains slower than the known plan end
@@ -78,11 +81,15 @@ class Chain:
     """Statistics of one Markov chain of the search."""
 
     start: str
+    """Name of the plan it started from; `again` near the best plan of the chains before."""
     first: float
     """Simulated seconds of the plan it started from."""
     best: float
+    """Simulated seconds of its best plan."""
     proposed: int
+    """Number of proposals made."""
     accepted: int
+    """Number of these that were accepted."""
     found_at: int
     """Number of proposals made before its best plan."""
     seconds: float
@@ -113,11 +120,13 @@ def mcmc(
 ) -> McmcPlan:
     """
     Return the fastest plan found for a serial graph by Metropolis-Hastings (FlexFlow, section 6) over the assignments
-    of its operators: the role of each mesh axis, such as the index variable it divides.
+    of its operators: the role of each mesh axis, such as the index variable it divides. Memory limits are not looked
+    at.
 
     `settings` None is the defaults. `progress` is called with the proposals made and the best time in seconds. `space`
     lists the assignments each operator may have (None: all that fit); those of starting plans that are not in it are
     replaced. `plans` are starting plans by name, an assignment per operator, tried before those the settings name.
+    Ctrl-C and the end of the work budget end the search with the best plan so far, marked in its last chain.
 
     Raises `UnityError` for invalid settings, and if no starting plan fits.
     """

@@ -70,7 +70,7 @@ class RewriteCache:
     )
     """Per graph (by its outputs) and rule name, the rule applied everywhere."""
     rewrites: dict[tuple[Value, ...], ReplayIterator] = field(default_factory=dict[tuple[Value, ...], "ReplayIterator"])
-    """Per graph, all rewrites (`_rewrites`)."""
+    """Per graph (by its outputs), all its rewrites: each rule applied everywhere, then each in one place."""
 
 
 class ReplayIterator:
@@ -149,7 +149,10 @@ def joint(
 
 @dataclass(frozen=True)
 class PricedGraph:
-    """A serial graph, the seconds of its optimal plan, and the rewrites that lead to it."""
+    """
+    A serial graph, its optimal plan, the cost of that in the solver's objective (`seconds`), and the rewrites that led
+    to the graph (`derivation`).
+    """
 
     seconds: float
     graph: Graph
@@ -268,8 +271,8 @@ def rewritten_alike(
     graph: Graph, rules: Sequence[Rule], shorter: JointPlan
 ) -> tuple[Graph, tuple[RuleApplication, ...]]:
     """
-    Return (graph, derivation): a serial graph with the rules applied everywhere, in their order, that rewrote one with
-    fewer of its equal layers.
+    Return (graph, derivation): a serial graph with those of `rules` applied wherever they match, in their order, by
+    which the search result `shorter` rewrote a graph with fewer of its equal layers; and these rewrites.
     """
     derivation: list[RuleApplication] = []
     known = {rule.name: rule for rule in rules}

@@ -38,7 +38,7 @@ class AxisGroup:
 
     axes: tuple[int, ...]
     levels: tuple[tuple[int, int], ...]
-    """(level, devices along it); for a counted group, of one axis."""
+    """(machine level, devices along the group on it), outermost first; of a counted group, those of one of its axes."""
     count: int = 1
 
     @property

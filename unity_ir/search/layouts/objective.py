@@ -16,29 +16,38 @@ from unity_ir.search.layouts.space import LayoutSpace
 @dataclass(frozen=True, slots=True)
 class Price:
     """
-    The objective of a search: `second` per second of an iteration, plus `byte` per byte held at the end of its forward.
-
-    The share `hidden` of the moves of weights and their gradients, to and from where they rest, is free: it is taken as
-    overlapped with kernels.
-
-    With `again`, a value that the backward reads costs the bytes of keeping it or the seconds of making it once more
-    there, by its operator or, of one that was moved, by its move, whichever is less. So no plan with recompute takes
-    less, whatever is recomputed and gathered again.
-
-    Of a graph that is one of several micro-batches, `once` is how much a second counts that a step spends once (moves
-    of weights and their gradients, updates), such as 1 / micro-batches; below 1, what is moved is kept for the whole
-    step, and so is the gradient that accumulates there: to add a micro-batch's gradient to those before takes `add`
-    seconds for each byte of it, or none where a product does. `live` is the number of micro-batches whose activations
-    are held.
+    The objective of a search: `second` per second of a step plus `byte` per byte that a device holds at the end of the
+    forward, both of one micro-batch where a step has several.
     """
 
     second: float = 1.0
+    """Cost of a second."""
     byte: float = 0.0
+    """Cost of a byte; at 0, bytes are not counted, and `again` and `live` have no effect."""
     hidden: float = 0.0
+    """
+    Share (0 to 1) of the moves of weights and of their gradients, from and to where they rest, that is free, as
+    overlapped with kernels.
+    """
     again: bool = False
+    """
+    Whether a value that the backward reads costs the bytes of keeping it or the seconds of making it once more there
+    (by its operator or, of one that was moved, by its move), whichever is less. Then no plan with recompute costs less
+    than the minimum, whatever is recomputed and gathered again.
+    """
     once: float = 1.0
+    """
+    Factor on the seconds that a step spends once (moves of weights and their gradients, updates) where the graph is one
+    of several micro-batches, such as 1 / micro-batches. Below 1, moved weights and their accumulated gradients count as
+    held for the whole step.
+    """
     live: float = 1.0
+    """Number of micro-batches whose activations are held at a time."""
     add: float = 0.0
+    """
+    Seconds per byte of adding a micro-batch's gradient of a weight to the sum of those before; charged only if `once`
+    is not 1, and not where the product that makes the gradient adds it up.
+    """
 
     def of(self, seconds: Floats, bytes: Floats) -> Floats:
         """
@@ -53,8 +62,8 @@ class Price:
 
     def rest(self, seconds: Floats, bytes: Floats) -> Floats:
         """
-        Return the cost of storing a leaf, elementwise: `seconds` are those of its update, which a step does once, and
-        `bytes` those that its tensors take.
+        Return the cost of storing a leaf, elementwise: `seconds` are those of its update, which a step does once (times
+        `once`), and `bytes` those that its tensors take. Infinite seconds stay infinite.
         """
         return self.of(np.where(np.isfinite(seconds), self.once * np.nan_to_num(seconds, posinf=0.0), seconds), bytes)
 
@@ -74,7 +83,7 @@ class Price:
         whether the backward reads it, so that its bytes count.
 
         With `may_recompute`, or `again`, the cost of a row is that of saving the results or of recomputing them,
-        whichever is less; `before` is the cost of having there what recomputing them reads.
+        whichever is less; `before` is the cost of having in the backward what recomputing them reads.
         """
         if self.byte == 0:
             return self.second * table.seconds
@@ -88,7 +97,8 @@ class Price:
         Return the cost [source, target] of moving a value between layouts of `space`.
 
         `sources` and `targets` are layout numbers. `training` adds the moves of the gradient in the other direction;
-        `kept` adds the bytes of saving the moved value for the backward.
+        `kept` adds the bytes of saving the moved value for the backward or, with `again`, the seconds of moving it once
+        more if that costs less.
         """
         seconds = space.reshard(sources, targets, training)
         if self.byte == 0:
@@ -107,8 +117,9 @@ class Price:
         every layout of `space`.
 
         `training` adds the seconds of resharding its gradient back, `kept` the bytes of keeping the moved leaf for the
-        backward. For a `weight` (rather than an input), the share `hidden` of the cost is not charged, as overlapped.
-        Where its gradient `is_added` by the product that makes it, adding it up takes no seconds.
+        backward. For a `weight` (rather than an input), the share `hidden` of the cost is not charged, as overlapped,
+        and `once` and `add` apply; if `once` is not 1, its bytes count whatever `kept` says. With `is_added`, the
+        product that makes its gradient also adds it to that of earlier micro-batches, and `add` is not charged.
         """
         if weight and self.once != 1:
             seconds = self.second * self.once * space.reshard_from_few(rests, training)

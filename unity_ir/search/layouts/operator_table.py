@@ -30,16 +30,17 @@ class OperatorTable:
     counts: Counts
     """[row, group, role]: 1 for the role of each group of axes."""
     operands: tuple[Ints, ...]
-    """Per operand, the layout number each row needs."""
+    """Per operand, the layout number [row] that each row needs, in the operand's layout space."""
     results: tuple[Ints, ...]
-    """Per result, the layout number each row makes."""
+    """Per result, the layout number [row] that each row makes, in the result's layout space."""
     seconds: Floats
+    """Seconds [row] of the kernels, forward and backward, and of the exchanges of halos."""
     again: Floats
-    """Seconds [row] to recompute the results."""
+    """Seconds [row] of the forward kernels: to recompute the results."""
     made: tuple[Floats, ...]
     """Bytes [row] of each result on a device."""
     halos: Floats
-    """Bytes [row] of operands with their halos, which are separate buffers."""
+    """Bytes [row] on a device of operands with their halos, which are separate buffers."""
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -59,6 +60,7 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
     are those whose degrees do not divide sizes, and those slower than another that needs and makes the same layouts.
 
     `needs` says for each operand whether the backward computes its gradient; `spaces` has the machine and its layouts.
+    Raises `OutOfBudget` if the work budget in force has ended.
     """
     # However large a table is, time may be up before it is made.
     spend(0)

@@ -116,7 +116,10 @@ class LayoutSpace:
 
     @cached_property
     def duals(self) -> Ints:
-        """The number of each layout's dual (COPY and SUM swapped), which is the layout of the gradient: [layout]."""
+        """
+        The number of each layout's dual (COPY and SUM swapped), which is the layout of the gradient: [layout]; -1 where
+        integers would be in partial sums.
+        """
         swapped = self.counts.copy()
         c, s = self.role(COPY), self.role(SUM)
         swapped[:, :, [c, s]] = swapped[:, :, [s, c]]
@@ -124,7 +127,10 @@ class LayoutSpace:
 
     @cached_property
     def forward(self) -> Floats:
-        """Seconds [source, target] of the cheapest sequence of collectives between every two layouts."""
+        """
+        Seconds [source, target] of the cheapest sequence of collectives between every two layouts. Computed once, so it
+        must not be changed.
+        """
         every = np.arange(len(self))
         return self.reshard(every, every, False)
 
@@ -132,7 +138,7 @@ class LayoutSpace:
     def training(self) -> Floats:
         """
         Seconds [source, target] of the cheapest moves of a value from layout to layout and of its gradient back,
-        between their duals (COPY and SUM swapped).
+        between their duals (COPY and SUM swapped). Computed once, so it must not be changed.
         """
         every = np.arange(len(self))
         return self.reshard(every, every, True)
@@ -142,6 +148,7 @@ class LayoutSpace:
         Return seconds [source, target] of the cheapest sequence of collectives between layouts given by number.
 
         `training` adds the moves of the gradient in the other direction, from the target's dual to the source's.
+        Between different layouts even a free move costs `FREE_MOVE`.
         """
         there, back = self._there, self._back
         seconds = _columns(self._cheapest, there[sources], there[targets])
@@ -229,7 +236,7 @@ class LayoutSpace:
     def moved_bytes(self, sources: Ints, targets: Ints) -> Floats:
         """
         Return bytes [source, target] of the piece that a reshard between layouts given by number leaves on a device; 0
-        where it moves nothing.
+        where it moves nothing: between equal layouts, or those that differ in COPY and REPEAT only.
         """
         there = self._there
         return (there[sources][:, None] != there[targets]) * self.bytes[targets]
@@ -292,8 +299,9 @@ class LayoutSpace:
         Return float32 lower bounds on the seconds [source, target] of the cheapest moves between layouts without
         REPEAT.
 
-        `sources` and `targets` are indices in `without_repeat`. If they are most of all pairs (`mostly`), the whole
-        table [layout, layout] is returned instead, in which the rows of other sources may be undefined.
+        `sources` and `targets` are indices in `without_repeat`. If they are most of all pairs (`mostly`), the cached
+        table [layout, layout] of all is returned instead, which must not be changed; its rows of other sources may be
+        undefined.
         """
         filled, seconds = self._least
         n = len(filled)
@@ -415,7 +423,10 @@ class Spaces:
     by_count: bool = False
     """Whether equal axes of a level are counted instead: a relaxation, whose costs bound those of the axes' layouts."""
     merge: int = 0
-    """Coarseness of dims (`_merged_dims`): a further relaxation."""
+    """
+    Which dims layouts tell apart: 0 all, 1 the last one (of images, the channels) from the others, 2 none; a further
+    relaxation, as moves between merged dims are free.
+    """
     hybrids: bool = True
     """
     Whether weights may be sharded along what is summed over (the rules `divide-matmul.sum`, `divide-embedding.rows`,

@@ -34,13 +34,15 @@ class Moves:
     degrees: Ints
     """Degrees of the layouts: [layout, role]."""
     sources: Ints
+    """The layout index of each move's source: [move]."""
     targets: Ints
+    """The layout index of each move's target: [move]."""
     of: Ints
-    """The set of each move."""
+    """The number of each move's set: [move]."""
     kinds: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
     """Per set its collective, and the devices along each level in a group."""
     lie: tuple[slice, ...]
-    """The slice of each set."""
+    """Per set, the slice of its moves."""
     before: Ints
     """Per set, the factor by which a piece grows as the axes leave their dim; 1 if they shard none."""
     after: Ints

@@ -53,10 +53,11 @@ class FittingPlan:
     """The serial graph."""
     plan: ExactPlan
     bytes: float
+    """Bytes that a device holds at the end of the forward."""
     price: float
     """Seconds per byte at which the bound is greatest."""
     lines: tuple[tuple[float, float], ...]
-    """For every price tried, (price, a lower bound on seconds + price * bytes of all choices)."""
+    """For every price of a byte tried, (price, a lower bound on seconds + price * bytes of all choices)."""
 
     def bound(self, limit: float) -> float:
         """
@@ -82,15 +83,17 @@ class NothingFits(UnityError):
 
 @dataclass(frozen=True)
 class SmallestPlan:
-    """
-    What is known of the smallest plan where none fits: bytes per device, seconds, and advice for the error message.
-    """
+    """The error message where no plan fits, as text (`str`): what the smallest plan known needs, and advice."""
 
     needs: float
+    """Bytes per device."""
     seconds: float
+    """Seconds of its step."""
     device: Device
     advice: str
+    """What to do, the end of the message."""
     of: str = "found"
+    """Which plan it is, in the words of the message."""
 
     def __str__(self) -> str:
         needs = lacking(self.needs, self.device)
@@ -101,7 +104,10 @@ class SmallestPlan:
 
 
 class Refused(UnityError):
-    """Raised where the search finds no plan that fits a device; the baselines have not been tried yet."""
+    """
+    Raised where the search finds no plan that fits a device; the baselines have not been tried yet, or do not fit
+    either. `smallest` is the smallest plan known.
+    """
 
     def __init__(self, message: str, smallest: SmallestPlan | None = None):
         super().__init__(message)
@@ -200,8 +206,8 @@ class LagrangianCurve:
 
     def fitting(self, limit: float) -> FittingPlan:
         """
-        Return the fastest choice found that holds at most `limit` bytes per device. Raises `NothingFits` if there is
-        none.
+        Return the fastest choice found that holds at most `limit` bytes per device; its bounds may need
+        `with_sound_bounds`. Raises `NothingFits` if there is none.
         """
         if self.bytes(self.fastest) <= limit:
             return self._found(self.fastest, limit)
@@ -234,7 +240,7 @@ class LagrangianCurve:
     def descended(self, need: Callable[[ExactPlan, Graph], int], limit: float) -> FittingPlan | None:
         """
         Return a plan whose simulated peak memory is at most `limit` bytes per device, found by local search from the
-        choices known so far; None if none is found.
+        choices known so far; None if none is found, or if the graph has more than `limits().peak_operators` operators.
 
         `need(plan, serial graph)` returns the peak bytes of a plan by simulation.
         """

@@ -63,10 +63,10 @@ def descend_to_limit(
 ) -> Choice | None:
     """
     Return a choice (a row for each variable of `model`) whose simulated peak is at most `limit` bytes, by local search;
-    None if none is found.
+    None if none is found, or without a search if `operators`, the number of the graph's, exceeds
+    `limits().peak_operators`.
 
-    `starts` are the choices to descend from, and `need` returns the simulated peak bytes of a choice. `operators` is
-    the number of the graph's operators: with too many, there is no search.
+    `starts` are the choices to descend from, and `need` returns the simulated peak bytes of a choice.
     """
     if operators > limits().peak_operators:
         return None

@@ -11,9 +11,10 @@ import numpy as np
 
 def balanced(seconds: Sequence[float], count: int, sends: Sequence[float] = ()) -> list[int]:
     """
-    Return where each of `count` contiguous, non-empty runs of items ends, such that the longest is the least (exactly,
-    by dynamic programming): given [1, 1, 2] and 2, returns [2, 3]. A run takes the `seconds` of its items and, but for
-    the last run, those of the `sends` behind its last item; by default 0.
+    Return where each of `count` contiguous, non-empty runs of items ends (the index behind its last item), such that
+    the longest is the least (exactly, by dynamic programming): given [1, 1, 2] and 2, returns [2, 3]. A run takes the
+    `seconds` of its items and, but for the last run, `sends` [item] of its last item; by default 0. There are at least
+    `count` items.
     """
     total = np.concatenate([[0.0], np.cumsum(seconds)])
     n = len(seconds)
@@ -34,8 +35,8 @@ def balanced(seconds: Sequence[float], count: int, sends: Sequence[float] = ()) 
 
 def least_longest(seconds: Sequence[float], count: int) -> float:
     """
-    Return the longest of at most `count` contiguous runs of items where that is the least, but for a millionth: given
-    [1, 1, 2] and 2, returns 2.
+    Return the seconds of the longest run if items are divided, in order, into at most `count` contiguous runs whose
+    longest is the least; at most a millionth above it: given [1, 1, 2] and 2, returns 2.
     """
     total = [0.0, *accumulate(seconds)]
     low, high = max(max(seconds), total[-1] / count), total[-1]

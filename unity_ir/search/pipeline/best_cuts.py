@@ -30,9 +30,11 @@ def fastest_stages(
     is_fixed: bool = False,
 ) -> tuple[FittedStages, ScheduleOutcome] | None:
     """
-    Return the stages and the schedule of the least simulated makespan found: from `cuts`, by default the stages of
-    least formula (`choose_stages`), or of equal seconds where parts have several, borders are moved by one unit at a
-    time while that helps; of few units, all cuts are tried. If `is_fixed`, those at `cuts`. None if none fit.
+    Return the stages and the schedule, of `orders`, of the least simulated makespan found; None if none fit the memory.
+
+    The search starts from `cuts`, by default from the stages of the least formula (`choose_stages`), or of equal
+    seconds where parts have several, and moves borders by one unit at a time while that helps; of few units, all cuts
+    are tried. If `is_fixed`, only `cuts` are, or without them all cuts. With `is_clipped`, updates wait for all ranks.
     """
     best: _Found | None = None
     by_stages: dict[int, list[CountedSchedule]] = {}

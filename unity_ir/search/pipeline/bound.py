@@ -31,8 +31,9 @@ def makespan_bound(
     """
     Return a lower bound, in seconds, of the makespan of any synchronous order of these stages, but for rounding.
 
-    Stage s is on rank `rank_of[s]`, by default on rank s. The family is of whole backwards, or if `is_split` of those
-    whole or in halves, each as it likes. With `is_clipped`, updates wait for all ranks (`simulate_pipeline`).
+    Stage s is on rank `rank_of[s]`, by default on rank s. Orders have whole backwards or, if `is_split`, each backward
+    whole or in halves (input and weight gradients). With `is_clipped`, updates wait for all ranks
+    (`simulate_pipeline`).
     """
     m = micro_batches
     forward = seconds.forward
@@ -67,8 +68,8 @@ def makespan_bound(
 
 def backward_parts(seconds: StageSeconds, is_split: bool) -> tuple[list[float], list[float]]:
     """
-    Return, for each stage, the least seconds of a backward until its input's gradient is made, and the least from then
-    until its weights' gradients are, whole or (if `is_split`) in halves.
+    Return, for each stage, (the least seconds of a backward until its input's gradient is made, the least from then
+    until its weights' gradients are), whole or (if `is_split`) in halves; the second is 0 where backwards are whole.
     """
     if not is_split or not seconds.input_gradient:
         return list(seconds.backward), [0] * len(seconds.backward)

@@ -18,7 +18,7 @@ from unity_ir.pcg.layers import Part, parts
 
 @dataclass(frozen=True)
 class Units:
-    """A serial forward graph in units, in graph order."""
+    """A serial forward graph in units, which are numbered in graph order."""
 
     parts: tuple[Part, ...]
     unit_of: Mapping[Node, int]
@@ -31,7 +31,10 @@ class Units:
 
 @lru_cache(maxsize=64)
 def units(graph: Graph) -> Units:
-    """Return a serial forward graph in units. Memoised."""
+    """
+    Return the units of a serial forward graph, of which stages of a pipeline are made: its parts between which a single
+    value passes (`pcg.layers.parts`), with every other node in one of them. Memoised.
+    """
     found = parts(graph)
     unit_of = _units_of_nodes(graph, found)
     readers: dict[Value, int] = {}

@@ -81,7 +81,7 @@ class PipelinePlan:
     stage_of: Mapping[Node, int]
     """The stage of every compute node and leaf of `graph`; of a leaf, that of its first reader."""
     part: Machine
-    """The machine of one stage."""
+    """The machine that each part is."""
     micro_batches: int
     loads: StageLoads
     """Seconds and bytes of each stage, every move waited for."""
@@ -92,41 +92,48 @@ class PipelinePlan:
 
     @property
     def stages(self) -> int:
+        """The number of stages."""
         return len(self.loads.held)
 
     @property
     def parts(self) -> int:
+        """The number of parts of the machine, each a rank of the schedule with one stage or more."""
         return len(self.outcome.schedule.ranks)
 
     @property
     def schedule(self) -> str:
-        """Return the schedule's name."""
+        """The schedule's name."""
         return self.outcome.schedule.name
 
     @property
     def pipeline(self) -> Pipeline:
+        """The schedule's name, the number of ranks, and that of stages per rank, as a graph records them."""
         return Pipeline(self.schedule, self.parts, self.stages // self.parts)
 
     @property
     def makespan(self) -> float:
-        """Return the simulated seconds of a step."""
+        """The simulated seconds of a step."""
         return self.outcome.times.makespan
 
     @property
     def peaks(self) -> tuple[float, ...]:
-        """Return the peak bytes of a device, by rank."""
+        """The peak bytes of the fullest device of each rank."""
         return self.outcome.peaks
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """Stages on equal parts of a machine and the schedule of these, chosen from given layouts, and all schedules."""
+    """Stages on equal parts of a machine and their schedule, chosen for given layouts by simulation."""
 
     stages: FittedStages
     outcome: ScheduleOutcome
     orders: Sequence[CountedSchedule]
+    """The schedules that it was chosen from."""
     least: float
-    """The makespan in seconds; without sends, where these count so much that layouts are chosen by them."""
+    """
+    The makespan in seconds; without sends where these take at least 1 - `SENDS` of it, as a plan may choose layouts
+    that send less.
+    """
 
 
 def pipeline_plan(
@@ -138,8 +145,9 @@ def pipeline_plan(
     optimizer: Optimizer | None = None,
 ) -> PipelinePlan:
     """
-    Return the fastest plan found of a serial forward graph as a pipeline on equal parts of a machine and with so many
-    micro-batches, under one schedule of `SYNCHRONOUS`, by default the fastest of those that are `TRIED`.
+    Return the fastest plan found of a serial forward graph as a pipeline of `micro_batches` on `parts` equal parts of a
+    machine, under the `schedule` given (name or None, stages per part), one of `SYNCHRONOUS`, by default the fastest of
+    those that are `TRIED`.
 
     Raises `UnityError` where the machine has no such parts (`machine.part`), the samples cannot be divided so, the
     graph has fewer units than stages (`cuts`), the schedule is none of these, or nothing is found that fits.
@@ -149,7 +157,10 @@ def pipeline_plan(
 
 
 class PipelineSearch:
-    """Plans pipelines of one graph on one machine; tables of parts and micro-batches are shared between plans."""
+    """
+    Plans pipelines of one serial forward graph on one machine; tables of parts and micro-batches are shared between
+    plans.
+    """
 
     def __init__(self, graph: Graph, machine: Machine, optimizer: Optimizer):
         self.graph, self.machine, self.optimizer = graph, machine, optimizer
@@ -160,20 +171,23 @@ class PipelineSearch:
         self._sketches: dict[tuple[int, int, ScheduleKind | None], Sketch] = {}
 
     def small(self, micro_batches: int) -> Graph:
-        """Return the serial graph of one micro-batch."""
+        """
+        Return the serial graph of one of `micro_batches`; memoised. Raises `UnityError` where the samples cannot be
+        divided so.
+        """
         if micro_batches not in self._small:
             whole = micro_batches == 1
             self._small[micro_batches] = self.graph if whole else micro_batch(self.graph, self.dims, micro_batches)
         return self._small[micro_batches]
 
     def has_units(self, stages: int, micro_batches: int) -> bool:
-        """Return whether the graph of one micro-batch can be cut into so many stages."""
+        """Return whether the graph of one of `micro_batches` has at least as many units (`cuts`) as `stages`."""
         return stages <= len(units(self.small(micro_batches)).parts)
 
     def solver(self, parts: int, micro_batches: int) -> Solver:
         """
-        Return the solver of layouts of one micro-batch on a part, in seconds of a step per micro-batch. Mesh axes of
-        large parts are in groups.
+        Return the solver of the layouts of one of `micro_batches` on one of `parts`, which minimises seconds of a step
+        per micro-batch (`price`). Mesh axes of large parts are in groups.
         """
         if (parts, micro_batches) not in self._solvers:
             same = [solver for (p, _), solver in self._solvers.items() if p == parts]
@@ -187,12 +201,17 @@ class PipelineSearch:
         return self._solvers[parts, micro_batches]
 
     def price(self, micro_batches: int) -> Price:
-        """Return the price of a step per micro-batch, which has a share of what is done once, and adds gradients."""
+        """
+        Return the objective of a micro-batch: seconds, of which those that a step spends once count 1 /
+        `micro_batches`, with those of adding up gradients in all micro-batches but one.
+        """
         each = self.machine.copy_time(0, ADDED) * (micro_batches - 1) / micro_batches
         return Price(once=1 / micro_batches, add=each)
 
     def plan(self, parts: int, micro_batches: int, schedule: ScheduleKind | None = None) -> PipelinePlan:
-        """Return the fastest plan found, as `pipeline_plan` does."""
+        """
+        Return the fastest plan found, as `pipeline_plan` does with the same arguments. Raises `UnityError` as it does.
+        """
         sketch = self.sketch(parts, micro_batches, schedule)
         small, orders = self.small(micro_batches), sketch.orders
         solver, variants = self.solver(parts, micro_batches), self.variants(parts, micro_batches)
@@ -224,8 +243,8 @@ class PipelineSearch:
 
     def sketch(self, parts: int, micro_batches: int, schedule: ScheduleKind | None = None) -> Sketch:
         """
-        Return stages of the layouts of few equal layers, at the price of each, and their schedule: about what a plan
-        takes. Raises `UnityError` as `pipeline_plan` does. Memoised.
+        Return stages and a schedule chosen from layouts that were solved for few equal layers, each stage with one
+        price of a byte: about what a plan takes. Raises `UnityError` as `pipeline_plan` does. Memoised.
         """
         key = parts, micro_batches, schedule
         if key not in self._sketches:
@@ -245,17 +264,19 @@ class PipelineSearch:
 
     @property
     def is_small(self) -> bool:
-        """Whether more is tried, as the graph has few operators."""
+        """Whether the graph has at most `SMALL` operators, so that more is tried for it."""
         return sum(node.is_compute for node in self.graph.nodes()) <= SMALL
 
     @property
     def memory(self) -> float:
+        """The bytes of a device that a plan may take."""
         return self.machine.device.usable
 
     def variants(self, stages: int, micro_batches: int) -> list[tuple[Price, UnitRows]]:
         """
-        Return the rows of all units in the best layouts at several prices of a byte; without one alone, if what these
-        hold is far from what fits. Of equal layers few are solved.
+        Return (objective, rows of all units in the best layouts at it) for no price of a byte and for `BYTE_PRICES`, on
+        `stages` equal parts; that without a price alone, if it holds far less than fits. Of equal layers few are
+        solved.
         """
         return self._variants(stages, micro_batches, BYTE_PRICES)
 
@@ -289,8 +310,8 @@ class PipelineSearch:
 
     def estimate(self, stages: int, micro_batches: int) -> float:
         """
-        Return about the seconds of a step: of stages as equal as units allow, that hold as many micro-batches as those
-        of 1F1B do on average, without sends; inf if they do not fit.
+        Return about the seconds of a step of `micro_batches` on `stages` equal parts, one stage each: as equal as units
+        allow, with as many micro-batches live as in 1F1B on average, without sends; inf if they do not fit.
         """
         p, m, best = stages, micro_batches, inf
         live = (min(p, m) + 1) / 2
@@ -307,9 +328,17 @@ class PipelineSearch:
         return self.priced(graph, self.solved(graph, solver), solver, micro_batches).rows.picked(of)
 
     def solved(self, graph: Graph, solver: Solver) -> ExactPlan:
+        """
+        Return the best layouts found of a serial graph in the solver's objective, with shared moves charged once where
+        it has no price of bytes, and without recompute.
+        """
         return replace(with_shared_moves(solver, graph, solver.solve(graph)), again=frozenset())
 
     def priced(self, graph: Graph, plan: ExactPlan, solver: Solver, micro_batches: int) -> PricedUnits:
+        """
+        Return the units of a serial graph of one of `micro_batches`, in the layouts of `plan` that `solver` found, with
+        their seconds and bytes.
+        """
         placed = realise(graph, plan, solver)
         priced = cost(placed, solver.spaces.machine, self.optimizer)
         return priced_units(priced, placed, self.optimizer, micro_batches)

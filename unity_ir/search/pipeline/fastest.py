@@ -15,19 +15,22 @@ from unity_ir.simulate.pipeline import PipelineTimes, StageSeconds, simulate_pip
 
 @dataclass(frozen=True, slots=True)
 class StageLoads:
-    """
-    What stages take: seconds, and bytes on the fullest device of each: `held` whatever is live, `live` more for each
-    live micro-batch until its I, and `late` (by default as much) from then until its W.
-    """
+    """The seconds of stages, and their bytes on the fullest device of each."""
 
     seconds: StageSeconds
     held: tuple[float, ...]
+    """Bytes of each stage whatever is live, such as weights, gradients and the optimizer's state."""
     live: tuple[float, ...]
+    """Bytes of each stage for each live micro-batch, from its forward until its input's gradient is made."""
     late: tuple[float, ...] | None = None
+    """
+    Bytes of each stage for each micro-batch from then until its weights' gradients are made, where the schedule makes
+    them later; None for as many as `live`.
+    """
 
 
 def loads(choice: StageChoice) -> StageLoads:
-    """Return what chosen stages take."""
+    """Return the seconds and bytes of chosen stages, as their options say."""
     options = [stage.option for stage in choice.stages]
     return StageLoads(choice.seconds, tuple(o.held for o in options), tuple(o.live for o in options))
 
@@ -41,9 +44,11 @@ class ScheduleOutcome:
 
     @property
     def schedule(self) -> PipelineSchedule:
+        """The schedule that was simulated."""
         return self.times.schedule
 
     def fits(self, memory: float) -> bool:
+        """Return whether every rank's peak is at most `memory` bytes."""
         return max(self.peaks) <= memory
 
 
@@ -51,11 +56,11 @@ def simulated_schedules(
     by_chunks: Mapping[int, StageLoads], micro_batches: int, is_clipped: bool = False
 ) -> list[ScheduleOutcome]:
     """
-    Return all synchronous schedules of stages, simulated, the fastest first.
+    Return all synchronous schedules of stages, simulated, the fastest first, whether they fit or not.
 
-    `by_chunks[v]` is of stages of which each rank has v. Left out are orders for another v, for other numbers of
-    micro-batches, and those that need halves of the backward where no seconds of these are given. Raises `UnityError`
-    for seconds that are not of as many stages as all ranks have.
+    `by_chunks[v]` are the loads of stages of which each rank has v. Left out are schedules for another v or for other
+    numbers of micro-batches, and those with halves of backwards where no seconds of these are given. With `is_clipped`,
+    updates wait for all ranks. Raises `UnityError` for seconds that are not of as many stages as all ranks have.
     """
     found: list[ScheduleOutcome] = []
     for chunks, load in by_chunks.items():
@@ -78,9 +83,8 @@ def fastest_schedule(
     by_chunks: Mapping[int, StageLoads], micro_batches: int, memory: float, is_clipped: bool = False
 ) -> ScheduleOutcome:
     """
-    Return the fastest synchronous schedule of stages (`simulated_schedules`) on devices of `memory` bytes.
-
-    Raises `UnityError` if none fits.
+    Return the fastest synchronous schedule of stages whose peaks fit `memory` bytes; the other arguments are those of
+    `simulated_schedules`. Raises `UnityError` if none fits.
     """
     found = simulated_schedules(by_chunks, micro_batches, is_clipped)
     fitting = [outcome for outcome in found if outcome.fits(memory)]
@@ -94,6 +98,9 @@ def fastest_schedule(
 
 
 def peaks(schedule: PipelineSchedule, load: StageLoads) -> tuple[float, ...]:
-    """Return the peak bytes of each rank's fullest device."""
+    """
+    Return the peak bytes of each rank's fullest device: what its stages hold whatever is live, and the most that live
+    micro-batches take at a time under the schedule.
+    """
     live = peak_live(schedule, load.live, load.late)
     return tuple(sum(load.held[s] for s in schedule.stages_of(rank)) + live[rank] for rank in range(len(live)))

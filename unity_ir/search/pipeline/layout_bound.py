@@ -51,12 +51,13 @@ EACH = 8
 
 class LayoutBounds:
     """
-    Lower bounds, in seconds, of all pipelines that `search` plans, of given numbers of parts and micro-batches.
+    Lower bounds, in seconds of a step, of all pipelines that `search` plans, for given numbers of parts and
+    micro-batches.
 
-    Those of work hold for any number of stages per part; the others for one stage each, under all synchronous orders
-    with whole backwards or, if `is_split`, also with backwards in halves; if `is_1f1b`, only those that hold at least
-    as many micro-batches as 1F1B. What does not depend on these is computed once for all that are made with the same
-    `shared`.
+    Those of work (`work_of_..`) hold for any number of stages per part; the others (`of_..`) for one stage each, under
+    all synchronous orders with whole backwards or, if `is_split`, also with backwards in halves; if `is_1f1b`, only
+    those that hold at least as many micro-batches as 1F1B. What does not depend on these is computed once for all that
+    are made with the same `shared`.
     """
 
     def __init__(
@@ -68,7 +69,10 @@ class LayoutBounds:
         self._ranges: dict[tuple[int, int], Floats] = shared._ranges if shared else {}
 
     def of_kernels(self, stages: int, micro_batches: int) -> float:
-        """Return the bound of kernels alone, divided evenly over all devices."""
+        """
+        Return the bound of kernels alone, divided evenly over all devices; the loosest and quickest of those with one
+        stage on each of `stages` parts.
+        """
         on_part = self._kernels_of(micro_batches) * stages
         return _closed(on_part, stages, micro_batches, self._forward_part)
 
@@ -79,11 +83,17 @@ class LayoutBounds:
         return self._kernels[micro_batches]
 
     def work_of_kernels(self, parts: int, micro_batches: int) -> float:
-        """Return the mean work of a part, of kernels alone: some part takes that, however many stages each has."""
+        """
+        Return the mean seconds of kernels of a part, divided evenly over all devices: some part takes that, however
+        many stages each has. `parts` is ignored.
+        """
         return micro_batches * self._kernels_of(micro_batches)
 
     def work_of_layouts(self, parts: int, micro_batches: int) -> float:
-        """Return the least mean work of a part over all layouts, which some part takes."""
+        """
+        Return the least mean seconds of a part over all layouts, which some part takes, however many stages each has;
+        of large graphs on large parts, a bound of it.
+        """
         p, m, small = parts, micro_batches, self.search.small(micro_batches)
         solver = self._solver(p, m)
         if solver is None:
@@ -94,7 +104,10 @@ class LayoutBounds:
         return max(self.work_of_kernels(p, m), m / p * least)
 
     def of_ranges(self, stages: int, micro_batches: int) -> float:
-        """Return the bound of the best cuts into ranges, each with the least seconds that it may take."""
+        """
+        Return the bound of the best cuts into `stages` ranges, each with the least seconds that it may take in any
+        layouts, as if memory were not short; that of kernels where tables for it would be too large.
+        """
         solver = self._solver(stages, micro_batches)
         least = self.of_kernels(stages, micro_batches)
         if solver is None:
@@ -103,7 +116,8 @@ class LayoutBounds:
 
     def of_layouts(self, stages: int, micro_batches: int) -> float:
         """
-        Return the bound over all layouts; if `is_1f1b`, of those that fit: the greatest of all that are known here.
+        Return the greatest of the bounds over all layouts, with one stage on each of `stages` parts; if `is_1f1b`, over
+        those that fit the memory. It takes longest; where tables would be too large, it is that of work or of kernels.
         """
         p, m, small = stages, micro_batches, self.search.small(micro_batches)
         solver, work = self._solver(p, m), self.work_of_layouts(p, m)
@@ -229,8 +243,9 @@ def _kernel_seconds(graph: Graph, search: PipelineSearch) -> tuple[float, float]
 
 def least_ranges(graph: Graph, solver: Solver, most: int) -> Floats:
     """
-    Return the least cost [first unit, unit behind the last] of ranges of units, in the solver's objective, of at most
-    `most` equal layers; of longer ones 0.
+    Return lower bounds on the cost [first unit, unit behind the last] of ranges of units, in the solver's objective, of
+    at most `most` equal layers; of longer ones 0. Entries that are no range (the last not behind the first) mean
+    nothing.
 
     Solved is a graph with a few more of these layers. The best choice for it costs the same in all but the first and
     the last of them (or is charged the difference), so what a range costs there holds wherever else it is.

@@ -33,8 +33,13 @@ a second, and with as many micro-batches the bubble that they shorten is small.
 
 def schedules(parts: int, micro_batches: int, kind: ScheduleKind | None, units: int) -> list[CountedSchedule]:
     """
-    Return the schedules to choose from, those of one stage per part first; those of a `kind` if it is given. Raises
-    `UnityError` for a name that is none of `SYNCHRONOUS`.
+    Return the schedules to choose from for `parts` ranks, those of one stage per part first: if a `kind` names one,
+    that alone; else those `TRIED`, or of these those with the kind's number of stages per part. Of those tried are left
+    out the ones that are not for so many micro-batches, and of several stages per part the ones with more stages than
+    there are `units`, or with too many `ACTIONS`.
+
+    Raises `UnityError` for a name that is none of `SYNCHRONOUS`, and for a named one that is not for so many
+    micro-batches.
     """
     forced, per_part = kind or (None, None)
     if forced is not None and per_part is not None:

@@ -15,18 +15,25 @@ from unity_ir.simulate.pipeline import StageSeconds
 @dataclass(frozen=True)
 class StageProblem:
     """
-    What stages are chosen for: `devices` of `memory` bytes each, `micro_batches` per step, at most `most_stages` (by
-    default as many as there are layers and devices), at least `fewest_stages`.
-
-    `sends[i, a]` are the seconds of a value, or its gradient, in layout a between the stages before and from layer i.
+    What stages are chosen for. Raises `UnityError` for numbers below 1, or of more stages than layers or devices, and
+    for `sends` of another shape.
     """
 
     table: StageTable
+    """Seconds and bytes of all ranges of layers that may be a stage."""
     devices: int
+    """Devices of the machine; stages may leave some unused."""
     micro_batches: int
+    """Micro-batches of a step."""
     memory: float = float("inf")
+    """Bytes of a device."""
     sends: Floats | None = None
+    """
+    Seconds [layer, layout] of sending a value, or its gradient, in that layout between the stage before the layer and
+    the one from it on; by default 0.
+    """
     most_stages: int | None = None
+    """By default as many as there are layers and devices."""
     fewest_stages: int = 1
 
     def __post_init__(self) -> None:
@@ -44,19 +51,21 @@ class StageProblem:
 
     @property
     def stages(self) -> int:
-        """Return the most stages that are tried."""
+        """The most stages that are tried."""
         return self.most_stages or min(self.table.layers, self.devices)
 
     @cached_property
     def send_seconds(self) -> Floats:
+        """The seconds [layer, layout] of a send before each layer: `sends`, or zeros."""
         if self.sends is None:
             return np.zeros((self.table.layers + 1, self.table.layouts))
         return self.sends
 
     def fitting(self, live: int, cap: float, first: int | slice = slice(None)) -> Floats:
         """
-        Return the seconds of the options that begin at layer `first`, as in the table, inf for those of more seconds
-        than `cap`, or that do not fit with so many micro-batches live.
+        Return the seconds of a micro-batch of all options, as in the table; inf for those of more than `cap` seconds,
+        and for those that do not fit with `live` micro-batches live. A number `first` leaves those that begin at this
+        layer, without that axis.
         """
         table = self.table
         seconds, held, each = (array[:, first] for array in (table.seconds, table.held, table.live))
@@ -65,7 +74,7 @@ class StageProblem:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Layers `first` .. `last` - 1 on a part of so many devices, run as `option` says."""
+    """Layers `first` .. `last` - 1 on a part of `devices` devices, run as `option` says."""
 
     first: int
     last: int
@@ -75,16 +84,19 @@ class Stage:
 
 @dataclass(frozen=True)
 class StageChoice:
-    """The stages of least `formula`, seconds; `send` are those between them. `passes` is how many caps were tried."""
+    """The stages of the least time that 1F1B's formula gives (`choose_stages`)."""
 
     stages: tuple[Stage, ...]
     formula: float
+    """That time of a step, in seconds."""
     send: tuple[float, ...]
+    """Seconds of a send between each stage and the next."""
     passes: int = 1
+    """How many caps on the largest stage were tried."""
 
     @property
     def seconds(self) -> StageSeconds:
-        """Return the seconds of the stages, for simulation; with halves of backwards if all options say them."""
+        """The seconds of the stages, for simulation; with halves of backwards if all options say them."""
         options = [stage.option for stage in self.stages]
         halves = [o.input_gradient for o in options if o.input_gradient is not None]
         is_split = len(halves) == len(options)

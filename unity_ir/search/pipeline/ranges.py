@@ -33,21 +33,27 @@ Cuts = tuple[int, ...]
 @dataclass(frozen=True, eq=False)
 class RankCounts:
     """
-    What a rank holds at most of micro-batches, one for all ranks that hold alike: [moment, 2 * stage] of each of its
-    stages how many whole, and then of how many what W reads (`live_counts`).
+    The micro-batches that a rank holds at the moments when it may hold most (`live_counts`): `of` is [moment, 2 *
+    stage], for each of its stages in order the number held whole (until the input's gradient is made), then that of
+    which only what weights' gradients read is held. Ranks that hold alike share one object.
     """
 
     of: Floats
 
     def most(self, live: Sequence[float], late: Sequence[float]) -> float:
-        """Return the most bytes at a moment, given those of a micro-batch at each stage, whole and late."""
+        """
+        Return the most bytes at any moment, given the bytes of a micro-batch at each of the rank's stages: `live` if
+        held whole, `late` from its input's gradient until its weights' gradients.
+        """
         each = [bytes for pair in zip(live, late, strict=True) for bytes in pair]
         return float((self.of @ np.array(each)).max())
 
 
 @dataclass(frozen=True)
 class CountedSchedule:
-    """A schedule, the micro-batches that each rank holds at most (`live_counts`), whether it splits backwards."""
+    """
+    A schedule, with the micro-batches that each rank holds at most (`held`), and whether it has backwards in halves.
+    """
 
     schedule: PipelineSchedule
     held: tuple[RankCounts, ...]
@@ -55,10 +61,14 @@ class CountedSchedule:
 
     @cached_property
     def levelled(self) -> LevelledSchedule:
+        """
+        The schedule as it is simulated for its makespan alone, which is quicker than with the times of all actions.
+        """
         return LevelledSchedule(self.schedule)
 
     @staticmethod
     def of(schedule: PipelineSchedule) -> CountedSchedule:
+        """Return a schedule with its counts."""
         every = [live_counts(schedule, rank) for rank in range(len(schedule.ranks))]
         same = {counts: RankCounts(np.array(counts, dtype=float).reshape(len(counts), -1)) for counts in set(every)}
         return CountedSchedule(schedule, tuple(map(same.__getitem__, every)), schedule.splits_backward)
@@ -66,12 +76,14 @@ class CountedSchedule:
 
 @dataclass(frozen=True)
 class FittedStages:
-    """Stages that fit: the variant of each, what it takes, and the level of recompute of every unit."""
+    """Stages that fit the memory, each with as little recompute as that takes."""
 
     cuts: Cuts
     variants: tuple[int, ...]
+    """For each stage, the index of the variant (layouts of all units) that it takes."""
     loads: StageLoads
     levels: tuple[int, ...]
+    """For each unit, its level of recompute (`UnitRows.again`); 0 recomputes nothing."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +153,8 @@ _FittedStage = tuple[int, tuple[float, float, float, float], float, _Recompute]
 class StageRanges:
     """
     Ranges of units as stages on `parts` equal parts of `machine`, one or more each; devices have `memory` bytes for
-    them. The stages of a part take what one of the `variants` says, layouts of all units. `last` are seconds that every
-    part spends once beside its own, after all micro-batches.
+    them. A stage takes what one of the `variants` (layouts of all units, as rows) says, the same for all stages of a
+    part. `last` are seconds that every part spends once per step beside its own, after all micro-batches.
     """
 
     def __init__(self, variants: Sequence[UnitRows], machine: Machine, parts: int, memory: float, last: float = 0.0):
@@ -158,8 +170,8 @@ class StageRanges:
 
     def own(self, variant: int, first: int, last: int) -> tuple[float, float, float]:
         """
-        Return (seconds once, bytes whatever is live, seconds per micro-batch of adding up gradients of weights that an
-        earlier stage has) of units `first` .. `last` - 1 as a stage.
+        Return, of units `first` .. `last` - 1 as a stage, (seconds once per step, bytes whatever is live, seconds per
+        micro-batch of adding up gradients of weights that an earlier stage has).
         """
         rows = self.variants[variant]
         once = float(rows.once[last] - rows.once[first]) + self.last
@@ -174,8 +186,8 @@ class StageRanges:
 
     def send(self, variant: int, cut: int, source: int, target: int) -> float:
         """
-        Return the seconds of a micro-batch's values, or gradients, at a cut from a part to another, where `variant` is
-        that of the stage before; 0 for the same part.
+        Return the seconds of sending a micro-batch's values at a cut (before unit number `cut`), or their gradients,
+        from part `source` to part `target`, where `variant` is that of the stage before; 0 for the same part.
         """
         if source == target:
             return 0.0
@@ -189,9 +201,10 @@ class StageRanges:
 
     def problem(self, micro_batches: int, spread: float) -> StageProblem:
         """
-        Return the choice of exactly as many stages as parts, of ranges of at most `spread` times the mean seconds per
-        micro-batch without recompute, and at least the mean over it. Options are variants, and the least recompute with
-        which a range fits, for several numbers of live micro-batches.
+        Return the problem of choosing exactly as many stages as parts, for `choose_stages`. A stage is a range that
+        takes at most `spread` times the mean seconds per micro-batch, without recompute, and at least the mean /
+        `spread`. Its options are the variants, each with the least recompute with which it fits, for several numbers of
+        live micro-batches.
         """
         counts = _spaced(min(micro_batches, self.parts))
         totals = [sum(rows.seconds(0, self.count)) / self.parts for rows in self.variants]
@@ -225,7 +238,9 @@ class StageRanges:
         return StageProblem(table, self.parts, micro_batches, self.memory, sends, self.parts, self.parts)
 
     def equal_cuts(self, stages: int) -> Cuts | None:
-        """Return cuts into stages of about equal seconds without recompute; None of fewer units than stages."""
+        """
+        Return cuts into `stages` of about equal seconds without recompute; None if there are fewer units than stages.
+        """
         rows = self.variants[0].rows
         each = rows.forward + rows.input_gradient + rows.weight_gradient
         return tuple(balanced(each.tolist(), stages)[:-1]) if stages <= self.count else None
@@ -234,8 +249,8 @@ class StageRanges:
 
     def fitted(self, cuts: Cuts, order: CountedSchedule) -> FittedStages | None:
         """
-        Return the loads of stages under a schedule: of those of each part, the variant that takes the fewest seconds
-        with the least recompute that makes them fit. None if some do not.
+        Return stages between `cuts` that fit under a schedule, with their loads; None if those of some part fit in no
+        variant. Each part takes the variant with the fewest seconds, with the least recompute that makes it fit.
         """
         schedule = order.schedule
         by_rank: dict[int, list[int]] = {}
@@ -334,8 +349,8 @@ class StageRanges:
         self, cuts: Cuts, order: CountedSchedule, is_clipped: bool, limit: float = inf
     ) -> tuple[FittedStages, float] | None:
         """
-        Return stages, fitted, and the simulated makespan of their schedule, in seconds; None if they do not fit, or
-        cannot take less than `limit` seconds.
+        Return (stages, fitted, the simulated makespan of their schedule in seconds); None if they do not fit, or if a
+        lower bound says that they take `limit` seconds or more. With `is_clipped`, updates wait for all ranks.
         """
         found = self.fitted(cuts, order)
         if found is None:
@@ -347,7 +362,10 @@ class StageRanges:
         return found, order.levelled.makespan(seconds, is_clipped)
 
     def outcome(self, fitted: FittedStages, order: CountedSchedule, is_clipped: bool) -> ScheduleOutcome:
-        """Return the schedule of stages, simulated with the times of all actions."""
+        """
+        Return the schedule of fitted stages, simulated with the times of all actions, and the peak bytes of each rank.
+        With `is_clipped`, updates wait for all ranks.
+        """
         times = simulate_pipeline(order.schedule, fitted.loads.seconds, is_clipped)
         return ScheduleOutcome(times, peaks(order.schedule, fitted.loads))
 

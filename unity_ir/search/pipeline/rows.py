@@ -41,7 +41,10 @@ Sent = tuple[float, int]
 
 
 class TiedWeight(NamedTuple):
-    """A weight of one unit that a later one reads, too; on another stage, it is sent there, and its gradient back."""
+    """
+    A weight of one unit that a later one reads, too; if that is on another stage, it is sent there, and its gradient
+    back.
+    """
 
     unit: int
     reader: int
@@ -54,18 +57,25 @@ class TiedWeight(NamedTuple):
 
 @dataclass(frozen=True)
 class UnitRows:
-    """Seconds per micro-batch, seconds once per step, and bytes on a device, of each unit: arrays [unit]."""
+    """
+    Seconds and bytes that each unit takes on a device, for one of several micro-batches in given layouts; arrays are
+    [unit] unless said otherwise.
+    """
 
     forward: Floats
+    """Seconds of a micro-batch's forward."""
     input_gradient: Floats
+    """Seconds of the half of its backward that makes gradients of values."""
     weight_gradient: Floats
+    """Seconds of the half that makes gradients of weights, and adds them up."""
     once: Floats
+    """Seconds once per step: updates, moves of weights, sums of gradients over devices."""
     held: Floats
     """Bytes whatever is live: weights, gradients, the optimizer's state, inputs of all micro-batches."""
     again: Floats
     """Seconds [level, unit] of what is recomputed in a micro-batch; of level 0 nothing is."""
     live: Floats
-    """Bytes [level, unit] per live micro-batch."""
+    """Bytes [level, unit] for each live micro-batch."""
     late: Floats
     """Bytes [unit] per micro-batch whose input gradients are made and whose weight gradients are not."""
     working: Floats
@@ -76,16 +86,20 @@ class UnitRows:
 
     @property
     def count(self) -> int:
+        """The number of units."""
         return len(self.forward)
 
     def is_like(self, other: UnitRows) -> bool:
-        """Return whether these are rows of the same layouts as far as seconds and bytes tell."""
+        """Return whether the other rows are of the same layouts, as far as seconds and bytes tell."""
         pairs = ((self.forward, other.forward), (self.once, other.once), (self.held, other.held))
         same = all(np.array_equal(a, b) for a, b in pairs)
         return same and self.live.shape == other.live.shape and np.array_equal(self.live, other.live)
 
     def picked(self, of: Sequence[int]) -> UnitRows:
-        """Return rows of more units, of which each takes what unit `of[i]` of these does."""
+        """
+        Return rows of as many units as `of` has, of which unit i takes what unit `of[i]` does here. Tied weights of
+        units that are not in `of` are left out.
+        """
         at = np.array(of)
         cuts = [min(i, self.count - 2) for i in of[:-1]]
         number = {unit: i for i, unit in reversed([*enumerate(of)])}
@@ -116,8 +130,9 @@ class PricedUnits:
     rows: UnitRows
     recomputable: Recomputable
     levels: tuple[tuple[frozenset[int], ...], ...]
-    """[level][unit]: operators that are recomputed."""
+    """[level][unit]: the operators that are recomputed, as indices in `recomputable.nodes[unit]`."""
     serials: Mapping[Node, Node]
+    """The node of the serial graph for each of the placed graph."""
 
     def marked(self, levels: Sequence[int]) -> Graph:
         """Return the placed graph in which unit u recomputes as level `levels[u]` says."""
@@ -126,7 +141,8 @@ class PricedUnits:
 
 def priced_units(priced: PlanCost, plan: Graph, optimizer: Optimizer, micro_batches: int) -> PricedUnits:
     """
-    Price the units of a placed forward graph of one micro-batch, whose cost is `priced`, in a step of `micro_batches`.
+    Return the units of `plan`, a placed forward graph of one of `micro_batches`, with their seconds and bytes in the
+    step. `priced` is the graph's cost; every move is waited for.
     """
     serial, serials = erase_with(plan)
     found = units(serial)

@@ -33,20 +33,21 @@ CHUNKS = 2
 @dataclass(frozen=True, slots=True)
 class Stages:
     """
-    What a user asks for: the number of stages, and the schedule that orders them by name. Without one it is 1F1B; joint
-    searches choose the fastest schedule of one stage per part. Raises `UnityError` for stages that it is not for.
+    The stages that a user asks for: how many, and by which schedule. Raises `UnityError` for fewer than 2, an unknown
+    schedule, and stages that it is not for.
     """
 
     count: int
     order: str | None = None
+    """The schedule's name; None is 1F1B or, of joint searches, the fastest schedule of one stage per part."""
     per_part: int | None = None
     """Stages per part, where the order is for any number of them; by default `CHUNKS`."""
 
     @staticmethod
     def of(count: int, schedule: str | None) -> Stages:
         """
-        Return the stages that `schedule` orders: `1f1b`, or with stages per part `interleaved:5`. Raises `UnityError`
-        for another text.
+        Return `count` stages by the schedule in the text `schedule`: `1f1b`, or with stages per part `interleaved:5`;
+        None as for `Stages.order`. Raises `UnityError` for another text, and as `Stages` does.
         """
         if schedule is None:
             return Stages(count)
@@ -70,31 +71,40 @@ class Stages:
 
     @property
     def pipeline(self) -> Pipeline:
-        """The ranks of the pipeline, and the stages of each."""
+        """The schedule, its ranks (parts of the machine), and the stages of each."""
         order = self.order or DEFAULT_ORDER
         chunks = ORDERS[order].chunks or self.per_part or CHUNKS
         return Pipeline(order, max(self.count // chunks, 1), chunks)
 
     @property
     def is_searched(self) -> bool:
-        """Whether joint searches choose what is in each stage: of steps that compute what the serial step does."""
+        """
+        Whether joint searches choose what is in each stage: those by schedules whose steps compute what the serial step
+        does.
+        """
         return self.order is None or self.order in SYNCHRONOUS
 
     def part(self, machine: Machine) -> Machine:
-        """Return the part of a machine that a rank has. Raises `UnityError` where it has no such parts."""
+        """
+        Return the part of a machine that each rank has. Raises `UnityError` where the machine has no such equal parts.
+        """
         return part(machine, self.pipeline.ranks)
 
     def rank_of(self, micro_batches: int) -> tuple[int, ...]:
-        """Return the rank of each stage. Raises `UnityError` for numbers of micro-batches that the order is not for."""
+        """
+        Return the rank of each stage. Raises `UnityError` for numbers of micro-batches that the schedule is not for.
+        """
         pipeline = self.pipeline
         return pipeline_schedule(pipeline.order, pipeline.ranks, micro_batches, pipeline.chunks).rank_of
 
 
 def staged(plan: Graph, stages: Stages, micro_batches: int, machine: Machine, optimizer: Optimizer) -> Graph:
     """
-    Return a plan on a machine in stages, given the plan of one micro-batch on one part of it (`Stages.part`).
+    Return a plan on all of `machine` in stages, given the `plan` of one of `micro_batches` on one part of it
+    (`Stages.part`): its operators in contiguous stages of about equal seconds, the longest as short as can be. Where
+    steps overlap (2BW), what a step does once and sends count, too.
 
-    Raises `UnityError` for more stages than operators.
+    Raises `UnityError` for more stages than operators, and for numbers of micro-batches that the schedule is not for.
     """
     rank_of = stages.rank_of(micro_batches)
     is_asynchronous = ORDERS[stages.pipeline.order].is_asynchronous

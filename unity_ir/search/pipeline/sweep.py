@@ -17,7 +17,10 @@ from unity_ir.search.pipeline.problem import Stage, StageProblem
 from unity_ir.search.pipeline.table import Floats, StageOption, StageTable
 
 Join = Callable[[Floats, Floats, Floats, Floats], Floats]
-"""Given a stage's seconds, its forward's, its seconds once, and the value of the stages behind it: that of all."""
+"""
+Given a stage's seconds of a micro-batch, those of its forward, its seconds once, and the value of the stages behind it,
+returns the value of all these stages.
+"""
 
 Bools = npt.NDArray[np.bool_]
 
@@ -31,11 +34,12 @@ def sweep(
     windows: Sequence[slice] | None = None,
 ) -> list[Floats]:
     """
-    Return the least value of k + 1 stages, for each k: [first layer, layout of its input, most devices]; of the first
-    layer with all devices only.
+    Return, for k = 0, 1, .., the least value of k + 1 stages of the layers from one on to the last: [first layer,
+    layout of its input, most devices]; for layer 0 with all devices only, inf elsewhere.
 
-    The k-th stage from the last has `live[k]` micro-batches live; `trips` times the seconds of a send are between
-    stages. Options of more seconds than `cap` are left out, and numbers of devices outside of `windows`.
+    `join` makes values. The k-th stage from the last, from 0, has `live[k]` micro-batches live; between stages `trips`
+    times the seconds of a send are added. Left out are options of more seconds than `cap`, and, for each first layer,
+    numbers of devices outside of `windows`.
     """
     table = problem.table
     values: list[Floats] = []
@@ -63,7 +67,10 @@ def sweep(
 
 
 def value_after(problem: StageProblem, behind: Floats, trips: int, devices: int) -> Floats:
-    """Return the value behind a stage on so many of the devices, with the sends to what is behind it."""
+    """
+    Return the value that a stage on `devices` devices finds behind it, [first layer behind, layout, devices for both]:
+    that of the stages there (`behind`) on the devices left, plus `trips` times the seconds of the send to them.
+    """
     shifted = np.full_like(behind, np.inf)
     if devices <= problem.devices:
         shifted[..., devices:] = behind[..., : problem.devices + 1 - devices]
@@ -88,14 +95,17 @@ def _least(
 
 
 def nothing_behind(problem: StageProblem) -> Floats:
-    """Return the value of no stages, [first layer, layout, devices]: 0 behind the last layer."""
+    """Return the value of no stages, [first layer, layout, devices]: 0 behind the last layer, inf elsewhere."""
     value = np.full((problem.table.layers + 1, problem.table.layouts, problem.devices + 1), np.inf)
     value[-1] = 0
     return value
 
 
 def totals(problem: StageProblem, values: Sequence[Floats]) -> Floats:
-    """Return the values of all layers on all devices, by the number of stages; inf for fewer than there must be."""
+    """
+    Return the least value of all layers on all devices, by the number of stages less 1; inf for fewer than
+    `fewest_stages`. `values` are those of `sweep`.
+    """
     enough = problem.fewest_stages - 1
     return np.array([np.inf if k < enough else value[0, :, -1].min() for k, value in enumerate(values)])
 
@@ -104,8 +114,8 @@ def trace(
     problem: StageProblem, values: Sequence[Floats], live: Sequence[int], trips: int, cap: float
 ) -> tuple[Stage, ...]:
     """
-    Return stages that have the least of the values that `sweep` returned, of the sum of seconds, sends, and seconds
-    once of the first stage.
+    Return the stages, first to last, that attain the least of the `values` that `sweep` returned with the other
+    arguments, where these are sums of seconds, of sends, and of seconds once of the first stage.
     """
     count = int(np.argmin(totals(problem, values)))
     table = problem.table

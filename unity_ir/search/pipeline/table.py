@@ -19,26 +19,28 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class StageOption:
-    """
-    One way to run a range of layers as a stage on a part of the machine.
-
-    Seconds of one micro-batch forward and backward, and once per step after the last backward (gradient sums, update).
-    Bytes on the fullest device of the part: `held` whatever is live, and `live` more for each live micro-batch. Layouts
-    of the range's input and result are numbers that the caller gives out. `input_gradient` are the seconds of the half
-    of the backward that other stages wait for, if it can be split.
-    """
+    """One way to run a range of layers as a stage on a part of the machine."""
 
     forward: float
+    """Seconds of one micro-batch."""
     backward: float
+    """Seconds of one micro-batch, whole."""
     once: float = 0.0
+    """Seconds once per step after the last backward (gradient sums, update)."""
     held: float = 0.0
+    """Bytes on the fullest device of the part, whatever is live."""
     live: float = 0.0
+    """Bytes there for each live micro-batch."""
     layout_in: int = 0
+    """Layout of the range's input, a number that the caller gives out."""
     layout_out: int = 0
+    """Layout of the range's result, a number that the caller gives out."""
     input_gradient: float | None = None
+    """Seconds of the half of the backward that other stages wait for; None if it cannot be split."""
 
     @property
     def seconds(self) -> float:
+        """Seconds of one micro-batch, forward and backward."""
         return self.forward + self.backward
 
 
@@ -47,7 +49,8 @@ class StageTable:
     """
     The options of all stages. Arrays are [option, first layer, layer behind the last, part, layout in, layout out]:
     seconds of a micro-batch and of its forward (inf where there is no option), seconds once, bytes held, and held per
-    live micro-batch. `parts` are the sizes of parts, ascending; `options` are as given to `tabulate`.
+    live micro-batch. `parts` are the sizes of parts in devices, ascending; `layouts` is how many there are; `options`
+    is as given to `tabulate`.
     """
 
     layers: int
@@ -68,10 +71,11 @@ def tabulate(
     layouts: int = 1,
 ) -> StageTable:
     """
-    Return the table of `options(first, last, devices)`, asked once for each range of layers first .. last - 1 and size
-    of a part; it returns none for what cannot be a stage.
+    Return the table of the stages that `options(first, last, devices)` returns, called once for each range of layers
+    first .. last - 1 and size of a part; it returns none for what cannot be a stage.
 
-    Raises `UnityError` for no layers, for sizes below 1, and for options whose numbers are not numbers of at least 0.
+    `parts` are the sizes, in devices, that parts may have. Raises `UnityError` for no layers, for sizes below 1, for
+    options whose seconds or bytes are not numbers of at least 0, and for layouts not below `layouts`.
     """
     sizes = tuple(sorted(set(parts)))
     if layers < 1 or not sizes or sizes[0] < 1:

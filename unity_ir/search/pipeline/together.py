@@ -38,18 +38,24 @@ STEP = 1e-6
 
 @dataclass(frozen=True)
 class Slopes:
-    """By how many seconds a step gets longer for each second that stages take longer, over its micro-batches."""
+    """
+    The derivatives of a step's makespan by the seconds of each stage, divided by the number of micro-batches: 1 for a
+    stage that all others wait for.
+    """
 
     second: tuple[float, ...]
-    """Of a micro-batch, forward and backward."""
+    """By seconds of a micro-batch, forward and backward in proportion: [stage]."""
     once: tuple[float, ...]
-    """Of what is done once per step."""
+    """By seconds that are spent once per step: [stage]."""
     send: tuple[float, ...]
-    """Of a send between a stage and the next, there and back."""
+    """By seconds of a send between a stage and the next, there and back: [stage but the last]."""
 
     @staticmethod
     def of(seconds: StageSeconds, micro_batches: int, makespan: Callable[[StageSeconds], float]) -> Slopes:
-        """Return the slopes of a makespan, given as a function of the seconds of stages, at some of them."""
+        """
+        Return the slopes at `seconds`, with halves of backwards, of `makespan`, a function of the seconds of stages: by
+        forward differences.
+        """
         now = makespan(seconds)
         step = STEP * now
 
@@ -77,7 +83,7 @@ class Slopes:
         return Slopes(tuple(second), once, sends)
 
     def mixed(self, other: Slopes, share: float) -> Slopes:
-        """Return slopes between these and others, of which the latter have that share."""
+        """Return the weighted mean of these slopes and `other`, which have the weight `share`."""
 
         def between(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
             return tuple((1 - share) * x + share * y for x, y in zip(a, b, strict=True))
@@ -89,15 +95,19 @@ class Slopes:
         return self.second, self.once, self.send
 
     def price(self, stage: int, price: Price) -> Price:
-        """Return the price of a stage by its slopes, where bytes cost as `price` says."""
+        """
+        Return the objective of a stage's layouts: `second` and, relative to it, `once` are its slopes, not below
+        `LEAST` and `LEAST_ONCE`; the rest, such as the price of bytes, is that of `price`.
+        """
         second = max(self.second[stage], LEAST)
         return replace(price, second=second, once=max(self.once[stage], LEAST_ONCE) / second)
 
 
 class StagesFactorGraphBuilder(FactorGraphBuilder):
     """
-    Builds the factor graph of a graph in stages: `solvers` has that of each stage, at its price, `stage_of` the stage
-    of each node, `charges` what an operator costs for the layout [layout] in which it makes a value that is sent.
+    Builds the factor graph of a graph in stages: `solvers` has, for each stage, the solver with its price, `stage_of`
+    the stage of each node, and `charges`, for each value that is sent, what is added to the cost of the operator that
+    makes it, by the layout in which it does: [layout].
     """
 
     def __init__(
@@ -111,7 +121,10 @@ class StagesFactorGraphBuilder(FactorGraphBuilder):
         return self.solvers[self.stage_of[node]]
 
     def keeps_all_rows(self, node: Node) -> bool:
-        """Return whether a result is sent: a row that is charged more for that does not dominate one that is not."""
+        """
+        Return whether a result of an operator is sent, so that all its rows are kept: a row that dominates another may
+        not once the charges of sending are added.
+        """
         return any(value in self.charges for value in node.results)
 
     def problem(self) -> FactorGraph:
@@ -139,7 +152,10 @@ def solved_together(
 ) -> ExactPlan:
     """
     Return the layouts of a serial graph of one micro-batch on a part of `machine`, of least cost by the slopes of its
-    stages: those between `cuts` of units, stage s on part `rank_of[s]`, with bytes at `prices[s]`.
+    stages' makespan (`Slopes`), sends included. Nothing is recomputed.
+
+    Stages are between `cuts`, the units that the second and later stages begin with; stage s is on part `rank_of[s]`,
+    with bytes priced as in `prices[s]`. `solver` has the layouts of a part.
     """
     of = units(graph)
     at: dict[Price, Solver] = {}

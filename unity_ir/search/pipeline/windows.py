@@ -10,9 +10,9 @@ from unity_ir.search.pipeline.table import Floats
 
 class DeviceWindows:
     """
-    Which numbers of devices matter for the layers from i on: enough for these under a cap, and few enough to leave
-    enough for the layers before. Close to the lowest cap these are few. Found without layouts, and with one micro-batch
-    live.
+    The numbers of devices that matter for the layers from each one on: enough for stages of them under a cap, and few
+    enough to leave enough for the layers before. Close to the lowest cap these are few. Found without layouts, and with
+    one micro-batch live.
     """
 
     def __init__(self, problem: StageProblem) -> None:
@@ -23,7 +23,10 @@ class DeviceWindows:
         self.before = _bottleneck(square[::-1, ::-1].transpose(1, 0, 2), problem)[::-1]
 
     def at(self, cap: float) -> list[slice]:
-        """Return, for each first layer, the devices that matter."""
+        """
+        Return, for each first layer, the numbers of devices that matter (a slice) where no stage takes more than `cap`
+        seconds of a micro-batch.
+        """
         least, before = ((array > cap).sum(axis=1) for array in (self.behind, self.before))
         most = self.behind.shape[1] - before
         return [slice(int(low), int(high)) for low, high in zip(least, most, strict=True)]

@@ -30,7 +30,11 @@ from unity_ir.tdl.counts import contraction_flops
 Kind = Literal["none", "attention", "block", "all", "auto"]
 
 KINDS: tuple[str, ...] = get_args(Kind)
-"""What may be asked for."""
+"""
+The kinds of recompute that users may ask for: `none`; `attention` (what takes no matrix product, convolution or fused
+attention, and the scores of an attention of several operators); `block` (layers that repeat, from their inputs); `all`
+(from checkpoints between groups of operators); `auto` (as little as makes the plan fit).
+"""
 
 ANY_PRICE = 1.0
 """Seconds per byte at which every value is recomputed that can be: a device holds far fewer bytes than a step takes
@@ -66,7 +70,11 @@ def in_groups(plan: Graph) -> Graph:
 
 
 def groups(serial: Graph) -> tuple[Part, ...]:
-    """Return the parts of a serial graph in groups, each as one part: see `in_groups`."""
+    """
+    Return the parts of a serial graph joined into consecutive groups, each as one part: of 1, 2, .. groups of about
+    equal bytes saved for the backward, those whose ends and largest group hold the fewest bytes together (Chen et al.,
+    2016).
+    """
     every, keeps = parts(serial), Keeps(serial)
     sizes = [sum(_bytes(v) for n in part.nodes for v in n.results if v in keeps.values) for part in every]
     best: tuple[float, tuple[Part, ...]] = inf, every
@@ -125,16 +133,18 @@ def _marked(plan: Graph, serials: Mapping[Node, Node], again: Iterable[Node], mo
 @dataclass(frozen=True)
 class Recomputable:
     """
-    A placed plan as the choice of what to recompute sees it: per layer its operators, with seconds and bytes on a
-    device; what is before the first layer is one, too. Weights that a layer's operators read elsewhere than they are
+    A placed plan by layers (what is before the first layer is one, too), to choose what is recomputed in each: its
+    operators with their seconds and bytes on a device. Weights that a layer's operators read elsewhere than they are
     stored may be operators of it: to recompute one is to move it again.
     """
 
     plan: Graph
     serials: Mapping[Node, Node]
+    """The node of the serial graph for each of the plan."""
     nodes: tuple[tuple[Node, ...], ...]
     """The operators of each layer, in the serial graph."""
     layers: tuple[SavedValues, ...]
+    """Seconds and bytes of these operators, in the same order."""
 
     @staticmethod
     def of(
@@ -146,11 +156,12 @@ class Recomputable:
         given: Sequence[Part] | None = None,
     ) -> Recomputable:
         """
-        Return that of a placed forward graph with its cost: of the `given` parts of its serial graph; by default in
-        layers, if there are any, and else or with `in_groups` in groups of parts (`groups`).
+        Return the operators that may be recomputed of the placed forward graph `plan`, with its cost: in its layers, if
+        it has any, else or with `in_groups` in groups of parts (`groups`); or in the `given` parts of its serial graph.
 
-        With `with_products` false, no matrix product or convolution is recomputed, but for products of queries and keys
-        before a softmax that is an operator of its own.
+        Without `with_products`, no contraction (matrix product, convolution, attention) is recomputed, but for products
+        of queries and keys before a softmax that is an operator of its own. With `with_weights`, weights that are moved
+        to their readers are operators, too.
         """
         serial, serials = erase_with(plan)
         every = given
@@ -183,22 +194,28 @@ class Recomputable:
         return Recomputable(plan, serials, tuple(nodes), tuple(saved))
 
     def at(self, price: float) -> tuple[frozenset[int], ...]:
-        """Return, for each layer, the operators that are recomputed at a price in seconds per byte."""
+        """
+        Return, for each layer, the indices in `nodes` of the operators that are recomputed at least cost, at a price in
+        seconds per byte saved.
+        """
         return tuple(cheapest(layer, price) for layer in self.layers)
 
     def bytes(self, again: Sequence[frozenset[int]]) -> float:
-        """Return the bytes that a device saves in all these layers if these operators are recomputed."""
+        """
+        Return the bytes that a device saves in all these layers if the operators `again` (per layer, indices in
+        `nodes`) are recomputed.
+        """
         pairs = zip(self.layers, again, strict=True)
         return sum(layer.bytes[i] for layer, these in pairs for i in layer.saved(these)[0])
 
     def seconds(self, again: Sequence[frozenset[int]]) -> float:
-        """Return the seconds that recomputing these operators takes."""
+        """Return the seconds that recomputing the operators `again` (per layer, indices in `nodes`) takes."""
         return sum(layer.seconds[i] for layer, these in zip(self.layers, again, strict=True) for i in these)
 
     def price(self, most: float) -> float | None:
         """
-        Return the least price, in seconds per byte, at which at most `most` bytes are saved, to one part in a million;
-        0 if they are without recompute, None if no price saves so little.
+        Return the least price, in seconds per byte, at which a device saves at most `most` bytes in these layers, to
+        one part in a million; 0 if it does without recompute, None if no price saves so little.
         """
         if self.bytes(tuple(frozenset[int]() for _ in self.layers)) <= most:
             return 0.0
@@ -215,8 +232,9 @@ class Recomputable:
 
     def with_least_time(self, most: float) -> tuple[frozenset[int], ...] | None:
         """
-        Return the operators of each layer to recompute so that at most `most` bytes are saved, in the least time found:
-        between the optima at two prices, the first layers are as at the higher one. None if no price saves so little.
+        Return, for each layer, the indices in `nodes` of the operators to recompute so that a device saves at most
+        `most` bytes in all, in the least time found: between the optima at two prices, the first layers are as at the
+        higher one. None if no price saves so little.
         """
         price = self.price(most)
         if price is None:
@@ -231,7 +249,10 @@ class Recomputable:
         return high
 
     def marked(self, again: Sequence[frozenset[int]]) -> Graph:
-        """Return the plan with these operators recomputed."""
+        """
+        Return the plan with the operators `again` (per layer, indices in `nodes`) recomputed, as far as the backward
+        needs what they make.
+        """
         found = {nodes[i] for nodes, these in zip(self.nodes, again, strict=True) for i in these}
         weights = {n for n in found if n.is_leaf}
         return _marked(self.plan, self.serials, found - weights, weights)

@@ -49,10 +49,12 @@ def fitted(
     on: Machine | None = None,
 ) -> Graph:
     """
-    Return a placed forward graph with recompute of a kind (`recomputed`), whose loss is made in `pieces`. None is as
-    few as make the plan fit a device of `machine`, those with which it is fastest, or else needs the least memory; if
-    not `compared`, one piece where recompute alone makes it fit. `whole` is as in `recomputed`; `on` is the machine of
-    the step, where that of the plan is one part of it.
+    Return a placed forward graph with recompute of a `kind` (`chosen.KINDS`), and with its loss made in `pieces`.
+
+    Without `pieces`, of kinds `none` and `auto` a plan that fits a device of `machine` is returned as it is. Else the
+    loss is made in one piece, or in the fewest with which it fits, whichever simulates faster; if either does not fit,
+    in that way that needs less memory, so the result may not fit. If not `compared`, it is one piece where recompute of
+    `auto` alone makes it fit. `whole`, `weights` and `on` are as in `recomputed`.
 
     Raises `UnityError` as `recomputed` does, and where the loss cannot be made in so many pieces.
     """
@@ -90,7 +92,7 @@ def fitted(
 
 
 def without_recompute(plan: Graph) -> Graph:
-    """Return a placed forward graph that keeps all that its backward reads."""
+    """Return a placed forward graph without its marks of recompute: it saves all that its backward reads."""
 
     def kept(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
         return operands if node.op == "recompute" else rebuild(node, operands, node.view).results
@@ -134,13 +136,13 @@ def recomputed(
     on: Machine | None = None,
 ) -> Graph:
     """
-    Return a placed forward graph with recompute of a kind (`chosen.KINDS`); marks that it has already stay. If `auto`
+    Return a placed forward graph with recompute of a `kind` (`chosen.KINDS`); marks that it has already stay. If `auto`
     finds none with which the plan fits a device of `machine`, the one with which it needs the least memory.
 
     `whole` returns the plan of the step of which `plan` is that of a micro-batch; None if it is that step. `on` is the
-    machine of the step, where that of the plan, `machine`, is one part of it. With
-    `weights`, `auto` may also gather weights again for the backward instead of keeping what was gathered. Raises
-    `UnityError` for another kind, and where there are no layers to recompute.
+    machine of the step, where that of the plan, `machine`, is one part of it. With `weights`, `auto` may also gather
+    weights again for the backward instead of keeping what was gathered. Raises `UnityError` for another kind, and for
+    `block` where no layers repeat.
     """
     check_kind(kind)
     if kind == "none":

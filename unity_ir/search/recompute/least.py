@@ -24,7 +24,10 @@ from unity_ir.search.recompute.chosen import ANY_PRICE, Recomputable
 
 @dataclass(frozen=True, slots=True)
 class LeastUnstaged:
-    """Lower bounds, in seconds, of a step without stages: of its kernels, and with what it has to recompute."""
+    """
+    Lower bounds of a step without stages, in seconds: of its kernels alone (`kernels`), and with what it has to
+    recompute to fit (`seconds`).
+    """
 
     kernels: float
     seconds: float
@@ -32,8 +35,9 @@ class LeastUnstaged:
 
 def least_unstaged(graph: Graph, machine: Machine, optimizer: Optimizer) -> LeastUnstaged:
     """
-    Return lower bounds, every kernel one by one (`cost.plan`), on all plans of a serial forward graph on a machine
-    whose devices hold them; 0 on a device with a measured profile, whose smaller kernels may take any time.
+    Return lower bounds, every kernel one by one (`cost.plan`), on all plans of a serial forward graph that fit the
+    devices of a machine and run the whole batch at once; 0 on a device with a measured profile, whose smaller kernels
+    may take any time.
     """
     if machine.device.profile is not None:
         return LeastUnstaged(0.0, 0.0)

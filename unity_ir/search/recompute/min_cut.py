@@ -33,8 +33,8 @@ class SavedValues:
 
     def saved(self, again: frozenset[int]) -> tuple[frozenset[int], frozenset[int]]:
         """
-        Return (operators whose results are saved, operators that are recomputed), if those of `again` are recomputed as
-        far as anything reads them.
+        Return (operators whose results are saved, operators that are recomputed), by index, if those of `again` are
+        recomputed as far as anything reads them.
         """
         has = [*self.read]
         for i in reversed(range(len(has))):
@@ -47,7 +47,10 @@ class SavedValues:
 
 @lru_cache(maxsize=4096)
 def cheapest(layer: SavedValues, price: float) -> frozenset[int]:
-    """Return the operators to recompute at `price`, in seconds per byte that is saved. Memoised."""
+    """
+    Return the operators to recompute (indices in `layer`) at `price`, in seconds per byte that is saved: those of the
+    minimum of seconds recomputed plus price * bytes saved. Memoised.
+    """
     count = len(layer.read)
     source, sink = 2 * count, 2 * count + 1
     left: list[dict[int, float]] = [{} for _ in range(2 * count + 2)]

@@ -48,8 +48,8 @@ def price_of_memory(plan: Graph, machine: Machine, optimizer: Optimizer) -> floa
 @dataclass(frozen=True)
 class LayoutsWithRecompute:
     """
-    The best layouts of a graph, as plans that keep everything, at a price of a byte at which anything may be made
-    again; the fastest without a limit at 0.
+    The best layouts of a graph, as plans that keep everything, at a price of a byte at which every value is kept or
+    made again, whichever costs less; where the price is 0, the fastest without a limit.
     """
 
     of: JointPlan
@@ -58,15 +58,16 @@ class LayoutsWithRecompute:
     """In seconds per byte."""
     layouts: tuple[Graph, ...]
     """
-    Those of the least sum and, if its groups of mesh axes are not those of the machine's levels, those with such groups
-    and moves of weights hidden (the greatest of `limits().hidden_shares`).
+    The parallel graph of the least seconds + price * bytes; where the solver groups mesh axes otherwise than by the
+    machine's levels, also the best one grouped by levels, with the greatest of `limits().hidden_shares` of the moves of
+    weights free.
     """
 
     def plans(self, optimizer: Optimizer) -> list[Graph]:
         """
         Return plans with as little recompute as makes them fit a device, and the loss in pieces if that alone does not;
-        with the most, if none does. They have these layouts or, if the graph has few operators, those of the fastest
-        plan, too.
+        those that cannot fit, with which they need the least memory. They have these layouts or, if the graph has few
+        operators, those of the fastest plan, too.
         """
         few = sum(n.is_compute for n in self.of.rewritten.nodes()) <= limits().rival_operators
         kept = [*self.layouts, self.of.graph] if few and self.of.graph not in self.layouts else self.layouts
@@ -90,9 +91,9 @@ class LayoutsWithRecompute:
 
 def layouts_with_recompute(found: JointPlan, source: Graph, optimizer: Optimizer) -> Iterator[LayoutsWithRecompute]:
     """
-    Yield the best layouts if every value may be made again, of the graph of `found`, the plan that is the fastest
-    without a limit, and of `source`, the graph before rewrites; first those that cost less at the price. Some rewrites
-    save time, but keep more, and what they make of weights alone is not made again.
+    Yield the best layouts where every value may be made again, for the graph of `found` (the plan that is the fastest
+    without a limit) and for `source`, the graph before rewrites: some rewrites save time, but keep more. First those
+    that cost less at the price of a byte; only those of `found` itself, at price 0, if a plan fits as it is.
     """
     solver, alike = found.solver, [found]
     if found.derivation and found.source is not None:

@@ -33,8 +33,8 @@ class RandomOptions:
 @dataclass(frozen=True)
 class ExpertOptions:
     """
-    Options of `expert`: whether plans may be of a rewritten graph, in which the heads of fused products and the classes
-    of the loss can be divided.
+    Options of `expert`: whether plans may be of a rewritten graph, in which the heads of fused query-key-value products
+    and the classes of the loss can be sharded.
     """
 
     rewrite: bool = True
@@ -42,14 +42,20 @@ class ExpertOptions:
 
 @dataclass(frozen=True)
 class HybridOptions:
-    """Options of `hsdp`: among how many neighbouring devices weights are sharded, by default those of a node."""
+    """
+    Options of `hsdp`: among how many neighbouring devices weights are sharded, by default those of a node (the
+    innermost level of the machine).
+    """
 
     shards: int | None = None
 
 
 @dataclass(frozen=True)
 class MegatronOptions:
-    """Options of `megatron`: the devices that divide weights, by default those of a node; sequence parallelism."""
+    """
+    Options of `megatron`: the degree of tensor parallelism, by default the devices of a node; whether activations
+    between tensor-parallel regions are sharded along the sequence.
+    """
 
     tp: int | None = None
     sp: bool = False

@@ -34,8 +34,8 @@ class Mcmc:
 
     def search(self, graph: Graph, machine: Machine, options: McmcOptions, context: SearchContext) -> SearchResult:
         """
-        Return the plan with the least simulated time of all chains; `options` are those of `--search=mcmc`, `context`
-        has the optimizer and the progress callback.
+        Return the plan with the least simulated time of all chains, which may not fit the memory; `options` are those
+        of `--search=mcmc`, `context` has the optimizer and the progress callback.
         """
         settings = Settings(beta=options.beta, budget=options.budget, seed=options.seed)
         best = mcmc(graph, machine, context.optimizer, settings, context.progress)

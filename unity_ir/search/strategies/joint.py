@@ -38,8 +38,12 @@ class Joint:
 
     def search(self, graph: Graph, machine: Machine, options: RewriteOptions, context: SearchContext) -> SearchResult:
         """
-        Return the fastest plan found, with a lower bound on all placements of its graph; `options` say which rules may
-        rewrite it, `context` has the optimizer and the progress callback.
+        Return the plan found that is the fastest as emitted among those that fit a device, with a lower bound on all
+        placements of its graph; `options` say which rules may rewrite it, `context` has the optimizer and the progress
+        callback.
+
+        Raises `Refused`, a `UnityError`, where not even a baseline fits, and `KeyboardInterrupt` where it is ended
+        before it has a plan that fits.
         """
         rules, optimizer = selected(options.rules), context.optimizer
         with choosing(self.name, graph, machine, optimizer) as chooser:
@@ -80,8 +84,9 @@ class Sequential:
 
     def search(self, graph: Graph, machine: Machine, options: RewriteOptions, context: SearchContext) -> SearchResult:
         """
-        Return the fastest plan of the graph that is fastest on one device; `options` say which rules may rewrite it,
-        `context` has the optimizer and the progress callback.
+        Return the fastest plan that fits a device of the graph that is fastest on one device; `options` say which rules
+        may rewrite it, `context` has the optimizer and the progress callback. Raises `Refused`, a `UnityError`, where
+        the search finds none that fits.
         """
         with choosing(self.name, graph, machine, context.optimizer) as chooser:
             return chooser.result(_sequential(graph, machine, options, context))

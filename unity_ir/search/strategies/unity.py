@@ -32,8 +32,8 @@ class Unity:
 
     def search(self, graph: Graph, machine: Machine, options: UnityOptions, context: SearchContext) -> SearchResult:
         """
-        Return the plan that Unity's search finds; `options` are those of `--search=unity`, `context` has the optimizer
-        and the progress callback.
+        Return the plan that Unity's search finds, which may not fit the memory; `options` are those of
+        `--search=unity`, `context` has the optimizer and the progress callback.
         """
         own = Options(**{f.name: getattr(options, f.name) for f in fields(Options)})
         once = 1 / context.micro_batches

@@ -43,7 +43,7 @@ class StepProblem:
     """Bytes [choice] of an operator group's halos."""
     edges: dict[tuple[int, int], Floats]
     sizes: list[int]
-    """Bytes of each value group."""
+    """Bytes of one value of each value group, whole."""
 
 
 @dataclass

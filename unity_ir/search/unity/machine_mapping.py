@@ -119,15 +119,16 @@ class Subgraph:
 @dataclass(frozen=True, eq=False)
 class Views:
     """
-    The machine views of an operator on a share of the machine: per view its seconds, and the layouts it needs and
-    makes.
+    The machine views of an operator on a share of the machine: its seconds in each, with the leaves it reads, and the
+    layouts it needs and makes there. None if `assignments` is empty.
     """
 
     assignments: tuple[Assignment, ...]
     seconds: Floats
     needs: tuple[tuple[Layout, ...], ...]
+    """Per operand, the layout under each view."""
     makes: tuple[tuple[Layout, ...], ...]
-    """Per operand or result, the layout under each view."""
+    """Per result, the layout under each view."""
 
     def __len__(self) -> int:
         return len(self.seconds)

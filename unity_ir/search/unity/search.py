@@ -43,7 +43,7 @@ FEWEST, MOST = 10, 300
 @dataclass(frozen=True, slots=True)
 class Options:
     """
-    The options of Unity's search.
+    The options of Unity's search. Raises `UnityError` for an `alpha` or a `budget` below 1.
 
     A candidate is rewritten further if it costs at most `alpha` times the best. `budget` is the number of candidates
     priced per operator of a part, by default `limits().unity_candidates` over the graph's operators, from 10 to 300.
@@ -77,7 +77,9 @@ class UnityPlan:
     seconds: float
     derivation: tuple[RuleApplication, ...]
     explored: int
+    """Number of candidates priced, of all parts."""
     rewritten: Graph
+    """The serial graph after `derivation`, of which `graph` is the parallelization."""
 
 
 def unity(
@@ -90,7 +92,8 @@ def unity(
     once: float = 1.0,
 ) -> UnityPlan:
     """
-    Return the parallel graph that Unity's search finds for a serial one.
+    Return the parallel graph that Unity's search finds for a serial one; where the work budget ends, the best so far.
+    Memory limits are not looked at.
 
     `rules` are the algebraic substitutions; parallelization rules follow from the operators. `options` None is the
     defaults. `progress` is called with the number of candidates priced and the best seconds so far. `once` is what

@@ -31,7 +31,10 @@ class ViewCosts:
     machine: Machine
     optimizer: Optimizer
     once: float = 1.0
-    """What moves of weights, sums of their gradients and updates count, beside what every micro-batch does."""
+    """
+    What a second counts that a step spends once (moves of weights, sums of their gradients, updates): 1 / m where the
+    graph is one of m micro-batches.
+    """
     _moves: dict[tuple[object, ...], float] = field(default_factory=dict[tuple[object, ...], float])
 
     @cached_property
