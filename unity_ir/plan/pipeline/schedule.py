@@ -33,20 +33,24 @@ class PipelineSchedule:
 
     @property
     def stages(self) -> int:
+        """The number of stages, over all ranks."""
         return len(self.rank_of)
 
     @cached_property
     def splits_backward(self) -> bool:
-        """Return whether some backward is done in halves, I and W."""
+        """Whether some backward is done in halves, I and W."""
         return any(action.kind == "I" for rank in self.ranks for action in rank)
 
     def ahead(self, action: StageAction) -> bool:
-        """Return whether an action is of a micro-batch of the next step."""
+        """Return whether an action is of a micro-batch of the next step, as in one step of an asynchronous schedule."""
         return (action.micro_batch or 0) >= self.micro_batches
 
     @property
     def computes(self) -> str:
-        """Return what one step does to weights w, where g(w) is the gradient at w of the whole batch."""
+        """
+        The formula, as text, of what one step does to weights w, where g(w) is the gradient at w of the whole batch:
+        `w(t+1) = update(w(t), g(w(t)))`, or with an older w in g.
+        """
         late = f" - {self.gradient_delay}" if self.gradient_delay else ""
         return f"w(t+1) = update(w(t), g(w(t{late})))"
 
