@@ -52,7 +52,11 @@ from unity_ir.simulate.tasks import BACKWARD, FORWARD, SYNC, UPDATE, Label, Task
 
 @dataclass(frozen=True, slots=True)
 class RunningSum:
-    """A sum of gradients over devices: its result, the machine levels it crosses, and when it is under way, in s."""
+    """
+    A sum of gradients over devices: its result, the machine levels it crosses, and from when to when it is under way,
+    in seconds. They count from the start of the part that starts it, or in `StagedStep.started` from the end of its
+    rank's last backward, so that they may be negative.
+    """
 
     result: Register
     levels: tuple[int, ...]
@@ -135,7 +139,11 @@ class StagedStep:
         return tuple(found)
 
     def timeline(self) -> Timeline:
-        """Return when each rank does what, for pictures: a task for each part of a stage, sums and updates."""
+        """
+        Return when each rank does what, for pictures and traces: a device class stands for each rank; tasks are the
+        actions of the schedule, sums of gradients and updates, without dependencies. Memory is that of a device of each
+        rank.
+        """
         times = self.times
         ticks_of: list[int] = []
         ends: list[int] = []
@@ -182,8 +190,8 @@ class StagedStep:
 
 def simulate_stages(plan: Plan, machine: Machine, overlap: bool = True) -> StagedStep:
     """
-    Return the simulated step of a plan in stages on a machine. Without `overlap` collectives inside of a stage are
-    waited for, and a stage waits until its sends have arrived. All but the bytes is in seconds.
+    Return the simulated step of a plan in stages (`Plan.pipeline` is not None) on a machine. Without `overlap`,
+    collectives inside of a stage are waited for, and a stage waits until its sends have arrived.
     """
     return _Stages(plan, machine, overlap).step()
 

@@ -22,7 +22,10 @@ MAX_CLASSES = 16
 
 
 def timeline_svg(timeline: Timeline, title: str) -> str:
-    """Draw a simulated iteration, with this title; return it as SVG text."""
+    """
+    Return the drawing of a simulated iteration as SVG text, headed by `title` and its seconds: a row for each stream of
+    each device class, and the memory held. Classes beyond the first `MAX_CLASSES` are left out.
+    """
     streams = timeline.tasks.streams
     shown = min(streams.classes, MAX_CLASSES)
     body: list[str] = []
