@@ -54,7 +54,10 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor of a kernel: itself, or, where fusion may leave it out of memory, the least cut beyond it."""
+    """
+    A tensor that a kernel reads or writes: the tensor itself or, where fusion may leave it out of memory, the smallest
+    cut of the graph beyond it, towards what it is made of (read) or what is made of it (written).
+    """
 
     own: Term
     beyond: float
@@ -104,8 +107,8 @@ def parts(extents: tuple[int, ...], devices: int) -> int:
 
 def least_seconds(device: Device, flops: float, bytes: float, peak: float, kinds: Sequence[str]) -> float:
     """
-    Return a lower bound in seconds on kernels of at least these FLOPs and bytes, priced as any of `kinds`; `peak` is in
-    FLOP/s. Of a device with measured kernels, nothing but its peaks is taken to hold.
+    Return a lower bound in seconds on a kernel of at least these FLOPs and bytes, whichever of `kinds` it is priced as;
+    `peak` is in FLOP/s. Of a device with measured kernels, nothing but its peaks is taken to hold.
     """
     if device.profile is not None:
         return max(flops / peak, bytes / device.memory_bandwidth)
@@ -231,7 +234,8 @@ class Floors:
 
     def arithmetic(self, node: Node) -> tuple[float, float]:
         """
-        Return the least FLOPs of an operator, summed over devices, and the most FLOP/s at which its kernel is priced.
+        Return (the least FLOPs of an operator of the step, summed over devices, the most FLOP/s at which its kernel is
+        priced).
         """
         return self.flops[node], self._peak_of_contraction(node) if self.is_contraction(node) else self.peak
 

@@ -37,9 +37,9 @@ from unity_ir.plan.moves import plan_moves
 @dataclass(frozen=True, slots=True)
 class Reshard:
     """
-    The moves that bring a value from the layout it is made in to a layout that operators (`users`) read it in, and
-    those of the backward: its gradient's (`backward`), and `forward` once more if what they make is not kept (`again`).
-    None if the layouts agree.
+    The moves that bring a value from the layout it is made in (`source`) to one that operators (`users`) read it in
+    (`target`), and those of the backward: its gradient's way back (`backward`), and `forward` once more if what they
+    make is not kept (`again`). If the layouts agree, there are no moves but those of a halo exchange.
     """
 
     value: Value
@@ -117,7 +117,10 @@ class PlanCost:
 
     @cached_property
     def compute_time(self) -> float:
-        """Seconds of all kernels of an iteration on each device, those of the optimizer's update included."""
+        """
+        Seconds of all kernels of an iteration, those of the optimizer's update included, on each device that runs them;
+        operators on different parts of the machine are added up, too.
+        """
         kernels = sum((o.forward + o.backward) * o.node.micro_batches for o in self.operators)
         return kernels + self.additions + self.update
 
@@ -350,8 +353,8 @@ def update_bytes(piece_bytes: int, optimizer: Optimizer, cast_bytes: int = 0, gr
 
 def norm_seconds(optimizer: Optimizer, machine: Machine) -> float:
     """
-    Return the seconds in which all devices add up the squares of their pieces of the gradient, one number, if the
-    optimizer has a limit of its norm; else 0.
+    Return the seconds of the all-reduce of one number over all devices by which the norm of the whole gradient is
+    known, if the optimizer limits it (`clip`); 0 without a limit, and on one device.
     """
     if not optimizer.clip or machine.devices == 1:
         return 0.0

@@ -488,7 +488,8 @@ def plan_graph(
     graph: Graph, machine: Machine, optimizer: Optimizer | None = None, options: PlanOptions | None = None
 ) -> Plan:
     """
-    Return the plan of a placed graph's training step on a machine, as `-t triton` emits it.
+    Return the plan of a placed graph's training step on a machine, as `-t triton` emits it. `options` None is the
+    defaults.
 
     A forward is differentiated first, with the optimizer that it names, or else `optimizer` (by default SGD); of a part
     of a model, the gradients of the outputs are inputs. Raises `UnityError` where the graph does not fit the machine.

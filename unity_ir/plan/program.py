@@ -256,7 +256,10 @@ class Program:
 
     @property
     def axes(self) -> int:
-        """The number of mesh axes over devices."""
+        """
+        The number of mesh axes over devices: all but those of micro-batches and of pieces of the loss, which follow
+        them.
+        """
         return len(self.mesh.sizes) - (self.micro_batches > 1) - (self.loss_pieces > 1)
 
     @cached_property
@@ -447,7 +450,7 @@ class Program:
 
 
 def makers_of(body: Iterable[Instruction]) -> Mapping[Register, Instruction]:
-    """Return the instruction that makes each register."""
+    """Return the instruction that makes each register, by register."""
     return {r: i for i in body for r in makes(i)}
 
 

@@ -67,8 +67,8 @@ class RunningSum:
 @dataclass(frozen=True)
 class StagedStep:
     """
-    A simulated step in stages: when each rank of the pipeline runs which stage, and from when to when the step lasts;
-    or, of a schedule that never drains, some steps, of which the last counts.
+    A simulated step in stages: when each rank of the pipeline does what, what this takes, and what is held. For an
+    asynchronous schedule, `times` are those of several steps, and `seconds` is from the end of one to that of the next.
     """
 
     times: PipelineTimes
@@ -76,6 +76,7 @@ class StagedStep:
     sums: Seconds
     """Seconds that each rank takes, after its last backward, for sums of gradients over devices."""
     updates: Seconds
+    """Seconds that each rank takes for its updates."""
     norm: float
     """Seconds of the sum over all devices of the squares of gradients, which all updates wait for; 0 without."""
     peaks: tuple[int, ...]
@@ -102,7 +103,9 @@ class StagedStep:
 
     @property
     def bubble(self) -> float:
-        """Seconds by which the step is longer than the work of the rank with most."""
+        """
+        Seconds by which the step is longer than the work of the rank with most, sums of gradients and updates included.
+        """
         if self.is_asynchronous:
             return self.times.bubble
         extra = zip(self.times.work, self.sums, self.updates, strict=True)

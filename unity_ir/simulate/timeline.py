@@ -59,7 +59,7 @@ def timeline_svg(timeline: Timeline, title: str) -> str:
 
 
 def seconds(ticks: int) -> str:
-    """Return the text for a number of ticks (picoseconds): given 1.5e9, returns `1.500 ms`."""
+    """Return the text for a number of ticks (picoseconds): given 1.5e9, returns `1.5 ms`."""
     for unit, scale in (("s", 1), ("ms", 10**3), ("us", 10**6)):
         if ticks * scale >= TICKS:
             break

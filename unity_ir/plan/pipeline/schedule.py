@@ -81,7 +81,10 @@ def vee(ranks: int) -> tuple[int, ...]:
 def by_rank(
     name: str, micro_batches: int, rank_of: Sequence[int], order: Callable[[int], Sequence[StageAction]]
 ) -> PipelineSchedule:
-    """Return the schedule in which rank r does `order(r)`; raises `UnityError` for sizes below 1."""
+    """
+    Return the schedule in which rank r does `order(r)`; stage s is on rank `rank_of[s]`. Raises `UnityError` without
+    stages or micro-batches.
+    """
     if not rank_of or micro_batches < 1:
         raise UnityError(
             f"pipeline schedule {name}: {len(rank_of)} stages, {micro_batches} micro-batches; use at least 1 of each"
