@@ -38,7 +38,10 @@ ROWS = ("reduction", "gather")
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Bytes of a tensor, or of a cut, that a kernel reads or writes, and the extents by which each piece is smaller."""
+    """
+    The least bytes that a kernel reads or writes for a tensor, or for the cut of the graph (a set of tensors) in its
+    place, and the extents by which each device's piece is smaller.
+    """
 
     bytes: float
     extents: tuple[int, ...] | None
@@ -51,7 +54,10 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor of a kernel: itself, or, where fusion may leave it out of memory, the least cut beyond it."""
+    """
+    A tensor that a kernel reads or writes: the tensor itself or, where fusion may leave it out of memory, the smallest
+    cut of the graph beyond it, towards what it is made of (read) or what is made of it (written).
+    """
 
     own: Term
     beyond: float
@@ -64,7 +70,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What the kernel of one operator needs at least, undivided."""
+    """What the kernel of one operator needs at least, summed over the devices that share it."""
 
     flops: float
     peak: float
@@ -79,7 +85,7 @@ class Floor:
     """The kinds (`forms.kinds`) that its kernel may be priced as."""
 
     def seconds(self, devices: int, device: Device) -> float:
-        """Return the least seconds of the kernel on each of `devices` devices, if it is on as many."""
+        """Return the least seconds of the kernel on each of `devices` devices of kind `device` that share it."""
         flops = self.flops / parts(self.extents, devices)
         moved = sum(o.on(devices) for o in self.forced)
         moved += sum(max((o.on(devices) for o in those), default=0.0) for those in self.either)
@@ -101,8 +107,8 @@ def parts(extents: tuple[int, ...], devices: int) -> int:
 
 def least_seconds(device: Device, flops: float, bytes: float, peak: float, kinds: Sequence[str]) -> float:
     """
-    Return a lower bound in seconds on kernels of at least these FLOPs and bytes, priced as any of `kinds`; `peak` is in
-    FLOP/s. Of a device with measured kernels, nothing but its peaks is taken to hold.
+    Return a lower bound in seconds on a kernel of at least these FLOPs and bytes, whichever of `kinds` it is priced as;
+    `peak` is in FLOP/s. Of a device with measured kernels, nothing but its peaks is taken to hold.
     """
     if device.profile is not None:
         return max(flops / peak, bytes / device.memory_bandwidth)
@@ -122,7 +128,10 @@ def least_seconds(device: Device, flops: float, bytes: float, peak: float, kinds
 
 
 class Floors:
-    """The floors of the operators of a serial training step on a kind of device; each is computed once."""
+    """
+    The floors of the operators of a serial training step (with its backward) on a kind of device; each is computed
+    once. `devices` are those of the whole machine.
+    """
 
     def __init__(self, step: Graph, device: Device, devices: int):
         self.nodes = [n for n in step.nodes() if n.is_compute]
@@ -181,11 +190,17 @@ class Floors:
             before[node], self._beyond[node] = all_before, beyond
 
     def is_contraction(self, node: Node) -> bool:
-        """Return whether a kernel has at most one operator like this."""
+        """
+        Return whether an operator of the step is a contraction (matrix product, convolution, attention): no kernel has
+        two.
+        """
         return self.kinds[node] == "contraction"
 
     def is_rows(self, node: Node) -> bool:
-        """Return whether an operator's kernel has no contraction, but perhaps others like it."""
+        """
+        Return whether an operator of the step is a reduction or a gather (`ROWS`): no kernel has one beside a
+        contraction.
+        """
         return self.kinds[node] in ROWS
 
     @cached_property
@@ -212,19 +227,23 @@ class Floors:
 
     def part(self, node: Node) -> int:
         """
-        Return the part of the graph that an operator other than a contraction is in, from 0: kernels without
-        contraction have operators of one part only.
+        Return the part of the graph, numbered from 0, that a reduction, a gather or a pointwise operator joined with
+        one is in: kernels without contraction have operators of one part only.
         """
         return self.parts[_root(self.joined, node)]
 
     def arithmetic(self, node: Node) -> tuple[float, float]:
         """
-        Return the least FLOPs of an operator, summed over devices, and the most FLOP/s at which its kernel is priced.
+        Return (the least FLOPs of an operator of the step, summed over devices, the most FLOP/s at which its kernel is
+        priced).
         """
         return self.flops[node], self._peak_of_contraction(node) if self.is_contraction(node) else self.peak
 
     def floor(self, node: Node) -> Floor:
-        """Return the floor of a contraction, a reduction or a gather."""
+        """
+        Return the floor of a contraction, a reduction or a gather of the step; not for other operators, which may be
+        fused.
+        """
         analysis = node.analysis
         extents = _extents(analysis, analysis.splittable)
         results = [

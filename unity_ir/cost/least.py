@@ -70,8 +70,9 @@ def emitted_bound(
 
 def work_bound(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> float:
     """
-    Return a lower bound in seconds on one synchronous training step of `graph`, for any plan of it, those in stages and
-    in micro-batches among them: the work of all kernels (as in `emitted_bound`), spread evenly over all devices.
+    Return a lower bound in seconds on one synchronous training step of `graph` (with `optimizer`, or else SGD, if the
+    graph names none), for any plan of it on `machine`, those in stages and in micro-batches among them: the work of all
+    kernels that `emitted_bound` counts, spread evenly over all devices.
 
     Micro-batches of stages are computed side by side, so no path of operators bounds them, but together they take no
     less work: of each operator as many FLOPs and results, and its weights are read in every one.

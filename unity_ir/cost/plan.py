@@ -37,9 +37,9 @@ from unity_ir.plan.moves import plan_moves
 @dataclass(frozen=True, slots=True)
 class Reshard:
     """
-    The moves that bring a value from the layout it is made in to a layout that operators (`users`) read it in, and
-    those of the backward: its gradient's (`backward`), and `forward` once more if what they make is not kept (`again`).
-    None if the layouts agree.
+    The moves that bring a value from the layout it is made in (`source`) to one that operators (`users`) read it in
+    (`target`), and those of the backward: its gradient's way back (`backward`), and `forward` once more if what they
+    make is not kept (`again`). If the layouts agree, there are no moves but those of a halo exchange.
     """
 
     value: Value
@@ -56,15 +56,18 @@ class Reshard:
     @property
     def forward_moves(self) -> tuple[tuple[Move, str], ...]:
         """
-        The moves of the forward, as (move, element type); once for each micro-batch, if the value is made anew in each,
-        or what is moved is not kept.
+        The moves of the forward, as (move, element type): repeated for each micro-batch, unless what they make is kept
+        from the first one (`is_kept`).
         """
         type = self.value.type
         return tuple((m, type.dtype) for m in self.forward) * (1 if self.is_kept else type.micro_batches)
 
     @property
     def backward_moves(self) -> tuple[tuple[Move, str], ...]:
-        """The moves of the backward, as `forward_moves`: those of the value done again, then those of its gradient."""
+        """
+        The moves of the backward, as (move, element type), repeated for each micro-batch: those of the value that are
+        done again (`again`), then those of its gradient.
+        """
         type = self.value.type
         again = ((m, type.dtype) for m in self.again)
         return (*again, *((m, type.grad_dtype) for m in self.backward)) * type.micro_batches
@@ -114,13 +117,16 @@ class PlanCost:
 
     @cached_property
     def compute_time(self) -> float:
-        """Seconds of all kernels of an iteration on each device, those of the optimizer's update included."""
+        """
+        Seconds of all kernels of an iteration, those of the optimizer's update included, on each device that runs them;
+        operators on different parts of the machine are added up, too.
+        """
         kernels = sum((o.forward + o.backward) * o.node.micro_batches for o in self.operators)
         return kernels + self.additions + self.update
 
     @cached_property
     def communication_time(self) -> float:
-        """Seconds of all moves of an iteration."""
+        """Seconds of all moves of an iteration, one after the other."""
         return sum(self.machine.move_time(m, dtype) for m, dtype in self.moves)
 
     @property
@@ -335,9 +341,10 @@ def _weight_gradients(graph: Graph, weights: Iterable[Node], placement: Placemen
 
 def update_bytes(piece_bytes: int, optimizer: Optimizer, cast_bytes: int = 0, grad_bytes: int | None = None) -> int:
     """
-    Return the bytes that the optimizer reads and writes to update a weight's piece of `piece_bytes` bytes: weight,
-    gradient, and optimizer state; with a limit of the gradient's norm, which is computed first, the gradient twice.
-    Of a weight whose cast is kept, it writes `cast_bytes` bytes of that, too. The gradient has `grad_bytes`, by default
+    Return the bytes that the optimizer reads and writes on a device to update a weight's piece of `piece_bytes` bytes:
+    weight, gradient, and optimizer state; the gradient twice if its norm is limited (`optimizer.clip`).
+
+    `cast_bytes` are those of the piece's kept cast, which is written, too; `grad_bytes` those of the gradient, None for
     as many as the weight.
     """
     gradient = piece_bytes if grad_bytes is None else grad_bytes
@@ -346,8 +353,8 @@ def update_bytes(piece_bytes: int, optimizer: Optimizer, cast_bytes: int = 0, gr
 
 def norm_seconds(optimizer: Optimizer, machine: Machine) -> float:
     """
-    Return the seconds in which all devices add up the squares of their pieces of the gradient, one number, if the
-    optimizer has a limit of its norm; else 0.
+    Return the seconds of the all-reduce of one number over all devices by which the norm of the whole gradient is
+    known, if the optimizer limits it (`clip`); 0 without a limit, and on one device.
     """
     if not optimizer.clip or machine.devices == 1:
         return 0.0

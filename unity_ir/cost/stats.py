@@ -74,8 +74,8 @@ def text(
     pipelines: tuple[float, str] | None = None,
 ) -> str:
     """
-    Return the text of `--stats` for a plan called `name` whose cost is known: `head`, then a table operator by
-    operator. The arguments are those of `head`.
+    Return the text of `--stats` for a plan called `name` whose cost is known: that of `head`, which takes the same
+    arguments, then that of `table`.
     """
     return head(name, plan, derivation, bound, simulated, pipelines) + table(plan)
 
@@ -92,8 +92,9 @@ def head(
     Return the lines of `--stats` above its table, for a plan called `name` whose cost is known.
 
     `derivation` (rule applications) and `bound` (lower bound in seconds) are a search's results; `simulated` adds the
-    lines on simulated time, peak memory and launches. None leaves those lines out. Of a pipeline, `pipelines` has its
-    seconds if all moves are waited for, and which pipelines `bound` bounds, in such seconds.
+    lines on simulated time, peak memory and launches. None leaves those lines out. For a plan in stages, `pipelines` is
+    (its seconds if every move is waited for, words for the pipelines that `bound` holds for): then `bound` is compared
+    with these seconds, not with those of `plan`.
     """
     machine = plan.machine
     out = StringIO()
@@ -176,10 +177,11 @@ def table(plan: PlanCost) -> str:
 
 def gap(plan: PlanCost, bound: float | None, pipelines: tuple[float, str] | None = None) -> float | None:
     """
-    Return how far a plan's seconds, with every move waited for, are above the lower bound of its search, as a fraction.
+    Return how far a plan's seconds, with every move waited for, are above the lower bound of its search, as a fraction
+    (0.05: 5 % above). `pipelines`, for a plan in stages, begins with the seconds that are compared instead.
 
-    Of a pipeline, `pipelines` begins with these seconds. None without a bound, and where it is of other plans: those
-    with everything on all devices, or that gather weights once.
+    None without a bound, or if it is one of other plans: those with everything on all devices (`plan` pins something to
+    a part of the machine), or that gather weights once (`plan` gathers some again).
     """
     if not bound:
         return None
@@ -261,8 +263,8 @@ def _add_reshard(table: Table, plan: PlanCost, reshard: Reshard) -> None:
 
 def reshard_words(reshard: Reshard) -> str:
     """
-    Return the text for a reshard in `--stats`: given a gather and its dual, `dim 0 to repeat by all_gather /
-    reduce_scatter`.
+    Return the text for a reshard, source and target layout with the moves of forward and backward: given a gather and
+    its dual, `dim 0 to repeat by all_gather / reduce_scatter`.
     """
     kinds = f"{_kinds(reshard.forward)} / {_kinds((*reshard.again, *reshard.backward))}"
     return f"{_roles(reshard.source)} to {_roles(reshard.target)} by {kinds}"

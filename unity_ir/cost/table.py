@@ -153,10 +153,11 @@ def distinct(rows: Ints) -> tuple[Ints, Ints]:
 
 def template(node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], same: tuple[int, ...]) -> Template:
     """
-    Return the kernels of a serial compute node as functions of the degrees of the index variables named in `variables`.
+    Return the kernels of a serial compute node as functions of the degrees of the index variables named in `variables`,
+    cached by operator, operand types and arguments.
 
     `needs` says, per operand, whether its gradient is wanted; `same` is, per operand, the index of the first operand
-    that is the same value.
+    that is the same value (`cost.work.repeats`).
     """
     return _template(node.op, _operands(node), node.attributes, variables, needs, same)
 

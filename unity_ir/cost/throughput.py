@@ -22,8 +22,10 @@ INTEGERS = ("i32", "i64")
 
 def counted(graph: Graph, tables: Collection[str] = ()) -> tuple[int, str]:
     """
-    Return how many tokens a step takes, those of an input of ids [samples, length], or else how many samples, with the
-    word for them; `tables` are the names of inputs that no batch has.
+    Return (how many tokens or samples a step takes, the word for them): the elements of the first input of integers
+    that has two or more dims, as `tokens`; without one, the largest first dim of any input, as `samples`.
+
+    `tables` are the names of inputs to leave out, as they do not belong to a batch.
     """
     shapes = [(n.result.type.shape, n.result.type.dtype) for n in graph.inputs if n.name not in tables]
     ids = next((shape for shape, dtype in shapes if len(shape) > 1 and dtype in INTEGERS), None)
@@ -61,7 +63,8 @@ class Throughput:
 def throughput(graph: Graph, machine: Machine, seconds: float) -> Throughput | None:
     """
     Return the throughput and MFU of a placed forward graph whose step takes `seconds`; None for a graph that has its
-    backward already, and for a step that takes no time.
+    backward already, and for a step that takes no time. The peak is that of the element type of most operands of
+    contractions; MFU is None if the device has no peak of any of their types.
     """
     if graph.updates or seconds <= 0:
         return None

@@ -47,8 +47,8 @@ def model_flops(graph: Graph) -> int:
 
 def kernel_of(node: Node) -> Kernel:
     """
-    Return the kernel of one task of a compute node (the work of one device): its sizes, FLOPs, and the bytes of the
-    pieces it reads and writes. A value read twice counts once.
+    Return the kernel of one task (the work of one device) of a compute node, sharded as its types say: its sizes,
+    FLOPs, and the bytes of the pieces it reads and writes. A value read twice counts once.
     """
     local = piece(node.analysis.bound, node.configuration, node.analysis)
     values = (*node.operands, *node.results)
@@ -76,8 +76,9 @@ def kind_of(node: Node) -> str:
 
 def adds_gradients(node: Node, weight: Value) -> bool:
     """
-    Return whether the only reader of a weight is a matrix product with gradients in f32: then the kernel of the
-    gradient is a product, too, and adds it to that of earlier micro-batches (`plan.additions`).
+    Return whether the kernel that makes the gradient of `weight` adds it to that of earlier micro-batches in place
+    (`plan.additions`), given the compute node that is the weight's only reader: whether that is a matrix product, and
+    the gradient's element type no 16-bit one.
     """
     shapes, dtypes = tuple(v.shape for v in node.operands), tuple(v.dtype for v in node.operands)
     return weight.type.grad_dtype not in HALVES and _is_product(node.op, shapes, node.attributes, dtypes)
@@ -189,18 +190,21 @@ def applied(
 
 @dataclass(frozen=True, slots=True)
 class GradientReads:
-    """
-    What an operator's gradients are made of: of those of some operands, which operands and whether gradients of results
-    are read; and the operands whose gradient is that of the only result itself.
-    """
+    """What the kernels of gradients of some operands of an operator read."""
 
     operands: tuple[int, ...]
+    """Indices of the operands that are read; of several that are one value, the first."""
     results: bool
+    """Whether gradients of results are read."""
     passed: tuple[int, ...]
+    """Indices of all operands whose gradient is that of the only result itself, so that no kernel computes it."""
 
 
 def gradient_reads(node: Node, of: tuple[bool, ...]) -> GradientReads:
-    """Return what the gradients of those operands of a compute node that `of` says are made of."""
+    """
+    Return what is read to compute the gradients of the operands of a compute node for which `of` (one flag per operand)
+    is True.
+    """
     operands = tuple((v.type.shape, v.type.dtype) for v in node.operands)
     return _gradient_reads(node.op, operands, node.attributes, of, repeats(node))
 

@@ -28,7 +28,9 @@ Models" (Meta, 2024), table 3.
 
 
 def names() -> list[str]:
-    """Return the names of all models, sorted."""
+    """
+    Return the names of all models, sorted; without further sizes of a model that `build` knows, such as `llama3_70b`.
+    """
     return sorted(m.name for m in iter_modules(__path__) if m.name not in _HELPERS)
 
 
@@ -66,9 +68,9 @@ def build(name: str, **keys: int | str) -> Graph:
 
 def from_text(text: str) -> Graph:
     """
-    Build a model from the text of `--model`: `gpt2,layers=2,batch=4`, `moe,dispatch=sparse`.
+    Build a model from the text of `--model`: its name, then keys, `gpt2,layers=2,batch=4` or `moe,dispatch=sparse`.
 
-    Raises `UnityError` for other syntax, and as `build`.
+    Raises `UnityError` for other syntax, an unknown model or key, and sizes that do not fit one another.
     """
     name, *settings = text.split(",")
     keys: dict[str, int | str] = {}

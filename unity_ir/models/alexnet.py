@@ -6,7 +6,8 @@ from unity_ir.pcg.graph import Graph
 
 def build(batch: int = 256, image: int = 224, classes: int = 1000, channels: int = 64, hidden: int = 4096) -> Graph:
     """
-    Build AlexNet up to its cross-entropy loss; weights have torchvision's names.
+    Build AlexNet up to its cross-entropy loss; weights have torchvision's names. Inputs are `x` [batch, 3, image,
+    image] and the class ids `labels` [batch].
 
     `image` is the height and width of images, `channels` the width of the first convolution, with which those of the
     others scale, `hidden` the width of the dense layers. The default batch is FlexFlow's (section 8).

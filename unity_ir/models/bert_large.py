@@ -14,10 +14,10 @@ def build(
 ) -> Graph:
     """
     Build BERT's encoder, and its masked-language-model head up to the cross-entropy loss; the head multiplies by the
-    token embedding's table.
+    token embedding's table. Inputs are ids [batch, sequence]: `tokens`, `segments` (0 or 1) and `labels`, over all of
+    which the loss is.
 
-    `sequence` is the length of a sample, `hidden` the width, `vocabulary` the number of tokens. The loss is over all
-    tokens: the input `labels` has an id for each.
+    `sequence` is the length of a sample, `hidden` the width, `vocabulary` the number of tokens.
     """
     b = Builder("bert_large")
     tokens = b.input("tokens", batch, sequence, dtype="i64")

@@ -42,7 +42,10 @@ class Builder:
         return result
 
     def results(self, name: str, *operands: Value, **attributes: AttrValue) -> list[Value]:
-        """Apply the graph operator called `name` to operands; return all its results, in order."""
+        """
+        Apply the graph operator called `name` to operands; return all its results, in order. Raises `UnityError` for an
+        unknown operator, and where operands or attributes do not fit.
+        """
         return [v for v in operator(name)(*operands, **attributes) if isinstance(v, Value)]
 
     def zeros(self, *shape: int) -> Value:

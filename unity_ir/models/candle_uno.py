@@ -17,7 +17,7 @@ _FEATURES = {
 def build(batch: int = 256, hidden: int = 4192, tower: int = 8, layers: int = 4, shrink: int = 1) -> Graph:
     """
     Build CANDLE-Uno up to its mean squared error, in the sizes of FlexFlow's example, without dropout; the default
-    batch is Unity's (section 6.1).
+    batch is Unity's (section 6.1). Inputs are the features [batch, size], by name, and the labels `growth` [batch, 1].
 
     Each feature except the doses has `tower` dense layers of its own weights; `layers` more follow the concatenation;
     all are `hidden` wide. `shrink` divides the features' sizes, for small instances.

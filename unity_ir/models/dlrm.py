@@ -15,7 +15,8 @@ def build(
     top: int = 1024,
 ) -> Graph:
     """
-    Build DLRM up to its loss, in the sizes of FlexFlow's published runs; the default batch is Unity's (section 6.1).
+    Build DLRM up to its loss (mean squared error of a sigmoid), in the sizes of FlexFlow's published runs; the default
+    batch is Unity's (section 6.1). Inputs are ids `ids0`, .. [batch, bag], `x` [batch, dense] and `labels` [batch, 1].
 
     By default the MLPs are 64-512-512-64 and 576-1024-1024-1024-1. Each of the `tables` embedding tables of `rows` x
     `features` is read at `bag` ids per sample, which are summed. `bottom` and `top` are the widths of the MLPs' hidden

@@ -14,9 +14,9 @@ def build(
 ) -> Graph:
     """
     Build GPT-2, by default the small one, up to its cross-entropy loss; weights have the published checkpoint's names.
+    Inputs are ids [batch, sequence]: `tokens`, and `labels`, the next tokens.
 
-    `sequence` is the length of a sample, `hidden` the width, `vocabulary` the number of tokens. The input `labels` are
-    the next tokens.
+    `sequence` is the length of a sample, `hidden` the width, `vocabulary` the number of tokens.
     """
     b = Builder("gpt2")
     tokens = b.input("tokens", batch, sequence, dtype="i64")

@@ -93,7 +93,8 @@ class _Inception(Vision):
 
 def build(batch: int = 64, image: int = 299, classes: int = 1000, channels: int = 32) -> Graph:
     """
-    Build Inception-v3 up to its loss; the default batch is Unity's (section 6.1).
+    Build Inception-v3 up to its loss; the default batch is Unity's (section 6.1). Inputs are `x` [batch, 3, image,
+    image] and the class ids `labels` [batch].
 
     `image` is the height and width of images, `channels` the width of the first layer, with which all other widths
     scale. The loss is the classifier's plus 0.4 times the auxiliary classifier's, as published.

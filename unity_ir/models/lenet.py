@@ -6,8 +6,8 @@ from unity_ir.pcg.graph import Graph
 
 def build(batch: int = 64, image: int = 32, classes: int = 10) -> Graph:
     """
-    Build LeNet-5 up to its cross-entropy loss; `image` is the height and width of images. Every channel reads all
-    channels before it, as is usual since; the original left some out.
+    Build LeNet-5 up to its cross-entropy loss. Inputs are `x` [batch, 1, image, image] and the class ids `labels`
+    [batch]. Every convolution reads all channels before it, as is usual since; the original left some out.
     """
     b = Vision("lenet")
     x, labels = b.input("x", batch, 1, image, image), b.input("labels", batch, dtype="i64")

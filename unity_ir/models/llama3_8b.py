@@ -16,10 +16,10 @@ def build(
 ) -> Graph:
     """
     Build Llama 3, by default of 8B parameters, up to its cross-entropy loss; weights have the published checkpoint's
-    names.
+    names. Inputs are ids [batch, sequence]: `tokens`, and `labels`, the next tokens.
 
-    `heads` are those of queries, `kv_heads` of keys and values; `intermediate` is the width of the MLP. The input
-    `labels` are the next tokens.
+    `sequence` is the length of a sample, `hidden` the width; `heads` are those of queries, `kv_heads` of keys and
+    values; `intermediate` is the width of the MLP.
     """
     b = Builder("llama3_8b")
     tokens = b.input("tokens", batch, sequence, dtype="i64")

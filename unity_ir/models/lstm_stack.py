@@ -9,11 +9,10 @@ def build(
 ) -> Graph:
     """
     Build Tofu's stack of LSTM layers up to its loss, unrolled over `steps` steps; the default batch is Tofu's (section
-    7.2).
+    7.2). Inputs are `x` [batch, steps, features] and the class ids `labels` [batch, steps].
 
-    `features` is the width of each step's input, `classes` that of the output. Tofu's stacks have 6, 8 and 10 layers of
-    4096, 6144 and 8192 units. Input and output sizes are not published; its Table 2 leaves room for at most some
-    hundred `features`, and as many `classes`.
+    Tofu's stacks have 6, 8 and 10 layers of 4096, 6144 and 8192 units (`hidden`). Input and output sizes are not
+    published; its Table 2 leaves room for at most some hundred `features`, and as many `classes`.
     """
     b = Recurrent("lstm_stack")
     x, labels = b.input("x", batch, steps, features), b.input("labels", batch, steps, dtype="i64")

@@ -5,7 +5,11 @@ from unity_ir.pcg.graph import Graph
 
 
 def build(batch: int = 1024, hidden: int = 8192, layers: int = 16, classes: int = 8192) -> Graph:
-    """Build an MLP of `layers` dense layers, `hidden` wide, with relu between them, up to its cross-entropy loss."""
+    """
+    Build an MLP of `layers` dense layers, with relu between them and without biases, up to its cross-entropy loss.
+    Inputs are `x` [batch, hidden] and the class ids `labels` [batch]; all layers are `hidden` wide, except the last, of
+    `classes`.
+    """
     b = Builder("mlp")
     x, labels = b.input("x", batch, hidden), b.input("labels", batch, dtype="i64")
     for i in range(layers - 1):

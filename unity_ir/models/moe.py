@@ -20,14 +20,14 @@ def build(
 ) -> Graph:
     """
     Build a mixture-of-experts decoder up to its cross-entropy loss; each token goes to the `chosen` of `experts`
-    experts of largest gate, whose gates are scaled to sum to 1.
+    experts of largest gate, whose gates are scaled to sum to 1. Inputs are ids [batch, sequence]: `tokens`, and
+    `labels`, the next tokens.
 
     `kv_heads` are the heads of keys and values, `intermediate` is the width of an expert. With `dispatch="dense"`,
     every expert computes every token, and results of experts not chosen get weight 0: the experts are batched products
     over the expert dim, and take `experts / chosen` times the FLOPs of a sparse dispatch. With `dispatch="sparse"`,
     each token is computed by its experts only: the rows of a product gather their weights. In either, the expert dim
-    can be sharded (expert parallelism), no token is dropped, and weights are the same. The input `labels` are the next
-    tokens.
+    can be sharded (expert parallelism), no token is dropped, and weights are the same.
 
     Raises `UnityError` for another dispatch.
     """

@@ -7,11 +7,11 @@ from unity_ir.pcg.graph import Graph, Value
 def build(batch: int = 64, steps: int = 40, layers: int = 2, hidden: int = 1024, vocabulary: int = 20480) -> Graph:
     """
     Build FlexFlow's translation model up to its loss; layers, hidden size and steps are as published, the vocabulary is
-    that of FlexFlow's example.
+    that of FlexFlow's example. Inputs are ids [batch, steps]: the source's `tokens`, the target's `words`, and
+    `labels`, the next words.
 
     `steps` is the length of the source and of the target, `layers` the number of LSTM layers on each side. Each decoder
-    layer starts from the last state of its encoder layer. The inputs `words` are the target's tokens, `labels` the next
-    ones.
+    layer starts from the last state of its encoder layer.
     """
     b = Recurrent("nmt")
     tokens, words, labels = (b.input(name, batch, steps, dtype="i64") for name in ("tokens", "words", "labels"))

@@ -6,7 +6,8 @@ from unity_ir.pcg.graph import Graph
 
 def build(batch: int = 64, image: int = 224, classes: int = 1000, depth: int = 101, channels: int = 64) -> Graph:
     """
-    Build ResNet-101, or of another `depth`, up to its cross-entropy loss; weights have torchvision's names.
+    Build ResNet-101, or of another `depth` (see `vision.BLOCKS`), up to its cross-entropy loss; weights have
+    torchvision's names. Inputs are `x` [batch, 3, image, image] and the class ids `labels` [batch].
 
     `image` is the height and width of images, `channels` the width of the stem. The default batch is FlexFlow's
     (section 8).

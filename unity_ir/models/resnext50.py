@@ -8,7 +8,8 @@ def build(
     batch: int = 64, image: int = 224, classes: int = 1000, depth: int = 50, channels: int = 64, groups: int = 32
 ) -> Graph:
     """
-    Build ResNeXt-50, or of another `depth`, up to its cross-entropy loss; weights have torchvision's names.
+    Build ResNeXt-50, or of another `depth` (see `vision.BLOCKS`), up to its cross-entropy loss; weights have
+    torchvision's names. Inputs are `x` [batch, 3, image, image] and the class ids `labels` [batch].
 
     `image` is the height and width of images, `channels` the width of the stem, `groups` the number of groups of the
     blocks' 3 x 3 convolutions. The default batch is Unity's (section 6.1).

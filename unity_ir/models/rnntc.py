@@ -13,8 +13,9 @@ def build(
     classes: int = 2,
 ) -> Graph:
     """
-    Build FlexFlow's text classifier, LSTM layers over `steps` tokens, up to its loss; layers, hidden size and steps are
-    as published, the vocabulary is that of FlexFlow's recurrent example.
+    Build FlexFlow's text classifier, LSTM layers over `steps` tokens and a softmax layer on the last state, up to its
+    loss; layers, hidden size and steps are as published, the vocabulary is that of FlexFlow's recurrent example. Inputs
+    are the ids `tokens` [batch, steps] and `labels` [batch].
     """
     b = Recurrent("rnntc")
     tokens, labels = b.input("tokens", batch, steps, dtype="i64"), b.input("labels", batch, dtype="i64")

@@ -8,7 +8,8 @@ def build(
     batch: int = 1024, tables: int = 4, rows: int = 1_000_000, bag: int = 1, features: int = 64, hidden: int = 256
 ) -> Graph:
     """
-    Build XDL up to its loss, in the sizes of FlexFlow's example; the default batch is Unity's (section 6.1).
+    Build XDL up to its loss (mean squared error of a sigmoid), in the sizes of FlexFlow's example; the default batch is
+    Unity's (section 6.1). Inputs are ids `ids0`, .. [batch, bag] and `labels` [batch, 2].
 
     Each of the `tables` embedding tables of `rows` x `features` is read at `bag` ids per sample, which are summed;
     `hidden` is the width of the MLP.

@@ -26,8 +26,10 @@ Choice = Callable[[Program, Compute], str]
 
 def with_longer_products(program: Program, choice: Choice) -> Program:
     """
-    Return the program with each product of 16-bit operands that BLAS computes, and that only a cast to float32 reads,
-    as one instruction with that cast.
+    Return the program with each product of 16-bit operands that BLAS computes (`choice` returns `torch`) and that only
+    a cast to float32 reads fused with that cast: one `Fused` instruction in `torch`. Products in padded rows stay
+    apart, as do those that other ranks, micro-batches or pieces of the loss run than the cast; without any, returns
+    `program` itself.
     """
     readers = _readers(program)
     made = makers_of(program.body)
@@ -65,8 +67,11 @@ def with_longer_products(program: Program, choice: Choice) -> Program:
 
 def with_additions(program: Program, choice: Choice) -> Program:
     """
-    Return the program with those accumulations `is_added` whose addend a matrix product makes for them alone: its
-    kernel can add it to the total, which has the same type throughout.
+    Return the program with `is_added` set on each `accumulate` step whose addend a matrix product makes for it alone,
+    if the kernel that `choice` selects for the product can add to the total in place.
+
+    Addend and total must have the same element type, float32 or longer; steps that run in a loop before the
+    micro-batches, or only in the first or last one, stay as they are.
     """
     readers = _readers(program)
     made = makers_of(program.body)

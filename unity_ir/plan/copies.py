@@ -33,9 +33,11 @@ NONE = Copies()
 
 def copies(program: Program, start: Start, in_place: Collection[Register]) -> tuple[Copies, Copies]:
     """
-    Return what a device copies (before a collective starts, after it was waited for): nothing for moves that cross no
-    links. Of collectives with a root, the root is meant. `in_place` are the results of all-reduces that take their
-    operand's memory (`Plan.in_place`).
+    Return what a device copies for one call of a collective: (before it starts, after it was waited for). Moves that
+    cross no links copy nothing here; of a halo exchange, a device with neighbours on both sides is counted, of a
+    collective with a root, the root.
+
+    `in_place` are the results of all-reduces that take their operand's memory (`Plan.in_place`): others copy it first.
     """
     if isinstance(start, Bucket):
         return _of_bucket(program, start)

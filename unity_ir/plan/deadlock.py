@@ -28,7 +28,7 @@ Place = tuple[int, ...]
 class CollectiveCall:
     """
     A collective as one rank calls it: the ranks of its group (by place), the mesh axes, the kind, and this rank's
-    bytes. A send between stages of a pipeline is one, without axes, that its two ranks call.
+    bytes. A send between stages of a pipeline is one, too, called by its two ranks, without axes and with 0 bytes.
     """
 
     group: tuple[Place, ...]
@@ -131,11 +131,10 @@ def _words(call: CollectiveCall) -> str:
 
 def there(program: Program, move: ReshardMove | HaloExchange) -> Pins:
     """
-    Return which ranks do a move: (mesh axis, coordinate) pairs that a rank's coordinates must match; () if all ranks
-    do.
+    Return which ranks do a move: (mesh axis, coordinate) pairs that a rank's coordinates must match; () if all do.
 
-    These are the axes on which the operand is pinned to a part of the machine, but for those that the move goes along;
-    for the kind `retype`, which moves nothing, those on which the result is pinned.
+    These are the axes on which the operand is pinned to a part of the machine, except those that the move goes along.
+    For the kind `retype`, which moves nothing, they are all axes on which the result is pinned.
     """
     if isinstance(move, HaloExchange):
         return pins(program.tensors[move.operand].layout)
@@ -145,8 +144,9 @@ def there(program: Program, move: ReshardMove | HaloExchange) -> Pins:
 
 def makers(program: Program) -> dict[Register, str]:
     """
-    Return a name for every register (the number of a local tensor), for traces: the operator or leaf that made the
-    value, before any moves.
+    Return a name for every register of a program, for messages and traces: that of the operator that made the value, or
+    of the leaf (its `op` if it has no name). What moves and steps in time make is named like their operand; names
+    repeat.
     """
     out: dict[Register, str] = {}
     for instruction in program.body:

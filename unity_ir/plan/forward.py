@@ -39,12 +39,15 @@ _DRAWN = re.compile(r"\blt\(philox\([^;]*?\), (\w+)\)")
 
 def forward_of(program: Program, machine: Machine) -> Program:
     """
-    Return the instructions of a step, before operators are fused, that its loss depends on, in order; dropout is off,
-    and a batch norm whose running statistics the step replaces is by these (`running_batch_norm`), moved as `machine`
-    does it best. A second output is the number of labels that the loss is the mean over, if some are ignored.
+    Return the program that evaluates the loss of a step: the instructions that the loss depends on, in order, without
+    optimizer. `program` is a training step whose operators are not fused yet.
 
-    What a step makes twice, since it does not keep it for the backward (ZeRO-3), is made anew in every micro-batch
-    here, too. Raises `UnityError` for an operator that draws numbers in another way than dropout does, and for running
+    Dropout gets probability 0, and a batch norm whose running statistics the step updates uses these
+    (`running_batch_norm`), resharded by the cheapest moves on `machine`. If the loss is a mean over a number of labels
+    that differs from batch to batch (`ignore_index`), that number is a second output. What a step makes twice because
+    it does not keep it for the backward (ZeRO-3) is made anew in every micro-batch here, too.
+
+    Raises `UnityError` for an operator that draws random numbers in another way than dropout, and for running
     statistics that no batch norm of the step reads.
     """
     program = _ByRunningStatistics(program, machine).program()

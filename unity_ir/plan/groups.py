@@ -106,11 +106,12 @@ class GroupMemo:
 def with_fusions(program: Program, choice: Choice, memo: GroupMemo | None = None) -> Program:
     """
     Return the program with each group of consecutive operators that one Triton kernel can compute, and that is worth
-    fusing, replaced by one `Fused` instruction.
+    fusing, replaced by one `Fused` instruction. Before that, readers of casts get casts of their own (`own_casts`), and
+    copies of attention's results are moved right behind it, where one kernel can do both.
 
     `choice` returns the implementation, `triton` or `torch`, of an operator or group: only operators in `triton` are
-    fused, and only to groups in `triton`.
-    `memo` keeps what was found for later programs (None: nothing); all its calls must have the same `choice`.
+    fused, and only to groups in `triton`. `memo` is read and extended (None: a new one); all its calls must have the
+    same `choice`.
     """
     memo = GroupMemo() if memo is None else memo
     memo.shrink()

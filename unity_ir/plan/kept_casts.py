@@ -23,9 +23,10 @@ from unity_ir.plan.program import Compute, Instruction, Leaf, Program, Register,
 
 def with_kept_casts(program: Program, gathers_cast: bool) -> Program:
     """
-    Return the program with the casts of weights to shorter types as leaves, which updates write.
+    Return the program with the casts of weights to shorter types as leaves (`Leaf.op` is `cast`) that updates write: of
+    each weight that has exactly one cast, in the weight's layout and no output of the program.
 
-    With `gathers_cast`, not those of tables that are only gathered from: kernels cast the rows that they read
+    With `gathers_cast`, casts of tables that are only gathered from stay, since kernels cast the rows that they read
     (`plan.own_casts`).
     """
     casts = _casts(program, gathered_casts(program) if gathers_cast else frozenset())

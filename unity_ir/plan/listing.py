@@ -21,7 +21,8 @@ def listing(plan: Plan) -> str:
     `kernel` is an operator or a group of them, `local` a move on the device itself, `start` a collective, of which
     several may share a call. Leaves are listed where they are first read. With micro-batches, `first:` and `last:` are
     lines of the first and of the last of them alone, `early:` those of a loop before. `piece:` are those of the loop
-    over the pieces of the loss.
+    over the pieces of the loss. The head counts kernels, collectives and updates; updates come last. For a step in
+    stages, the actions of each rank come first, then the listing of each part.
     """
     if plan.pipeline is not None:
         schedule = plan.pipeline.schedule

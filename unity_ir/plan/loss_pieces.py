@@ -46,10 +46,10 @@ T = TypeVar("T")
 def in_loss_pieces(program: Program, count: int, head: Register) -> Program:
     """
     Return the program that makes its loss in `count` pieces of the tokens; `head` is the register of the logits, or
-    whatever the product before the loss makes. With 1, the program as it is.
+    whatever the product before the loss makes. Registers are renumbered. With a `count` of 1, returns `program` itself.
 
-    The pieces are along the first dim of `head` that they divide and along which the loss is a sum. Raises `UnityError`
-    where no dim is.
+    The pieces are along the first dim of `head`, but the last, that they divide on a rank and along which the loss is a
+    sum. Raises `UnityError` where no dim is.
     """
     if count == 1:
         return program

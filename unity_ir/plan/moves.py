@@ -19,13 +19,16 @@ def plan_moves(
     value: Value, source: Layout, target: Layout, machine: Machine, gradient: bool = False, stage_axes: int = 0
 ) -> tuple[Move, ...]:
     """
-    Return the cheapest moves that bring a value from layout `source` to `target` (a role per mesh axis each) on a
-    machine, in order; () if the layouts are equal. Planned by `pcg.coarse`, memoised. Axes that are pinned at one
-    coordinate in both stay so: devices of other parts of the machine, which do other things meanwhile, do not help.
-    Nor do those of other stages, along the leading `stage_axes`, with what every stage makes by itself.
+    Return the cheapest moves, in order, that bring a value from layout `source` to `target` (a role per mesh axis each)
+    on a machine, planned by `pcg.coarse` and memoised; () if the layouts are equal.
 
-    With `gradient`, they are priced for the value's gradient, whose element type is `grad_dtype`; `source` and `target`
-    are then the gradient's own layouts. Raises `UnityError` if the mesh axes do not divide the shape.
+    Axes pinned at the same coordinate in both layouts take no part: moves use no devices of other parts of the machine.
+    Neither do the first `stage_axes` axes, along which pipeline stages lie, if their roles are equal in both, or if
+    every stage has the value and only one needs it: then its first move is only a change of role. Else `stage_axes` has
+    no effect.
+
+    With `gradient`, moves are priced for the value's gradient, whose element type is `grad_dtype`; `source` and
+    `target` are then the gradient's own layouts. Raises `UnityError` if the mesh axes do not divide the shape.
     """
     if source == target:
         return ()

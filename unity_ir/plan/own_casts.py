@@ -23,11 +23,11 @@ IsKernel = Callable[[Compute, Compute], bool]
 
 def with_own_casts(program: Program, kernels_of: Callable[[Program], IsKernel]) -> tuple[Program, frozenset[Register]]:
     """
-    Return the program in which each reader of a cast to a longer type, or of a table, has a cast of its own, right
-    before it, and the results of these casts.
+    Return (the program in which each reader of a cast to a longer type, or of a cast table, has a cast of its own right
+    before it, the registers that these casts make).
 
     It is done for casts of what operators make, and of weights that operators only gather from, where every reader and
-    its cast are one kernel, as `kernels_of` the program so changed says; no reader gets two casts. The others stay.
+    its cast are one kernel, as `kernels_of(changed program)` says; no reader gets two casts. The others stay.
     """
     wanted = _longer(program) | gathered_casts(program)
     if not wanted:
@@ -63,7 +63,10 @@ def _longer(program: Program) -> set[Register]:
 
 
 def gathered_casts(program: Program) -> set[Register]:
-    """Return the results of casts of weights that operators only gather from."""
+    """
+    Return the registers of casts of weights that only gathers (such as embedding look-ups) read, and that are no
+    outputs.
+    """
     weights = {i.result for i in program.body if isinstance(i, Leaf) and i.op == "weight"}
     casts = {
         i.results[0]

@@ -122,7 +122,10 @@ class PlanOptions:
         return product_implementation(operator) if found == AUTO else found
 
     def implementation_of(self, program: Program, compute: Compute) -> str:
-        """Return the implementation of an operator or group of a program, as `implementation` does."""
+        """
+        Return the implementation of an operator of a program, as `implementation` does, from `memo` if an equal one was
+        asked for before; of a fused group, the one that it names (`Fused.implementation`).
+        """
         if isinstance(compute, Fused):
             return compute.implementation
         tensors = tuple(program.tensors[r] for r in (*compute.operands, *compute.results))
@@ -134,8 +137,9 @@ class PlanOptions:
 
     def fusible(self, operator: LocalOperator) -> str:
         """
-        Return `triton` for an operator that may be part of a kernel of several, and for a group that should be one;
-        `torch` for others.
+        Return whether fusion is allowed, as an implementation: for an operator, `triton` if it may become part of a
+        kernel of several (also a product whose implementation is still `auto`), else `torch`; for a group, `triton` if
+        one Triton kernel should compute it, `torch` if its members should be left apart.
         """
         if operator.fused and self.eager and _stores_elsewhere(operator.line):
             return "torch"
@@ -206,7 +210,10 @@ class Plan:
         return *found, (after, _plan_part(_without_waits(after, waited), self.options))
 
     def by_rank(self, count: Callable[[Plan], int]) -> int:
-        """Return a count of a step in stages: that of all parts that a rank does, on the rank with the most."""
+        """
+        Return the largest sum, over the ranks of the pipeline, of `count` over the plans of the parts that a rank runs.
+        Only for a step in stages (`pipeline` is not None).
+        """
         assert self.pipeline is not None
         ranks = [0] * len(self.pipeline.schedule.ranks)
         for part, own in self.parts:
@@ -218,7 +225,7 @@ class Plan:
 
     @cached_property
     def implementations(self) -> Mapping[Compute, str]:
-        """Per operator or group of the program: `triton` or `torch`."""
+        """The implementation of each operator or group of the program: `triton`, `torch` or `cudnn`."""
         found: dict[Compute, str] = {}
         for instruction in self.program.body:
             if isinstance(instruction, Compute) and instruction not in found:
@@ -233,7 +240,8 @@ class Plan:
         """
         The results of all-reduces that take the memory of their operand: it was made for the all-reduce alone, and by a
         kernel or collective that stores its result in memory of its own, as a view would not be. Others work on a copy.
-        So it is with what micro-batches accumulate in, which is the first of them.
+        Also the results of `accumulate` steps that take the memory of their first addend, or to which a kernel adds
+        (`is_added`).
         """
         schedule = self.schedule
         added = set(self.program.added.values())
@@ -271,14 +279,17 @@ class Plan:
         )
 
     def copies(self, start: Start) -> tuple[Copies, Copies]:
-        """Return what a device copies (before a collective of the schedule starts, after it was waited for)."""
+        """
+        Return what a device copies for a call of the schedule: (before the collective starts, after it was waited for).
+        """
         return copies(self.program, start, self.in_place)
 
     @cached_property
     def launches(self) -> int:
         """
-        The kernels a rank launches in its forward and backward: those of each Triton operator, and one for each
-        PyTorch call. Where ranks differ, those of the rank with the most.
+        The number of kernels that a rank launches in the forward and backward of a step, over all micro-batches: those
+        of each Triton operator, one for each PyTorch call, and those of steps in time; without copies for collectives
+        (`copied`). Where ranks differ, those of the rank with the most.
         """
         if self.pipeline is not None:
             return self.by_rank(lambda part: part.launches)
@@ -296,10 +307,10 @@ class Plan:
 
     def time_step_bytes(self, step: TimeStep) -> tuple[int, ...]:
         """
-        Return the bytes that a step into a loop, or out of it, reads and writes in each pass of that loop: to add an
-        addend to those before, in the first pass none if it takes the addend's memory; to copy a piece into its place
-        among zeros, or out of it where that is not consecutive. 0 where no kernel runs. What the kernel of an addend
-        reads of the total is not among them (`added_bytes`).
+        Return the bytes that a step into a loop, or out of it, reads and writes on a rank, for each pass of that loop
+        (one per micro-batch, or per piece of the loss): to add an addend to those before, none in the first pass if the
+        total takes the addend's memory; to copy a piece to its place among zeros, or from where it is not contiguous. 0
+        where no kernel runs. What the kernel that makes an addend reads of the total is in `added_bytes`.
         """
         program, size = self.program, self.program.bytes[step.operand]
         passes = program.loss_pieces if step.is_of_pieces else program.micro_batches
@@ -321,7 +332,10 @@ class Plan:
         return (copied,) * passes
 
     def added_bytes(self, compute: Compute) -> int:
-        """Return the bytes of the total that a kernel reads, to add to it, in each pass of its loop but the first."""
+        """
+        Return the bytes of the totals that an operator's kernel reads to add its results to them: in each pass of its
+        loop except the first. 0 for an operator that adds to none.
+        """
         return sum(self.program.bytes[r] for r in compute.results if r in self.program.added)
 
     def _copies(self, step: TimeStep) -> int:
@@ -340,8 +354,9 @@ class Plan:
     @property
     def collectives(self) -> int:
         """
-        The number of collective calls of a rank in its forward and backward, where ranks differ of the one with the
-        most; a bucket of several moves is one call.
+        The number of collective calls of a rank in the forward and backward of a step, over all micro-batches, sends
+        and receives of a pipeline included; a bucket of several moves is one call. Where ranks differ, those of the
+        rank with the most.
         """
         if self.pipeline is not None:
             sends = max(sum(a.kind in TRANSFERS for a in actions) for actions in self.pipeline.schedule.ranks)
@@ -352,7 +367,10 @@ class Plan:
 
     @property
     def copied(self) -> int:
-        """The number of kernels that copy for collectives on a rank, where ranks differ of the one with the most."""
+        """
+        The number of kernels that a rank launches in a step to copy for collectives. Where ranks differ, of the rank
+        with the most.
+        """
         if self.pipeline is not None:
             return self.by_rank(lambda part: part.copied)
         counts: list[tuple[Pins, int]] = []
@@ -382,7 +400,10 @@ def _without_waits(after: StepPart, waited: Collection[Register]) -> StepPart:
 
 
 def with_kernels(program: Program, options: PlanOptions) -> Program:
-    """Return the program with operators fused and rows padded, for kernels in Triton."""
+    """
+    Return the program prepared for Triton kernels: rows padded (`with_padded_rows`) and, if `options.fuse`, operators
+    fused (`with_fusions`). Reads and extends `options.memo`.
+    """
     # First for what is known of single operators, as a product's speed depends on it; then for groups.
     program = with_padded_rows(program, options.implementation)
     if options.fuse:
@@ -410,10 +431,12 @@ def _plan_part(part: StepPart, options: PlanOptions) -> Plan:
 
 def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
     """
-    Return the plan of one rank's step: the program with operators fused, an implementation of each, and the order of
-    all kernels, collectives and waits. `options` None is the defaults.
+    Return the plan of one rank's step, or of a forward alone: the program with operators fused, an implementation of
+    each, and the order of all kernels, collectives and waits; for a step in stages, of each of its parts. `options`
+    None is the defaults.
 
-    Raises `UnityError` if ranks would wait for each other for ever (a deadlock).
+    Raises `UnityError` if ranks would wait for each other for ever (a deadlock), and for a pipeline schedule that does
+    not fit the step's stages.
     """
     options = options or DEFAULT
     if not options.eager:
@@ -465,7 +488,8 @@ def plan_graph(
     graph: Graph, machine: Machine, optimizer: Optimizer | None = None, options: PlanOptions | None = None
 ) -> Plan:
     """
-    Return the plan of a placed graph's training step on a machine, as `-t triton` emits it.
+    Return the plan of a placed graph's training step on a machine, as `-t triton` emits it. `options` None is the
+    defaults.
 
     A forward is differentiated first, with the optimizer that it names, or else `optimizer` (by default SGD); of a part
     of a model, the gradients of the outputs are inputs. Raises `UnityError` where the graph does not fit the machine.

@@ -41,8 +41,8 @@ class Tensor:
     """
     The type of a register: global shape, element type, and the role of each mesh axis.
 
-    `halo` has, for each dim, the number of neighbours' elements (before, after) that a piece holds besides its shard;
-    `halo_sum` the number of those of which it holds addends.
+    `halo` has, for each dim, how many elements (before, after) of its neighbours a piece holds besides its shard;
+    `halo_sum` likewise how many of its neighbours' elements it holds addends of. () stands for none.
     """
 
     shape: tuple[int, ...]
@@ -71,7 +71,7 @@ class Tensor:
         return _local(self, mesh.sizes)
 
     def bytes(self, mesh: Mesh) -> int:
-        """Return the bytes of a rank's piece, with its halo."""
+        """Return the bytes of a rank's piece, including its halo, but not the padding of its rows."""
         return prod(_local(self, mesh.sizes)) * ELEMENT_BYTES[self.dtype]
 
 
@@ -86,10 +86,12 @@ def _local(tensor: Tensor, mesh: tuple[int, ...]) -> tuple[int, ...]:
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """
-    An `input` or `weight` (with a name), the kept `cast` of the weight of that name, or a `constant` (with a value), as
-    `op` says, in its resting layout; in a part of a step, what another part has made, with a name: `once` per step, a
-    sum over micro-batches (`sum`), or of the micro-batch at hand, `kept` for others to read, too, or read by this part
-    for the `last` time; or of a sum over devices that is under way (`started`), what it will make.
+    A tensor that a program does not compute: `op` says which, `name` names it, in its resting layout. `input`,
+    `weight`, the kept `cast` of the weight of that name, or a `constant`, whose elements are all `value`.
+
+    In a part of a step (`pipeline.parts`) also what another part makes: `once` per step; a `sum` over micro-batches; of
+    the micro-batch at hand, `kept` for later readers, or read here for the `last` time, so that it may be freed; or
+    `started`, the result of a sum over devices that is under way and must be waited for.
     """
 
     op: str
@@ -128,8 +130,8 @@ class ReshardMove:
     """
     One move of a reshard, a collective or a local step: mesh axes `axes` go from role `source` to role `target`.
 
-    Of what one stage of a pipeline hands to another, `stages` are these two; where both are on the same devices it is a
-    `retype` without axes.
+    If it carries a value between two stages of a pipeline, `stages` are (sender, receiver); where both are on the same
+    devices, it is a `retype` without axes, which moves nothing.
     """
 
     operand: Register
@@ -197,7 +199,7 @@ one, or in the last alone (what needs a sum over all of them); or `early`, in ev
 
 
 def reads(instruction: Instruction) -> tuple[Register, ...]:
-    """Return the registers that an instruction reads."""
+    """Return the registers that an instruction reads: for an update, the weight and its gradient."""
     match instruction:
         case Compute(_, operands):
             return operands
@@ -245,7 +247,7 @@ class Program:
     part_of: Program | None = field(default=None, compare=False, repr=False)
     """The step that this program is a part of, if it is (`plan.pipeline.parts`)."""
     started: frozenset[Register] = frozenset()
-    """Of a part, the outputs that it hands on under way: what a collective makes that another part waits for."""
+    """In a part of a step, the outputs whose collective this part starts and another part waits for."""
 
     @property
     def devices(self) -> int:
@@ -254,7 +256,10 @@ class Program:
 
     @property
     def axes(self) -> int:
-        """The number of mesh axes over devices."""
+        """
+        The number of mesh axes over devices: all but those of micro-batches and of pieces of the loss, which follow
+        them.
+        """
         return len(self.mesh.sizes) - (self.micro_batches > 1) - (self.loss_pieces > 1)
 
     @cached_property
@@ -265,7 +270,10 @@ class Program:
         return frozenset(r for r, tensor in self.tensors.items() if tensor.layout[self.axes] != REPEAT)
 
     def is_in_pieces(self, instruction: Instruction) -> bool:
-        """Return whether an instruction is in the loop over the pieces of the loss."""
+        """
+        Return whether an instruction is in the loop over the pieces of the loss, as are the steps into it and out of
+        it.
+        """
         if isinstance(instruction, TimeStep):
             return instruction.is_of_pieces or instruction.result in self.in_pieces
         return not self.in_pieces.isdisjoint(makes(instruction))
@@ -273,8 +281,9 @@ class Program:
     @cached_property
     def loop_of_pieces(self) -> tuple[tuple[Instruction, ...], Compute] | None:
         """
-        The instructions of the loop over the pieces of the loss, which are consecutive, and one operator in their place
-        that reads and makes what they do; None without such a loop.
+        The loop over the pieces of the loss: (its instructions, which are consecutive in `body`, an operator that
+        stands for all of them: it reads what the loop reads from outside, and makes what leaves it). None without such
+        a loop.
         """
         loop = tuple(i for i in self.body if self.is_in_pieces(i))
         if not loop:
@@ -287,11 +296,13 @@ class Program:
     @cached_property
     def when(self) -> Mapping[Register, When]:
         """
-        In which micro-batches each register is made: `every` for all registers of a step without micro-batches.
+        In which micro-batches each register is made, by register: `every` for all of a step without micro-batches.
+        Those of a part of a step are those of the whole step.
 
-        What is made in the loop of what every micro-batch reads alike, such as a gathered weight, is made in the first
-        and kept; but for what the step makes twice, since it is not kept for the backward, either (ZeRO-3). `early` are
-        those of a loop before, which adds up over all micro-batches what each of them needs: how many labels count.
+        `first`: made once, before or in the first micro-batch, and kept, such as a weight gathered for all of them; but
+        what a step makes twice, as it does not keep it for the backward (ZeRO-3), and what is in `anew`, is made in
+        `every` one. `last`: made of a total over all micro-batches. `early`: made in a loop before, which adds up over
+        all micro-batches what each of them needs, such as how many labels count.
         """
         if self.part_of is not None:
             return self.part_of.when
@@ -324,14 +335,21 @@ class Program:
         return found
 
     def times(self, instruction: Instruction) -> int:
-        """Return how many times a step runs an instruction: once, or once for each micro-batch, and for each piece."""
+        """
+        Return how many times a step runs an instruction that makes something (not an update): once, or once per
+        micro-batch if it is in that loop or the one before; times the number of pieces if it is in the loop over the
+        pieces of the loss.
+        """
         is_in_loop = all(self.when[r] in ("early", "every") for r in makes(instruction))
         pieces = self.loss_pieces if self.is_in_pieces(instruction) else 1
         return pieces * (self.micro_batches if is_in_loop else 1)
 
     @cached_property
     def loss(self) -> Register | None:
-        """The register in which an operator makes the loss, in every micro-batch or piece; None for a forward alone."""
+        """
+        The register in which an operator makes the loss, of one micro-batch or piece of it; None for a forward alone.
+        In a part of a step, that of the whole step.
+        """
         if self.part_of is not None:
             return self.part_of.loss
         if self.optimizer is None or not self.outputs:
@@ -349,7 +367,10 @@ class Program:
 
     @cached_property
     def added(self) -> Mapping[Register, Register]:
-        """The totals to which kernels add what they make, by the registers of that, which hold nothing of their own."""
+        """
+        The total to which a kernel adds its result in place (`TimeStep.is_added`), by the register of that result,
+        which takes no memory of its own.
+        """
         return {i.operand: i.result for i in self.body if isinstance(i, TimeStep) and i.is_added}
 
     @cached_property
@@ -358,7 +379,10 @@ class Program:
         return frozenset(i.result for i in self.body if isinstance(i, TimeStep) and i.kind == "accumulate")
 
     def held_bytes(self, register: Register) -> int:
-        """Return the bytes in which a rank holds a register: what is added up is in f32 until the last addend."""
+        """
+        Return the bytes in which a rank holds a register: as `bytes`, except that a 16-bit sum over micro-batches or
+        pieces is held in float32 until its last addend.
+        """
         dtype = self.tensors[register].dtype
         longer = ELEMENT_BYTES["f32"] // ELEMENT_BYTES[dtype] if register in self.sums and dtype in HALVES else 1
         return self.bytes[register] * longer
@@ -366,8 +390,9 @@ class Program:
     @property
     def returned(self) -> tuple[Register, ...]:
         """
-        The registers that a step returns beside gradients: the loss and what replaces inputs, or all outputs of a part
-        of a model, or of a forward alone.
+        The registers that a step returns besides gradients: the loss, and the next values of running statistics. All
+        `outputs` instead where there is no optimizer (a forward alone, a part of a step), or no scalar first (a part of
+        a model).
         """
         if self.optimizer is None:
             return self.outputs
@@ -376,7 +401,9 @@ class Program:
 
     @cached_property
     def running(self) -> tuple[RunningStatistic | None, ...]:
-        """Of each output, the running statistic that it is the next value of; None of others, and of no step."""
+        """
+        For each output, the running statistic that it is the next value of, or None; all None without an optimizer.
+        """
         if self.optimizer is None:
             return (None,) * len(self.outputs)
         made = makers_of(self.body)
@@ -384,12 +411,15 @@ class Program:
 
     @property
     def replaced(self) -> Mapping[str, Register]:
-        """The next values of running statistics, in the layouts of the inputs that they are, by the inputs' names."""
+        """The registers of the next values of running statistics, by the names of the inputs that they replace."""
         outputs = zip(self.running, self.outputs, strict=True)
         return {each.leaf.name: register for each, register in outputs if each is not None}
 
     def leaves(self, op: str) -> list[Leaf]:
-        """Return the leaves whose kind `op` is: `input`, `weight`, `cast` or `constant`."""
+        """
+        Return the leaves of kind `op`, in order: `input`, `weight`, `cast`, `constant`, or in parts of steps others
+        (`Leaf`).
+        """
         return [i for i in self.body if isinstance(i, Leaf) and i.op == op]
 
     def analysis(self, instruction: Compute) -> Analysis:
@@ -403,8 +433,8 @@ class Program:
 
     def local_line(self, instruction: Compute) -> Bound:
         """
-        Return the TDL line of an operator or fused group, bound to the shapes of one rank's pieces: what its kernel
-        computes.
+        Return the TDL line of an operator or fused group, bound to the shapes of one rank's pieces, and to the strides
+        of rows that are padded: what its kernel computes.
         """
         if isinstance(instruction, Fused):
             assert instruction.line is not None
@@ -420,7 +450,7 @@ class Program:
 
 
 def makers_of(body: Iterable[Instruction]) -> Mapping[Register, Instruction]:
-    """Return the instruction that makes each register."""
+    """Return the instruction that makes each register, by register."""
     return {r: i for i in body for r in makes(i)}
 
 
@@ -434,9 +464,9 @@ class RunningStatistic:
 
 def running_statistic(made: Mapping[Register, Instruction], register: Register) -> RunningStatistic | None:
     """
-    Return the running statistic that a register is the next value of: that which `running_stats` makes of an input,
-    moved and cast or not, once or (of a batch norm that is used twice) several times; None for other registers. `made`
-    has the instruction that makes each register.
+    Return the running statistic that a register is the next value of: what operators `running_stats` made of an input,
+    one or (of a batch norm that is used several times) a chain of them, with any moves and casts between; None for
+    other registers. `made` has the instruction that makes each register (`makers_of`).
     """
     initial: float | None = None
     while True:
@@ -490,7 +520,10 @@ def _early(body: Sequence[Instruction]) -> set[Register]:
 
 
 def made_twice(body: Iterable[Instruction]) -> set[Register]:
-    """Return the registers of equal tensors: made by instructions that do the same with equal tensors."""
+    """
+    Return all registers that hold the same values as another one, as recompute makes them: those whose operator, move
+    or step in time, attributes and assignment are equal, and whose operands are the same or so related.
+    """
     numbers: dict[object, int] = {}
     of: dict[Register, object] = {}
     makers: dict[object, list[Register]] = {}
@@ -534,10 +567,11 @@ def piece_of_line(analysis: Analysis, assignment: Assignment, mesh: Mesh) -> Bou
 
 def most_of_a_device(mesh: Mesh, counts: Iterable[tuple[Pins, int]]) -> int:
     """
-    Return the largest sum of counts on one device: given ((), 3) and, pinned at coordinates 0 and 1 of mesh axis 2,
-    (((2, 0),), 4) and (((2, 1),), 5), returns 8.
+    Return the largest sum of counts on one device of a mesh: given ((), 3) and, pinned at coordinates 0 and 1 of mesh
+    axis 2, (((2, 0),), 4) and (((2, 1),), 5), returns 8.
 
-    Each count is of the devices that (mesh axis, coordinate) pairs name; () are all.
+    `counts` are (where, count): the count is of each device that has the coordinates in the (mesh axis, coordinate)
+    pairs `where`; () are all devices.
     """
     total = Counter[Pins]()
     for pinned, count in counts:

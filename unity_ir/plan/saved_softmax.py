@@ -129,8 +129,8 @@ def _saved(program: Program, forward: Compute, saving: Saving) -> list[Tensor] |
 
 def attributes_of_variant(name: str, given: Attributes) -> Attributes:
     """
-    Return the attributes of the operator called `name`: those of `given`, its variant's, that it has, and defaults for
-    the others.
+    Return the attributes of the operator called `name`: the values in `given`, which are a variant's, for those that it
+    has, too, and defaults for the others.
     """
     own = operator(name)
     known = {a.name for a in own.line.attributes}

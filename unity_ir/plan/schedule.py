@@ -101,10 +101,12 @@ Action = Leaf | Compute | Start | TimeStep | Wait
 @dataclass(frozen=True, slots=True)
 class ScheduledLine:
     """
-    One line of a schedule: an instruction, bucket or wait, and the registers that it is the last to read (`dies`).
-    `when` says in which micro-batches it runs; `dies_last` are registers, made once, of which it is the last to read in
-    the last one. With `in_pieces` it is in the loop over the pieces of the loss, whose lines are consecutive; what the
-    loop is the last to read, `dies` and `dies_last` of its last line have, but for what each piece makes.
+    One line of a schedule: an instruction, bucket or wait, and the micro-batches in which it runs (`when`).
+
+    `dies` are the registers that it is the last to read, or that nobody reads: they are freed after it. `dies_last` are
+    registers made once per step that it is the last to read: they are freed after its run in the last micro-batch. With
+    `in_pieces` it is in the loop over the pieces of the loss, whose lines are consecutive: what each piece makes dies
+    in the lines of the loop, what was made before it in its last line.
     """
 
     action: Action

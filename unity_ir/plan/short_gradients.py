@@ -20,10 +20,11 @@ from unity_ir.plan.program import Compute, Program, Register, UpdateWeight, read
 
 def with_short_gradients(program: Program) -> Program:
     """
-    Return the program without the casts to longer types that only updates read, one each.
+    Return the program without each cast to a longer type whose result only one update reads: the update reads the
+    cast's operand instead.
 
-    Of a weight on a part of the machine, the cast stays: all ranks exchange gradients in one type when they check. So
-    does one of padded rows, which updates do not know.
+    Casts stay for weights on a part of the machine, since all ranks exchange gradients in one type when they check, and
+    for operands in padded rows, which updates do not know.
     """
     readers = Counter(r for instruction in program.body for r in reads(instruction))
     updated = {i.grad for i in program.body if isinstance(i, UpdateWeight)}

@@ -28,11 +28,12 @@ class Alternative:
 
 def with_baselines(graph: Graph, plan: PlanCost, seconds: float) -> list[Alternative]:
     """
-    Return a placed graph whose cost is `plan` and which takes `seconds`, then the baselines that every search is
-    compared with, of its model with its rewrites, fastest first; those that do not fit a device come last. They take
-    the whole batch at once.
+    Return the plan of a placed graph as an alternative, then the baselines that every search is compared with, fastest
+    first and those that do not fit a device last. Baselines are of the graph's model, with its rewrites, and take the
+    whole batch at once.
 
-    Raises `UnityError` for a graph that has its backward already.
+    `plan` is the cost of the graph, `seconds` its simulated time as emitted. Raises `UnityError` for a graph that has
+    its backward already.
     """
     if graph.updates:
         raise UnityError(f"@{graph.name}: baselines are of a forward, but it has its backward; plan the forward alone")

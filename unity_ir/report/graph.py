@@ -35,7 +35,10 @@ class Segment:
 
 
 class NodeRow(NamedTuple):
-    """A leaf or compute node: texts and the layout by number, seconds in ns, of all micro-batches together."""
+    """
+    A leaf or compute node. `op`, `name`, `type`, `divided` are numbers of texts, `layout` that of a layout; `forward`
+    and `backward` are nanoseconds of all micro-batches together.
+    """
 
     op: int
     name: int
@@ -51,7 +54,10 @@ class NodeRow(NamedTuple):
 
 
 class MoveRow(NamedTuple):
-    """What a reshard moves between devices: texts by number, seconds in ns."""
+    """
+    What a reshard moves between devices. `what`, `forward_kinds` and `backward_kinds` are numbers of texts; `forward`
+    and `backward` are nanoseconds of all micro-batches together.
+    """
 
     made: int
     """The number of the node that makes the value, and ..."""
@@ -77,8 +83,8 @@ class SegmentRow(NamedTuple):
 
 def graph_data(graph: Graph, plan: PlanCost) -> dict[str, Json]:
     """
-    Return the data of the picture of a placed graph whose cost is `plan`: its mesh axes, texts, layouts (the role of
-    every axis, as numbers of texts), segments, nodes and moves.
+    Return the data, for JSON, of the picture of a placed graph whose cost is `plan`: its mesh axes, texts, layouts (the
+    role of every axis, as numbers of texts), segments, nodes and moves.
     """
     return _GraphData(graph, plan).data()
 
@@ -184,8 +190,9 @@ class _GraphData:
 
 def segments(graph: Graph) -> list[Segment]:
     """
-    Return the leaves and compute nodes of a placed graph in segments. One that no layer computes, such as a weight, is
-    where it is used; before all layers, if several use it.
+    Return the leaves and compute nodes of a placed graph in segments, in order, without empty ones: before the layers,
+    each layer, after the layers. A node that no layer computes, such as a weight, is in the segment that uses it;
+    before the layers, if several do. A graph with its backward is one segment.
     """
     nodes = [n for n in graph.nodes() if not n.is_parallel]
     if graph.updates:

@@ -31,8 +31,9 @@ class LinkLoad:
 
 def link_loads(plan: PlanCost, timeline: Timeline | None) -> list[LinkLoad]:
     """
-    Return the load of each level of links, outermost first, in a plan whose simulated iteration is `timeline`: None of
-    a pipeline, whose tasks are whole parts of stages with the moves inside of them.
+    Return the load of each level of links, outermost first, in one iteration of a plan. `timeline` is its simulated
+    iteration, as emitted; None leaves `busy` and `share` None, as for a pipeline, whose tasks are whole parts of
+    stages.
     """
     machine = plan.machine
     found: list[LinkLoad] = []

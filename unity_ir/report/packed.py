@@ -40,7 +40,7 @@ def nanoseconds(seconds: float) -> int:
 
 
 def rounded(ticks: Ints) -> Ints:
-    """Return ticks as whole nanoseconds."""
+    """Convert ticks (picoseconds) to whole nanoseconds."""
     return (ticks + TICKS_PER_NS // 2) // TICKS_PER_NS
 
 

@@ -64,7 +64,7 @@ class Report:
 
 
 def html(report: Report) -> str:
-    """Return a report as the text of an HTML file."""
+    """Return a report as the text of one HTML file, which opens without a network."""
     page = files("unity_ir.report")
 
     def read(name: str) -> str:

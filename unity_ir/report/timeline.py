@@ -14,10 +14,11 @@ from unity_ir.simulate.trace import name
 
 def timeline_data(timeline: Timeline, note: str = "") -> dict[str, Json]:
     """
-    Return the data of the pictures of a simulated iteration, in nanoseconds. A lane (compute, or the port to a level of
-    links) has for each of its tasks the time since the one before ended, its length, and its label; labels are [kind,
-    text, text of the result]. Of more than `MAX_CLASSES` classes of devices the first ones are there. `note` says what
-    is left out.
+    Return the data, for JSON, of the pictures of a simulated iteration, in nanoseconds and bytes.
+
+    A lane (compute, or the port to a level of links) has for each of its tasks the time since the one before ended, its
+    length, and the number of its label; labels are [kind, number of a text, number of the text of the result]. Device
+    classes beyond the first `MAX_CLASSES` are left out; the data's `note` begins with the argument and says how many.
     """
     tasks = timeline.tasks
     streams = tasks.streams

@@ -96,11 +96,12 @@ def random_assignment(
     node: Node, machine: Machine, random: Random, pinned: float = 0.0, axes: Sequence[int] | None = None
 ) -> Assignment:
     """
-    Draw an assignment (the role of each mesh axis) that fits a serial compute node, mostly with one role for all axes
-    of a level.
+    Draw assignments (the role of each mesh axis) from `random` until one fits a serial compute node, and return it;
+    mostly all axes of a machine level have one role. On a mesh of at most `FINE_AXES` axes, the role of each axis is
+    drawn independently.
 
-    On a mesh of at most `FINE_AXES` axes, the role of each axis is drawn independently. `pinned` is the probability
-    that an axis is pinned at a random coordinate; `axes` are the numbers of those it applies to, by default all.
+    `pinned` is the probability that an axis is pinned at a random coordinate; `axes` are the numbers of those it
+    applies to, by default all.
     """
     may = roles(node)
     mesh = machine.mesh

@@ -57,9 +57,11 @@ class Simulation:
     An assignment is the role of each mesh axis in an operator: an index variable that it divides, replicas, ..
 
     `assignments` has every compute node. Leaves are stored in the layout that their first use reads; operators that
-    read a value in one layout share its reshard; costs are those of `cost.plan` for `realised()`. `overlap` is as in
-    `build.task_graph`. `axes` are the mesh axes on which assignments may be pinned: devices are simulated separately
-    along them. `like` is a simulation of the same graph, machine and axes, whose memo of costs is shared.
+    read a value in one layout share its reshard; costs are those of `cost.plan` for `realised()`. With `overlap`,
+    communication runs beside kernels; without, every move is waited for at once. `axes` are the mesh axes on which
+    assignments may be pinned: devices are simulated separately along them. `like` is a simulation of the same graph,
+    whose machine, axes, optimizer and memo of costs are used: then `machine`, `axes` and `optimizer` are ignored.
+    Building one and every proposal are charged to the budget (`unity_ir.budget`).
 
     A parameter `p` is the position of an operator in `nodes`, a parameter `v` the index of a value in `values`.
     """
@@ -153,9 +155,11 @@ class Simulation:
 
     def propose(self, node: Node, assignment: Assignment) -> int:
         """
-        Change the assignment of one operator; return the makespan in ticks. Call `accept` or `reject` next.
+        Change the assignment of one operator; return the new makespan in ticks (picoseconds). Call `accept` or `reject`
+        before the next proposal.
 
-        Raises `UnityError` where the assignment does not fit the operator; the plan is then unchanged.
+        Raises `UnityError` where the assignment does not fit the operator, or pins an axis that is not among `axes`;
+        the plan is then unchanged.
         """
         assert not self._open, "accept or reject the last proposal first"
         spend(PROPOSED + LENGTH * len(self.nodes))
@@ -175,7 +179,7 @@ class Simulation:
         self._open = False
 
     def reject(self) -> None:
-        """Undo the proposal made last."""
+        """Undo the proposal made last: the assignments are as before it."""
         for kept, i, old in reversed(self._undo):
             kept[i] = old
         self.accept()

@@ -21,7 +21,8 @@ KINDS = "FBIW"
 
 class LevelledSchedule:
     """
-    A schedule of one step that passes `plan.pipeline.total_order`, its actions numbered level by level.
+    A schedule of one step that passes `plan.pipeline.total_order`, its actions numbered level by level, so that many
+    `makespan`s of it are quick. Raises `UnityError` if a rank waits for ever.
 
     Number `count` stands for what is there from the start, the numbers behind it for the start of each rank.
     """
@@ -90,7 +91,11 @@ class LevelledSchedule:
         self.last = [int(number_of[first[r + 1] - 1]) if actions else count for r, actions in enumerate(computed)]
 
     def makespan(self, seconds: StageSeconds, is_clipped: bool = False) -> float:
-        """Return the makespan that `simulate_pipeline` finds, in seconds."""
+        """
+        Return the seconds from the start to the end of the last update, equal to `PipelineTimes.makespan` of
+        `simulate_pipeline`; `seconds` are not checked. With `is_clipped`, all updates begin when the last rank has
+        ended.
+        """
         stages, rank_of = self.schedule.stages, self.schedule.rank_of
         none = (0.0,) * stages
         own = (seconds.forward, seconds.backward, seconds.input_gradient or none, seconds.weight_gradient or none)

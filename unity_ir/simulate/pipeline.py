@@ -24,9 +24,11 @@ Seconds = tuple[float, ...]
 class StageSeconds:
     """
     Seconds of one micro-batch at each stage: forward, whole backward, and its halves, which only a schedule that splits
-    it needs. `send[s]` are those of a value, and of a gradient, between stages s and s + 1 if they are on different
-    ranks; `send_back[s]` those of a gradient, where they are others; `before[s]` those before the first forward, and
-    `update[s]` after the last backward, once per step. Empty for 0 everywhere.
+    backwards needs. An empty tuple stands for 0 everywhere.
+
+    `send[s]` is for a value from stage s to s + 1, and for a gradient back, where they are on different ranks;
+    `send_back[s]` for the gradient, if given. `before[s]` comes before the first forward and `update[s]` after the last
+    backward, once per step.
     """
 
     forward: Seconds
@@ -46,7 +48,10 @@ def split_seconds(
     send: Sequence[float] = (),
     update: Sequence[float] = (),
 ) -> StageSeconds:
-    """Return the seconds of stages whose whole backward takes as long as its halves one after the other."""
+    """
+    Return the seconds of stages, given those of both halves of the backward: the whole one takes as long as the halves
+    one after the other. Each argument has an entry per stage, `send` one per pair of neighbours (see `StageSeconds`).
+    """
     backward = tuple(i + w for i, w in zip(input_gradient, weight_gradient, strict=True))
     return StageSeconds(
         tuple(forward), backward, tuple(input_gradient), tuple(weight_gradient), tuple(send), tuple(update)
@@ -55,9 +60,9 @@ def split_seconds(
 
 def sends_waited_for(seconds: StageSeconds, rank_of: Sequence[int]) -> StageSeconds:
     """
-    Return the seconds of stages of which each waits until what it sends has arrived: sends become a part of the forward
-    or backward (or of its gradient of inputs) before them. `rank_of[s]` is the rank of stage s; a rank sends itself
-    nothing.
+    Return the seconds of stages that wait until what they send has arrived: each send becomes a part of the forward or
+    backward before it (of the input gradient, if that is split), and `send` and `send_back` are empty. `rank_of[s]` is
+    the rank of stage s; a send within a rank takes no time.
     """
     links = [rank_of[s] != rank_of[s + 1] for s in range(len(rank_of) - 1)]
     ahead = [s * at for s, at in zip(seconds.send or (0,) * len(links), links, strict=True)]
@@ -96,7 +101,7 @@ class PipelineTimes:
     """
 
     def ends_of_steps(self, rank: int) -> list[float]:
-        """Return the seconds at which a rank ends the last backward of each step."""
+        """Return the seconds at which a rank ends the last backward of each training step of the schedule."""
         actions = self.schedule.computation().ranks[rank]
         if self.schedule.steps == 1:
             return self.ends[rank][-1:]
@@ -107,15 +112,12 @@ class PipelineTimes:
 
     @property
     def bubble(self) -> float:
-        """
-        Return the seconds by which the step is longer than the work of the rank with most; of several steps that
-        overlap, of one of them.
-        """
+        """Seconds by which a step (`period`) is longer than the work of the rank with most."""
         return self.period - max(self.work) / self.schedule.steps
 
     @property
     def idle_inside(self) -> float:
-        """Return the most seconds that a rank waits between its own first and last action."""
+        """The most seconds that a rank waits between its own first and last computation."""
         pairs = zip(self.starts, self.ends, strict=True)
         return max(
             e[-1] - s[0] - sum(end - start for start, end in zip(s, e, strict=True)) for s, e in pairs if s and e
@@ -129,11 +131,12 @@ def simulate_pipeline(
     longer: Sequence[Mapping[int, float]] = (),
 ) -> PipelineTimes:
     """
-    Simulate a schedule that passes `plan.pipeline.total_order`; its own sends and receives are not looked at.
+    Simulate a schedule that passes `plan.pipeline.total_order`: return when each rank does what. The schedule's own sends and
+    receives are ignored: a send begins when what it sends is made.
 
-    `longer[r]` has the seconds by which some of rank r's computations take longer than `seconds` says, by their number.
-    With `is_clipped`, updates need a sum over all ranks (the norm of the gradient), so all begin when the last rank has
-    ended. Raises `UnityError` for seconds of other stages, and where ranks wait for ever.
+    `longer[r]` has the seconds by which some of rank r's computations take longer than `seconds` says, by their index
+    among these. With `is_clipped`, updates need a sum over all ranks (the norm of the gradient), so all begin when the
+    last rank has ended. Raises `UnityError` for seconds of another number of stages, and where ranks wait for ever.
     """
     check_seconds(schedule, seconds)
     computed = schedule.computation()
@@ -252,7 +255,11 @@ def _times(
 
 
 def check_seconds(schedule: PipelineSchedule, seconds: StageSeconds) -> None:
-    """Raise `UnityError` unless the seconds are those of the schedule's stages, and of all that it does."""
+    """
+    Raise `UnityError` unless each tuple of `seconds` has an entry per stage of the schedule (sends: per pair of
+    neighbours), all finite and at least 0. Those of forward and whole backward must be given, those of its halves if
+    the schedule splits backwards; others may be empty.
+    """
     where = f"pipeline schedule {schedule.name}"
     stages = schedule.stages
     for what, given, count in (

@@ -359,8 +359,8 @@ class _Replay:
 
 def leaf_bytes(program: Program, leaf: Register, states: int) -> int:
     """
-    Return the bytes that a device with a piece of a leaf holds throughout a step: the piece, those of all micro-batches
-    of an input, and of a weight as much for each of the optimizer's `states`.
+    Return the bytes that a device with a piece of a leaf holds throughout a step: the piece, for an input those of all
+    micro-batches, and as much again for each of the `states` tensors that the optimizer keeps of a weight.
     """
     count = program.micro_batches if program.when[leaf] == "every" else 1
     return (1 + states) * count * piece_bytes(program, leaf)

@@ -27,8 +27,9 @@ one between, as which each further one is.
 
 def step_seconds(plan: Plan, machine: Machine, overlap: bool = True) -> tuple[float, Timeline]:
     """
-    Return the simulated seconds of a step, and the timeline of its first micro-batches (`PLAYED`): all, if there are no
-    more. Of further ones each takes as long as the last of these added. Without `overlap` every move is waited for.
+    Return (simulated seconds of a step that is not in stages, timeline of its first `PLAYED` micro-batches, or of all
+    if there are no more). Each further micro-batch takes as long as the last that is simulated adds. Without `overlap`,
+    every move is waited for at once.
     """
     count = plan.program.micro_batches
     timeline = simulate(replay(plan, machine, overlap, micro_batches=PLAYED))
@@ -40,8 +41,8 @@ def step_seconds(plan: Plan, machine: Machine, overlap: bool = True) -> tuple[fl
 
 def shown_step(graph: Graph, machine: Machine) -> tuple[Plan, Timeline]:
     """
-    Return the plan of a placed graph's step as it is emitted, and the timeline to show of it: of a step in
-    micro-batches, of the first ones (`PLAYED`); of one in stages, what each rank runs when.
+    Return the plan of a placed graph's training step as it is emitted, and the timeline to show of it: for a step in
+    micro-batches, of the first `PLAYED` ones; for one in stages, of what each rank of the pipeline runs when.
     """
     if graph.pipeline is not None:
         plan, staged = _in_stages(graph, MachineKey(machine), graph.optimizer)
@@ -54,7 +55,8 @@ def simulated(graph: Graph, machine: Machine, optimizer: Optimizer | None = None
     """
     Plan and simulate one iteration of a placed graph's training step as it is emitted: return its seconds, with
     communication overlapped and with every move waited for, the peak memory in bytes on a device, counts of launches,
-    collectives, their copies and bytes, and two lower bounds in seconds. `optimizer` is used if the graph names none.
+    collectives, their copies and bytes, and two lower bounds in seconds (0 for a step in stages, of which neither
+    holds). `optimizer` is used if the graph names none.
     """
     if graph.pipeline is not None:
         plan, staged = _in_stages(graph, MachineKey(machine), graph.optimizer or optimizer)

@@ -52,7 +52,11 @@ from unity_ir.simulate.tasks import BACKWARD, FORWARD, SYNC, UPDATE, Label, Task
 
 @dataclass(frozen=True, slots=True)
 class RunningSum:
-    """A sum of gradients over devices: its result, the machine levels it crosses, and when it is under way, in s."""
+    """
+    A sum of gradients over devices: its result, the machine levels it crosses, and from when to when it is under way,
+    in seconds. They count from the start of the part that starts it, or in `StagedStep.started` from the end of its
+    rank's last backward, so that they may be negative.
+    """
 
     result: Register
     levels: tuple[int, ...]
@@ -63,8 +67,8 @@ class RunningSum:
 @dataclass(frozen=True)
 class StagedStep:
     """
-    A simulated step in stages: when each rank of the pipeline runs which stage, and from when to when the step lasts;
-    or, of a schedule that never drains, some steps, of which the last counts.
+    A simulated step in stages: when each rank of the pipeline does what, what this takes, and what is held. For an
+    asynchronous schedule, `times` are those of several steps, and `seconds` is from the end of one to that of the next.
     """
 
     times: PipelineTimes
@@ -72,6 +76,7 @@ class StagedStep:
     sums: Seconds
     """Seconds that each rank takes, after its last backward, for sums of gradients over devices."""
     updates: Seconds
+    """Seconds that each rank takes for its updates."""
     norm: float
     """Seconds of the sum over all devices of the squares of gradients, which all updates wait for; 0 without."""
     peaks: tuple[int, ...]
@@ -98,7 +103,9 @@ class StagedStep:
 
     @property
     def bubble(self) -> float:
-        """Seconds by which the step is longer than the work of the rank with most."""
+        """
+        Seconds by which the step is longer than the work of the rank with most, sums of gradients and updates included.
+        """
         if self.is_asynchronous:
             return self.times.bubble
         extra = zip(self.times.work, self.sums, self.updates, strict=True)
@@ -135,7 +142,11 @@ class StagedStep:
         return tuple(found)
 
     def timeline(self) -> Timeline:
-        """Return when each rank does what, for pictures: a task for each part of a stage, sums and updates."""
+        """
+        Return when each rank does what, for pictures and traces: a device class stands for each rank; tasks are the
+        actions of the schedule, sums of gradients and updates, without dependencies. Memory is that of a device of each
+        rank.
+        """
         times = self.times
         ticks_of: list[int] = []
         ends: list[int] = []
@@ -182,8 +193,8 @@ class StagedStep:
 
 def simulate_stages(plan: Plan, machine: Machine, overlap: bool = True) -> StagedStep:
     """
-    Return the simulated step of a plan in stages on a machine. Without `overlap` collectives inside of a stage are
-    waited for, and a stage waits until its sends have arrived. All but the bytes is in seconds.
+    Return the simulated step of a plan in stages (`Plan.pipeline` is not None) on a machine. Without `overlap`,
+    collectives inside of a stage are waited for, and a stage waits until its sends have arrived.
     """
     return _Stages(plan, machine, overlap).step()
 

@@ -150,11 +150,12 @@ class Streams:
 
     def steps(self, moves: Iterable[Move], source: Layout, dtype: str) -> tuple[Step, ...]:
         """
-        Return what simulating each of a reshard's moves takes, without those that only rename roles (COPY to REPEAT,
-        say): (kind, ticks, machine levels crossed, device classes of each group that exchanges data), as `step` does.
+        Return what simulating each of a reshard's moves takes, as `step` does, in order: (kind, ticks, machine levels
+        crossed, device classes of each group that exchanges data). Moves that only rename roles (COPY to REPEAT, say)
+        are left out.
 
-        A move has the elements it takes and makes. The first starts from the layout `source` (a role per mesh axis), of
-        values of element type `dtype`.
+        The first move starts from the layout `source` (a role per mesh axis), of values of element type `dtype`, each
+        other one from where the one before ends.
         """
         out: list[Step] = []
         at = source

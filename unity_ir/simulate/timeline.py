@@ -22,7 +22,10 @@ MAX_CLASSES = 16
 
 
 def timeline_svg(timeline: Timeline, title: str) -> str:
-    """Draw a simulated iteration, with this title; return it as SVG text."""
+    """
+    Return the drawing of a simulated iteration as SVG text, headed by `title` and its seconds: a row for each stream of
+    each device class, and the memory held. Classes beyond the first `MAX_CLASSES` are left out.
+    """
     streams = timeline.tasks.streams
     shown = min(streams.classes, MAX_CLASSES)
     body: list[str] = []
@@ -56,7 +59,7 @@ def timeline_svg(timeline: Timeline, title: str) -> str:
 
 
 def seconds(ticks: int) -> str:
-    """Return the text for a number of ticks (picoseconds): given 1.5e9, returns `1.500 ms`."""
+    """Return the text for a number of ticks (picoseconds): given 1.5e9, returns `1.5 ms`."""
     for unit, scale in (("s", 1), ("ms", 10**3), ("us", 10**6)):
         if ticks * scale >= TICKS:
             break

@@ -53,7 +53,9 @@ def rows(timeline: Timeline) -> list[tuple[str, int]]:
 
 
 def name(label: Label) -> str:
-    """Return a task's name: the operator, or the move and the value it moves: `all_reduce of conv1.weight`."""
+    """
+    Return the name of a task in traces: the operator, or the move and the value it moves, `all_reduce of conv1.weight`.
+    """
     if not label.of:
         return label.what
     return f"{label.what} of {label.of if label.of.isprintable() else ascii(label.of)}"

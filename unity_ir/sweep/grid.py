@@ -29,7 +29,7 @@ Settings = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True)
 class Point:
-    """A model (its text) on a machine (its name), and the knobs that were set."""
+    """A model (its text, as for `--model`) on a machine (its name), and the knobs that were set, of both."""
 
     model: str
     machine: str
@@ -37,21 +37,24 @@ class Point:
 
     @property
     def text(self) -> str:
-        """The model with its keys: `llama3_8b,batch=16`."""
+        """The text of the model as `--model` takes it, with the knobs that are its keys: `llama3_8b,batch=16`."""
         return ",".join([self.model, *(f"{name}={value:.0f}" for name, value in _of_model(self.settings))])
 
     @property
     def family(self) -> str:
-        """The model with its keys, but its batch."""
+        """The text of the model without its batch: equal for points that differ in batch and machine alone."""
         return ",".join(part for part in self.text.split(",") if not part.startswith(f"{BATCH}="))
 
     @property
     def said(self) -> str:
-        """The point as messages name it."""
+        """The point as messages name it: model, machine, and all knobs."""
         return ", ".join([self.model, self.machine, *(f"{name}={value:g}" for name, value in self.settings)])
 
     def place(self) -> Machine:
-        """Return the machine with its knobs set. Raises `UnityError` where it lacks one, or for impossible figures."""
+        """
+        Return the machine of the point, with the knobs of machines set; memoised. Raises `UnityError` where the machine
+        lacks such a knob, and for impossible figures.
+        """
         return machine_with(self.machine, tuple((n, v) for n, v in self.settings if Knob(n, ()).is_of_machine))
 
 
@@ -70,8 +73,9 @@ class Grid:
 
     def points(self) -> tuple[Point, ...]:
         """
-        Return all points, the last knob varying fastest. Raises `UnityError` for an unknown knob, one that a machine
-        lacks, impossible figures, more points than `MOST`, and a batch that no part of a machine divides.
+        Return all points, the last knob varying fastest. Raises `UnityError` for a knob that is unknown, given twice,
+        or lacking in a machine, impossible figures, more points than `MOST`, a batch that no leading part of a machine
+        divides, and a device without a peak for `mixed`.
         """
         names = [knob.name for knob in self.knobs]
         for name in names:
@@ -89,7 +93,10 @@ class Grid:
 
 
 def graph_of(text: str, mixed: str | None) -> Graph:
-    """Return the serial forward graph of a model's text, in mixed precision if `mixed` names a type."""
+    """
+    Return the serial forward graph of a model's text (as for `--model`), in mixed precision if `mixed` names a type.
+    Raises `UnityError` for an unknown model or key.
+    """
     graph = _graph(text)
     return graph if mixed is None else mixed_precision(graph, mixed)
 
@@ -108,7 +115,10 @@ def _graph(text: str) -> Graph:
 
 @lru_cache(maxsize=64)
 def samples(text: str) -> int:
-    """Return the number of samples of a step of a model; 1 if its inputs have none."""
+    """
+    Return the number of samples of a step of the model that a text (of `--model`) names: the greatest common divisor of
+    its inputs' sample dims; 1 if no input has samples.
+    """
     graph = _graph(text)
     dims = sample_dims(graph)
     return gcd(*(n.result.shape[dims[n.name]] for n in graph.inputs if n.name in dims)) or 1
@@ -131,7 +141,8 @@ def _check(point: Point, machine: Machine, mixed: str | None) -> None:
 @lru_cache(maxsize=4096)
 def machine_with(name: str, settings: Settings) -> Machine:
     """
-    Return the machine called `name` with knobs of machines set: its tables are changed, and then read as any others.
+    Return the machine called `name` with knobs of machines set: its tables are changed, and then read as any others;
+    memoised. It is called `name with knob=value, ..`, and `name` without settings.
 
     Raises `UnityError` for a knob that it lacks, or that measured times would not follow, and for impossible figures.
     """
@@ -210,14 +221,17 @@ def _set_sizes(name: str, tables: dict[str, Any], levels: Sequence[dict[str, Any
 
 
 def key_of(machine: Machine) -> dict[str, Any]:
-    """Return what makes a machine: its description, whatever its name."""
+    """
+    Return the tables that describe a machine (`machine.describe`): equal for machines that differ in name, or in
+    measured times, alone.
+    """
     return described(machine)
 
 
 def mesh_of(machine: Machine) -> str:
     """
-    Return as text what machines must share for a program of one to run on another, and to take no longer there if no
-    figure (`programs.figures`) is less: all but these figures and the size of memory.
+    Return a text (JSON) that is equal for machines that differ in figures (`programs.figures`) and size of memory
+    alone: a program of one runs on the others, and takes no longer where no figure is less.
     """
     tables = key_of(machine)
     if "device" in tables:

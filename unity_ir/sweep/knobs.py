@@ -54,10 +54,12 @@ class Knob:
 
 def read_knob(text: str) -> Knob:
     """
-    Return the knob that `NAME=VALUES` sets. Values are numbers with commas between them, `A..B*F` (times F from A to B)
-    or `A..B+D` (steps of D), with suffixes K, M, G, T for thousands to 10^12.
+    Return the knob that `NAME=VALUES` sets, its values ascending. They are numbers with commas between them, `A..B*F`
+    (times F from A to B) or `A..B+D` (steps of D), both up to B inclusive, with suffixes K, M, G, T for thousands to
+    10^12.
 
-    Raises `UnityError` for other text, an empty range, a value given twice, and one that is not above 0.
+    Raises `UnityError` for other text, an empty range, a value given twice, one that is not above 0, and one that is
+    not whole, except of bandwidths and memory. Whether the knob exists is not checked.
     """
     name, equals, said = text.partition("=")
     if not equals or not name:

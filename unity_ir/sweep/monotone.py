@@ -16,7 +16,10 @@ from unity_ir.sweep.point import Answer
 
 
 def monotone(answers: Sequence[Answer]) -> list[Answer]:
-    """Return the answers with those of other points taken where these are faster; `taken` then says which."""
+    """
+    Return the answers, in order, each with the seconds, memory and recipe of the fastest other one that is faster and
+    can be run at its point (`Answer.is_harder`), if there is one; `taken` names the point it is from.
+    """
     of_mesh: dict[str, list[Answer]] = {}
     for answer in answers:
         of_mesh.setdefault(answer.mesh, []).append(answer)

@@ -22,8 +22,9 @@ PANEL = (3.4, 3.2)
 
 def check_picture(path: Path, knobs: Sequence[str], along: str | None, height: str) -> None:
     """
-    Raise `UnityError` for a file that is no picture, a knob along x that does not vary, more varying knobs than a plot
-    shows, and without matplotlib. `knobs` are those with several values.
+    Raise `UnityError` for a file that is no picture (`ENDS`), a `height` that is none of `HEIGHTS`, a knob `along` x
+    that does not vary, no or more than three varying knobs, and without matplotlib. `knobs` are those with several
+    values.
     """
     if path.suffix not in ENDS:
         raise UnityError(f"sweep: the plot is {path}; its name must end in {', '.join(ENDS)}")
@@ -38,8 +39,9 @@ def check_picture(path: Path, knobs: Sequence[str], along: str | None, height: s
 
 def draw(answers: Sequence[Answer], path: Path, along: str | None, height: str) -> None:
     """
-    Plot answers: `height` (a key of `HEIGHTS`) over the knob `along`, by default the last that varies; the two other
-    knobs that vary make lines and panels, and so do models and machines. A dashed line is what the bound allows.
+    Plot answers to the file `path`: `height` (a key of `HEIGHTS`) over the knob `along`, by default (None) the last
+    that varies. Of what else varies, knobs, models and machines, the last knob makes lines, the others panels. Points
+    without a plan are left out; dotted lines are what the bounds allow. Arguments must pass `check_picture`.
     """
     figure = _matplotlib().Figure
     rows = [(_names(answer), answer) for answer in answers]

@@ -42,32 +42,37 @@ class Answer:
 
     @property
     def gap(self) -> float | None:
-        """How far the step is above the lower bound, as a part of it."""
+        """
+        How far the step is above the lower bound, as a fraction (0.05: 5 % above); None without a step or a bound.
+        """
         return None if self.seconds is None or not self.bound else self.seconds / self.bound - 1
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs per second, as a part of the devices' peak."""
+        """Model FLOPs per second as a fraction of the devices' peak; None without a step."""
         return None if self.seconds is None else self.flops / self.seconds
 
     @property
     def rate(self) -> float | None:
-        """Samples per second."""
+        """Samples per second of all devices together; None without a step."""
         return None if self.seconds is None else self.samples / self.seconds
 
     def is_harder(self, than: Answer) -> bool:
-        """Return whether a step of this point runs at another in no more time: it is nowhere faster or larger here."""
+        """
+        Return whether the step of this answer can also be run at the point of `than`, in no more time: both share a
+        mesh, and no figure, no usable memory is larger here, and no batch smaller.
+        """
         slower = all(a <= b for a, b in zip(self.figures, than.figures, strict=True))
         return self.mesh == than.mesh and slower and self.usable <= than.usable and self.samples >= than.samples
 
     def table(self) -> dict[str, Any]:
-        """Return the answer as JSON has it."""
+        """Return the answer as a dict for JSON, which `answer_from` reads. It has no `gap`, `mfu` and `rate`."""
         table = asdict(self)
         return {**table, "point": {**asdict(self.point), "settings": dict(self.point.settings)}}
 
 
 def answer_from(table: Mapping[str, Any]) -> Answer:
-    """Return the answer that `Answer.table` wrote. Raises `UnityError` for another table."""
+    """Return the answer that `Answer.table` wrote. Raises `UnityError` for a table that lacks fields or has others."""
     try:
         point = table["point"]
         of = Point(point["model"], point["machine"], tuple(point["settings"].items()))

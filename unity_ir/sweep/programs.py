@@ -25,12 +25,15 @@ Figures = tuple[float, ...]
 
 
 def figures(machine: Machine) -> Figures:
-    """Return a machine's figures."""
+    """Return a machine's figures: bytes/s of the device's memory, then of a link of each level, outermost first."""
     return (machine.device.memory_bandwidth, *(level.bandwidth for level in machine.levels))
 
 
 def slowed(slow: Figures, fast: Figures) -> float:
-    """Return the least part of its seconds on `slow` that anything takes on `fast`: 1 if `fast` is nowhere faster."""
+    """
+    Return a factor f of at most 1: what takes s seconds on a machine with figures `slow` takes at least f * s where
+    they are `fast`. It is the least ratio of a figure of `slow` to that of `fast`; 1 if `fast` is nowhere faster.
+    """
     return min(1.0, *(a / b if b else 1.0 for a, b in zip(slow, fast, strict=True)))
 
 
@@ -44,7 +47,10 @@ class Played:
 
 @dataclass
 class Program:
-    """The program of a step: its placed graph, planned once, and what it took on each machine where it was replayed."""
+    """
+    The program of a step: its placed graph, planned at most once, and what the step took on each machine where it was
+    replayed. Methods take machines whose mesh (`grid.mesh_of`) is that of `machine`.
+    """
 
     graph: Graph
     machine: Machine
@@ -60,13 +66,16 @@ class Program:
         self.rests = cost(self.graph, self.machine, self.optimizer).memory_bytes
 
     def least(self, on: Figures) -> float:
-        """Return seconds that the step takes at least on a machine with these figures."""
+        """
+        Return a lower bound in seconds on the step on a machine with the figures `on`, from where it was replayed
+        before; 0 if nowhere.
+        """
         return max((each.seconds * slowed(at, on) for at, each in self.played.items()), default=0.0)
 
     def play(self, machine: Machine) -> Played:
         """
-        Return what the step takes on a machine whose mesh is that of the program's, memoised. Raises `UnityError` if it
-        has no program.
+        Return what the step takes on a machine: planned and replayed on the first call, memoised in `played` by the
+        machine's figures. Raises `UnityError` if no program can be made.
         """
         at = figures(machine)
         if at not in self.played:
@@ -82,12 +91,18 @@ class Program:
         return self.played[at]
 
     def fits(self, machine: Machine) -> bool:
-        """Return whether the step fits a machine's devices; if what it holds at rest does, it is replayed."""
+        """
+        Return whether the step fits the memory of a machine's devices; it is replayed (`play`) if what it holds at the
+        end of the forward does.
+        """
         return self.rests <= machine.device.usable and self.play(machine).memory <= machine.device.usable
 
 
 def has_program(program: Program, machine: Machine) -> bool:
-    """Return whether a step can be planned; a plan of which no program can be made is none."""
+    """
+    Return whether a program can be made of a step: whether `program.play(machine)`, which is memoised, raises no
+    `UnityError`.
+    """
     try:
         program.play(machine)
     except UnityError:

@@ -41,7 +41,13 @@ SHARDINGS = ((0, False), (1, False), (2, False), (3, False), (2, True), (3, True
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The degrees of a plan; `stages` 1 is no pipeline, `chunks` the stages per part of one."""
+    """
+    The degrees of a plan: `tp` devices of tensor parallelism (with sequence parallelism where the model has sequences),
+    ZeRO stage `zero` among `shards` devices (None: all of data parallelism), `micro_batches`, and what is recomputed,
+    one of `KINDS`.
+
+    A pipeline has `stages` stages in all, `chunks` on each of its parts of the machine; with 1 stage there is none.
+    """
 
     tp: int = 1
     zero: int = 0
@@ -65,7 +71,7 @@ class Recipe:
 
     @property
     def has_pieces(self) -> bool:
-        """Whether the loss is in as many pieces as make the plan fit."""
+        """Whether the loss is made in pieces, as many as make the plan fit; else it is made at once."""
         return self.recompute == AUTO and self.stages == 1
 
     @property
@@ -74,7 +80,7 @@ class Recipe:
 
     @property
     def pipeline(self) -> Stages | None:
-        """The stages, if there are any."""
+        """The stages and their schedule, 1F1B or interleaved 1F1B; None without a pipeline."""
         return None if self.stages == 1 else Stages.of(self.stages, self._schedule)
 
     def plan(self, graph: Graph, machine: Machine, optimizer: Optimizer) -> Graph:
@@ -105,7 +111,9 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Family:
-    """The recipes that fit a mesh and a batch: of so many samples, with `stages` if pipelines are among them."""
+    """
+    The recipes that fit a machine's mesh and a batch of `samples` samples; pipelines are among them with `has_stages`.
+    """
 
     machine: Machine
     samples: int
@@ -113,19 +121,27 @@ class Family:
 
     @property
     def tensor(self) -> tuple[int, ...]:
-        """Degrees of tensor parallelism: products of the innermost mesh axes, within the innermost level."""
+        """
+        Degrees of tensor parallelism, ascending from 1: products of the innermost mesh axes, within the innermost
+        level.
+        """
         levels = self.machine.axis_levels
         inner = [size for size, at in zip(self.machine.mesh.sizes, levels, strict=True) if at == levels[-1]]
         return tuple(prod(inner[i:]) for i in range(len(inner), -1, -1))
 
     def stages(self) -> tuple[int, ...]:
-        """Return the numbers of parts of a pipeline; 1 is none."""
+        """
+        Return the numbers of parts of the machine that a pipeline may have, ascending; the first is 1, no pipeline.
+        """
         if not self.has_stages:
             return (1,)
         return tuple(part_counts(self.machine))
 
     def starts(self) -> Iterator[Recipe]:
-        """Yield recipes to begin with: fully sharded, tensor-parallel in a node, and that in stages."""
+        """
+        Yield recipes to begin with: sharded data parallelism, tensor parallelism within the innermost level, and the
+        latter in stages, each with one sample per device and micro-batch. None of degrees that do not divide the batch.
+        """
         most = self.tensor[-1]
         parts = max(count for count in self.stages() if count * most <= self.machine.devices and count <= PARTS)
         for tp, stages in dict.fromkeys([(1, 1), (most, 1), (most, parts)]):
@@ -141,7 +157,11 @@ class Family:
         return self.samples // dp if self.samples % dp == 0 else 0
 
     def has(self, of: Recipe) -> bool:
-        """Return whether a recipe is of this family."""
+        """
+        Return whether a recipe is of this family: its degrees make up the machine, it uses ZeRO exactly if there is
+        data parallelism, and its micro-batches divide the samples of a device; pipelines have two or more micro-batches
+        and no ZeRO-3.
+        """
         if of.stages % of.chunks or of.stages // of.chunks not in self.stages() or of.tp not in self.tensor:
             return False
         if of.stages > 1 and (of.micro_batches < 2 or of.zero == 3):
@@ -156,7 +176,11 @@ class Family:
         return most > 0 and of.micro_batches >= 1 and most % of.micro_batches == 0
 
     def beside(self, of: Recipe) -> Iterator[Recipe]:
-        """Yield the neighbours of a recipe in the family, those that most often pay first."""
+        """
+        Yield the neighbours of a recipe in the family, those that most often pay first: recipes in which the
+        micro-batches, recompute, ZeRO, tensor parallelism, parts or chunks are one step up or down, some with other
+        micro-batches to match.
+        """
         kind = KINDS.index(of.recompute)
         changes: list[Mapping[str, Any]] = []
         if of.micro_batches % 2 == 0:

@@ -14,7 +14,7 @@ from unity_ir.sweep.point import FAMILY, Answer
 
 
 def knobs_of(answers: Sequence[Answer]) -> list[str]:
-    """Return the names of the knobs of a grid's points, in its order."""
+    """Return the names of the knobs that the points of a grid set, in the grid's order; [] without answers."""
     return [name for name, _ in answers[0].point.settings] if answers else []
 
 
@@ -38,7 +38,9 @@ def row(answer: Answer) -> dict[str, Any]:
 
 
 def csv_text(answers: Sequence[Answer]) -> str:
-    """Return the answers as CSV, a line each below the names; a cell is empty where no plan fits."""
+    """
+    Return the answers as CSV text: a line of column names, then a line per answer; cells are empty where no plan fits.
+    """
     out = io.StringIO()
     rows = [row(answer) for answer in answers]
     writer = csv.DictWriter(out, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")

@@ -40,10 +40,12 @@ def sweep(
     points: Sequence[Point], how: How, store: Store, jobs: int = 1, progress: Progress | None = None
 ) -> list[Answer]:
     """
-    Return the answer of each point, in order. Points with equal models and machines are searched once, and those that
-    `store` has are not searched again. `jobs` processes share the work.
+    Return the answer of each point, in order, no point slower than one whose program it could run (`monotone`). Points
+    with equal models and machines are searched once; those that `store` has are read from it, others are written to it.
 
-    Raises `UnityError` where a point's model or machine cannot be.
+    `jobs` forked processes share the work (1: this one does it). `progress` is called in this process, with the answers
+    of points that share a graph and a mesh, as they are found. Raises `UnityError` where a point's model or machine
+    cannot be.
     """
     answers: dict[str, Answer] = {}
     first: dict[str, Point] = {}

@@ -48,7 +48,13 @@ class Best:
 
 
 class PointSearch:
-    """Searches points of one model on machines of one mesh, all of `machines`."""
+    """
+    Searches the fastest step of one model on machines that share a mesh, all of `machines`. What is planned for one of
+    them is remembered for the others.
+
+    `text` is the model's, `mixed` the type of mixed precision (None: none); with `has_stages` pipelines are searched,
+    too.
+    """
 
     def __init__(
         self,
@@ -74,11 +80,14 @@ class PointSearch:
         self._bounds: dict[float, float] = {}
 
     def known(self, recipe: Recipe, machine: Machine) -> None:
-        """Plan a recipe that was the best of another point, so that it is compared."""
+        """
+        Plan a recipe, such as the best of another point, so that `best` and `again` compare it; nothing if it cannot be
+        planned.
+        """
         self._program(recipe, machine)
 
     def best(self, machine: Machine) -> Best | None:
-        """Return the fastest step found on a machine, None if none that fits is known."""
+        """Search the fastest step on a machine and return it; None if no plan was found that fits."""
         found = self.again(machine)
         if id(machine) in self.joint_at and self._joint(machine):
             found = self.again(machine)
@@ -105,7 +114,9 @@ class PointSearch:
                 self._program(recipe, machine)
 
     def again(self, machine: Machine) -> Best | None:
-        """Return the fastest of the programs that are known, replayed on a machine."""
+        """
+        Return the fastest of the programs planned so far that fit a machine, without planning more; None if none fits.
+        """
         at, best, winner = figures(machine), inf, None
         known = [p for p in self.programs.values() if p is not None and p.rests <= machine.device.usable]
         for program in sorted(known, key=lambda p: p.least(at)):
@@ -119,7 +130,10 @@ class PointSearch:
         return Best(best, winner.play(machine).memory, recipe, min(self.bound(machine), self._own_bound(winner)))
 
     def bound(self, machine: Machine) -> float:
-        """Return seconds that no plan of the graph is below on a machine, whatever its links."""
+        """
+        Return a lower bound in seconds on any plan of the graph on a machine (`cost.least.work_bound`), whatever its
+        links; memoised by the bandwidth of memory.
+        """
         rate = machine.device.memory_bandwidth
         if rate not in self._bounds:
             self._bounds[rate] = work_bound(self.graph, machine, self.optimizer)

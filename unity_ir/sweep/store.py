@@ -24,7 +24,7 @@ from unity_ir.version import __version__
 
 
 class Store:
-    """The answers in a folder, which is made at need; None keeps nothing."""
+    """The answers of points in a folder, a file each; None keeps nothing. `about` is what all points have in common."""
 
     def __init__(self, folder: Path | None, about: Mapping[str, Any]):
         self.folder = folder
@@ -41,14 +41,14 @@ class Store:
             raise UnityError(f"sweep: cannot make the folder {self.folder}: {error.strerror}") from error
 
     def path(self, point: Point) -> Path | None:
-        """Return the file of a point."""
+        """Return the file of a point's answer, whether it exists or not; None if nothing is kept."""
         if self.folder is None:
             return None
         said = json.dumps({**self.about, "model": point.text, "machine": key_of(point.place())}, sort_keys=True)
         return self.folder / f"{hashlib.sha256(said.encode()).hexdigest()[:24]}.json"
 
     def read(self, point: Point) -> Answer | None:
-        """Return the answer of a point; None if there is none, or the file is not one."""
+        """Return the stored answer of a point; None if there is none, it cannot be read, or the file is no answer."""
         path = self.path(point)
         if path is None or not path.exists():
             return None
@@ -57,7 +57,10 @@ class Store:
         return None
 
     def write(self, answer: Answer) -> None:
-        """Write the answer of a point, whole or not at all."""
+        """
+        Write the answer of a point to its file, whole or not at all; do nothing if nothing is kept. `prepare` makes the
+        folder.
+        """
         path = self.path(answer.point)
         if path is None:
             return

@@ -54,9 +54,10 @@ ORDERS: Mapping[str, Order] = {
 
 def pipeline_schedule(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> PipelineSchedule:
     """
-    Return the schedule of an order for so many ranks, micro-batches, and stages per rank (`chunks`).
+    Return the schedule called `name` (a key of `ORDERS`) for these numbers of ranks, micro-batches, and stages per rank
+    (`chunks`), without sends. Of the asynchronous `2bw` it is over `STEPS` training steps of `micro_batches` each.
 
-    Raises `UnityError` for a name that is none, and for sizes that the order is not for.
+    Raises `UnityError` for an unknown name, and for sizes that the order is not for.
     """
     order = ORDERS.get(name)
     if order is None:

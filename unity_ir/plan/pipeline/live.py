@@ -15,11 +15,12 @@ def peak_live(
     schedule: PipelineSchedule, sizes: Sequence[float] | None = None, late: Sequence[float] | None = None
 ) -> list[float]:
     """
-    Return the most that each rank holds at once for the backwards of micro-batches.
+    Return, for each rank, the most that it holds at once for the backwards of micro-batches; sends do not count.
 
-    `sizes[s]` is what a micro-batch takes at stage s until its I, `late[s]` from then until its W (by default as much;
-    it may be more, as gradients are kept, too); any unit, such as bytes. Without `sizes` the unit is a micro-batch of a
-    rank's share of the layers, all its stages taken as equal, as in the table of docs/pipelines.md.
+    `sizes[s]` is what a micro-batch takes at stage s from its F to its B or I, `late[s]` from its I to its W (by
+    default as much; it may be more, as gradients are kept, too); any unit, such as bytes. Without `sizes`, `late` is
+    ignored and the unit is a micro-batch of a rank's share of the layers, all its stages taken as equal (the table of
+    docs/pipelines.md).
     """
     if sizes is None:
         return [
@@ -44,7 +45,11 @@ LiveCounts = tuple[tuple[int, int], ...]
 
 
 def live_counts(schedule: PipelineSchedule, rank: int) -> tuple[LiveCounts, ...]:
-    """Return what a rank holds whenever that is not less, of every stage, than at another time; at least one."""
+    """
+    Return what a rank holds for backwards at its peaks, as counts per stage of the rank (ascending): (micro-batches
+    between F and B or I, micro-batches between I and W). The counts are those after each F or I of which no other are
+    at least as large at every stage (a Pareto front); at least one.
+    """
     own = schedule.stages_of(rank)
     whole = dict.fromkeys(own, 0)
     half = dict.fromkeys(own, 0)

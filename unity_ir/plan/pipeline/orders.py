@@ -29,7 +29,7 @@ def one_f_one_b(ranks: int, micro_batches: int) -> PipelineSchedule:
     """
     Return 1F1B with a flush (PipeDream-Flush: Narayanan et al., ICML 2021, section 3.2).
 
-    Rank r does p - 1 - r forwards, then pairs of a forward and a backward, then the remaining backwards.
+    Rank r does `ranks` - 1 - r forwards, then pairs of a forward and a backward, then the remaining backwards.
     """
 
     def order(rank: int) -> list[StageAction]:
@@ -43,7 +43,8 @@ def eager_one_f_one_b(ranks: int, micro_batches: int) -> PipelineSchedule:
     Return 1F1B with twice the forwards ahead, so that sends overlap with computation (Zhuang et al., MLSys 2023,
     section 4.2).
 
-    With c seconds per send it takes 2(p-1)c longer than without; 1F1B loses up to 2c per micro-batch.
+    If a send takes c seconds, the step is 2 (`ranks` - 1) c longer than with sends that take none; 1F1B loses up to 2 c
+    per micro-batch.
     """
 
     def order(rank: int) -> list[StageAction]:
@@ -56,7 +57,7 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> PipelineSchedule
     """
     Return interleaved 1F1B, with `chunks` stages per rank (Narayanan et al., SC 2021, section 2.2).
 
-    Raises `UnityError` unless micro-batches divide into max(1, m div p) rounds, as in torch.
+    Raises `UnityError` unless max(1, `micro_batches` // `ranks`) divides the number of micro-batches, as in torch.
     """
     rounds = max(1, micro_batches // ranks) if ranks > 0 else 1
     if micro_batches % rounds:
@@ -101,7 +102,10 @@ def zb_h1(ranks: int, micro_batches: int) -> PipelineSchedule:
 
 
 def zb_h2(ranks: int, micro_batches: int) -> PipelineSchedule:
-    """Return ZB-H2: twice ZB-H1's forwards ahead and weight gradients late (arXiv 2401.10241, section 2.1.2)."""
+    """
+    Return ZB-H2: the order of ZB-H1 with twice as many forwards ahead and weight gradients late (Qi et al., arXiv
+    2401.10241, section 2.1.2).
+    """
 
     def order(rank: int) -> list[StageAction]:
         return _one_forward_one_backward(rank, ranks, micro_batches, first=2 * (ranks - 1 - rank), late=2 * rank)
@@ -111,8 +115,8 @@ def zb_h2(ranks: int, micro_batches: int) -> PipelineSchedule:
 
 def double_buffered(ranks: int, micro_batches: int, steps: int = 2) -> PipelineSchedule:
     """
-    Return PipeDream-2BW over some training steps of `micro_batches` each: 1F1B that never drains (Narayanan et al.,
-    ICML 2021, section 3.1; Unity, section 5).
+    Return PipeDream-2BW over `steps` training steps of `micro_batches` each, numbered on from step to step: 1F1B that
+    never drains (Narayanan et al., ICML 2021, section 3.1; Unity, section 5).
 
     It is asynchronous: while the gradient of a batch is summed, the next batch is computed with the weights before, so
     w(t+1) = update(w(t), g(w(t-1))), and two versions of the weights are held. Raises `UnityError` for fewer

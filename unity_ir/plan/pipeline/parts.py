@@ -46,7 +46,10 @@ Key = tuple[PartKind, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A value that a stage sends to the one after it, or (a gradient) before it: its register there, and here."""
+    """
+    A value that a stage sends to the next one, or a gradient to the one before: the register in which the sender holds
+    it, and the register in which the receiver does.
+    """
 
     held: Register
     received: Register
@@ -55,9 +58,11 @@ class Sent:
 @dataclass(frozen=True)
 class StepPart:
     """
-    A part of a step: what all ranks do `before` all micro-batches or `after` them, or what those of a stage do for one.
+    A part of a step: what all ranks do `before` all micro-batches or `after` them (`stage` is None), or what the ranks
+    of a stage do for one micro-batch: F, B, or the halves I and W.
 
-    The program's outputs are what other parts read. `sends` are the transfers of it, to the rank of another stage.
+    The outputs of its program are what other parts read; `sends` are the values that it sends to the rank of another
+    stage.
     """
 
     kind: PartKind
@@ -87,16 +92,23 @@ class StepParts:
 
     @cached_property
     def by_name(self) -> Mapping[str, StepPart]:
+        """The parts by their names, such as `2F` or `before`."""
         return {part.name: part for part in self.parts}
 
     def run_by(self, stage: int, kind: str) -> list[StepPart]:
-        """Return the parts that an action runs: a whole backward is two where others of the schedule are in halves."""
+        """
+        Return the parts that an action of `kind` F, B, I or W runs for a stage, in order: for a whole B, both I and W
+        if other backwards of the schedule are in halves. Parts that do nothing do not exist, so it may be empty.
+        """
         halves = kind == "B" and self.schedule.splits_backward
         names = (f"{stage}I", f"{stage}W") if halves else (f"{stage}{kind}",)
         return [self.by_name[name] for name in names if name in self.by_name]
 
     def received(self, stage: int, kind: Literal["F", "B"]) -> tuple[Register, ...]:
-        """Return the registers that a stage receives for its forward, or for its backward."""
+        """
+        Return the registers that a stage receives from the stage before for its forward (`F`), or from the stage after
+        for its backward (`B`, also if that is in halves); () if none.
+        """
         sender = (f"{stage - 1}F",) if kind == "F" else (f"{stage + 1}B", f"{stage + 1}I")
         found = (self.by_name.get(name) for name in sender)
         return tuple(sent.received for part in found if part is not None for sent in part.sends)
@@ -104,11 +116,14 @@ class StepParts:
 
 def step_parts(program: Program, schedule: PipelineSchedule, bucket: int = 0) -> StepParts:
     """
-    Return the parts of a step for a schedule, or for one step of it if it never drains (`orders.steady_step`). Sums of
-    gradients over a stage's devices start where the last micro-batch's is made, and are waited for `after`; those of
-    fewer than `bucket` bytes, which share calls, are made there.
+    Return the parts of a step for a schedule: a synchronous one, or one step of an asynchronous one
+    (`orders.steady_step`).
 
-    Raises `UnityError` if the step's operators are not in the schedule's stages, or not for its micro-batches.
+    The sum of a gradient over a stage's devices starts in the part that makes the gradient's last addend, and is waited
+    for in the part `after`; sums of fewer than `bucket` bytes start in `after`, too, where they share calls.
+
+    Raises `UnityError` if the step's operators are not in the schedule's stages, if numbers of micro-batches differ,
+    and for an asynchronous schedule of a step that clips gradients or communicates over all stages once per step.
     """
     where = f"spmd.program @{program.name}"
     if schedule.gradient_delay and program.optimizer is not None and program.optimizer.clip:

@@ -33,20 +33,24 @@ class PipelineSchedule:
 
     @property
     def stages(self) -> int:
+        """The number of stages, over all ranks."""
         return len(self.rank_of)
 
     @cached_property
     def splits_backward(self) -> bool:
-        """Return whether some backward is done in halves, I and W."""
+        """Whether some backward is done in halves, I and W."""
         return any(action.kind == "I" for rank in self.ranks for action in rank)
 
     def ahead(self, action: StageAction) -> bool:
-        """Return whether an action is of a micro-batch of the next step."""
+        """Return whether an action is of a micro-batch of the next step, as in one step of an asynchronous schedule."""
         return (action.micro_batch or 0) >= self.micro_batches
 
     @property
     def computes(self) -> str:
-        """Return what one step does to weights w, where g(w) is the gradient at w of the whole batch."""
+        """
+        The formula, as text, of what one step does to weights w, where g(w) is the gradient at w of the whole batch:
+        `w(t+1) = update(w(t), g(w(t)))`, or with an older w in g.
+        """
         late = f" - {self.gradient_delay}" if self.gradient_delay else ""
         return f"w(t+1) = update(w(t), g(w(t{late})))"
 
@@ -77,7 +81,10 @@ def vee(ranks: int) -> tuple[int, ...]:
 def by_rank(
     name: str, micro_batches: int, rank_of: Sequence[int], order: Callable[[int], Sequence[StageAction]]
 ) -> PipelineSchedule:
-    """Return the schedule in which rank r does `order(r)`; raises `UnityError` for sizes below 1."""
+    """
+    Return the schedule in which rank r does `order(r)`; stage s is on rank `rank_of[s]`. Raises `UnityError` without
+    stages or micro-batches.
+    """
     if not rank_of or micro_batches < 1:
         raise UnityError(
             f"pipeline schedule {name}: {len(rank_of)} stages, {micro_batches} micro-batches; use at least 1 of each"

@@ -36,7 +36,10 @@ def with_sends(schedule: PipelineSchedule) -> PipelineSchedule:
 
 
 def transfer(schedule: PipelineSchedule, action: StageAction) -> tuple[StageAction, StageAction] | None:
-    """Return the send and the receive of what an action makes; None where no other rank reads it."""
+    """
+    Return (send on the rank of `action`, receive on the rank that reads it) of what an action makes: the result of a
+    forward, or the gradient of a stage's input. None where no other rank reads it.
+    """
     stage, kind, k = action
     if kind == "F" and stage + 1 < schedule.stages and schedule.crosses(stage):
         return StageAction(stage, "SEND_F", k), StageAction(stage + 1, "RECV_F", k)

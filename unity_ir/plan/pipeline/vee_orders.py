@@ -45,10 +45,11 @@ class _Tape:
 
 def zb_v(ranks: int, micro_batches: int) -> PipelineSchedule:
     """
-    Return ZB-V, without idle time between a rank's first and last action if F, I and W take equally long (arXiv
-    2401.10241, section 6).
+    Return ZB-V, of two stages per rank, without idle time between a rank's first and last action if F, I and W take
+    equally long (Qi et al., arXiv 2401.10241, section 6).
 
-    With fewer than 2p - 1 micro-batches it is the order of 2p - 1, without those there are not.
+    With fewer than 2 `ranks` - 1 micro-batches it is the order for as many, without the actions of those that there are
+    not.
     """
     count = max(micro_batches, 2 * ranks - 1)
 
@@ -78,7 +79,8 @@ def zb_v(ranks: int, micro_batches: int) -> PipelineSchedule:
 
 def dual_pipe_v(ranks: int, micro_batches: int) -> PipelineSchedule:
     """
-    Return DualPipeV, DeepSeek-V3's DualPipe cut in half (arXiv 2412.19437, section 3.2.1, and its repository).
+    Return DualPipeV, of two stages per rank: DeepSeek-V3's DualPipe cut in half (arXiv 2412.19437, section 3.2.1, and
+    its repository).
 
     Its pairs of a forward and a backward of different micro-batches are here one after the other; that they overlap is
     the gain of the original where experts are exchanged. Raises `UnityError` for fewer micro-batches than stages.

@@ -61,15 +61,9 @@ def best_pipeline(
     faster_than: float = inf,
 ) -> PipelineChoice | None:
     """
-<<<<<<< HEAD
     Return the fastest pipeline found of the search's serial forward graph on two or more equal parts of its machine,
     with a stage or more each; None if none takes less than `faster_than` seconds, such as those of the best plan
     without stages.
-=======
-    Return the fastest pipeline found, by simulated seconds of a step, of a serial forward graph on two or more equal
-    parts of a machine, with a stage or more each; None if none takes less than `faster_than` seconds, such as those of
-    the best plan without stages.
->>>>>>> h1
 
     `parts`, `micro_batches` and `schedule` (name or None, stages per part) are forced where they are given, and chosen
     where they are None. Raises `UnityError` where what is forced is not possible, or, without `faster_than`, where no
@@ -185,41 +179,9 @@ class PipelineBounds:
 def bound(
     choice: PipelineChoice, parts: int | None = None, micro_batches: int | None = None, *, with_layouts: bool = True
 ) -> tuple[float, str]:
-<<<<<<< HEAD
     """Return (a lower bound in seconds, the name of the family) of pipelines like the one chosen: `PipelineBounds`."""
     bounds = PipelineBounds(choice.search, parts, micro_batches, with_layouts=with_layouts)
     return bounds.below(BoundedFamily.of(choice.plan))
-=======
-    """
-    Return (a lower bound in seconds of a step, the pipelines that it holds for, in words), for the graph that `choice`
-    was made for, whatever the layouts and recompute, all moves of a stage waited for; at most the makespan chosen.
-
-    It holds for as many `parts` and `micro_batches` as are given, by default for any from 2 on; with one contiguous
-    stage per part or, if the choice has several, any number of them. It is looser if not `with_layouts`, which take
-    several times as long as the choice.
-    """
-    search = choice.search
-    counts, divisors = _part_counts(search.machine, parts), _divisors(search, micro_batches)
-    pairs = [(p, m) for p in counts for m in divisors if search.has_units(p, m)]
-    if choice.plan.stages > choice.plan.parts:
-        bounds = LayoutBounds(search, is_split=True)
-        work = bounds.work_of_layouts if with_layouts else bounds.work_of_kernels
-        least = min(work(*pair) for pair in pairs)
-        return min(least, choice.plan.makespan), "any number of stages per equal part"
-    is_split = choice.plan.outcome.schedule.splits_backward
-    bounds = LayoutBounds(search, is_split, is_1f1b=True)
-    steps = (bounds.of_kernels, bounds.of_ranges, *((bounds.of_layouts,) if with_layouts else ()))
-    queue = [(bounds.of_kernels(*pair), 0, pair) for pair in pairs]
-    heapq.heapify(queue)
-    while queue[0][1] + 1 < len(steps):
-        least, step, pair = queue[0]
-        heapq.heapreplace(queue, (max(least, steps[step + 1](*pair)), step + 1, pair))
-    backwards = "whole or in halves" if is_split else "whole"
-    family = (
-        f"one contiguous stage per equal part, backwards {backwards}, as many micro-batches live as in 1f1b or more"
-    )
-    return min(queue[0][0], choice.plan.makespan), family
->>>>>>> h1
 
 
 def _estimates(
