@@ -22,14 +22,17 @@ class Equations:
     """
     A system of equations between a pattern's symbols and a graph's sizes and attributes.
 
-    Methods that add an equation return False if the equations then have no solution.
+    Methods that add an equation return False if the equations then have no solution; the system is of no more use then.
     """
 
     known: dict[str, int] = field(default_factory=dict)
     """Sizes, degrees, and ranks of packs as `#a`."""
     packs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """The sizes of the dims that each pack `a..` stands for, by its name."""
     parameters: dict[str, AttrValue] = field(default_factory=dict)
+    """The values of attribute parameters (`$act`), by name."""
     open: list[tuple[Poly, int]] = field(default_factory=list)
+    """Equations with several unknowns, (left side, value), which `again` tries to solve once more is known."""
 
     @staticmethod
     def given(bindings: Bindings) -> Equations:
