@@ -49,7 +49,10 @@ def varies(kind: type[IRDLOperation]) -> tuple[bool, bool]:
 
 
 def counts(kind: type[IRDLOperation]) -> Iterator[tuple[int, int]]:
-    """Return every number of operands and of results of a class of operations, up to `MOST` where they vary."""
+    """
+    Yield every pair (number of operands, number of results) that operations of a class may have, up to `MOST` of each
+    where it varies.
+    """
     any_operands, any_results = varies(kind)
     if issubclass(kind, ComputeOp):
         line = kind.operator().line
@@ -79,7 +82,8 @@ def irdl_name(kind: type[IRDLOperation], operands: int, results: int) -> str:
 
 def rename(module: ModuleOp) -> None:
     """
-    Give the operations of a module their names for IRDL, in place: those that get another become unregistered ones.
+    Give the operations of a module their names for IRDL, in place: an operation whose name changes is replaced by an
+    unregistered one of the same operands, attributes and regions.
 
     Raises `UnityError` for an operation of more operands or results than IRDL declares.
     """
