@@ -29,7 +29,12 @@ class DTensorTarget(Target):
     name = "dtensor"
 
     def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
-        """Write the JSON text of the module's one plan to `output`. Raises `UnityError` for several, or none."""
+        """
+        Write the JSON text of the module's one plan to `output`; without a machine in the module, for a machine of one
+        level (`box`) with as many devices as the plan uses.
+
+        Raises `UnityError` for several plans or none, a module that is lowered, and a plan that DTensor cannot express.
+        """
         if any(isinstance(op, ProgramOp) for op in module.ops):
             raise UnityError("dtensor: the module is lowered already; leave lower-pcg-to-spmd out")
         functions = pcg_functions(module)

@@ -204,7 +204,10 @@ def _certificate(result: SearchResult) -> Certificate:
 
 
 def ending(result: SearchResult, name: str) -> str | None:
-    """Return what ended the search of the function called `name` early, as a message; None if nothing did."""
+    """
+    Return a message that says what ended the search of the function called `name` early, its budget or an interrupt;
+    None if nothing did.
+    """
     if result.budget is not None and result.budget.ended:
         which = "time" if result.budget.is_late else "work"
         more = "seconds" if result.budget.is_late else "work"

@@ -136,8 +136,8 @@ def _parser() -> Parser:
 
 def work(options: Namespace, measure: Measure | None = None) -> int:
     """
-    Run `unity-tune` with its parsed options: measure, write the table, print a summary; return the exit code, 130 if it
-    was interrupted. `measure` times a task (see `tune`); None times it on the GPU.
+    Run `unity-tune` with its parsed options: measure, write the table (also if interrupted), print a summary; return
+    the exit code, 130 if it was interrupted. `measure` times a task (see `tune`); None times it on the GPU.
 
     Raises `UnityError` for wrong options, for a table of another device or version, and without a GPU if `measure` is
     None.
