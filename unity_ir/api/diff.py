@@ -53,7 +53,7 @@ def _table(*headings: str) -> Table:
 
 
 def heading(plan: Compared) -> str:
-    """Return what a plan is called in a comparison: given gpt2, `@gpt2 on dgx-h100`."""
+    """Return what a plan is called in a comparison: `@gpt2 on dgx-h100`, its function and its machine."""
     return f"@{printable(plan.graph.name)} on {plan.machine.name}"
 
 

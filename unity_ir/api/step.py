@@ -110,7 +110,7 @@ class Step:
     def lr(self) -> float:
         """
         The learning rate of the next step; set it from any schedule. Groups of weights that have their own go with it,
-        in proportion.
+        in proportion. Setting it to a negative or infinite number raises `UnityError`.
         """
         return self._lr
 
@@ -171,8 +171,8 @@ class Step:
     def save(self, folder: str | Path, keep: int = 0) -> None:
         """
         Write a checkpoint into a folder: each rank its pieces of weights and the optimizer's state, and the counts of
-        steps. Any plan of the model on any number of ranks, and the command line's programs, can load it. Of older ones
-        all but the newest `keep` are removed (0: none).
+        steps. Any plan of the model on any number of ranks, and the command line's programs, can load it. Then all
+        complete checkpoints of the folder but the newest `keep`, this one counted, are removed; 0 removes none.
         """
         with self._open():
             path = Path(folder)

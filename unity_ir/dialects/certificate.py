@@ -43,7 +43,7 @@ class Certificate:
 
     @property
     def attributes(self) -> dict[str, Attribute]:
-        """The attributes of a function with this certificate, by name."""
+        """The attributes of a function with this certificate, by name; fields that are None have none."""
         found: dict[str, Attribute] = {}
         if self.derivation is not None:
             found[DERIVATION] = ArrayAttr(map(StringAttr, self.derivation))

@@ -389,7 +389,10 @@ class ConstantOp(IRDLOperation):
 
 @irdl_op_definition
 class ComputeOp(IRDLOperation):
-    """`spmd.compute "matmul"(%x, %w) with {act = "relu"} over ["m0", "copy"]`: an operator on pieces."""
+    """
+    `spmd.compute "matmul"(%x, %w) with {act = "relu"} over ["m0", "copy"]`: an operator on pieces; `over` has the role
+    of each mesh axis in the operator's task grid.
+    """
 
     name = "spmd.compute"
     operator = prop_def(StringAttr)
@@ -589,8 +592,8 @@ class TimeOp(IRDLOperation):
 
     def verify_(self) -> None:
         """
-        Raise `VerifyException` unless it is in a loop and the axis of that goes from the role that this step begins
-        with to that it ends with, and all others stay.
+        Raise `VerifyException` unless the program has a loop, the types differ in the role of that loop's mesh axis
+        only, and this role changes as such a step changes it (`ENDS_IN_TIME`).
         """
         program = self.parent_op()
         assert isinstance(self.operand.type, PieceType)

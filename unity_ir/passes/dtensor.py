@@ -23,7 +23,7 @@ from unity_ir.pcg.sharding import devices_of
 class DTensorTarget(Target):
     """
     Print the module's plan as JSON: a mesh, the DTensor placements of parameters, inputs, operators and modules, and
-    each redistribute of the forward and the backward. Plans that DTensor cannot say are refused.
+    each redistribute of the forward and the backward. Plans that DTensor cannot express are refused.
     """
 
     name = "dtensor"

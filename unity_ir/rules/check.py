@@ -122,8 +122,8 @@ def _fits(kind: str, value: AttrExpr) -> bool:
 
 def parameters(rule: Substitution, side: tuple[Term, ...]) -> dict[str, str]:
     """
-    Return the attribute parameters (`$act`) on one side of a rule (source or target): the kind of each (`name`,
-    `float`, ..) by its name.
+    Return the kinds of the attribute parameters (`$act`) on one side of a rule (source or target), `name`, `float` or
+    `dtype`, by the parameter's name: `{"act": "name"}`.
     """
     return {
         value.name: _attribute_kinds(o.op)[name]

@@ -81,7 +81,9 @@ class Match:
     at: Node
     """The operator that makes the first value to be replaced."""
     inputs: Mapping[str, Value]
+    """Values of the graph by the names of the rule's inputs."""
     bindings: Bindings
+    """Values of the rule's symbols, packs and attribute parameters, by name."""
     replaced: Mapping[Value, Value]
     """Maps values of the graph to the new values that may replace them."""
     nodes: frozenset[Node] = field(default=frozenset())

@@ -68,8 +68,9 @@ class Rule:
         computes nothing twice, if it has no operator in common with a place before. Return the places, all in `graph`,
         and the new graph; None if there is no place.
 
-        `given` and `index` are as in `applications`. One place is taken if several at once would leave a weight without
-        gradient, or each need what another replaces.
+        `given` has values by name for symbols that no match determines; `index` is the graph's `OpIndex`, None makes
+        one. Only one place is taken if several at once would leave a weight without gradient, or each need what another
+        replaces.
         """
         index = index or OpIndex(graph)
         chosen: dict[Node, Match] = {}
@@ -99,7 +100,8 @@ class Rule:
         0): at each the first match that computes nothing twice. Return the new graph.
 
         Returns None if a place has no such match, if two have an operator in common or need what the other replaces, or
-        if a weight would lose its gradient. `given` and `index` are as in `applications`.
+        if a weight would lose its gradient. `given` has values by name for symbols that no match determines; `index` is
+        the graph's `OpIndex`, None makes one.
         """
         index = index or OpIndex(graph)
         found: dict[str, Match] = {}

@@ -311,7 +311,8 @@ class UnityOpt(xDSLOptMain):
     def verified(self, module: ModuleOp, work: Callable[[ModuleOp], None]) -> None:
         """
         Call `work`, which verifies or changes a module, on `module`. Raises `UnityError`, naming the operation, where
-        verification fails; with `--stats`, the costs of a plan that does not fit into memory are printed first.
+        verification fails, and `PassFailedException` as passes do; with `--stats`, the costs of a plan that does not
+        fit into memory are printed first.
         """
         try:
             with as_xdsl("changed or verified"):

@@ -196,8 +196,8 @@ def show(table: Table) -> None:
 
 def main(argv: Sequence[str] | None = None, measure: Measure | None = None) -> int:
     """
-    Run the tool on `argv` (None: that of the process); return the exit code. `measure` times a task (see `tune`); None
-    times it on the GPU. Errors in the input print one line on stderr: exit code 1.
+    Run `unity-tune` on the arguments `argv` (None: those of the process); return the exit code. `measure` times a task
+    (see `tune`); None times it on the GPU. Errors in the input print one line on stderr: exit code 1.
     """
     return exit_code(_parser(), lambda options: work(options, measure), argv)
 

@@ -225,8 +225,8 @@ class DeviceOp(NamedOp):
 @irdl_op_definition
 class LevelOp(NamedOp):
     """
-    `machine.level "nodes" {size = 4, link = "switch", bandwidth = 2.5e10, latency = 2.7e-6}`: outermost first. Bytes
-    per second and seconds.
+    `machine.level "nodes" {size = 4, link = "switch", bandwidth = 2.5e10, latency = 2.7e-6}`: a level of the machine,
+    such as nodes or the devices of a node, in bytes per second and seconds; the outermost level comes first.
     """
 
     name = "machine.level"
@@ -259,7 +259,7 @@ class ProtocolOp(NamedOp):
 class LinkOp(PartOp):
     """
     `machine.link 0, "hub" {bandwidth = 1.0e10, latency = 1.0e-06}`: a link between two vertices, each a device's number
-    or the name of a hub or switch. Bytes per second and seconds.
+    or the name of a hub or switch, in bytes per second and seconds.
     """
 
     name = "machine.link"

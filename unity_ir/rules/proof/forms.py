@@ -199,7 +199,7 @@ class Quantified:
 
     @lazy
     def text(self) -> str:
-        """It as text; equal ones have equal text."""
+        """The set as text; equal sets have equal text."""
         return f"{_over(self.binders, self.domain)}{_form_text(self.body)}"
 
 
@@ -363,7 +363,10 @@ def _recip(argument: Form) -> Form:
 
 
 def renamed(mono: Mono) -> Mono:
-    """Rename the binders of a monomial (the symbols it is summed over) to fresh symbols."""
+    """
+    Return a monomial with fresh symbols for its binders (the symbols it is summed over); the same monomial if it has
+    none.
+    """
     if not mono.binders:
         return mono
     names = {b: fresh(b) for b in mono.binders}
@@ -378,8 +381,8 @@ def renamed(mono: Mono) -> Mono:
 
 def renamed_bound(bound: Quantified) -> Quantified:
     """
-    Rename the binders of a quantified form (a set of values; binders are the symbols that run over all values) to fresh
-    symbols.
+    Return a quantified form (a set of values) with fresh symbols for its binders (the symbols that run over all
+    values).
     """
     names = {b: fresh(b) for b in bound.binders}
     values = {old: symbol(new) for old, new in names.items()}
