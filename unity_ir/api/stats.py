@@ -56,7 +56,7 @@ class Stats:
     mfu: float | None
     """
     Model FLOPs utilization: the part, from 0 to 1, of the devices' dense peak that the model's FLOPs take
-    (`cost.throughput`); None where there is no throughput.
+    (`cost.throughput`); None of a graph with its backward, and where the peak is not known.
     """
     bound: float | None
     """Lower bound in seconds that the search has proved of `time`, for any placement of the graph; None without one."""

@@ -95,7 +95,8 @@ class Step:
     def evaluate(self, batch: Batch) -> torch.Tensor:
         """
         Return the loss of a whole batch by the forward alone, without dropout, and with batch norms by their running
-        statistics; a scalar on this rank's device. Nothing changes, random numbers included.
+        statistics; a scalar on this rank's device. Nothing changes, random numbers included. Raises `UnityError` for a
+        program that was made with `evaluate=False`.
         """
         with self._open():
             program, context = self._program, self._context
