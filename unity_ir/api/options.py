@@ -22,7 +22,7 @@ Option = str | int | float | bool
 def check_arguments(where: str, spec: ArgSpec, kind: Any) -> None:
     """
     Raise `UnityError` unless the arguments in `spec` are fields of the dataclass `kind`, a pass or target, and have
-    their types. `where` begins the message.
+    their types; types are checked of arguments with one value only. `where` begins the message.
     """
     known = [field.name for field in fields(kind) if field.init and field.name != "name"]
     hints = get_type_hints(kind)

@@ -46,7 +46,8 @@ Progress = Callable[[int, float], None]
 
 class Plan:
     """
-    A training step placed on a machine, as `plan` has found it or `load` has read it; nothing changes it.
+    A training step placed on a machine, as `plan` has found it or `load` has read it, which make one; nothing changes
+    it.
 
     Printed, it is its text. All methods raise `UnityError` where they cannot do what they are asked.
     """

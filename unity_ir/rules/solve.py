@@ -108,8 +108,9 @@ class Equations:
     def shape(self, item: Input, type: TensorType) -> bool | None:
         """
         Add the equations that an input of the pattern has the shape and degrees of a type in the graph. Return False if
-        they have no solution, True if they may have one, and None, adding nothing, while the numbers of dims of several
-        of the input's packs (`a..`, any number of dims) are unknown.
+        they have no solution, or the type has halos or elements of another kind (integers or not), and True if they may
+        have a solution. Return None, adding nothing, while the numbers of dims of several of the input's packs (`a..`,
+        any number of dims) are unknown.
         """
         if type.halo or type.halo_sum or item.integer == type.is_floating:
             return False

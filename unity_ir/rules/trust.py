@@ -107,8 +107,8 @@ def unproved(rule: Rule) -> tuple[str, ...]:
 
 def equal_but_at_ties(names: Iterable[str]) -> tuple[str, ...]:
     """
-    Return those of the rules called `names` whose gradients are proved equal except perhaps at ties of a maximum; names
-    that are no rule of the library are ignored.
+    Return those of the rules called `names` that have a case whose gradients are proved equal except perhaps at ties of
+    a maximum, each once; names that are no rule of the library are ignored.
     """
     known = {n: rules()[n] for n in dict.fromkeys(names) if n in rules()}
     return tuple(n for n, r in known.items() if any(proof_of(c).verdict == "almost everywhere" for c in r.cases))

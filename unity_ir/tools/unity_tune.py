@@ -80,9 +80,9 @@ def tune(wanted: Iterable[TuningTask], measure: Measure, table: Table, refused: 
     Time each implementation (Triton's, PyTorch's) of the operators in `wanted` that `table` lacks, beginning none after
     `seconds`, and add the times to the table, in place.
 
-    `measure` returns, by implementation, the seconds of a task, or as text why it has none. `refused` gets these
-    reasons, by operator and implementation. Operators without a time for PyTorch are left out of the table, which
-    serves to choose between the two.
+    `measure(task, implementations)` returns, by implementation, the seconds of a task, or as text why it has none.
+    `refused` gets these reasons, by operator and implementation. Operators without a time for PyTorch are left out of
+    the table, which serves to choose between the two.
     """
     end = monotonic() + seconds
     for task in wanted:
