@@ -440,8 +440,8 @@ class UnityOpt(xDSLOptMain):
 
     def write_output_file(self) -> None:
         """
-        Write the files of all options that name one, each whole, and either all of them or none; called after
-        everything has succeeded.
+        Write the files of all options that name one, each whole; called after everything has succeeded. All are first
+        written beside their places, so that if one cannot be, no file changes. Raises `UnityError` then.
         """
         texts = dict(self.pictures)
         if self.output is not None:
