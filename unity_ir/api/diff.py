@@ -53,12 +53,16 @@ def _table(*headings: str) -> Table:
 
 
 def heading(plan: Compared) -> str:
-    """Return what a plan is called in a comparison: given gpt2, `@gpt2 on dgx-h100`."""
+    """Return what a plan is called in a comparison: `@gpt2 on dgx-h100`, its function and its machine."""
     return f"@{printable(plan.graph.name)} on {plan.machine.name}"
 
 
 def figures(before: Compared, after: Compared) -> list[tuple[str, str, str, str]]:
-    """Return what an iteration takes, as texts: the figure, by each plan, and how much more by the second."""
+    """
+    Return what an iteration takes by each plan, as rows of text (figure, by `before`, by `after`, change): seconds,
+    bytes on a device, numbers of kernels and collectives. The change is relative, such as `+3.1%`; "" where both texts
+    are the same, `new` where `before` has 0.
+    """
     one, other = before.stats, after.stats
     found: list[tuple[str, str, str, str]] = []
     pairs: list[tuple[str, float, float, Callable[[float], str]]] = [
@@ -82,7 +86,10 @@ def _size(count: float) -> str:
 
 
 def layout_rows(before: Compared, after: Compared) -> dict[tuple[str, str, str], int]:
-    """Return, for each kind of operator with how each plan divides it, how many there are; those alike are left out."""
+    """
+    Return how inputs, weights and operators are divided otherwise: the number of them by (kind, how `before` divides
+    it, how `after` does), `NOTHING` for a plan that does not have it. Those divided alike are left out.
+    """
     one, other = list(_layouts(before)), list(_layouts(after))
     found: dict[tuple[str, str, str], int] = {}
     matcher = SequenceMatcher(None, [key for key, _, _ in one], [key for key, _, _ in other], autojunk=False)

@@ -48,7 +48,8 @@ def write_files(texts: Mapping[str, str], staged: dict[str, str]) -> None:
     paths to temporary ones.
 
     `texts` maps the wanted paths to their texts: those that are not staged (pipes, terminals) are written directly.
-    Raises `UnityError` where that fails; what is left in `staged` then is the caller's to remove.
+    Raises `UnityError` where that fails; files renamed before stay, and what is left in `staged` is the caller's to
+    remove.
     """
     for path, text in texts.items():
         try:
@@ -70,7 +71,7 @@ def _umask() -> int:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write one file, whole or not at all. Raises `UnityError` if it cannot be written."""
+    """Write one file, whole or not at all, replacing any that is there. Raises `UnityError` if it cannot be written."""
     texts = {str(path): text}
     staged = staged_files(texts)
     try:

@@ -22,7 +22,7 @@ Option = str | int | float | bool
 def check_arguments(where: str, spec: ArgSpec, kind: Any) -> None:
     """
     Raise `UnityError` unless the arguments in `spec` are fields of the dataclass `kind`, a pass or target, and have
-    their types. `where` begins the message.
+    their types; types are checked of arguments with one value only. `where` begins the message.
     """
     known = [field.name for field in fields(kind) if field.init and field.name != "name"]
     hints = get_type_hints(kind)
@@ -65,8 +65,8 @@ def search_options(text: str, where: str = "unity-opt: --search") -> dict[str, O
     Parse the value of `--search` into options of the pass pcg-search: given `joint,optimizer=adam`, returns
     `{"strategy": "joint", "optimizer": "adam"}`.
 
-    Raises `UnityError` for unknown options and wrong values, in a message that begins with `where`; an unknown strategy
-    is left for the search to refuse.
+    Raises `UnityError` for unknown options and wrong values, in a message that begins with `where`. An unknown strategy
+    is returned alone, without its options, for the search to refuse.
     """
     from unity_ir.search.strategy import all_strategies, option_types
 
@@ -106,9 +106,11 @@ def with_settings(
     written: Callable[[str], str] = str,
 ) -> dict[str, Option]:
     """
-    Return the options of a search with the settings that are `given` by themselves (`SETTINGS`), but for None. Raises
-    `UnityError` for one that `options` have as well, in a message that begins with `tool`; `asked_by` is what these
-    were written as, such as `--search`, and `written` says it of a setting by its name.
+    Return `options`, those of a search, with the settings in `given` added: options that can be written by themselves
+    as well (`SETTINGS`), by name, None where one is not given.
+
+    Raises `UnityError` for a setting that is among `options`, too, in a message that begins with `tool`; `asked_by` is
+    where the user wrote `options`, such as `--search`, and `written` returns how a setting is written, given its name.
     """
     found = dict(options)
     for name, value in given.items():

@@ -46,7 +46,8 @@ Progress = Callable[[int, float], None]
 
 class Plan:
     """
-    A training step placed on a machine, as `plan` has found it or `load` has read it; nothing changes it.
+    A training step placed on a machine, as `plan` has found it or `load` has read it, which make one; nothing changes
+    it.
 
     Printed, it is its text. All methods raise `UnityError` where they cannot do what they are asked.
     """
@@ -80,7 +81,7 @@ class Plan:
 
     @cached_property
     def graph(self) -> Graph:
-        """The placed graph, on which this package's other parts work."""
+        """The placed graph, as this package's other parts (costs, simulation, lowering) take it."""
         from unity_ir.dialects.convert import to_graph
 
         with faults(self._source.name, self._source.module):
@@ -103,14 +104,17 @@ class Plan:
 
     @property
     def note(self) -> str | None:
-        """Say in a message what ended the search early (Ctrl-C, or its budget); None if nothing did."""
+        """
+        A message that says what ended the search early (Ctrl-C, or its budget); None if nothing did, or the plan was
+        read.
+        """
         from unity_ir.passes.search import ending
 
         return None if self._result is None else ending(self._result, self.name)
 
     @property
     def imported(self) -> Imported | None:
-        """What was imported from PyTorch, if the plan was made of a module in this process."""
+        """What was imported from PyTorch, if the plan was made of a module in this process; None for other plans."""
         return self._source.imported
 
     def explain(self, operator: str) -> str:
@@ -127,7 +131,10 @@ class Plan:
         return explained(self._result, self.name, operator)
 
     def diff(self, other: Plan) -> str:
-        """Return how another plan differs from this one, as text: seconds, bytes, and what is divided otherwise."""
+        """
+        Return how `other` differs from this plan, as text: seconds, bytes, and what is divided otherwise; this one is
+        "before", `other` "after".
+        """
         from unity_ir.api.diff import diff
 
         return diff(self.compared, other.compared)
@@ -177,7 +184,7 @@ class Plan:
         write_text(path, self.program_text(**options))
 
     def program_text(self, **options: Option) -> str:
-        """Return the text of the plan's program, as `emit` writes it."""
+        """Return the text of the plan's program, as `emit` writes it, with the same `options`."""
         from unity_ir.passes.triton import TritonTarget
 
         spec = ArgSpec("triton", {name: (value,) for name, value in options.items()})
@@ -205,8 +212,9 @@ class Plan:
 
     def stages(self) -> dict[str, Any]:
         """
-        Return the stages of a plan in stages, as data that JSON can hold, for torch.distributed.pipelining: the modules
-        and parameters of each, and the schedule as CSV (docs/pytorch.md). Raises `UnityError` for a plan without them.
+        Return the stages of a pipelined plan, as data that JSON can hold, for torch.distributed.pipelining: the modules
+        and parameters of each, and the schedule as CSV (docs/pytorch.md). Raises `UnityError` for a plan without
+        stages.
         """
         from unity_ir.interop.pipelining import stages
 

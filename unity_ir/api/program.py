@@ -16,16 +16,19 @@ _NUMBER = count(1)
 
 class Ended(SystemExit):
     """
-    Raised in place of the end of the run that a program's `fail` is; the argument is the message.
+    Raised where an emitted program calls `fail`, which ends the run of a script; the argument is the message.
 
-    It is no `Exception`, as what `fail` raises in a program is none, so that the program's handlers let it through.
+    It is a `SystemExit` and no `Exception`, as what a script's `fail` raises, so that the program's own handlers let it
+    through.
     """
 
 
 def executed(text: str, name: str) -> Any:
     """
-    Return the program in `text` as a module, called `name` in tracebacks. Its `fail` and `fail_alike` raise `Ended`,
-    and so its functions end no process; see `as_errors`. `forget` it when it is done with.
+    Execute the program in `text`, but not its `main`; return it as a module, called `name` in tracebacks. Its `fail`
+    and `fail_alike` raise `Ended`, so that its functions do not end the process; see `as_errors`.
+
+    Its source is kept in `linecache` until `forget`.
     """
     file = f"<unity-ir {next(_NUMBER)}: {name}>"
     # Triton reads the source of its kernels, and tracebacks show lines.
@@ -38,7 +41,7 @@ def executed(text: str, name: str) -> Any:
 
 
 def forget(program: Any) -> None:
-    """Drop what `executed` holds of a program beside its module."""
+    """Remove the source of a program that `executed` has returned from `linecache`."""
     linecache.cache.pop(program.__file__, None)
 
 
@@ -49,7 +52,8 @@ def _fail(message: object) -> NoReturn:
 @contextmanager
 def as_errors(name: str) -> Generator[None]:
     """
-    Raise a `UnityError`, whose message begins with `name`, where a program's function in the `with` statement ends.
+    Turn `Ended`, which a program's functions raise in the `with` statement, into a `UnityError` whose message begins
+    with `name`.
     """
     try:
         yield

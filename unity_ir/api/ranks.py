@@ -11,8 +11,11 @@ import torch.distributed as dist
 
 def backend_of(backend: str | None) -> str:
     """
-    Return the backend of the ranks, `nccl` or `gloo`: that of the process group if there is one, else `backend`, by
-    default by whether there are GPUs. Start the process group of a process that is alone.
+    Return the backend of the ranks, `nccl` or `gloo`: that of the process group if there is one (`backend` is then
+    ignored), else `backend`, or if that is None `nccl` where there are GPUs and `gloo` elsewhere.
+
+    Without a process group and the environment variable `RANK`, which `torchrun` sets, a process group of this process
+    alone is started.
     """
     if dist.is_initialized():
         return "nccl" if "nccl" in str(dist.get_backend()) else "gloo"
@@ -24,7 +27,10 @@ def backend_of(backend: str | None) -> str:
 
 
 def leave(context: Any, owns_ranks: bool) -> None:
-    """Destroy the process groups of a program's context, and that of all ranks if `owns_ranks`."""
+    """
+    Destroy the process group of all ranks, and so all others, if `owns_ranks`; else only those that the program's
+    `context` (None: there is none) has made. Do nothing without a process group.
+    """
     if not dist.is_initialized():
         return
     if owns_ranks:

@@ -133,7 +133,7 @@ def _check_attributes(func: FuncOp) -> None:
 def as_xdsl(done: str) -> Generator[None]:
     """
     Return a context manager that turns exceptions of xDSL's own code, raised in the `with` statement, into a
-    `DiagnosticException`.
+    `DiagnosticException`, and hides warnings.
 
     `done` is a participle for the message: what is done to the module, such as `verified`. Errors that have a message
     for users already (`UnityError`, `ParseError`, `OSError`), and those of this package's code, are raised as they are.

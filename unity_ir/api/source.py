@@ -28,18 +28,21 @@ class Source:
     """How messages call it: a file's name, a model's, or a PyTorch module's class."""
     module: ModuleOp
     imported: Imported | None = None
-    """What was imported from PyTorch."""
+    """What was imported from PyTorch; None for other models."""
 
 
 def module_of_graph(graph: Graph) -> ModuleOp:
-    """Return a module of one function, the graph's."""
+    """Return a module of one function, that of `graph`. Raises `UnityError` for names that text cannot hold."""
     from unity_ir.dialects.convert import from_graph
 
     return ModuleOp([from_graph(graph)])
 
 
 def module_of_imported(imported: Imported) -> ModuleOp:
-    """Return a module of one function, the imported graph's, which records where its weights are from."""
+    """
+    Return a module of one function, the imported graph's, whose attribute `pcg.imported` has the names of tables and of
+    tied weights.
+    """
     from unity_ir.dialects.convert import from_graph
     from unity_ir.dialects.imported import IMPORTED, origin_attribute
 

@@ -40,7 +40,7 @@ class Stats:
     communication: float
     """Seconds of all moves between devices."""
     moved: int
-    """Bytes received in moves, over all devices."""
+    """Bytes received in moves in an iteration, over all devices."""
     memory: Mapping[str, int]
     """Bytes on a device at the end of the forward, by kind: weights, gradients, optimizer state, activations."""
     peak: int
@@ -52,9 +52,12 @@ class Stats:
     tokens_per_second: float | None
     """Tokens of all devices per second; None of a model without an input of ids, and of a graph with its backward."""
     samples_per_second: float | None
-    """Samples of all devices per second, of models that do not count tokens."""
+    """Samples of all devices per second; None of models that count tokens, and of a graph with its backward."""
     mfu: float | None
-    """Part of the devices' dense peak that the model's FLOPs take (`cost.throughput`)."""
+    """
+    Model FLOPs utilization: the part, from 0 to 1, of the devices' dense peak that the model's FLOPs take
+    (`cost.throughput`); None of a graph with its backward, and where the peak is not known.
+    """
     bound: float | None
     """Lower bound in seconds that the search has proved of `time`, for any placement of the graph; None without one."""
     gap: float | None
@@ -62,7 +65,7 @@ class Stats:
     launches: int
     """Kernels launched on a device in its forward and backward."""
     collectives: int
-    """Collective calls of a device."""
+    """Collective calls of a device in an iteration."""
     head: str = field(repr=False)
     """The lines of `unity-opt --stats` above its table."""
     text: str = field(repr=False)
@@ -88,9 +91,10 @@ class Compared:
 
 def machine_of(module: ModuleOp, graph: Graph, name: str | None = None) -> Machine:
     """
-    Return the machine to price the function `graph` of `module` on: that called `name`, or else the module's.
+    Return the machine to price the function `graph` of `module` on: that called `name`, or else the module's. Without
+    either, it is a machine of one level (`box`) that has as many devices as the graph uses.
 
-    Without either, it is a machine of one level (`box`) that has as many devices as the graph uses.
+    Raises `UnityError` for an unknown machine.
     """
     said = machines.load(name) if name else module_machine(module)
     return said or machines.load(f"box:{devices_of(graph)}")
@@ -108,7 +112,10 @@ def stats_of(module: ModuleOp, func: FuncOp, machine: str | None = None, optimiz
 def compared(
     module: ModuleOp, func: FuncOp, machine: str | None = None, optimizer: Optimizer | None = None
 ) -> Compared:
-    """Return the plan in a function of `module`, and its stats as `stats_of` returns them for the same arguments."""
+    """
+    Return the plan in a function of `module`, on the machine called `machine` (by default the module's), with its
+    stats. The graph's optimizer is `optimizer`, if that is given and the function has no updates. Raises as `stats_of`.
+    """
     graph = to_graph(func)
     if not graph.updates and optimizer is not None:
         graph = replace(graph, optimizer=optimizer)
@@ -117,7 +124,10 @@ def compared(
 
 
 def priced(graph: Graph, plan: PlanCost, certificate: Certificate | None = None) -> Stats:
-    """Simulate a placed graph whose cost is `plan`; return both, with what a search has said of it."""
+    """
+    Simulate a placed graph on the machine of `plan`, its cost; return the stats of both. `certificate` has the
+    derivation and the lower bound of its search, None if there is none.
+    """
     said = certificate or Certificate()
     run = simulated(graph, plan.machine)
     derivation = None if said.derivation is None else list(said.derivation)

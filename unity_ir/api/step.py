@@ -47,7 +47,7 @@ class Step:
     """
     A plan's training step on this rank. Called with a batch, it trains, and returns the loss.
 
-    Every rank calls each method with the same arguments: a batch is the **whole** batch, of which each rank takes its
+    Every rank calls each method with the same arguments: a batch is the whole batch, of which each rank takes its
     pieces. Methods raise `UnityError` for a batch or state that does not fit the model, on all ranks alike, and the
     process goes on. After `close` it can do nothing. It is its own context manager.
     """
@@ -95,7 +95,8 @@ class Step:
     def evaluate(self, batch: Batch) -> torch.Tensor:
         """
         Return the loss of a whole batch by the forward alone, without dropout, and with batch norms by their running
-        statistics; a scalar on this rank's device. Nothing changes, random numbers included.
+        statistics; a scalar on this rank's device. Nothing changes, random numbers included. Raises `UnityError` for a
+        program that was made with `evaluate=False`.
         """
         with self._open():
             program, context = self._program, self._context
@@ -110,7 +111,7 @@ class Step:
     def lr(self) -> float:
         """
         The learning rate of the next step; set it from any schedule. Groups of weights that have their own go with it,
-        in proportion.
+        in proportion. Setting it to a negative or infinite number raises `UnityError`.
         """
         return self._lr
 
@@ -127,7 +128,10 @@ class Step:
 
     @property
     def skipped(self) -> int:
-        """How many of them changed nothing, as their gradient was not finite."""
+        """
+        The number of steps that changed nothing, as their gradient was not finite, those before a checkpoint that was
+        loaded counted. Only with `clip` are gradients looked at.
+        """
         return self._skipped
 
     @property
@@ -168,8 +172,8 @@ class Step:
     def save(self, folder: str | Path, keep: int = 0) -> None:
         """
         Write a checkpoint into a folder: each rank its pieces of weights and the optimizer's state, and the counts of
-        steps. Any plan of the model on any number of ranks, and the command line's programs, can load it. Of older ones
-        all but the newest `keep` are removed (0: none).
+        steps. Any plan of the model on any number of ranks, and the command line's programs, can load it. Then all
+        complete checkpoints of the folder but the newest `keep`, this one counted, are removed; 0 removes none.
         """
         with self._open():
             path = Path(folder)
@@ -183,7 +187,7 @@ class Step:
         """
         Go on from the newest complete checkpoint in a folder: weights, the optimizer's state, counts, and the state of
         random numbers. Return its number of steps. Hyperparameters must be those it was trained with, but for those
-        named in `changed`. The learning rate `lr` is the caller's to set.
+        named in `changed`. The learning rate `lr` is not restored; set it.
         """
         with self._open():
             program, context = self._program, self._context
@@ -228,7 +232,13 @@ class Step:
         return as_errors(self._model.name)
 
     def begin(self, weights: Weights | None) -> None:
-        """Set the weights and tables to start from, as `start` is asked to."""
+        """
+        Set the weights and tables to start from; called once, by `start`.
+
+        `weights` are a module, a state dict or the path of a safetensors file; None stands for those of the module that
+        was planned or, for a model that was not imported, leaves the random ones. Raises `UnityError` for weights or
+        tables that are missing, or have another shape.
+        """
         with self._open():
             program = self._program
             tables: dict[str, torch.Tensor] = {}
@@ -325,8 +335,12 @@ def _checksum(x: torch.Tensor) -> int:
 
 def start(model: Model, weights: Weights | None, seed: int, backend: str | None) -> Step:
     """
-    Execute the program of a model, join its ranks, and return its step, which starts from `weights`: see
-    `plans.Plan.program`.
+    Execute the program of a model, join its ranks, and return its step, which starts from `weights`; every rank calls
+    this, with the same arguments.
+
+    `weights` are as in `Step.begin`, `seed` is that of random weights, and `backend` is `nccl` or `gloo` (None: as
+    `ranks.backend_of` chooses). Raises `UnityError` for another backend, ranks with different programs, and wrong
+    weights; process groups that were started are then left again.
     """
     if backend not in (None, "nccl", "gloo"):
         raise UnityError(f"program: backend is {backend!a}; it must be nccl or gloo")

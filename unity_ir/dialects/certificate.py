@@ -16,10 +16,12 @@ BOUND = "pcg.bound"
 """The function attribute that holds the lower bound, in seconds, of all placements of the plan's graph."""
 
 FAMILY = "pcg.family"
-"""The function attribute that says of a pipeline which ones its lower bound is of."""
+"""The function attribute that says, for a pipeline, which pipelines its lower bound holds for."""
 
 WAITED = "pcg.waited"
-"""The function attribute that holds the seconds of a pipeline if all moves are waited for, as its bound has them."""
+"""
+The function attribute that holds the seconds of a pipeline's step if every move is waited for, as its bound assumes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +29,21 @@ class Certificate:
     """What a search says of its plan; fields that it does not have are None."""
 
     derivation: tuple[str, ...] | None = None
-    """Rule applications, a text each."""
+    """Rule applications from the source graph to the plan's, in order, a text each: `fuse-activation at relu#4`."""
     bound: float | None = None
-    """Lower bound in seconds of all placements; of a pipeline, of all that `pipelines` names."""
+    """
+    Lower bound, in seconds of a step, of all placements of the plan's graph; for a pipeline, of those that `pipelines`
+    names.
+    """
     pipelines: tuple[float, str] | None = None
-    """Of a pipeline: its seconds if all moves are waited for, and which pipelines `bound` is of."""
+    """
+    For a pipeline: (the seconds of its step if every move is waited for, the pipelines that `bound` holds for, as
+    text).
+    """
 
     @property
     def attributes(self) -> dict[str, Attribute]:
-        """The attributes of a function with this certificate, by name."""
+        """The attributes of a function with this certificate, by name; fields that are None have none."""
         found: dict[str, Attribute] = {}
         if self.derivation is not None:
             found[DERIVATION] = ArrayAttr(map(StringAttr, self.derivation))
@@ -48,7 +56,10 @@ class Certificate:
 
 
 def certificate_of(func: FuncOp) -> Certificate:
-    """Return what a search has recorded on a function; attributes of another kind count as none."""
+    """
+    Return the certificate that a search has recorded in a function's attributes; one that is missing, or of another
+    kind, gives None in its field. No error is raised.
+    """
     derivation, bound = func.attributes.get(DERIVATION), func.attributes.get(BOUND)
     waited, family = func.attributes.get(WAITED), func.attributes.get(FAMILY)
     steps = None

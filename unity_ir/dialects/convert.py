@@ -190,7 +190,12 @@ def _loss_pieces(func: FuncOp) -> int:
 
 
 def to_pipeline(where: str, attribute: Attribute | None) -> Pipeline | None:
-    """Return how a step in stages is run, from `{order = "1f1b", ranks = 4}`. Raises `UnityError` for another text."""
+    """
+    Return how a step whose operators are in stages is run, from a dictionary such as `{order = "1f1b", ranks = 4}`;
+    `chunks` is 1 if left out. Returns None for None.
+
+    Raises `UnityError`, which begins with `where`, for any other attribute.
+    """
     if attribute is None:
         return None
     found = dict(attribute.data) if isinstance(attribute, DictionaryAttr) else {}
@@ -209,7 +214,7 @@ def to_pipeline(where: str, attribute: Attribute | None) -> Pipeline | None:
 
 
 def from_pipeline(pipeline: Pipeline) -> DictionaryAttr:
-    """Return the dictionary that says how a step in stages is run."""
+    """Return the dictionary that says how a step in stages is run, as `to_pipeline` reads it; 1 chunk is left out."""
     chunks = {} if pipeline.chunks == 1 else {"chunks": IntegerAttr(pipeline.chunks, i64)}
     return DictionaryAttr({"order": StringAttr(pipeline.order), "ranks": IntegerAttr(pipeline.ranks, i64), **chunks})
 
@@ -293,8 +298,8 @@ def _set_hints(block: Block, inputs: Sequence[str]) -> None:
 
 def name_values(func: FuncOp) -> None:
     """
-    Name the values of a function as `from_graph` does, in place: for text of tools that number values. Attributes
-    `pcg.name` of arguments stay only where an SSA name cannot hold the input's name. Raises as `to_graph`.
+    Name the values of a function as `from_graph` does, in place: for text of tools that only number values. An argument
+    keeps its attribute `pcg.name` only where no SSA name can hold the input's name. Raises as `to_graph`.
     """
     names = [node.name for node in to_graph(func).inputs]
     write_names(func)
@@ -342,10 +347,10 @@ def _arg_attrs(inputs: Sequence[Node], block: Block) -> ArrayAttr[DictionaryAttr
 
 def replace_function(func: FuncOp, graph: Graph) -> FuncOp:
     """
-    Replace `func` in its module by the function of `graph`; return the new function.
+    Replace `func` in its module by the function of `graph`; return the new function. `func` is erased.
 
-    It keeps the visibility and the attributes of `func`, except the optimizer, the pieces of the loss and the pipeline,
-    which are the graph's. Raises as `from_graph`.
+    The new one keeps the visibility and the attributes of `func`, except the optimizer, the pieces of the loss and the
+    pipeline, which are the graph's. Raises as `from_graph`.
     """
     new = from_graph(graph)
     kept = {

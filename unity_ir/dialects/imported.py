@@ -33,8 +33,9 @@ def origin_attribute(origin: Origin) -> DictionaryAttr:
 
 def origin_of(func: FuncOp, graph: Graph) -> Origin | None:
     """
-    Return the origin of an imported function from its attribute `pcg.imported`: names of tables (constant inputs) and
-    of tied weights, without those that its graph `graph` no longer has.
+    Return the origin of an imported function from its attribute `pcg.imported`: its tables (constant inputs), the keys
+    of its state dict that are other names of weights, tables or counters, and its counters. Tables, and names of
+    weights and tables, that `graph`, the function's graph, no longer has are left out.
 
     Returns None if the function was not imported. Raises `UnityError` for an attribute of another form.
     """

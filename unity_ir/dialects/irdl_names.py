@@ -39,7 +39,7 @@ def has_regions(kind: type[IRDLOperation]) -> bool:
 
 @cache
 def varies(kind: type[IRDLOperation]) -> tuple[bool, bool]:
-    """Return whether the number of operands, and of results, varies among operations of a class."""
+    """Return (whether the number of operands varies among operations of a class, whether that of results does)."""
     if issubclass(kind, ComputeOp):
         line = kind.operator().line
         return any(p.variadic for p in line.parameters), any(r.variadic for r in line.results)
@@ -49,7 +49,10 @@ def varies(kind: type[IRDLOperation]) -> tuple[bool, bool]:
 
 
 def counts(kind: type[IRDLOperation]) -> Iterator[tuple[int, int]]:
-    """Return every number of operands and of results of a class of operations, up to `MOST` where they vary."""
+    """
+    Yield every pair (number of operands, number of results) that operations of a class may have, up to `MOST` of each
+    where it varies.
+    """
     any_operands, any_results = varies(kind)
     if issubclass(kind, ComputeOp):
         line = kind.operator().line
@@ -70,7 +73,10 @@ def counts(kind: type[IRDLOperation]) -> Iterator[tuple[int, int]]:
 
 
 def irdl_name(kind: type[IRDLOperation], operands: int, results: int) -> str:
-    """Return the name for IRDL of operations of a class with these numbers of operands and results."""
+    """
+    Return the name for IRDL of operations of a class with these numbers of operands and results: `pcg.concat_3` of
+    three operands, as their number varies; `region.spmd.program` for an operation with regions.
+    """
     if has_regions(kind):
         return REGION + kind.name
     numbers = (n for n, is_any in zip((operands, results), varies(kind), strict=True) if is_any)
@@ -79,7 +85,8 @@ def irdl_name(kind: type[IRDLOperation], operands: int, results: int) -> str:
 
 def rename(module: ModuleOp) -> None:
     """
-    Give the operations of a module their names for IRDL, in place: those that get another become unregistered ones.
+    Give the operations of a module their names for IRDL, in place: an operation whose name changes is replaced by an
+    unregistered one of the same operands, attributes and regions.
 
     Raises `UnityError` for an operation of more operands or results than IRDL declares.
     """

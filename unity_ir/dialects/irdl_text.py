@@ -39,10 +39,10 @@ BUILTIN: dict[type[Attribute], str] = {
 
 def irdl_text() -> str:
     """
-    Return all dialects as one module of IRDL.
+    Return the text of one MLIR module that defines all dialects in IRDL.
 
-    It says the number and kinds of operands, results, attributes and parameters. Whether they fit each other, as the
-    sizes of a product's operands, is the verifiers' in xDSL.
+    It gives the number and kinds of operands, results, attributes and parameters. Whether they fit each other, such as
+    the sizes of a product's operands, only the verifiers in xDSL check. Operations with regions are left out.
     """
     return str(ModuleOp([_dialect(dialect) for dialect in IRDL_DIALECTS])) + "\n"
 

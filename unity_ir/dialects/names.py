@@ -87,7 +87,8 @@ NAME_CONSTRAINT: AttrConstraint = BaseAttr(StringAttr) | BaseAttr(BytesAttr)
 
 def own_name(name: str) -> str:
     """
-    Return the name in the dialects of an operation's name for IRDL; other names stay.
+    Return an operation's name in its dialect, given its name for IRDL (`dialects.irdl_names`); other names are returned
+    as they are.
 
     Given `pcg.concat_3`, returns `pcg.concat`; given `region.spmd.program`, returns `spmd.program`.
     """

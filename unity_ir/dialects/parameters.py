@@ -41,7 +41,7 @@ ELEMENT: AttrConstraint = AttrSetConstraint(frozenset(ELEMENT_TYPES.values()))
 
 
 class ParameterPrinter(Printer):
-    """Printer of types and attributes as lists of parameters."""
+    """Prints types and attributes of the dialects as lists of parameters, as MLIR reads them by the dialects' IRDL."""
 
 
 def print_parameters(printer: Printer, parameters: Sequence[Attribute]) -> None:
@@ -62,7 +62,7 @@ def print_parameters(printer: Printer, parameters: Sequence[Attribute]) -> None:
 
 
 def parse_more(parser: AttrParser) -> list[Attribute]:
-    """Parse `, attribute` as often as it is there. Raises `ParseError`."""
+    """Parse `, attribute` any number of times; return the attributes, [] if there are none. Raises `ParseError`."""
     found: list[Attribute] = []
     while parser.parse_optional_punctuation(",") is not None:
         found.append(parser.parse_attribute())
@@ -93,17 +93,22 @@ def from_numbers(where: str, attribute: Attribute | None, depth: int) -> Numbers
 
 
 def integer(where: str, attribute: Attribute | None) -> int:
-    """Return an i64. Raises `UnityError` for another attribute."""
+    """Return the value of an i64 attribute. Raises `UnityError`, which begins with `where`, for another attribute."""
     return cast(int, from_numbers(where, attribute, 0))
 
 
 def integers(where: str, attribute: Attribute | None) -> tuple[int, ...]:
-    """Return a list of i64. Raises `UnityError` for another attribute."""
+    """
+    Return a list of i64 attributes as a tuple. Raises `UnityError`, which begins with `where`, for another attribute.
+    """
     return cast("tuple[int, ...]", from_numbers(where, attribute, 1))
 
 
 def pairs(where: str, attribute: Attribute | None) -> tuple[tuple[int, int], ...]:
-    """Return a list of pairs of i64: `[[1, 0], [0, 0]]`. Raises `UnityError` for another attribute."""
+    """
+    Return a list of pairs of i64, such as `[[1, 0], [0, 0]]`, as tuples. Raises `UnityError`, which begins with
+    `where`, for another attribute.
+    """
     found = cast("tuple[tuple[int, ...], ...]", from_numbers(where, attribute, 2))
     if any(len(pair) != 2 for pair in found):
         raise UnityError(f"{where}: the parameter {attribute} must be a list of pairs")
@@ -111,7 +116,10 @@ def pairs(where: str, attribute: Attribute | None) -> tuple[tuple[int, int], ...
 
 
 def element(where: str, attribute: Attribute) -> str:
-    """Return the element type that a type of MLIR is: `bool` for `i1`. Raises `UnityError` for other attributes."""
+    """
+    Return the compiler's name of an element type of MLIR, such as `bool` for `i1`. Raises `UnityError`, which begins
+    with `where`, for other attributes.
+    """
     found = next((name for name, type in ELEMENT_TYPES.items() if type == attribute), None)
     if found is None:
         raise UnityError(f"{where}: the parameter {attribute} must be an element type: {', '.join(ELEMENT_TYPES)}")
@@ -119,13 +127,19 @@ def element(where: str, attribute: Attribute) -> str:
 
 
 def dictionary(where: str, attribute: Attribute, known: Sequence[str]) -> Mapping[str, Attribute]:
-    """Return the entries of a dictionary. Raises `UnityError` for other attributes, and keys that are not `known`."""
+    """
+    Return the entries of a dictionary attribute, by key. Raises `UnityError`, which begins with `where`, for other
+    attributes, and for keys that are not `known`.
+    """
     if not isinstance(attribute, DictionaryAttr) or set(attribute.data) - set(known):
         raise UnityError(f"{where}: the parameter {attribute} must be a dictionary of {', '.join(known)}")
     return attribute.data
 
 
 def count(where: str, parameters: Sequence[Attribute], names: Mapping[str, AttrConstraint]) -> None:
-    """Raise `UnityError` unless there are as many `parameters` as `names` has."""
+    """
+    Check that there are as many `parameters` as `names` (by parameter name) has. Raises `UnityError`, which begins with
+    `where`, otherwise.
+    """
     if len(parameters) != len(names):
         raise UnityError(f"{where}: {len(parameters)} parameters; there must be {len(names)}: {', '.join(names)}")

@@ -75,13 +75,14 @@ MAX_DEVICES = 2**20
 """Maximum number of devices of a mesh, more than any cluster has."""
 
 ROLES = {"copy": COPY, "sum": SUM, "repeat": REPEAT}
+"""The role of a mesh axis, as a number, by its word in text; `dim i` is i, and `at i` is `pinned_at(i)`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalTensorType:
     """
     The type of a rank's piece of a tensor: its local shape, the tensor's global shape and element type, and each mesh
-    axis's role.
+    axis's role in `layout`: the dim that it shards (0 or more), or below 0 one of `pcg.sharding`'s codes.
 
     `halo` and `halo_sum` are the elements (before, after) by which the piece reaches beyond its shard of each dim:
     copies of its neighbours' elements, or addends to them. At most one is not empty.
@@ -281,7 +282,7 @@ class ProgramOp(IRDLOperation):
 
     @property
     def loop(self) -> int:
-        """The number of micro-batches of a step; 1 if it does not run its batch in parts."""
+        """The number of micro-batches of a step; 1 if it does not run its batch in micro-batches."""
         return 1 if self.micro_batches is None else self.micro_batches.value.data
 
     @property
@@ -291,7 +292,10 @@ class ProgramOp(IRDLOperation):
 
     @property
     def time_axes(self) -> tuple[int | None, int | None]:
-        """The mesh axes of the micro-batches and of the pieces of the loss; None where there is one of them only."""
+        """
+        The numbers of the mesh axes in time: (that of the micro-batches, that of the pieces of the loss); None for one
+        that the step does not have.
+        """
         last = len(self.mesh.get_values()) - 1
         is_in_loop = self.micro_batches is not None
         return last if is_in_loop else None, None if self.loss_pieces is None else last - is_in_loop
@@ -385,7 +389,10 @@ class ConstantOp(IRDLOperation):
 
 @irdl_op_definition
 class ComputeOp(IRDLOperation):
-    """`spmd.compute "matmul"(%x, %w) with {act = "relu"} over ["m0", "copy"]`: an operator on pieces."""
+    """
+    `spmd.compute "matmul"(%x, %w) with {act = "relu"} over ["m0", "copy"]`: an operator on pieces; `over` has the role
+    of each mesh axis in the operator's task grid.
+    """
 
     name = "spmd.compute"
     operator = prop_def(StringAttr)
@@ -492,9 +499,9 @@ class MoveOp(BetweenRanks):
 
 class StageMoveOp(MoveOp):
     """
-    Base of the moves that can be from stage to stage: `spmd.send %x along [0] stages [0, 1] : from
-    -> to` hands what stage 0 of a pipeline makes to stage 1. Where both are on the same devices, it is a `retype` along
-    no axes.
+    Base of the moves that can lead from one stage of a pipeline to another: `spmd.send %x along array<i64: 0> stages
+    array<i64: 0, 1> : from -> to` hands a value of stage 0 to stage 1. Between stages on the same devices it is a
+    `retype` along no axes.
     """
 
     stages = opt_prop_def(DenseArrayBase.constr(i64))
@@ -568,9 +575,10 @@ EXCHANGES: dict[str, type[ExchangeOp]] = {kind: _of_kind(kind, ExchangeOp) for k
 
 class TimeOp(IRDLOperation):
     """
-    Base of the steps into the loop over micro-batches and out of it: `spmd.accumulate %x : from -> to`. The last mesh
-    axis, that of time, changes its role; every piece stays on its device. So it is with the loop over the pieces of the
-    loss, and the axis of these. A sum may be of a longer element type than its addends.
+    Base of the steps into the loop over micro-batches and out of it: `spmd.accumulate %x : from -> to`. The mesh axis
+    of the micro-batches, the last one, changes its role; every piece stays on its device. Steps into and out of the
+    loop over the pieces of the loss are the same, with the mesh axis of these. The result of `accumulate` may be f32
+    where its addends are of 16 bits.
     """
 
     operand = operand_def(PIECE)
@@ -584,8 +592,8 @@ class TimeOp(IRDLOperation):
 
     def verify_(self) -> None:
         """
-        Raise `VerifyException` unless it is in a loop and the axis of that goes from the role that this step begins
-        with to that it ends with, and all others stay.
+        Raise `VerifyException` unless the program has a loop, the types differ in the role of that loop's mesh axis
+        only, and this role changes as such a step changes it (`ENDS_IN_TIME`).
         """
         program = self.parent_op()
         assert isinstance(self.operand.type, PieceType)
@@ -611,7 +619,7 @@ class TimeOp(IRDLOperation):
 
     @property
     def is_of_pieces(self) -> bool:
-        """Whether the loop is that over the pieces of the loss."""
+        """Whether the step's loop is that over the pieces of the loss, rather than over micro-batches."""
         program = self.parent_op()
         assert isinstance(program, ProgramOp)
         assert isinstance(self.operand.type, PieceType)

@@ -40,8 +40,9 @@ class ApplyRule(GraphPass):
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         """
-        Return the graph after the pass's rule is applied at the operator of its option `at`, or else, without `at`,
-        until it applies nowhere. Returns `graph` itself if the option `function` names another; `machine` is not used.
+        Return the graph after the pass's rule is applied at the operator of its option `at`; without `at`, in as many
+        places as it can be, again and again until it applies nowhere, in `rule.MOST_AT_ONCE` places at most. Returns
+        `graph` itself if the option `function` names another; `machine` is not used.
 
         Raises `UnityError` if the rule matches nowhere, is unknown, or is not proved (unless the option `unproved`
         allows it).

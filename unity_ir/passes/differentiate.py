@@ -35,7 +35,7 @@ class OptimizerOptions:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The options that are given, by name."""
+        """The options that were given, by name, that of the optimizer included; {} if none was."""
         named = ((f.name, getattr(self, f.name)) for f in fields(OptimizerOptions))
         return {name: value for name, value in named if value is not None}
 
@@ -53,10 +53,12 @@ class Differentiate(OptimizerOptions, GraphPass):
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         """
         Return the training step of a forward graph: it with its backward, and an optimizer update per weight, added.
-        The optimizer is that of the pass's options, else the graph's, else sgd; the mesh is that of `machine()`, or one
-        of as many devices as the graph uses.
+        The optimizer is that of the pass's options, else the graph's, else sgd; hyperparameters that the graph has for
+        this optimizer stay unless options replace them. The mesh is that of `machine()`, or one of as many devices as
+        the graph uses.
 
-        Raises `UnityError` for options that are no hyperparameters of the optimizer, or out of range.
+        Raises `UnityError` for options that are no hyperparameters of the optimizer, or out of range, and for a graph
+        that has its backward already, or no scalar loss as its first output.
         """
         searched = graph.optimizer or Optimizer()
         if self.lr is not None and not 0 < self.lr < float("inf"):

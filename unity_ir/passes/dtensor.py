@@ -23,13 +23,18 @@ from unity_ir.pcg.sharding import devices_of
 class DTensorTarget(Target):
     """
     Print the module's plan as JSON: a mesh, the DTensor placements of parameters, inputs, operators and modules, and
-    each redistribute of the forward and the backward. Plans that DTensor cannot say are refused.
+    each redistribute of the forward and the backward. Plans that DTensor cannot express are refused.
     """
 
     name = "dtensor"
 
     def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
-        """Write the JSON text of the module's one plan to `output`. Raises `UnityError` for several, or none."""
+        """
+        Write the JSON text of the module's one plan to `output`; without a machine in the module, for a machine of one
+        level (`box`) with as many devices as the plan uses.
+
+        Raises `UnityError` for several plans or none, a module that is lowered, and a plan that DTensor cannot express.
+        """
         if any(isinstance(op, ProgramOp) for op in module.ops):
             raise UnityError("dtensor: the module is lowered already; leave lower-pcg-to-spmd out")
         functions = pcg_functions(module)

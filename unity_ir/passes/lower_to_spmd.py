@@ -34,7 +34,8 @@ class LowerToSpmd(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """
         Replace each pcg function of the module, in place, by one rank's program (`spmd.program`) and its serial
-        forward, a function called `NAME_reference`. Raises `UnityError` for graphs that cannot be lowered.
+        forward, a function called `NAME_reference`. Without a machine in the module, it is for one of a single level
+        (`box`) with as many devices as the graph uses. Raises `UnityError` for graphs that cannot be lowered.
         """
         machine = module_machine(op)
         for func in pcg_functions(op):

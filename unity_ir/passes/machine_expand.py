@@ -27,7 +27,10 @@ class MachineExpand(ModulePass):
     """A preset or a file to take in place of the module's."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        """Add the full description of the machine to the module, in place."""
+        """
+        Add the full description of the machine to the module, in place; the option `machine` replaces the module's
+        first. Raises `PassFailedException` if there is neither, and for an unknown machine.
+        """
         if self.machine is None and machine_name(op) is None:
             raise PassFailedException("machine-expand: the machine is missing; add machine.machine to the module")
         try:

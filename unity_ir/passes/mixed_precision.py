@@ -20,6 +20,7 @@ class MixedPrecision(GraphPass):
     name = "pcg-mixed-precision"
 
     type: str = "bf16"
+    """The element type to compute in, and to read weights as: bf16 or f16."""
     reduce: str = "f32"
     """The element type in which gradients of weights are summed, f32 or `type`."""
 

@@ -204,7 +204,10 @@ def _certificate(result: SearchResult) -> Certificate:
 
 
 def ending(result: SearchResult, name: str) -> str | None:
-    """Return what ended the search of the function called `name` early, as a message; None if nothing did."""
+    """
+    Return a message that says what ended the search of the function called `name` early, its budget or an interrupt;
+    None if nothing did.
+    """
     if result.budget is not None and result.budget.ended:
         which = "time" if result.budget.is_late else "work"
         more = "seconds" if result.budget.is_late else "work"
@@ -219,7 +222,9 @@ def ending(result: SearchResult, name: str) -> str | None:
 def explained(result: SearchResult, name: str, operator: str) -> str:
     """
     Return the choice of an operator in what the joint search found for the function called `name`, with the costs of
-    alternatives, as text. Raises `UnityError` for a plan that is not of this search, and as `search.explain` does.
+    alternatives, as text. `operator` is its name in the printed graph (`matmul1`) or its number from 1.
+
+    Raises `UnityError` for a plan that is not of this search, and for an unknown operator.
     """
     if result.waited is not None:
         raise UnityError(f"pcg-search: @{name}'s plan is a pipeline, which explain does not know; use stages=1")

@@ -57,7 +57,10 @@ def _attribute_kinds(op: str) -> dict[str, str]:
 
 @lru_cache(maxsize=1024)
 def attribute_defaults(op: str) -> dict[str, AttrExpr]:
-    """Return the default values of an operator's attributes, by name; attributes without a default are left out."""
+    """
+    Return the default values of an operator's attributes, by name; attributes without a default are left out, and a
+    parallel operator has none. Cached: do not change the dict. Raises `UnityError` for an unknown operator.
+    """
     if op in PARALLEL_OPERATORS:
         return {}
     found = {a.name: a.default for a in find_operator(op).line.attributes}
@@ -119,8 +122,8 @@ def _fits(kind: str, value: AttrExpr) -> bool:
 
 def parameters(rule: Substitution, side: tuple[Term, ...]) -> dict[str, str]:
     """
-    Return the attribute parameters (`$act`) on one side of a rule (source or target): the kind of each (`name`,
-    `float`, ..) by its name.
+    Return the kinds of the attribute parameters (`$act`) on one side of a rule (source or target), `name`, `float` or
+    `dtype`, by the parameter's name: `{"act": "name"}`.
     """
     return {
         value.name: _attribute_kinds(o.op)[name]
@@ -197,11 +200,12 @@ def sample_inputs(rule: Substitution, bindings: Bindings) -> dict[str, Value]:
 
 def samples(rule: Substitution) -> Iterator[Bindings]:
     """
-    Yield up to `TRIES` choices of values for a rule's symbols (sizes, degrees), by name, at which to try it; the same
-    in every run.
+    Yield up to `TRIES` choices of values for a rule's symbols (sizes, degrees) and the attribute parameters of its
+    source, by name, at which to try it; the same in every run.
 
-    Dim sizes are small, unequal for unequal symbols, and fulfil the rule's conditions; all degrees are 2, and each pack
-    `a..` (any number of dims) has 0 to 2 dims.
+    Sizes of dims are small and unequal for unequal symbols; all degrees are 2, integers that occur in attributes only
+    are 1 to 3, and each pack `a..` (any number of dims) has 0 to 2 dims. Choices that break the rule's conditions are
+    left out.
     """
     symbols = {s for s in rule.symbols if not s.startswith("#")}
     shapes = frozenset[str]().union(*(s.symbols for i in rule.inputs for s in i.shape if isinstance(s, Poly)))

@@ -48,9 +48,9 @@ class RuleApplication:
 def parse_given(text: str) -> tuple[tuple[str, int], ...]:
     """
     Parse the values given for symbols of a rule that no match determines (`with d=2,e=4` in a derivation's line): given
-    `d=2,e=4`, returns `(("d", 2), ("e", 4))`.
+    `d=2,e=4`, returns `(("d", 2), ("e", 4))`, and () for an empty text.
 
-    Raises `UnityError` for any other text.
+    Raises `UnityError` for any other text, a symbol given twice, and a value below 1.
     """
     found: dict[str, int] = {}
     for part in filter(None, text.split(",")):
@@ -102,11 +102,11 @@ def parse_derivations(text: str, where: str) -> Derivations:
 def apply_at(graph: Graph, rule: Rule, at: str, given: Bindings | None = None) -> Graph:
     """
     Apply a rewrite rule once at the operator `at`, such as `matmul#3` (the matmul that is node 3 in topological order,
-    from 0) or `matmul#3.2` for the second match there, or at several at once, `matmul#3, matmul#8`; return the new
-    graph.
+    from 0) or `matmul#3.2` for the second match there, or at several at once, `matmul#3, matmul#8`, all of them nodes
+    of `graph`; return the new graph.
 
-    `given` has values by name for symbols that no match determines, such as `{"d": 2}`. Raises `UnityError` where the
-    rule does not apply.
+    `given` has values by name for symbols that no match determines, such as `{"d": 2}`. Raises `UnityError`, with
+    places where it applies, where the rule does not apply.
     """
     several = [place.strip() for place in at.split(",")]
     if len(several) > 1 and (after := rule.at_once(graph, several, given)) is not None:
@@ -129,7 +129,8 @@ def replay(
     Apply all steps of a derivation to a graph, in order; return the last graph.
 
     Rules are looked up by name in `known`, by default in the library. `unproved` allows rules without a proof. Raises
-    `UnityError` for unknown rules, for rules without a proof that are not allowed, and for steps that do not apply.
+    `UnityError` for unknown rules, for rules without a proof that are not allowed, for steps that do not apply, and
+    always for rules that may change gradients while the graph is still to be differentiated.
     """
     for number, step in enumerate(steps, 1):
         try:

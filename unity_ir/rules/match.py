@@ -28,8 +28,9 @@ COMMUTATIVE = ("add", "mul", "maximum", "minimum")
 
 class OpIndex:
     """
-    A graph indexed for matching: nodes by operator name, and the users of each value. Make one per graph, for all
-    rules.
+    Indexes a graph for matching: `nodes` in topological order, `number` (a node's position in it), `by_op` (nodes by
+    operator name, without leaves), and `users` (the users of each value, each with the operand's position). Make one
+    per graph, for all rules.
     """
 
     def __init__(self, graph: Graph):
@@ -53,7 +54,9 @@ class OpIndex:
         return f"{node.op}#{self.number[node]}"
 
     def depends(self, value: Value, nodes: set[Node]) -> bool:
-        """Return whether `value` is computed, directly or not, from a result of one of `nodes`."""
+        """
+        Return whether `value` is a result of one of `nodes` (at least one node), or computed from one, directly or not.
+        """
         least = min(self.number[n] for n in nodes)
         seen: set[Node] = set()
         stack = [value.node]
@@ -78,7 +81,9 @@ class Match:
     at: Node
     """The operator that makes the first value to be replaced."""
     inputs: Mapping[str, Value]
+    """Values of the graph by the names of the rule's inputs."""
     bindings: Bindings
+    """Values of the rule's symbols, packs and attribute parameters, by name."""
     replaced: Mapping[Value, Value]
     """Maps values of the graph to the new values that may replace them."""
     nodes: frozenset[Node] = field(default=frozenset())

@@ -48,9 +48,11 @@ Bindings: TypeAlias = Mapping[str, int | float | str | tuple[int, ...]]
 @dataclass(frozen=True, slots=True, eq=False)
 class Input:
     """
-    An input of a rule: it matches any value of this shape and division into pieces.
+    An input of a rule: it matches any value of this shape and division into pieces. Compared by identity.
 
-    `degrees` has an entry for each of `shape` (1 for packs); if empty, all are 1. `integer` asks for integer elements.
+    `degrees` has the number of pieces of each entry of `shape` (1 for packs); if empty, all are 1. `sum` pieces are
+    addends of the value, `copy` pieces are equal. `integer` asks for integer elements, otherwise they are floating
+    point.
     """
 
     name: str
@@ -63,7 +65,10 @@ class Input:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """An operator of a rule's pattern, parallel or compute, applied to terms."""
+    """
+    An operator of a rule's pattern, parallel or compute, applied to terms. Compared by identity: a shared subterm is
+    one object. Attributes that are not written have the operator's defaults.
+    """
 
     op: str
     operands: tuple[Term, ...]
@@ -72,7 +77,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class ResultOf:
-    """A term of a rule's pattern: result number `index` of an operation."""
+    """A term of a rule's pattern: result number `index`, from 0, of an operation."""
 
     operation: Operation
     index: int = 0
@@ -90,7 +95,10 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class ProofRecord:
-    """The proof that a rule's text carries: the verdict, the seconds the proof took, and the conditions it assumed."""
+    """
+    The proof that a rule's text carries: the verdict, the seconds the proof took, and the conditions it assumed. It is
+    a record only: `rules.trust` decides by proofs of its own.
+    """
 
     verdict: str
     seconds: float
@@ -225,7 +233,8 @@ def build(side: tuple[Term, ...], inputs: Mapping[str, Value], bindings: Binding
     Build one side of a rule (source or target) as a graph over `inputs`, values by the names of the rule's inputs, with
     the values in `bindings` for symbols; return the side's values, one per result of the rule.
 
-    Raises `UnityError` where an operator is not well typed at these bindings.
+    Raises `UnityError` where an operator is not well typed at these bindings, and `IndexError` where a term is a result
+    that its operator does not have.
     """
     made: dict[int, tuple[Value, ...]] = {}
 

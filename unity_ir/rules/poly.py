@@ -52,6 +52,7 @@ class Poly:
     """
 
     terms: tuple[Term, ...]
+    """Sorted by monomial, each monomial once, coefficients other than 0."""
 
     def __hash__(self) -> int:
         # Proofs look up the same ones over and over; a cached property would take a lock.
@@ -89,7 +90,8 @@ class Poly:
 
     def coefficient(self, symbol: str) -> Poly:
         """
-        Return the coefficient of the first power of `symbol`, a polynomial in the other symbols.
+        Return the coefficient of the first power of `symbol`, a polynomial in the other symbols; terms with higher
+        powers of it are left out. 0 if it does not occur.
 
         Given `s*m + i` and s returns `m`.
         """

@@ -40,13 +40,13 @@ class Rule:
         self, graph: Graph, given: Bindings | None = None, index: OpIndex | None = None
     ) -> Iterator[tuple[str, Graph]]:
         """
-        Apply the rule to the graph once, in every way that makes it compute nothing twice; yield (place, new graph) for
-        each.
+        Apply the rule to the graph once, at each of its matches in turn; yield (place, new graph) for each. Left out
+        are matches that would compute something twice, and those after which a weight that had a gradient has none,
+        even if that gradient is zero.
 
-        The place names the operator that makes the first replaced value: `matmul#3` (node 3 in topological order), or
-        `matmul#3.2` for the second match there. Applications after which a weight that had a gradient has none are left
-        out, even if that gradient is zero. `given` has values by name for symbols that no match determines; `index` is
-        the graph's `OpIndex`, None makes one.
+        The place names the operator that makes the first replaced value: `matmul#3` (node 3 in topological order, from
+        0), or `matmul#3.2` for the second application there. `given` has values by name for symbols that no match
+        determines; `index` is the graph's `OpIndex`, None makes one.
         """
         weights: set[Node] | None = None
         last, ways = None, 0
@@ -68,8 +68,9 @@ class Rule:
         computes nothing twice, if it has no operator in common with a place before. Return the places, all in `graph`,
         and the new graph; None if there is no place.
 
-        `given` and `index` are as in `applications`. One place is taken if several at once would leave a weight without
-        gradient, or each need what another replaces.
+        `given` has values by name for symbols that no match determines; `index` is the graph's `OpIndex`, None makes
+        one. Only one place is taken if several at once would leave a weight without gradient, or each need what another
+        replaces.
         """
         index = index or OpIndex(graph)
         chosen: dict[Node, Match] = {}
@@ -95,10 +96,12 @@ class Rule:
         self, graph: Graph, places: Sequence[str], given: Bindings | None = None, index: OpIndex | None = None
     ) -> Graph | None:
         """
-        Apply the rule at several places of a graph at once, as `together` names them; return the new graph, or None if
-        it does not apply there.
+        Apply the rule at several places of a graph at once, named as in `matmul#3` (node 3 in topological order, from
+        0): at each the first match that computes nothing twice. Return the new graph.
 
-        `given` and `index` are as in `applications`.
+        Returns None if a place has no such match, if two have an operator in common or need what the other replaces, or
+        if a weight would lose its gradient. `given` has values by name for symbols that no match determines; `index` is
+        the graph's `OpIndex`, None makes one.
         """
         index = index or OpIndex(graph)
         found: dict[str, Match] = {}
@@ -142,10 +145,11 @@ def _trained_weights(graph: Graph) -> set[Node]:
 def substitute(graph: Graph, *replacements: Mapping[Value, Value]) -> Graph | None:
     """
     Replace every value that is a key of one of `replacements` by the value it maps to, and rebuild all that depends on
-    it; return the new graph.
+    it; return the new graph. Return None if two replacements each need a value that the other replaces.
 
-    What a value is replaced by is a value of the graph, or new over values of the graph. What it reads may be replaced
-    by another of `replacements`, but not by what depends on it, which returns None; what it reads of its own is left.
+    Each of `replacements` (one per match) maps values of the graph to others of the graph, or to new ones computed from
+    these. New nodes go on reading the old values that their own replacement replaces, but read the new values of the
+    other replacements.
     """
     new: dict[Value, Value] = {}
     of = {old: i for i, replaced in enumerate(replacements) for old in replaced}

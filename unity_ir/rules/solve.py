@@ -22,14 +22,17 @@ class Equations:
     """
     A system of equations between a pattern's symbols and a graph's sizes and attributes.
 
-    Methods that add an equation return False if the equations then have no solution.
+    Methods that add an equation return False if the equations then have no solution; the system is of no more use then.
     """
 
     known: dict[str, int] = field(default_factory=dict)
     """Sizes, degrees, and ranks of packs as `#a`."""
     packs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """The sizes of the dims that each pack `a..` stands for, by its name."""
     parameters: dict[str, AttrValue] = field(default_factory=dict)
+    """The values of attribute parameters (`$act`), by name."""
     open: list[tuple[Poly, int]] = field(default_factory=list)
+    """Equations with several unknowns, (left side, value), which `again` tries to solve once more is known."""
 
     @staticmethod
     def given(bindings: Bindings) -> Equations:
@@ -105,8 +108,9 @@ class Equations:
     def shape(self, item: Input, type: TensorType) -> bool | None:
         """
         Add the equations that an input of the pattern has the shape and degrees of a type in the graph. Return False if
-        they have no solution, True if they may have one, and None, adding nothing, while the numbers of dims of several
-        of the input's packs (`a..`, any number of dims) are unknown.
+        they have no solution, or the type has halos or elements of another kind (integers or not), and True if they may
+        have a solution. Return None, adding nothing, while the numbers of dims of several of the input's packs (`a..`,
+        any number of dims) are unknown.
         """
         if type.halo or type.halo_sum or item.integer == type.is_floating:
             return False

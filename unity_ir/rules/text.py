@@ -24,8 +24,7 @@ from unity_ir.rules.poly import ONE, Poly
 
 def tensor_text(of: Input) -> str:
     """
-    Return the text of a rule's input without its name, its shape and how it is divided, such as `int [b.., d*n:d] sum =
-    d`.
+    Return the text of a rule's input without its name: its shape and division, such as `int [b.., d*n:d] sum = d`.
     """
     degrees = of.degrees or (ONE,) * len(of.shape)
     dims = (
@@ -63,7 +62,8 @@ def _quoted(text: str) -> str:
 
 def rule_text(rule: Substitution) -> str:
     """
-    Return the text of a rule, from which `parse_rules` makes the same rule. Results are named after their operators.
+    Return the text of a rule, on several lines, from which `parse_rules` makes the same rule, its proof record
+    included. Results are named after their operators; in strings, `"` becomes `'` and a backslash `/`.
     """
     inputs = ", ".join(f"%{i.name}: {tensor_text(i)}" for i in rule.inputs)
     where = f" where {', '.join(map(_condition_text, rule.conditions))}" if rule.conditions else ""
@@ -118,7 +118,8 @@ def _side_text(rule: Substitution, side: tuple[Term, ...]) -> Iterator[str]:
 
 def side_text(side: tuple[Term, ...]) -> str:
     """
-    Return one side of a rule as one line: `matmul(relu(x), w)`; where it has several results, `split(y).0, split(y).1`.
+    Return one side of a rule as one line: `matmul(relu(x), w)`; results of operators that may have several carry their
+    number, `split(y).0, split(y).1`.
     """
     return ", ".join(map(_term_text, side))
 

@@ -40,7 +40,8 @@ LIBRARY = "proofs.toml"
 def digest(rule: Substitution) -> str:
     """
     Return a hash of all that the proof of a rule depends on, by which verdicts are stored: equal for two texts of one
-    rule, different once its meaning may differ.
+    rule, different once its meaning may differ. It covers the lines and gradients of the rule's operators and the
+    prover's version, not the rule's name and proof record.
     """
     ops = sorted({o.op for o in rule.operations((*rule.source, *rule.target))} - PARALLEL_OPERATORS.keys())
     lines = [text for op in ops for text in _said_of(find_operator(op))]
@@ -79,7 +80,8 @@ _proofs: dict[str, Proof] = {}
 
 def proof_of(rule: Substitution) -> Proof:
     """
-    Return the proof of a rule: the verdict stored for its digest, or else that of proving it now (once per process).
+    Return the proof of a rule: the verdict stored for its digest (which comes without detail or seconds), or else the
+    result of proving it now (once per process).
     """
     key = digest(rule)
     if key not in _proofs:
@@ -105,8 +107,8 @@ def unproved(rule: Rule) -> tuple[str, ...]:
 
 def equal_but_at_ties(names: Iterable[str]) -> tuple[str, ...]:
     """
-    Return those of the rules called `names` whose gradients are proved equal except perhaps at ties of a maximum; names
-    that are no rule of the library are ignored.
+    Return those of the rules called `names` that have a case whose gradients are proved equal except perhaps at ties of
+    a maximum, each once; names that are no rule of the library are ignored.
     """
     known = {n: rules()[n] for n in dict.fromkeys(names) if n in rules()}
     return tuple(n for n, r in known.items() if any(proof_of(c).verdict == "almost everywhere" for c in r.cases))
@@ -118,7 +120,7 @@ def check_trusted(rule: Rule, allow_unproved: bool = False, graph: Graph | None 
     `allow_unproved`.
 
     In any case, raise it if only forward values are proved equal and `graph` is still to be differentiated, since
-    gradients may change; with None for the graph, it is taken to be.
+    gradients may change; None for the graph counts as still to be differentiated.
     """
     for case in rule.cases:
         proof = proof_of(case)

@@ -69,7 +69,8 @@ def outcome(tool: str, work: Callable[[], int], interrupted: str = "interrupted"
 
     Errors in the input (`UnityError`, `OSError`, ..) print one line on stderr: exit code 1. Ctrl-C, SIGTERM and SIGHUP
     print `interrupted`: exit code 130. Any other exception is a bug and prints `internal error` with exit code 1, or is
-    raised if the environment variable `UNITY_IR_TRACEBACK` is set.
+    raised if the environment variable `UNITY_IR_TRACEBACK` is set. Standard streams that the caller has closed are
+    replaced by stand-ins, and stdout is made UTF-8, for the whole process.
     """
     try:
         _open_streams()

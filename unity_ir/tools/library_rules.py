@@ -26,6 +26,9 @@ from unity_ir.rules.text import rule_text, side_text
 from unity_ir.rules.trust import LIBRARY, digest, kept_text
 
 Subcommand = tuple[str, Callable[[ArgumentParser], None], Callable[[Namespace], int]]
+"""
+A subcommand: its help, the function that adds its options, and the function that runs it and returns the exit code.
+"""
 
 
 def _rules(path: str | None) -> tuple[Substitution, ...]:
@@ -155,3 +158,4 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "prove": ("prove the rules of a file", _prove_options, _prove),
     "check": ("prove the library and all parallelization rules again", _check_options, _check),
 }
+"""The subcommands of `unity-rules` on rules of the library or of a file, by name."""

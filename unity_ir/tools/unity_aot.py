@@ -67,7 +67,10 @@ MACHINES = ("dgx-h100", "dgx-h100:8")
 
 @dataclass
 class CompileRequests:
-    """The distinct kernels to compile, by key, the models that use them, and the programs they come from."""
+    """
+    The distinct kernels to compile (`jobs`, by key), the models that use them, and the programs they come from, each as
+    `model, plan, element type, GPUs`.
+    """
 
     jobs: dict[str, Job] = field(default_factory=dict[str, Job])
     models: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])
@@ -97,7 +100,10 @@ class CompileRequests:
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """The result of compiling a kernel for a target: its resources or error, and the checks it fails."""
+    """
+    The result of compiling a kernel for a target: its resources or error (`outcome`), and what is wrong with it
+    (`wrong`, a text for each check that it fails).
+    """
 
     job: Job
     models: tuple[str, ...]
@@ -118,10 +124,11 @@ def compile_requests(
     Plan and emit a program for each model, plan and element type; return their distinct kernels, which are to be
     compiled.
 
-    Models and machines are given by name, `plans` are names of search strategies, `types` element types; `convolution`
-    is the implementation of convolutions, `triton` or `torch`. Each plan is made on the first of `machines` where it
-    fits; programs that cannot be made are listed in the result. The last type's programs include Adam's updates, the
-    others SGD's. `processes` work on different models in parallel. Raises `UnityError` if one of them is killed.
+    Models and machines are given by name, `plans` are names of search strategies, `types` element types or `mixed`;
+    `convolution` is the implementation of convolutions, `triton` or `torch`. Each plan is made on the first of
+    `machines` where it fits; programs that cannot be made are listed in the result. The last type's programs include
+    Adam's updates, the others SGD's. `processes` work on different models in parallel. Raises `UnityError` if one of
+    them is killed.
     """
     asked = CompileRequests()
     one = partial(_ask, plans=plans, types=types, machines=machines, convolution=convolution)
@@ -188,9 +195,10 @@ def _planned(
 def compiled(asked: CompileRequests, targets: Sequence[str], options: Namespace) -> Iterator[CompiledKernel]:
     """
     Compile the requested kernels for each target, such as `cuda:90`, and check them; yield a result per kernel and
-    target, until `options.seconds` are over.
+    target, until `options.seconds` are over, after which no kernel is begun.
 
-    Of `options`, the parsed command line, `cache` is the file of results known, `jobs` the number of processes.
+    Of `options`, the parsed command line, `cache` is the SQLite file in which results are looked up and kept, `jobs`
+    the number of processes.
     """
     cache, end = Cache(options.cache), monotonic() + options.seconds
     for target in targets:

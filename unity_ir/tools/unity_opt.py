@@ -264,7 +264,7 @@ class UnityOpt(xDSLOptMain):
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The optimizer called `trains_with`."""
+        """The optimizer called `trains_with`, with its default hyperparameters; None if none is named."""
         from unity_ir.pcg.optimizer import optimizer_of
 
         return None if self.trains_with is None else optimizer_of("unity-opt", self.trains_with, {})
@@ -311,7 +311,8 @@ class UnityOpt(xDSLOptMain):
     def verified(self, module: ModuleOp, work: Callable[[ModuleOp], None]) -> None:
         """
         Call `work`, which verifies or changes a module, on `module`. Raises `UnityError`, naming the operation, where
-        verification fails; with `--stats`, the costs of a plan that does not fit into memory are printed first.
+        verification fails, and `PassFailedException` as passes do; with `--stats`, the costs of a plan that does not
+        fit into memory are printed first.
         """
         try:
             with as_xdsl("changed or verified"):
@@ -365,8 +366,8 @@ class UnityOpt(xDSLOptMain):
 
     def draw(self, module: ModuleOp) -> Mapping[str, str]:
         """
-        Simulate the module's only pcg function; return the files that `--trace` and `--timeline` ask for, text by file
-        name.
+        Simulate an iteration of the module's only pcg function; return the files that `--trace` and `--timeline` ask
+        for, text by file name. Nothing is written yet.
 
         Raises `UnityError` for a lowered module, and for another number of functions.
         """
@@ -399,7 +400,10 @@ class UnityOpt(xDSLOptMain):
         return report_html(plan, None if self.against is None else self.against.compared, self.args.baselines)
 
     def other_plan(self, path: str) -> Plan:
-        """Read the plan of `--against`: before the search, so that a wrong file is found at once."""
+        """
+        Read the plan in the file of `--against`; called before the search, so that a wrong file is found at once.
+        Raises `UnityError` for an empty name, and for a file that cannot be read or is no plan.
+        """
         from unity_ir.api.plans import load
 
         if not path:
@@ -436,8 +440,8 @@ class UnityOpt(xDSLOptMain):
 
     def write_output_file(self) -> None:
         """
-        Write the files of all options that name one, each whole, and either all of them or none; called after
-        everything has succeeded.
+        Write the files of all options that name one, each whole; called after everything has succeeded. All are first
+        written beside their places, so that if one cannot be, no file changes. Raises `UnityError` then.
         """
         texts = dict(self.pictures)
         if self.output is not None:

@@ -62,7 +62,10 @@ ELEMENTS = tuple(4**k for k in range(5, 12))
 
 
 class MeasureRequests:
-    """The distinct kernels to measure, most important first, each with the call that is timed."""
+    """
+    The distinct kernels to measure, most important first, each with the call that is timed (`jobs`), and the operators
+    that cannot be measured (`refused`).
+    """
 
     def __init__(self) -> None:
         self.jobs: dict[Kernel, OperatorJob] = {}
@@ -224,9 +227,9 @@ def measure(file: ProfileFile, asked: MeasureRequests, ranks: int, options: Name
     Measure the requested kernels, and on CPUs the collectives, that the profile `file` lacks, with `ranks` processes at
     work at once, and add them to it; return the number added.
 
-    Of `options`, the parsed command line, `seconds` is when to stop, `each` the seconds for one measurement, `limit`
-    the most kernels, `device` what to measure on. Kernels that fail are added to `asked.refused`. Raises `UnityError`
-    if a process dies.
+    Of `options`, the parsed command line, `seconds` is the time after which no measurement is begun, `each` the seconds
+    for one measurement, `limit` the most kernels (collectives, which come first, are not counted), `device` what to
+    measure on, `cpu` or `cuda`. Kernels that fail are added to `asked.refused`. Raises `UnityError` if a process dies.
     """
     from unity_ir.lowering.measure.operators import CollectiveJob, RankPool
 
@@ -375,8 +378,9 @@ def _parser() -> Parser:
 
 def profile(options: Namespace) -> int:
     """
-    Run `unity-profile` with its parsed options: measure, add to the profile, fit, and print a summary; return the exit
-    code, 130 if it was interrupted. Raises `UnityError` for wrong options.
+    Run `unity-profile` with its parsed options: find plans, measure their kernels, add the times to the profile, write
+    the fitted curves beside it, and print a summary; return the exit code, 130 if it was interrupted (what was measured
+    until then is kept). Raises `UnityError` for wrong options.
     """
     import torch
 

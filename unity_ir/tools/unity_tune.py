@@ -80,9 +80,9 @@ def tune(wanted: Iterable[TuningTask], measure: Measure, table: Table, refused: 
     Time each implementation (Triton's, PyTorch's) of the operators in `wanted` that `table` lacks, beginning none after
     `seconds`, and add the times to the table, in place.
 
-    `measure` returns, by implementation, the seconds of a task, or as text why it has none. `refused` gets these
-    reasons, by operator and implementation. Operators without a time for PyTorch are left out of the table, which
-    serves to choose between the two.
+    `measure(task, implementations)` returns, by implementation, the seconds of a task, or as text why it has none.
+    `refused` gets these reasons, by operator and implementation. Operators without a time for PyTorch are left out of
+    the table, which serves to choose between the two.
     """
     end = monotonic() + seconds
     for task in wanted:
@@ -136,8 +136,8 @@ def _parser() -> Parser:
 
 def work(options: Namespace, measure: Measure | None = None) -> int:
     """
-    Run `unity-tune` with its parsed options: measure, write the table, print a summary; return the exit code, 130 if it
-    was interrupted. `measure` times a task (see `tune`); None times it on the GPU.
+    Run `unity-tune` with its parsed options: measure, write the table (also if interrupted), print a summary; return
+    the exit code, 130 if it was interrupted. `measure` times a task (see `tune`); None times it on the GPU.
 
     Raises `UnityError` for wrong options, for a table of another device or version, and without a GPU if `measure` is
     None.
@@ -196,8 +196,8 @@ def show(table: Table) -> None:
 
 def main(argv: Sequence[str] | None = None, measure: Measure | None = None) -> int:
     """
-    Run the tool on `argv` (None: that of the process); return the exit code. `measure` times a task (see `tune`); None
-    times it on the GPU. Errors in the input print one line on stderr: exit code 1.
+    Run `unity-tune` on the arguments `argv` (None: those of the process); return the exit code. `measure` times a task
+    (see `tune`); None times it on the GPU. Errors in the input print one line on stderr: exit code 1.
     """
     return exit_code(_parser(), lambda options: work(options, measure), argv)
 

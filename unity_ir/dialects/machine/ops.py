@@ -48,7 +48,7 @@ class MachineOp(IRDLOperation):
 
     machine = prop_def(NAME_CONSTRAINT, prop_name="name")
     overhead = opt_prop_def(FloatAttr)
-    """Seconds before the first byte of any collective, if there are no protocols."""
+    """Seconds before the first byte of any collective; not used if there are protocols."""
     described = opt_region_def("single_block")
     traits = traits_def(NoTerminator())
 
@@ -213,7 +213,10 @@ class NamedOp(PartOp, ABC):
 
 @irdl_op_definition
 class DeviceOp(NamedOp):
-    """`machine.device "chip" {flops = {f32 = 1.0e12}, memory_bandwidth = 1.0e11, ...}`: a kind of device."""
+    """
+    `machine.device "chip" {flops = {f32 = 1.0e12}, memory_bandwidth = 1.0e11, ...}`: a kind of device. Rates are in
+    FLOP/s (by element type) and bytes per second, memory in bytes.
+    """
 
     name = "machine.device"
     LIST: ClassVar[str] = "devices"
@@ -221,7 +224,10 @@ class DeviceOp(NamedOp):
 
 @irdl_op_definition
 class LevelOp(NamedOp):
-    """`machine.level "nodes" {size = 4, link = "switch", bandwidth = 2.5e10, latency = 2.7e-6}`: outermost first."""
+    """
+    `machine.level "nodes" {size = 4, link = "switch", bandwidth = 2.5e10, latency = 2.7e-6}`: a level of the machine,
+    such as nodes or the devices of a node, in bytes per second and seconds; the outermost level comes first.
+    """
 
     name = "machine.level"
     LIST: ClassVar[str] = "levels"
@@ -253,7 +259,7 @@ class ProtocolOp(NamedOp):
 class LinkOp(PartOp):
     """
     `machine.link 0, "hub" {bandwidth = 1.0e10, latency = 1.0e-06}`: a link between two vertices, each a device's number
-    or the name of a hub or switch.
+    or the name of a hub or switch, in bytes per second and seconds.
     """
 
     name = "machine.link"

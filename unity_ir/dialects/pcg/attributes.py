@@ -28,7 +28,8 @@ def to_attribute(kind: str, value: AttrValue) -> Attribute:
     Return an operator's attribute value as an xDSL attribute; `kind` is the kind that the operator declares for it:
     `int`, `ints`, `float`, `name` or `dtype`.
 
-    Given `"float"` and `1`, returns `1.0 : f64`. Raises `UnityError` for integers beyond 64 bits and for infinities.
+    Given `"float"` and `1`, returns `1.0 : f64`. Raises `UnityError` for integers beyond 64 bits, for infinities and
+    NaN, and for a float of another kind.
     """
     match value:
         case int() | float() if kind == "float":

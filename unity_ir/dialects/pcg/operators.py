@@ -45,7 +45,7 @@ def infer(op: str, operands: tuple[TensorType, ...], attributes: Attributes, vie
     Infer the result types of the operator named `op`, parallel or compute, on operands of these types; check that its
     machine view, the devices it runs on, fits (None: it has none).
 
-    Raises `UnityError` where the operator does not apply, or its view does not fit.
+    Raises `UnityError` where the operator does not apply, or its view does not fit. Cached: do not change the list.
     """
     values = [leaf("input", type, name=f"x{i}").result for i, type in enumerate(operands)]
     if op in PARALLEL_OPERATORS:
@@ -101,9 +101,8 @@ class OperatorOp(NodeOp, ABC):
     @classmethod
     def checked(cls, values: dict[str, AttrValue]) -> dict[str, AttrValue]:
         """
-        Return the operator's attributes `values`, by name, with defaults filled in.
-
-        Raises `UnityError` for unknown and missing attributes, and for values of another kind.
+        Return the operator's attributes `values`, by name, with defaults filled in. Here they are returned as they are:
+        parallel operators have no defaults, and are checked where they are applied.
         """
         return values
 
@@ -137,7 +136,7 @@ class ParallelOp(OperatorOp, ABC):
     def degrees(self) -> dict[str, int]:
         """
         The operator's integer attributes by name: for most `by`, the degree (number of pieces), and, for operators on a
-        dim, `dim`.
+        dim, `dim`. Attributes that are missing or no integers are left out.
         """
         # One that is missing is told by the verifier, whose message prints the operation.
         values = {name: self.properties.get(name) for name in self.kinds()}

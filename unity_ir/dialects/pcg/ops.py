@@ -203,8 +203,8 @@ class WeightOp(LeafOp):
     """
     `%w = pcg.weight "fc1.weight" : !pcg.tensor<...>`: a parameter by its full name.
 
-    `pcg.weight "fc1.weight" master f32 : !pcg.tensor<[8, 8], bf16, grad = f32>` is stored and updated in f32, and read
-    as bf16: its cast rests with its pieces.
+    `pcg.weight "fc1.weight" master f32 : !pcg.tensor<[8, 8], bf16, grad = f32>` is stored and updated in f32 (its
+    master), and read as bf16: its pieces are cast where they rest, so that moves carry bf16.
     """
 
     name = "pcg.weight"

@@ -152,7 +152,10 @@ class ApplyOp(IRDLOperation):
 
 @irdl_op_definition
 class YieldOp(IRDLOperation):
-    """`subst.yield`: the values that a rule's source computes and its target replaces."""
+    """
+    `subst.yield`: ends a side of a rule; the values that a match replaces (in the source), or those that replace them
+    (in the target).
+    """
 
     name = "subst.yield"
 
@@ -165,7 +168,7 @@ class YieldOp(IRDLOperation):
 
 
 def from_rule(rule: Substitution) -> RuleOp:
-    """Return a substitution as a `subst.rule` operation."""
+    """Return a substitution as a `subst.rule` operation; it is not checked to be well formed."""
     properties: dict[str, Attribute] = {
         "name": StringAttr(rule.name),
         "inputs": ArrayAttr(StringAttr(i.name) for i in rule.inputs),

@@ -25,7 +25,7 @@ from unity_ir.rules.rule import Rule
 def family(name: str) -> tuple[Substitution, ...]:
     """
     Return the rewrite rules (substitutions) of one file of the library, named without `.pcg`, in the order of its text:
-    of `algebraic.pcg` given "algebraic". Raises `FileNotFoundError` for another name.
+    given "algebraic", those of `algebraic.pcg`. They are not checked. Raises `FileNotFoundError` for another name.
     """
     file = files(__name__).joinpath(f"{name}.pcg")
     return parse_rules(file.read_text(encoding="utf-8"), f"{name}.pcg")
@@ -37,7 +37,7 @@ def families() -> tuple[str, ...]:
 
 
 def load() -> tuple[Substitution, ...]:
-    """Return every substitution of the library, by family and in the order of the text."""
+    """Return every substitution of the library, by family (sorted by name) and in the order of the text."""
     return tuple(rule for name in families() for rule in family(name))
 
 
@@ -75,7 +75,7 @@ def group(substitutions: Iterable[Substitution]) -> dict[str, Rule]:
 
 @cache
 def rules() -> dict[str, Rule]:
-    """Return all rules of the library by name."""
+    """Return all rules of the library by name. Cached: do not change the dict."""
     return group(load())
 
 

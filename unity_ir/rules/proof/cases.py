@@ -32,9 +32,9 @@ class Case:
     given: Mapping[str, float | str]
     """Values of attributes that a match gives: those that name something; numbers stay symbols."""
     sample: Mapping[str, int]
-    """Sizes at which lines are spelled out."""
+    """A value for every symbol, none of them 1, at which lines are spelled out (packs expanded to single dims)."""
     dtypes: Mapping[str, str] = field(default_factory=lambda: DTYPES)
-    """Element types of the inputs."""
+    """Element types of the inputs, by name; inputs that are not in it are i64 if they are integers, else f64."""
 
     @property
     def fixed(self) -> dict[str, Poly]:
@@ -174,7 +174,8 @@ def tensors(
     return the side's results, in order, and the results of every operation by `id(operation)`.
 
     `fixed` has the number of dims of each pack `a..` by the symbol `#a` (`Case.fixed`); constraints that are assumed on
-    the way are added to `context`. Parallel operators, which only divide values, are identities here.
+    the way are added to `context`. Parallel operators, which only divide values, are identities here. Raises
+    `Undecided` for operators that forms cannot express, `UnityError` for those that do not apply to their operands.
     """
     made: Made = {}
     for operation in rule.operations(side):

@@ -44,7 +44,10 @@ class ProofContext:
     _values: dict[Poly, int] = field(default_factory=dict[Poly, int], repr=False)
 
     def at_sample(self, poly: Poly) -> int:
-        """Return the value of a polynomial at the sample."""
+        """
+        Return the value of a polynomial at the sample sizes, `sample`. Raises `KeyError` for a symbol that has none
+        there.
+        """
         known = self._values.get(poly)
         if known is None:
             # Symbols are added to the sample, but none changes its value.

@@ -35,8 +35,8 @@ def dim_size(
     index: WrittenIndex, extents: Mapping[str, Poly], spelled: Spelled, attributes: Mapping[str, AttrExpr]
 ) -> Poly:
     """
-    Return the size, as a polynomial, of the dim of a result that is written at `index`; `extents` has the number of
-    positions of each index variable.
+    Return the size, as a polynomial, of a dim of a line's result, given the index that the line has for it, such as `h`
+    or `(h d)`; `extents` has the number of positions of each index variable.
 
     The size of a dim written through a window (an affine index) is the one that the where clause of the line
     (`spelled`) gives it, a number or an attribute; `attributes` has the attributes' values by name. Raises `Undecided`

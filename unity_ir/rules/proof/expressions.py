@@ -57,7 +57,7 @@ class ExpressionForms:
 
     line: SymbolicLine
     divided: Mapping[str, tuple[Poly, Poly]]
-    """The number and size of the piece that is reduced, for each reduced variable of which one piece only is."""
+    """Maps each reduced variable of which only one shard is reduced to (number of that shard, its size)."""
 
     def form(self, expr: Expr, where: Mapping[str, Poly]) -> Form:
         """

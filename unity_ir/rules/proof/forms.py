@@ -138,7 +138,10 @@ class Apply:
 
     @lazy
     def has_marks(self) -> bool:
-        """Whether it is, or has in it, a mark of `substitute_factor` that `multiplied_out` is to replace."""
+        """
+        Whether it is or contains an `Apply("value", ..)`, which `substitute_factor` puts in a symbol's place and
+        `multiplied_out` is to replace by a sum.
+        """
         return self.function == "value" or any([f.has_marks for a in self.arguments for m in a for f in m.factors])
 
     @lazy
@@ -154,14 +157,20 @@ class Apply:
 
 @dataclass(frozen=True)
 class Extreme:
-    """The maximum, minimum or product (`reducer`) of all elements of several quantified forms."""
+    """
+    The maximum, minimum or product (`reducer`: `max`, `min`, `prod`) of all elements of several quantified forms; in
+    proofs that both sides round alike, also a sum (`sum`).
+    """
 
     reducer: str
     parts: tuple[Quantified, ...]
 
     @lazy
     def has_marks(self) -> bool:
-        """Whether it has in it a mark of `substitute_factor` that `multiplied_out` is to replace."""
+        """
+        Whether it contains an `Apply("value", ..)`, which `substitute_factor` puts in a symbol's place and
+        `multiplied_out` is to replace by a sum.
+        """
         return any([f.has_marks for p in self.parts for m in p.body for f in m.factors])
 
     @lazy
@@ -190,7 +199,7 @@ class Quantified:
 
     @lazy
     def text(self) -> str:
-        """It as text; equal ones have equal text."""
+        """The set as text; equal sets have equal text."""
         return f"{_over(self.binders, self.domain)}{_form_text(self.body)}"
 
 
@@ -235,7 +244,7 @@ def _union(sets: Sequence[frozenset[str]]) -> frozenset[str]:
 
 
 def constant(value: Fraction | int) -> Form:
-    """Return the form (sum of monomials) of a constant."""
+    """Return the form (sum of monomials) of a constant; that of 0 is the empty sum."""
     return (Mono(UNIT if value == 1 else Fraction(value)),) if value else ()
 
 
@@ -273,7 +282,7 @@ def _product(left: Fraction, right: Fraction) -> Fraction:
 
 
 def times(left: Form, right: Form) -> Form:
-    """Multiply two forms (sums of monomials) out."""
+    """Return the product of two forms (sums of monomials), multiplied out; the binders of `right` get fresh names."""
     out: list[Mono] = []
     for a in left:
         for b in right:
@@ -354,7 +363,10 @@ def _recip(argument: Form) -> Form:
 
 
 def renamed(mono: Mono) -> Mono:
-    """Rename the binders of a monomial (the symbols it is summed over) to fresh symbols."""
+    """
+    Return a monomial with fresh symbols for its binders (the symbols it is summed over); the same monomial if it has
+    none.
+    """
     if not mono.binders:
         return mono
     names = {b: fresh(b) for b in mono.binders}
@@ -369,8 +381,8 @@ def renamed(mono: Mono) -> Mono:
 
 def renamed_bound(bound: Quantified) -> Quantified:
     """
-    Rename the binders of a quantified form (a set of values; binders are the symbols that run over all values) to fresh
-    symbols.
+    Return a quantified form (a set of values) with fresh symbols for its binders (the symbols that run over all
+    values).
     """
     names = {b: fresh(b) for b in bound.binders}
     values = {old: symbol(new) for old, new in names.items()}
@@ -382,6 +394,8 @@ def substitute(form: Form, values: Mapping[str, Poly]) -> Form:
     """
     Substitute polynomials for free symbols, given by name in `values`, of a form (a sum of monomials); return the new
     form, not yet multiplied out where a polynomial took the place of a factor (see `multiplied_out`).
+
+    The polynomials must not mention binders of the form: that is not checked.
     """
     return tuple(_substitute_mono(m, values) for m in form)
 

@@ -30,8 +30,9 @@ class SymbolicInt(int):
     """
     A size as an integer, with the value it has in the sample, that also carries its polynomial in symbolic sizes.
 
-    Sums, differences and products keep track of polynomials. A comparison whose answer is not the same for all sizes
-    raises `Undecided`, so that no gradient is built for the sample only.
+    Sums, differences, products and exact quotients keep track of polynomials, and `==` compares these. An order (`<`)
+    that is not the same for all sizes, or other arithmetic, raises `Undecided`, so that no gradient is built for the
+    sample only.
     """
 
     poly: Poly
@@ -203,9 +204,10 @@ class _Unknown:
 
 
 NO_GRADIENT = _Unknown()
+"""The gradient of operands of an operator that has none, and of all that is before it."""
 
 Product = TensorForm | _Unknown | None
-"""The gradient of a value; None where it is zero everywhere."""
+"""The gradient of a value: None where it is zero everywhere, `NO_GRADIENT` where an operator on the way has none."""
 
 
 def vector_jacobian_products(
@@ -213,7 +215,8 @@ def vector_jacobian_products(
 ) -> tuple[dict[str, Product], list[TensorForm]]:
     """
     Differentiate a side of a rule (source or target) at symbolic sizes; return the gradient of each floating point
-    input, by name (None where no result depends on it), and the side's results.
+    input, by name (None where no result depends on it, `NO_GRADIENT` where an operator on the way has none), and the
+    side's results.
 
     `inputs` are the rule's inputs by name, `case` the case of the proof they are for, `context` takes what is assumed
     on the way. The gradients of the results are unknown inputs of their own, so these are vector-Jacobian products.

@@ -533,8 +533,8 @@ def _ordered(factors: tuple[MonoFactor, ...], binders: tuple[str, ...]) -> tuple
 
 def depth(factors: tuple[MonoFactor, ...]) -> int:
     """
-    Return how many sums (or maxima) are nested in the factors of a monomial; 0 if there are none. The symbols that are
-    summed over are named by this depth, so that nested names differ.
+    Return how deep functions, maxima and products over a domain are nested in the factors of a monomial; 0 if there are
+    none. The symbols that are summed over are named by this depth, so that nested names differ.
     """
     return max((_factor_depth(f) for f in factors), default=0)
 

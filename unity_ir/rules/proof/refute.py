@@ -53,8 +53,8 @@ TOLERANCE: Mapping[str, float] = {"f64": 1e-7, "f32": 1e-3, "f16": 0.05, "bf16":
 @dataclass(frozen=True, slots=True)
 class Sample:
     """
-    A sample to test a substitution at: values for its symbols (`bindings`), both sides as graphs, and numbers in its
-    inputs (`arrays`).
+    A sample to test a substitution at: values for its symbols (`bindings`), the results of both sides as values of a
+    graph over the input nodes `leaves`, and the numbers in these inputs, by name (`arrays`).
     """
 
     bindings: Bindings

@@ -75,8 +75,8 @@ def packs(rule: Substitution) -> list[str]:
 
 def parameters(rule: Substitution) -> dict[str, str]:
     """
-    Return, by the name of each attribute parameter of a rule (`act` for `$act`, whose value a match gives), one
-    attribute that it is the value of, as `operator.attribute`, such as `matmul.act`.
+    Return, for each attribute parameter of a rule (`act` for `$act`, whose value a match gives), one of the attributes
+    it stands for, as `operator.attribute`, by the parameter's name: `{"act": "matmul.act"}`.
     """
     found: dict[str, str] = {}
     for operation in rule.operations((*rule.source, *rule.target)):
@@ -263,8 +263,8 @@ def misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
 
 def divisible(rule: Substitution) -> Iterator[Bindings]:
     """
-    Yield, without end, choices of values for a rule's symbols, packs and parameters, by name, with degrees of 2 or 3;
-    in every second choice, from the first, the degrees divide all sizes.
+    Yield, without end, choices of values for a rule's symbols, packs and attribute parameters, by name, with degrees of
+    2 or 3; in the first, and every second after it, sizes are multiples of all degrees.
     """
     random = Random(2)
     divided = degrees(rule)

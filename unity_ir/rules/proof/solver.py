@@ -67,7 +67,7 @@ class _Model(dict[str, int]):
 
 
 class Answers:
-    """A cache of Z3's answers within the proof of one rule."""
+    """A cache of answers about integers within the proof of one rule; `questions` counts those asked of Z3."""
 
     def __init__(self) -> None:
         self.questions = 0
@@ -153,7 +153,11 @@ class Answers:
 
 
 class Facts:
-    """Constraints taken as true in a proof: sizes and degrees are at least 1, and the assumptions of a case."""
+    """
+    Constraints taken as true in a proof: sizes and degrees are at least 1, and the assumptions of a case.
+
+    `answers` is the cache that all facts of one proof share; None begins a new one.
+    """
 
     def __init__(self, constraints: Iterable[Constraint], answers: Answers | None = None):
         self.constraints = frozenset(constraints)

@@ -128,8 +128,8 @@ class SymbolicLine:
 
     def extent(self, index: WrittenIndex) -> Poly:
         """
-        Return the size, as a polynomial, of a result's dim that is written at `index`. Raises `Undecided` where the
-        attribute that gives it is no number.
+        Return the size, as a polynomial, of a dim of the line's result, given the index that the line has for it, such
+        as `h` or `(h d)`. Raises `Undecided` where the attribute that gives the size is no number.
         """
         return dim_size(index, self.extents, self.spelled, self.attributes)
 

@@ -19,7 +19,8 @@ ElementPosition: TypeAlias = tuple[Poly, ...]
 
 class Undivided(Exception):
     """
-    Raised where a proof needs the quotient and remainder of a position by a size, but the position does not show them.
+    Raised where a proof needs the quotient and remainder of `position` by `by`, but the position does not show them.
+    The proof is then tried again with indices over that size written as `quotient * by + remainder`.
     """
 
     def __init__(self, position: Poly, by: Poly):
@@ -60,7 +61,10 @@ def zeros(shape: tuple[Poly, ...], dtype: str) -> TensorForm:
 
 
 def added(one: TensorForm, other: TensorForm) -> TensorForm:
-    """Add two symbolic tensors of the same shape, elementwise."""
+    """
+    Add two symbolic tensors of the same shape, elementwise; the sum has the element type of `one`, and is not yet
+    rounded to it.
+    """
     return TensorForm(one.shape, lambda at: (*one.element(at), *other.element(at)), one.dtype, False, one.gradient)
 
 

@@ -10,13 +10,16 @@ Verdict: TypeAlias = Literal["proved", "almost everywhere", "forward only", "ref
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The result of trying to prove a substitution: verdict, reason or counterexample, and seconds taken."""
+    """
+    The result of trying to prove a substitution: the verdict (see `proof.prove`), the reason or counterexample
+    (`detail`, empty if it is proved), the seconds taken, and the questions asked of Z3.
+    """
 
     verdict: Verdict
     detail: str = ""
     seconds: float = 0.0
     questions: int = 0
-    """Asked of Z3."""
+    """The number of questions asked of Z3."""
 
     @property
     def proved(self) -> bool:

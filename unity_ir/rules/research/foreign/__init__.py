@@ -24,7 +24,8 @@ from unity_ir.rules.research.foreign.terms import substitution
 @dataclass(frozen=True, slots=True)
 class ImportedRule:
     """
-    A rule of another system's collection, and its verdict; `detail` gives the reason.
+    A rule of another system's collection, and its verdict; `detail` gives the reason, `rule` the substitution (None
+    where the rule could not be converted), `seconds` the time its proof took.
 
     The verdict is one of the prover's (`rules.proof.prove`), `ill-typed`, `disconnected` (its source is two patterns),
     `unbound` (its target has an input that its source has not) or `unsupported`.

@@ -17,6 +17,7 @@ class ForeignOp:
     One operation on a side of another system's rule.
 
     `inputs` are (operation, result) pairs of indices; an operation below 0 stands for an input of the rule.
+    `parameters` has the file's integers by key, such as `PM_AXIS`.
     """
 
     type: str

@@ -52,9 +52,10 @@ class _Typed:
 
 def substitution(foreign: ForeignRule) -> Substitution:
     """
-    Convert another system's rule to a substitution over our operators.
+    Convert another system's rule to a substitution over our operators. Its degrees become symbols, and its inputs get
+    the fewest degrees at which both sides, or else the source, are well typed.
 
-    Raises `Unsupported` for a rule that these cannot express, `UnityError` where no sizes fit.
+    Raises `Unsupported` for a rule that these operators cannot express, `UnityError` where no sizes fit.
     """
     ops = (*foreign.source, *foreign.target)
     sizes = SizeEquations(fixed=any(op.type == "OP_CONCAT" and op.parameters.get("PM_AXIS") == REPLICA for op in ops))

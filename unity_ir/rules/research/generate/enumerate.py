@@ -69,7 +69,10 @@ class _Work:
 class Enumeration:
     """
     Enumerates the terms (operators applied to variables) of a space, groups those of equal value into classes, and
-    collects pairs of equal terms as candidates for rules.
+    collects pairs of equal terms as candidates for rules. Call `run` once, then `candidates`.
+
+    Values are compared by 64-bit fingerprints at the first set of sizes only. The constructor raises `UnityError` for a
+    space of more than `MOST_VARIABLES` variables.
     """
 
     def __init__(self, space: Space):
@@ -99,8 +102,8 @@ class Enumeration:
     @property
     def kept(self) -> int:
         """
-        The number of candidates for rules (pairs of equal terms), where those that differ only in the names of
-        variables count once.
+        The number of candidates for rules (pairs of equal terms) that `candidates` yields: most of those that differ
+        from another only in the names of variables are left out.
         """
         return sum(len(made_by) for made_by, _, _ in self._pairs)
 

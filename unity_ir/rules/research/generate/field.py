@@ -88,8 +88,10 @@ def inverse(x: Batch) -> Batch:
 
 class ResidueLine:
     """
-    Evaluates a bound line in integers modulo the prime 2^31 - 1. Raises `UnityError` for functions that TDL expressions
-    lack.
+    Evaluates a bound line in integers modulo the prime 2^31 - 1. Called with its operands, each an int64 array [batch,
+    *shape] of residues, it returns its results alike, in order.
+
+    The call raises `UnityError` for expressions that have no value there, such as opaque functions.
     """
 
     def __init__(self, bound: Bound):

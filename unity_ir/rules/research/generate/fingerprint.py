@@ -65,7 +65,10 @@ def line(step: TermStep, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str,
 
 
 class Values:
-    """Evaluates terms at one set of sizes, each once. Called with a term, it returns the value."""
+    """
+    Evaluates terms at the set of sizes number `at`, each once. Called with a term, it returns the value, residues
+    modulo 2^31 - 1 as an array [1, *shape]; those of variables are random, drawn from `seed`.
+    """
 
     def __init__(self, seed: int, at: int):
         self.seed, self.at = seed, at

@@ -25,7 +25,7 @@ ShapeOf = Callable[[Term], PolyShape]
 def packed(rule: Substitution, shape: ShapeOf) -> Iterator[Substitution]:
     """
     Generalise a rule to any number of leading dims by a pack (`a..`, which stands for a run of any number of dims);
-    yield guesses, to be proved.
+    yield guesses, to be proved. None are yielded for a rule whose inputs have divided dims.
 
     If all terms have one shape, of symbols alone, one guess has the pack for that whole shape. Another for each symbol
     that is the first size of some terms, and occurs in no other place, has the pack for that size. Left out are those

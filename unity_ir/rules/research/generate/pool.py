@@ -14,8 +14,9 @@ from unity_ir.rules.proof.prove import Proof, prove
 
 class Provers:
     """
-    A context manager that, when called, proves substitutions in parallel: in `jobs` processes, or in this one if `jobs`
-    is 1.
+    Proves substitutions in parallel, in `jobs` processes, or in this one if `jobs` is 1. Called with rules, it returns
+    their proofs, in order; `seed` is that of the samples at which they are tested. A context manager, which ends the
+    processes.
     """
 
     def __init__(self, jobs: int, seed: int = 0):

@@ -45,7 +45,11 @@ def _commutes(rule: Substitution) -> str | None:
 
 class Rewriting:
     """
-    Rewrites terms with the rules accepted so far; the operands of commutative operators are kept in a fixed order.
+    Rewrites terms with the rules accepted so far (`add`); the operands of commutative operators are kept in a fixed
+    order.
+
+    `terms` makes the new terms, `sets` is the number of sets of sizes at which they are typed, `degree` the degree of
+    the parallel operators.
     """
 
     def __init__(self, terms: Terms, sets: int, degree: int):
@@ -98,7 +102,7 @@ class Rewriting:
     def near(self, term: TypedTerm) -> dict[TypedTerm, None]:
         """
         Return the terms near a term: those, of its own type, that it becomes by one application of one rule, at it or
-        at any subterm, as the keys of a dict (in a fixed order).
+        at any subterm, as the keys of a dict (in a fixed order). Cached: do not change the dict.
         """
         known = self._near.get(term)
         if known is not None and known[0] == self._version:

@@ -37,9 +37,10 @@ class Special(Exception):
 class TermSizes:
     """
     Finds the shapes and attributes of terms over the same variables as polynomials, from their values at several sets
-    of sizes. `Special` is raised for what holds at these sizes only.
+    of sizes. `degree` is the degree of the parallel operators.
 
-    Methods raise `Special` where there is no general form.
+    `shape` also fills `attributes` (by applied operator) and `variables` (in order of use). Methods raise `Special` for
+    what holds at these sizes only and has no general form.
     """
 
     def __init__(self, degree: int):
@@ -244,8 +245,8 @@ class TermSizes:
 
 def application(term: TypedTerm) -> AppliedStep:
     """
-    Return (operator with attributes, operands) of a term, without saying which result of the operator it is: equal for
-    all results of one operator.
+    Return (operator with attributes, operands) of a term that is no variable, without saying which result of the
+    operator it is: equal for all results of one operator.
     """
     assert term.step is not None
     return TermStep(term.step.op, term.step.attributes), term.operands

@@ -37,8 +37,8 @@ ARITY = 3
 @dataclass(frozen=True, slots=True)
 class Space:
     """
-    The space of terms to enumerate: of at most `size` operators of these names, applied to `variables` variables of
-    each type.
+    The space of terms to enumerate: of at most `size` operators, of the names in `operators` and `parallel`, applied to
+    `variables` variables of each type. Raises `UnityError` for operators, sizes and degrees that cannot be enumerated.
     """
 
     operators: tuple[str, ...]
@@ -48,7 +48,11 @@ class Space:
     variables: int = 3
     """Number of variables of each type."""
     degree: int = 2
+    """The degree of all parallel operators; it must be 2."""
     seed: int = 0
+    """
+    The seed of the variables' random values, by which terms are compared, and of the samples at which rules are tested.
+    """
     elements: int = 100
     """Most elements of a value at the first set of sizes; two of the largest variables together are always allowed."""
 

@@ -96,9 +96,13 @@ class TypedTerm:
     size: int
     """Number of operators, those of shared subterms counted as often as they occur."""
     weight: int
-    """As `size`, but a fused operator counts as the two it stands for, so that it may be written out."""
+    """
+    Number of operators, where one with a fused function counts as the two it stands for, so that it may be written out.
+    """
     number: int
+    """Identifies the term among those of its `Terms`, in the order in which they were made."""
     text: str
+    """The term as text, with operators, attributes (at the first set of sizes) and variables."""
 
     @property
     def is_variable(self) -> bool:
@@ -169,7 +173,10 @@ class Terms:
         return self.make(term.step, operands)
 
     def renamed(self, *terms: TypedTerm) -> tuple[TypedTerm, ...]:
-        """Rename the variables of terms: number them, for each type, in the order in which they occur."""
+        """
+        Return terms with their variables numbered anew: from 0 for each type, in the order in which they occur in all
+        terms together.
+        """
         counts: dict[Type, int] = {}
         values: dict[TypedTerm, TypedTerm] = {}
         for term in terms:
@@ -218,7 +225,7 @@ def leaves(term: TypedTerm) -> Iterator[TypedTerm]:
 
 
 def subterms(term: TypedTerm) -> Iterator[TypedTerm]:
-    """Yield a term and all terms below it, outermost first."""
+    """Yield a term and all terms below it, outermost first, with repetitions."""
     yield term
     for o in term.operands:
         yield from subterms(o)
