@@ -131,8 +131,8 @@ def simulate_pipeline(
     longer: Sequence[Mapping[int, float]] = (),
 ) -> PipelineTimes:
     """
-    Simulate a schedule that passes `plan.pipeline.total_order`: return when each rank does what. The schedule's own sends and
-    receives are ignored: a send begins when what it sends is made.
+    Simulate a schedule that passes `plan.pipeline.total_order`: return when each rank does what. The schedule's own
+    sends and receives are ignored: a send begins when what it sends is made.
 
     `longer[r]` has the seconds by which some of rank r's computations take longer than `seconds` says, by their index
     among these. With `is_clipped`, updates need a sum over all ranks (the norm of the gradient), so all begin when the

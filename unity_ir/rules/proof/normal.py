@@ -501,7 +501,7 @@ def _named_bound(bound: Quantified) -> Quantified:
     factors = tuple(f for m in bound.body for f in m.factors)
     _, found = _ordered(factors, bound.binders)
     # Sums in the body have names of the same depth.
-    names = {old: new.replace("@", "unity_ir") for old, new in found.items()}
+    names = {old: new.replace("@", "@@") for old, new in found.items()}
     values = {old: symbol(new) for old, new in names.items()}
     whole = tuple(
         Mono(
