@@ -36,6 +36,7 @@ class WindowWrites:
     """
 
     dims: Mapping[int, WindowWrite]
+    """By number of the dim, how each dim that is indexed by a window is written."""
 
 
 def writes_windows(result: Result) -> bool:
