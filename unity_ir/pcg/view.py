@@ -27,7 +27,9 @@ class View:
     """
 
     start: int
+    """The number of the first device."""
     axes: tuple[ViewAxis, ...]
+    """For each axis of the task grid, its factors, the outermost first."""
     repeat: ViewAxis = ()
 
     @property
