@@ -20,6 +20,7 @@ class Crossing:
     """
 
     level: int
+    """The number of the level, outermost 0."""
     device: float
     """Bytes sent (or received, if that is more) by the busiest device."""
     member: float
