@@ -284,9 +284,9 @@ def fold(expr: Expr, bound: Bound, starts: Mapping[str, str]) -> Expr:
 
 def without_ones(bound: Bound) -> Bound:
     """
-    Return the bound TDL line with a single variable in the place of all index variables of one position (extent 1) in
-    operands' indices; beside longer variables, in an index, a window or a reduction, they are dropped. Lines that
-    compute the same then become equal (and share a kernel).
+    Return the bound TDL line in which index variables of one position (extent 1) are left out of reads and reductions
+    wherever a longer variable is left there; an index of a read that has no longer one gets a single variable, `one`.
+    Lines that compute the same then become equal (and share a kernel).
     """
     one = "one"
     while one in bound.extents:

@@ -26,7 +26,7 @@ class Crossing:
     member: float
     """Bytes sent by all devices of the group in the busiest member."""
     total: float
-    """Bytes sent by all members of an instance of the level."""
+    """Bytes sent by all members of one instance of the level (by all GPUs of one node, say)."""
     pattern: str
     """
     The receivers: `neighbour` (one other member), `rings` (through as many rings as the level has), `spread` (to all

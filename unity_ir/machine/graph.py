@@ -38,7 +38,10 @@ class Arc:
 
     target: Vertex
     resource: int
-    """The key its bytes are counted by: duplex links have one for each direction."""
+    """
+    The number of the resource whose bandwidth its bytes take (`Topology.bandwidths`): duplex links have one for each
+    direction.
+    """
     wire: Wire
     share: float = 1.0
     """The fraction of the wire's latency that this arc has."""

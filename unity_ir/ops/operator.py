@@ -63,7 +63,7 @@ class Application:
     """
 
     grads: tuple[Tensor, ...]
-    """Gradient of each result that holds floating point numbers."""
+    """Gradient of each result that holds floating point numbers, in order."""
     operands: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
     attributes: Mapping[str, AttrValue]

@@ -15,7 +15,7 @@ def in_type(graph: Graph, dtype: str) -> Graph:
     """
     Return the graph computed in the floating point type `dtype`, `f32`, `bf16` or `f16`: its floating point inputs,
     weights, constants and casts are converted. Weights then have no masters (longer copies that are stored and updated
-    in place of them).
+    in place of them). Not for a graph in micro-batches: its leaves lose their pieces in time.
 
     Raises `UnityError` for another type.
     """

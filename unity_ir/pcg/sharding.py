@@ -97,7 +97,10 @@ Layout = tuple[int, ...]
 
 
 def same_pieces(layout: Layout) -> Layout:
-    """Return a layout with REPEAT for COPY: the same tensors on the same devices."""
+    """
+    Return a layout with REPEAT for COPY, which differ in gradients alone: two layouts put the same pieces on the same
+    devices if this makes them equal.
+    """
     return tuple(REPEAT if role == COPY else role for role in layout)
 
 

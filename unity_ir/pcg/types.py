@@ -79,7 +79,7 @@ class TensorType:
     2 addends (partial sums), and each is there 4 times (copies, whose gradients are addends). In `[64, 3, 224:2 halo(3,
     2), 224]`, shards have 3 elements more before and 2 after, equal to their neighbours' or, with `halo_sum(3, 2)`,
     addends of these. With `bf16, grad = f32` the gradient has another element type. Of the 8 shards of `[64:8:t4]` each
-    of 4 micro-batches has 2, and so for `sum = 8:t4` and `copy = 8:t4`. Its fields are as in `tdl.parallel.Degrees`.
+    of 4 micro-batches has 2, and so for `sum = 8:t4` and `copy = 8:t4`.
 
     Make one with `tensor_type`, which checks and interns it: equal types are one object.
     """

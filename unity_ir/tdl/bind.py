@@ -151,7 +151,7 @@ class Binder(Extents):
     def bind(self) -> Bound:
         """
         Return the TDL line bound to the operands given to the constructor; its windows and sizes stay symbolic if that
-        was told to `keep` them. Raises `UnityError` where ranks, sizes or attributes do not fit.
+        got `keep=True`. Raises `UnityError` where ranks, sizes or attributes do not fit.
         """
         self._solve_extents()
         self.spelling = self.keep

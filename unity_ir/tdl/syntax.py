@@ -512,8 +512,8 @@ def index_extent(index: WrittenIndex, extents: Mapping[str, int]) -> int:
 
 def joined_extent(index: WrittenIndex, extents: Mapping[str, N]) -> N:
     """
-    Return the size of the dim that a bound index other than a window runs over: given `(h d)`, the product of the
-    extents of h and d; given a concatenation (`Segments`) of h and d, their sum.
+    Return the size of the dim that a bound index other than a window or slice runs over: given `(h d)`, the product of
+    the extents of h and d; given a concatenation (`Segments`) of h and d, their sum. Of a slice, the size of its part.
 
     `extents` maps each index variable to its number of positions, as int or polynomial.
     """
