@@ -31,7 +31,7 @@ class Ranks:
 
     `shapes` and `dtypes` are the operands' global shapes and element types (() if all are floating point), `attributes`
     all attributes, defaults filled in. With `keep`, sizes and attributes that are used as numbers stay symbolic, as
-    `Binder.spell` needs.
+    `tdl.bind.spell` needs.
     """
 
     def __init__(
