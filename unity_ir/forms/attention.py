@@ -42,8 +42,11 @@ class Scores:
     """
 
     weights: Expr
+    """The softmax of the scores over the columns."""
     score: Expr
+    """The scores before the softmax, with mask and scale."""
     product: Reduce
+    """The matrix product of queries and keys in the scores."""
     q: Access
     """The factor that is read by rows."""
     k: Access
@@ -102,7 +105,9 @@ class AttentionSum:
     factor: Expr
     """A function of the weights, and perhaps of `second` and `mean` (`Attention`), for each row and column."""
     other: Access
+    """The read of the tensor that `factor` is multiplied by."""
     over_columns: bool
+    """Whether the sum is over the columns (keys); else it is over the rows (queries)."""
     free: tuple[str, ...]
     """The variables of the result that only `other` has: features."""
 

@@ -215,6 +215,7 @@ class Pooling:
     """`max` or `sum`."""
     image: Access
     slidings: tuple[Sliding, ...]
+    """The windows along one to three dims, in the order of the dims."""
 
 
 def pooling(expr: Expr, extents: Mapping[str, int]) -> Pooling | None:
@@ -256,6 +257,7 @@ class MaxPoolingGradient:
     """The gradient of a max pooling: `value` is added to the first maximum of each of the pooling's windows."""
 
     value: Expr
+    """What is added for each window, an expression."""
     pooling: Pooling
     written: tuple[Window, ...]
     """The windows of the result."""

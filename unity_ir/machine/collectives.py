@@ -48,6 +48,7 @@ class CollectiveSchedule:
     """
 
     algorithm: str
+    """`ring`, `tree`, `hierarchical` (level by level) or `direct`."""
     phases: tuple[Phase, ...]
     hops: tuple[tuple[int, float], ...]
     """(level, number of messages that follow one another)."""

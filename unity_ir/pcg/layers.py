@@ -74,8 +74,10 @@ def parts(graph: Graph) -> tuple[Part, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """A graph's parts with every layer as one: those before the first layer, layers and what is between them, and the
-    parts after the last layer (`tail`), whose backward comes first. Without layers, everything is the tail."""
+    """
+    A graph's parts with every layer as one: `before`, those before the first layer; `layers`, with what is between
+    them; and `tail`, those after the last layer, whose backward comes first. Without layers, everything is the tail.
+    """
 
     before: tuple[Part, ...]
     layers: tuple[Part, ...]

@@ -44,6 +44,7 @@ class Move:
     kind: str
     """The collective's name (`pcg.collectives`)."""
     axes: tuple[int, ...]
+    """Numbers of the mesh axes."""
     source: int
     """
     The role the axes had. Of pinned axes, `pinned_at(i)`, where i is the holder's position in the group (`group_role`).

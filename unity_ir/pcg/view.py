@@ -31,6 +31,7 @@ class View:
     axes: tuple[ViewAxis, ...]
     """For each axis of the task grid, its factors, the outermost first."""
     repeat: ViewAxis = ()
+    """Factors along which devices do the same tasks again."""
 
     @property
     def degrees(self) -> tuple[int, ...]:

@@ -395,6 +395,7 @@ class Clause:
     """
 
     kind: str
+    """`rank`, `size` or `degree`."""
     index: WrittenIndex
     value: Entry | int
 
@@ -409,6 +410,7 @@ class Line:
     results: tuple[WrittenResult, ...]
     clauses: tuple[Clause, ...]
     text: str
+    """The line as given, with single spaces."""
 
 
 NOT_FLOATING = ("i64", "i32", "bool")
