@@ -92,8 +92,9 @@ def spell(
 
 class Binder(Extents):
     """
-    Binds a TDL line to the shapes and attributes given to its constructor. It does the last of four steps, writing out
-    the expressions with bound indices; the base classes do the others: `Ranks`, `Indices`, `Extents`.
+    Binds a TDL line to the shapes and attributes given to its constructor, whose arguments `Ranks` explains; use one
+    object for one binding. It does the last of four steps, writing out the expressions with bound indices; the base
+    classes do the others: `Ranks`, `Indices`, `Extents`.
     """
 
     def expr(self, expr: Expr, copy: int | None) -> Expr:
