@@ -40,7 +40,7 @@ class Budget:
     deadline: float | None = None
     done: float = 0.0
     ended: bool = False
-    """Whether it was used up, and somebody had to stop."""
+    """Whether `spend` has raised `OutOfBudget`."""
 
     @staticmethod
     def of(seconds: float | None = None, work: float = WORK) -> Budget:
@@ -95,7 +95,8 @@ def work_done() -> float:
 @contextmanager
 def within(budget: Budget | None) -> Generator[None]:
     """
-    Count all work done in the `with` statement against `budget`; with None, count nothing, so that it always completes.
+    Count all work done in the `with` statement against `budget`, in place of the current one; with None, count nothing,
+    so that it always completes. Then the current one counts again.
     """
     token = _CURRENT.set(budget)
     try:

@@ -18,7 +18,10 @@ EXTRAS = {"torch": "torch", "triton": "gpu"}
 
 
 def not_installed(error: ModuleNotFoundError) -> UnityError | None:
-    """Return an error that says how to install what was not found; None if it is no library of an extra."""
+    """
+    Return the `UnityError` to raise in place of `error`, which says how to install the library (PyTorch, Triton) that
+    was not found; None if it is no library of an extra.
+    """
     library = (error.name or "").partition(".")[0]
     if library not in EXTRAS:
         return None

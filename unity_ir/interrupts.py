@@ -77,7 +77,8 @@ def handled() -> Generator[None]:
 @contextmanager
 def searching() -> Generator[None]:
     """
-    Wrap a search that answers `KeyboardInterrupt` with its best result: only the first signal raises it.
+    Wrap a search that answers `KeyboardInterrupt` with its best result: only the first signal raises it. Has an effect
+    only within `handled`.
 
     Signals after the first, and after the `with` statement has ended without an exception, are reported and ignored, so
     that the result is still printed.

@@ -42,8 +42,11 @@ class Scores:
     """
 
     weights: Expr
+    """The softmax of the scores over the columns."""
     score: Expr
+    """The scores before the softmax, with mask and scale."""
     product: Reduce
+    """The matrix product of queries and keys in the scores."""
     q: Access
     """The factor that is read by rows."""
     k: Access
@@ -76,7 +79,10 @@ class Scores:
 
     @property
     def scale(self) -> float | None:
-        """The number that the product is multiplied by to be the visible scores; None if they are anything else."""
+        """
+        The constant c if the visible scores are c times the product of queries and keys (1.0 if they are the product
+        itself); None if they are any other function of it.
+        """
         match self.visible:
             case Binary("*", Const(factor), product) | Binary("*", product, Const(factor)):
                 return factor if product == self.product else None
@@ -99,7 +105,9 @@ class AttentionSum:
     factor: Expr
     """A function of the weights, and perhaps of `second` and `mean` (`Attention`), for each row and column."""
     other: Access
+    """The read of the tensor that `factor` is multiplied by."""
     over_columns: bool
+    """Whether the sum is over the columns (keys); else it is over the rows (queries)."""
     free: tuple[str, ...]
     """The variables of the result that only `other` has: features."""
 
@@ -114,11 +122,17 @@ class Attention:
     scores: Scores
     sums: tuple[AttentionSum, ...]
     logsum: Result | None
-    """The result that saves the logarithms of the rows' sums, if any; the only other result is the forward's."""
+    """
+    The result that saves the logarithms of the rows' sums; None if there is none. Beside it is only the forward's
+    result.
+    """
     second: Reduce | None
-    """The other product of rows and columns in the factors: of the result's gradient and the values."""
+    """
+    The other product of rows and columns in the factors: of the result's gradient and the values. None if no factor has
+    it.
+    """
     mean: Reduce | None
-    """The expression of the mean of `second` over a row's weights."""
+    """The mean of `second` over a row's weights, which a softmax's gradient subtracts. None if no factor has it."""
     mean_product: Reduce | None
     """The mean as the product of the gradient and the forward's result, if the line reads that; else None."""
 
@@ -366,7 +380,11 @@ def _outermost(expr: Expr, but: Expr) -> Iterator[Reduce]:
 
 
 def constant_of(factor: Expr) -> tuple[float, Expr]:
-    """Return a product as a constant times the rest; the constant is 1 if it has none."""
+    """
+    Return (constant, rest), whose product is `factor`: the nonzero constants in a product, multiplied, and the product
+    without them. The constant is 1 if there is none; those in a right operand that is a product itself stay in the
+    rest.
+    """
     match factor:
         case Binary("*", Const(value), rest) | Binary("*", rest, Const(value)) if value:
             constant, rest = constant_of(rest)

@@ -49,15 +49,19 @@ class ColumnSums:
     rows: Names
     """The variables that sums are over, of extents above 1, outermost first."""
     columns: Names
-    """The variables of the sums, of extents above 1, outermost first."""
+    """The variables of the sums' dims, of extents above 1, outermost first."""
     has_statistics: bool
     """Whether elements depend on reductions of their row, so that a program has to hold whole rows."""
 
 
 def column_sums(line: Bound) -> ColumnSums | None:
     """
-    Match a bound, simplified line whose results have variables in common, as `aligned` makes them; None if it has no
-    sum of columns, one alone that needs no other row, or reads a tensor in several ways.
+    Match a bound TDL line, simplified (`rewrite.simplified`), as sums over the rows of a matrix, perhaps with matrices
+    over the same rows and columns; return which index variables are rows and which columns.
+
+    Its results must share their index variables (see `aligned`). Returns None for any other line: one without such
+    sums, with a single sum and no reduction inside of it, or that reads a tensor of rows in several ways, or with
+    columns that are not neighbours in memory.
     """
     rows: Names | None = None
     columns: Names = ()
@@ -91,7 +95,9 @@ def column_sums(line: Bound) -> ColumnSums | None:
 
 
 def is_column_sum(result: Result) -> bool:
-    """Return whether a result is a sum over leading dims of an operand: `sum[r](x[r, c])` at `c`."""
+    """
+    Return whether a result is one operand summed over its leading dims, and nothing else: `out[c] = sum[r](x[r, c])`.
+    """
     total = _sum_of(result)
     if total is None or not isinstance(total.body, Access):
         return False
@@ -102,15 +108,21 @@ def is_column_sum(result: Result) -> bool:
 
 
 def reads_whole_rows(line: Bound, body: Expr, rows: Names, columns: Names) -> bool:
-    """Return whether an expression reads some tensor at every row and column."""
+    """
+    Return whether the expression `body` of a bound line reads some tensor at every row and column: by all of the index
+    variables `rows` and `columns`. In a reduction over as many variables as `columns`, those count as the columns.
+    """
     wanted = {*rows, *columns}
     return any(wanted <= {n for i in a.indices for n in index_names(i)} for a in _of_rows(line, body, rows, columns))
 
 
 def aligned(line: Bound, axes: Mapping[str, tuple[int, ...]]) -> tuple[Bound, Mapping[str, tuple[int, ...]]] | None:
     """
-    Return a line whose results have variables of their own as one over common variables, with the mesh axes that divide
-    those used as values; None unless they are sums of columns and matrices of equal sizes.
+    Rename the index variables of a bound line whose results have variables of their own, so that all have those of the
+    first; return the line, and the mesh axes by its variables. None if the results differ in sizes (of a sum, those of
+    its rows and columns) or in the mesh axes that divide them, or have segments, windows, gathers or opaque functions.
+
+    `axes` has, for each index variable used as a value, the numbers of the mesh axes that divide it.
 
         out[r, c] = f(g[r, c]);  bias[e] = sum[k](g[k, e])  ->  out[r, c] = f(g[r, c]);  bias[c] = sum[r](g[r, c])
     """

@@ -70,7 +70,7 @@ class Part:
     axes: Mapping[str, Axes]
     """The mesh axes that divide each variable; of a composition, only of variables used as values."""
     apart: bool = False
-    """Whether results have variables of their own."""
+    """Whether results may have index variables that no other result has; `column_sums.aligned` can join them."""
 
 
 def composed(parts: Sequence[Part], kept: Sequence[Register], apart: bool = False) -> Part | None:
@@ -80,8 +80,8 @@ def composed(parts: Sequence[Part], kept: Sequence[Register], apart: bool = Fals
 
     `kept` are the registers (numbers of the program's values) that the fused line returns, in this order; other results
     are not stored. Returns None where fusing would compute an element more than once, or a dim's indices cannot be
-    substituted. With `apart`, results that the last part does not need at its own indices have variables of their own;
-    without it they are refused.
+    substituted. A kept result that the last part does not read at its own indices gets index variables of its own with
+    `apart`; without it, the answer is None.
     """
     try:
         return _Composer(parts).composed(kept, apart)

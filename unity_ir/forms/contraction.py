@@ -42,15 +42,15 @@ class Contraction:
     """
 
     product: Reduce
-    """The sum of the product."""
+    """The reduction `sum[k](x * w)` in the result's expression."""
     names: Mapping[str, tuple[str, ...]]
     """The line's variables that are flattened into each of `b`, `m`, `n` and `k`, outermost first."""
     sizes: Mapping[str, int]
     """Size of each of `b`, `m`, `n` and `k`."""
     x_strides: Mapping[str, int]
-    """Stride in `x` of each of `b`, `m` and `k`."""
+    """Stride in `x`, in elements, of each of `b`, `m` and `k`."""
     w_strides: Mapping[str, int]
-    """Stride in `w` of each of `b`, `k` and `n`."""
+    """Stride in `w`, in elements, of each of `b`, `k` and `n`."""
     repeated: bool = False
     """Whether one of the operands is the same in every product of the batch."""
 

@@ -34,11 +34,10 @@ from unity_ir.tdl.syntax import (
 @dataclass(frozen=True, slots=True)
 class Sliding:
     """
-    A window along one dim, at position `stride * outer + dilation * inner`: variable `outer` counts windows, variable
-    `inner` the taps (positions in the kernel).
+    A window along one dim, at position `stride * outer + dilation * inner` plus its offset: the index variable `outer`
+    counts windows, `inner` the taps (positions in the kernel).
 
-    A window does not mention variables of extent 1; where such a variable's name is not found elsewhere either, it is
-    empty.
+    A window has no variables of extent 1, so `outer` or `inner` is "" where such a variable is not found elsewhere.
     """
 
     window: Window
@@ -59,7 +58,8 @@ class Convolution:
     | data | [batch, (groups own), outer] | [(groups own), shared, inner] | [batch, (groups shared), windows] |
     | weight | [batch, (groups shared), windows] | [batch, (groups own), outer] | [(groups own), shared, inner] |
 
-    Each name stands for any number of variables. `groups` index all three tensors, every other variable two of them.
+    Each name stands for any number of variables; `outer` and `inner` are those of the `slidings`, one per window.
+    `groups` index all three tensors, every other variable two of them.
     """
 
     form: Literal["forward", "data", "weight"]
@@ -70,6 +70,7 @@ class Convolution:
     shared: tuple[str, ...]
     own: tuple[str, ...]
     slidings: tuple[Sliding, ...]
+    """The windows along one to three dims, in the order of the dims."""
 
 
 def convolution(result: Sequence[object], expr: Expr, extents: Mapping[str, int]) -> Convolution | None:
@@ -214,6 +215,7 @@ class Pooling:
     """`max` or `sum`."""
     image: Access
     slidings: tuple[Sliding, ...]
+    """The windows along one to three dims, in the order of the dims."""
 
 
 def pooling(expr: Expr, extents: Mapping[str, int]) -> Pooling | None:
@@ -242,7 +244,8 @@ def pooled_sum(result: Sequence[object], expr: Expr) -> tuple[Sliding, ...] | No
     Match a result as the gradient of a sum pooling: one value is added to every position of a window, as in `out[..,
     2*y + i] = g[.., y]`. `result` has the indices of the result's dims, `expr` is the expression of its elements.
 
-    Returns the windows along the dims, one to three, in the order of the dims; None for anything else.
+    Returns the windows along the dims, one to three, in the order of the dims; None if there are none, more, or a
+    window has several variables that `expr` has, or several that it has not.
     """
     free = free_variables(expr)
     inner = frozenset(n for i in result if isinstance(i, Window) for n in index_names(i) if n not in free)
@@ -254,6 +257,7 @@ class MaxPoolingGradient:
     """The gradient of a max pooling: `value` is added to the first maximum of each of the pooling's windows."""
 
     value: Expr
+    """What is added for each window, an expression."""
     pooling: Pooling
     written: tuple[Window, ...]
     """The windows of the result."""

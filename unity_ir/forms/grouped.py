@@ -23,7 +23,8 @@ class Routed:
     """
     A product of rows with gathered weights (mixture of experts), or its gradient by the weights, taken apart.
 
-    Names are those of the module's docstring; `w` is the second factor, also of the gradient, where it is `y` there.
+    Names are those of the module's docstring: `x` is [t, k], and `w` the weights [v, k, n]. In the gradient of the
+    weights `w` is the second factor, [t, n], which is called `y` there.
     """
 
     variable: str
@@ -107,7 +108,7 @@ class Grouped:
     sizes: Mapping[str, int]
     """Size of each of `b`, `m`, `n` and `k`; the rows are those of all weights together."""
     strides: Mapping[str, Mapping[str, int]]
-    """For each of `x`, `w` and `out`, the stride of those of these dims that it has."""
+    """For each of `x`, `w` and `out`, its stride in elements by dim, for those of `b`, `m`, `n` and `k` that it has."""
 
 
 def grouped(result: Result, extents: Mapping[str, int]) -> Grouped | None:

@@ -20,7 +20,8 @@ from unity_ir.tdl.syntax import Access, Binary, Bound, Expr, Reduce, WrittenInde
 @dataclass(frozen=True, slots=True)
 class PlainAttention:
     """
-    A line that is plain attention (`y` is None), or its gradients by queries, keys and values, by names of operands.
+    A line that is plain attention (`y` is None), or its gradients by queries, keys and values. Text fields are the
+    names of the line's operands.
 
     All are contiguous [batch, heads, positions, features]; a key's head serves a group of neighbouring heads.
     """
@@ -33,23 +34,26 @@ class PlainAttention:
     length: int
     """Positions of queries."""
     keys: int
-    """Positions of keys, as many if `causal`."""
+    """Positions of keys; equal to `length` if `causal`."""
     saves: bool
     """Whether a forward also returns the logarithms of the rows' sums, [batch, heads, positions]."""
     y: str | None = None
-    """The gradient of the result."""
+    """The gradient of the result, which a backward reads; None in a forward."""
     out: str | None = None
     """The forward's result, which a backward reads."""
     logsum: str | None = None
     """The logarithms, which a backward reads."""
     order: tuple[int, ...] = ()
-    """A backward's results: which of the gradients of queries, keys, values (0, 1, 2) each is."""
+    """For each of a backward's results, which gradient it is: 0 of queries, 1 of keys, 2 of values. () in a forward."""
 
 
 def plain_attention(bound: Bound, starts: Mapping[str, str]) -> PlainAttention | None:
     """
-    Match a bound TDL line as plain attention or its gradients; `starts` is as in `attention`. None for any other line,
-    such as one with dropout or a bias, a backward that reads no saved logarithms, or a piece of a causal sequence.
+    Match a bound TDL line (simplified or not) as plain attention or its gradients. None for any other line, such as one
+    with dropout or a bias, a backward that reads no saved logarithms, or a piece of a causal sequence.
+
+    `starts` maps each index variable of which a task computes only a part to the name of the kernel argument with the
+    global index at which the part begins; the others begin at 0.
     """
     of = attention(simplified(bound, starts), starts)
     if of is None:

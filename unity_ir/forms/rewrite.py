@@ -284,9 +284,9 @@ def fold(expr: Expr, bound: Bound, starts: Mapping[str, str]) -> Expr:
 
 def without_ones(bound: Bound) -> Bound:
     """
-    Return the bound TDL line with a single variable in the place of all index variables of one position (extent 1) in
-    operands' indices; beside longer variables, in an index, a window or a reduction, they are dropped. Lines that
-    compute the same then become equal (and share a kernel).
+    Return the bound TDL line in which index variables of one position (extent 1) are left out of reads and reductions
+    wherever a longer variable is left there; an index of a read that has no longer one gets a single variable, `one`.
+    Lines that compute the same then become equal (and share a kernel).
     """
     one = "one"
     while one in bound.extents:
@@ -381,8 +381,11 @@ def with_variables_of(
     first: Result, second: Result, extents: Mapping[str, int], starts: Collection[str]
 ) -> Result | None:
     """
-    Return the `second` result of a line over the variables of the `first`, so that one kernel can compute both: None if
-    these differ in `extents`, are in `starts`, of which a task computes only a part, or are other variables inside.
+    Return the `second` result of a line with its index variables renamed to those of the `first`, so that one kernel
+    can compute both.
+
+    None if the extents of the two results' variables differ (in order, extents of 1 left out), if one of these is in
+    `starts` (a task computes only a part of it), or if a variable of the `first` is bound inside of the `second`.
 
         a[r, i] = x[r, i];  b[r, j] = x[r, j + 4]  ->  a[r, i] = x[r, i];  b[r, i] = x[r, i + 4]
     """

@@ -12,8 +12,9 @@ from unity_ir.tdl.syntax import Access, Bound, Expr, PaddedVar, Var, accesses
 
 def with_rows(line: Bound, operands: Mapping[str, int], results: Sequence[int]) -> Bound:
     """
-    Return a bound line whose operands, by name, and results, in order, are stored with rows of so many elements (0: as
-    many as they have). Each of these must be one that `can_be_padded`.
+    Return a bound line whose tensors are stored with padded rows: `operands` maps names of operands to the elements of
+    a stored row, `results` has that number for each result, in order; 0 (and an operand left out) stands for no
+    padding. Each padded tensor must be one that `can_be_padded`.
     """
 
     def visit(expr: Expr) -> Expr:
@@ -36,21 +37,23 @@ def _padded(indices: tuple[Any, ...], row: int) -> tuple[Any, ...]:
 
 
 def padded_rows(line: Bound) -> dict[str, int]:
-    """Return the elements of a stored row of each operand and result of a bound line whose rows are padded."""
+    """
+    Return, by name, the elements of a stored row of each operand and result of a bound line whose rows are padded.
+    """
     found = [(r.name, r.indices) for r in line.results]
     found += [(a.tensor, a.indices) for r in line.results for a in accesses(r.expr)]
     return {tensor: i[-1].row for tensor, i in found if i and isinstance(i[-1], PaddedVar)}
 
 
 def has_padded_results(line: Bound) -> bool:
-    """Return whether rows of any result of a bound line are padded."""
+    """Return whether the rows of any result of a bound line are stored padded."""
     return any(r.indices and isinstance(r.indices[-1], PaddedVar) for r in line.results)
 
 
 def can_be_padded(line: Bound, tensor: str, size: int) -> bool:
     """
-    Return whether each read or write of an operand or result of a bound line steps through its last dim, of `size`
-    elements, by one variable.
+    Return whether the rows of `tensor`, an operand or result of a bound line by name, can be stored padded: whether
+    each read or write of it steps through its last dim, of `size` elements, by one index variable.
     """
     found = [r.indices for r in line.results if r.name == tensor]
     found += [a.indices for r in line.results for a in accesses(r.expr) if a.tensor == tensor]

@@ -13,8 +13,8 @@ from unity_ir.tdl.syntax import Access, Binary, Reduce, Result, Segments, index_
 
 MOST_PLACES = 8
 """
-Most places for each integer where the sum is added to a tensor: then a program copies each place, and without one there
-is a program for each integer only.
+Most places per integer for which a scatter-add into a tensor is matched: its kernel has a program for every place,
+which copies it, and the kernel without a tensor one for every integer only.
 """
 
 
@@ -35,8 +35,9 @@ class Scatter:
 def scattered(result: Result, extents: Mapping[str, int]) -> Scatter | None:
     """
     Match a result of a bound TDL line as a scatter-add, such as an embedding's gradient: each element is added at the
-    position that an integer operand gives, and the sum is over all dims of that operand; it may be added to a tensor of
-    not many more places than integers, read where the result is. Return its parts; None for anything else.
+    position that an integer operand gives, and the sum is over all dims of that operand. It may be added to a tensor
+    that is read at the result's own position, of at most `MOST_PLACES` places per integer. Return its parts; None for
+    anything else.
 
     `extents` maps each index variable to its number of positions. Variables of one position are ignored.
     """

@@ -21,9 +21,11 @@ class WindowWrite:
     variable: str | None
     """The variable to solve for; None if all variables of the window have extent 1."""
     stride: int
+    """The factor of `variable`; 1 if that is None."""
     taps: tuple[tuple[int, str], ...]
     """Factor and variable of each other term; kernels loop over these."""
     offset: int
+    """Position in the local tensor (a task's shard) at which all variables are 0."""
     size: int
     """Size of the dim."""
 
@@ -36,6 +38,7 @@ class WindowWrites:
     """
 
     dims: Mapping[int, WindowWrite]
+    """By number of the dim, how each dim that is indexed by a window is written."""
 
 
 def writes_windows(result: Result) -> bool:

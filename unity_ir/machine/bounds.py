@@ -33,7 +33,7 @@ class Capacity:
         return max(one_way, (out + back) / (2 * self.duplex + self.half))
 
     def plus(self, wire: Wire, count: float) -> Capacity:
-        """Return this capacity with the bandwidth of `count` more links like `wire` added."""
+        """Return a new capacity: this one and the bandwidth of `count` more links like `wire`."""
         bandwidth = wire.bandwidth * count
         return Capacity(self.duplex + bandwidth * wire.duplex, self.half + bandwidth * (not wire.duplex))
 
@@ -101,10 +101,12 @@ def cuts(levels: Sequence[Level], sizes: Mapping[int, int]) -> Iterator[tuple[in
 def least_seconds(kind: str, levels: Sequence[Level], sizes: Mapping[int, int], bytes: float) -> float:
     """
     Return a lower bound on the seconds of a collective by any algorithm, without latency: the bytes that must cross a
-    cut of the machine over the cut's bandwidth (min-cut), with all groups of the machine at once.
+    cut of the machine over the cut's bandwidth (min-cut), with all groups of the machine at once. 0 for groups of one
+    device.
 
-    `kind` is the collective's name, such as `all_reduce`. `sizes` maps level numbers (outermost 0) to the number of a
-    group's devices along each level. `bytes` is the size of a device's shard before the collective.
+    `kind` is the collective's name, one of `DEMANDS`. `sizes` maps level numbers (outermost 0) to the number of a
+    group's devices along each level. `bytes` is the size of a device's shard before the collective; for halo exchanges,
+    the border's.
     """
     n = prod(sizes.values())
     bound = 0.0

@@ -20,12 +20,13 @@ class Crossing:
     """
 
     level: int
+    """The number of the level, outermost 0."""
     device: float
     """Bytes sent (or received, if that is more) by the busiest device."""
     member: float
     """Bytes sent by all devices of the group in the busiest member."""
     total: float
-    """Bytes sent by all members of an instance of the level."""
+    """Bytes sent by all members of one instance of the level (by all GPUs of one node, say)."""
     pattern: str
     """
     The receivers: `neighbour` (one other member), `rings` (through as many rings as the level has), `spread` (to all
@@ -47,6 +48,7 @@ class CollectiveSchedule:
     """
 
     algorithm: str
+    """`ring`, `tree`, `hierarchical` (level by level) or `direct`."""
     phases: tuple[Phase, ...]
     hops: tuple[tuple[int, float], ...]
     """(level, number of messages that follow one another)."""

@@ -42,7 +42,7 @@ class RooflineCurve:
     def seconds(self, flops: Numbers, bytes: Numbers, peak: float, bandwidth: float) -> Floats:
         """
         Return the estimated seconds of kernels of `flops` floating point operations that read and write `bytes` bytes:
-        numbers, or arrays with an element per kernel.
+        numbers, or arrays with an element per kernel, as the result has then.
 
         `peak` is the device's in FLOP/s, `bandwidth` its memory's in bytes/s.
         """

@@ -41,6 +41,7 @@ class Device:
     launch: float
     """Least seconds of a kernel."""
     efficiency: float = 0.7
+    """Fraction of its peaks that kernels reach, for kinds of kernel without a curve."""
     curves: Mapping[str, RooflineCurve] = field(default_factory=dict[str, RooflineCurve])
     """Efficiency curves by kind of kernel (see `forms.kinds`), fitted to a profile."""
     profile: Profile | None = None
@@ -53,7 +54,10 @@ class Device:
 
     @property
     def limit_text(self) -> str:
-        """The end of a message about a plan that needs more bytes `than` the device has, with what is in reserve."""
+        """
+        `H100-SXM5-80GB has (85.5 GB less 5.5 GB in reserve)`, or without the parentheses if nothing is in reserve: the
+        end of a message such as `needs 3 GB more than ..` about a plan that does not fit.
+        """
         if not self.reserve:
             return f"{self.name} has"
         memory, reserve = (decimal(size) for size in (self.memory, self.reserve))
@@ -86,8 +90,11 @@ class Device:
 
     def kernel_times(self, flops: Numbers, bytes: Numbers, dtype: str, kind: str = "") -> Floats:
         """
-        Return the estimated seconds of many kernels of one kind and element type, [kernel], as `kernel_time` does for
-        one, given their FLOPs and bytes: arrays [kernel], or numbers.
+        Return the estimated seconds of kernels of one kind and element type, [kernel], given their FLOPs and the bytes
+        they read and write: arrays [kernel], or numbers, for which the result is a number.
+
+        As for `kernel_time`, estimates are by the curve of `kind`, or else by roofline, and not the profile's
+        measurements. Raises `UnityError` if the device has no peak for `dtype`.
         """
         curve = self.curves.get(kind)
         if curve is not None:

@@ -26,7 +26,8 @@ class Measurement:
 @dataclass(frozen=True, slots=True)
 class Fit:
     """
-    An efficiency curve fitted to `samples` measurements, and its relative error on them: median and 90th percentile.
+    An efficiency curve fitted to `samples` measurements, and its errors on them, |predicted / measured - 1|: `median`,
+    and the 90th percentile.
     """
 
     curve: RooflineCurve
@@ -108,8 +109,8 @@ def _least_squares(residuals: Callable[[Floats], Floats], x: Floats, steps: int 
 @dataclass(frozen=True, slots=True)
 class FittedLine:
     """
-    The line seconds = latency + bytes / bandwidth, fitted to `samples` measurements; `median` is its median relative
-    error.
+    The line seconds = `latency` + bytes / `bandwidth`, fitted to `samples` measurements; `median` is its median
+    relative error on them.
     """
 
     latency: float
@@ -120,8 +121,8 @@ class FittedLine:
 
 def fit_line(points: Sequence[tuple[float, float]]) -> FittedLine:
     """
-    Fit the line seconds = latency + bytes / bandwidth to (bytes, seconds) points, at least one, by least squares of
-    log(measured / predicted seconds).
+    Fit the line seconds = latency + bytes / bandwidth to (bytes, seconds) points, at least one, all above 0, by least
+    squares of log(measured / predicted seconds).
     """
     sizes, measured = (np.array(column, dtype=np.float64) for column in zip(*points, strict=True))
 

@@ -38,7 +38,10 @@ class Arc:
 
     target: Vertex
     resource: int
-    """The key its bytes are counted by: duplex links have one for each direction."""
+    """
+    The number of the resource whose bandwidth its bytes take (`Topology.bandwidths`): duplex links have one for each
+    direction.
+    """
     wire: Wire
     share: float = 1.0
     """The fraction of the wire's latency that this arc has."""
@@ -142,7 +145,8 @@ class Topology:
 
     def latency(self, source: int, target: int, protocol: str, tree: bool) -> float:
         """
-        Return the seconds that an empty message takes from device `source` to device `target`.
+        Return the seconds that an empty message takes from device `source` to device `target` by its route; 0 from a
+        device to itself.
 
         `protocol` is the message protocol's name (NCCL's `LL`, `LL128`, `Simple`); `tree` says whether the message is
         part of a tree algorithm, else of a ring.
@@ -190,8 +194,9 @@ class Topology:
 
     def least_seconds(self, kind: str, mesh: Mesh, sizes: Mapping[int, int], bytes: float) -> float:
         """
-        Return a lower bound on the seconds of a collective: the bytes that must cross a cut of the graph over the cut's
-        bandwidth, for the cuts of one member of a level against the rest.
+        Return a lower bound on the seconds of a collective, without latency: the bytes that must cross a cut of the
+        graph over the cut's bandwidth, for the cuts of one member of a level against the rest. 0 for groups of one
+        device.
 
         `kind` is the collective's name, `mesh` the machine's. `sizes` maps level numbers (outermost 0) to the number of
         a group's devices along each level. `bytes` is the size of a device's shard before the collective.

@@ -23,7 +23,7 @@ class LinkUse:
 
     key: LinkKey
     below: int | None
-    """The level whose members have one each; None if every device has one."""
+    """The number of the level whose members have one each; None if every device has one."""
     wire: Wire
     bus: bool = False
     """Whether all members of the level's instance share it."""
@@ -174,7 +174,8 @@ def line(
     Return the cost of one algorithm of a collective with one message protocol as a line: (seconds before the first
     byte, seconds per byte of a device's shard before the collective). All groups of the machine run at once.
 
-    `sizes` maps level numbers (outermost 0) to the number of a group's devices along each level.
+    `sizes` maps level numbers (outermost 0) to the number of a group's devices along each level; `schedule` must be
+    made for these, by `machine.collectives.SCHEDULES`.
     """
     tree = schedule.tree
     start = protocol.tree if tree else protocol.ring

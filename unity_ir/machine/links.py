@@ -65,7 +65,7 @@ class Level:
     """The link from each member to its surroundings' hub, on the way to ports that devices share (a GPU to its CPU)."""
     protocol_latency: tuple[ProtocolLatency, ...] = ()
     kinds: tuple[str, ...] = ()
-    """The kind of device in each member, where they differ."""
+    """The name of the kind of device in each member, in order; () where all members have the same."""
 
     @property
     def wire(self) -> Wire:
@@ -92,6 +92,8 @@ class Protocol:
     ring: float
     """Seconds before the first byte, in rings and direct messages."""
     tree: float
+    """Seconds before the first byte, in trees."""
     ring_bandwidth: float
     """Fraction of a link's bandwidth that rings reach."""
     tree_bandwidth: float
+    """Fraction of a link's bandwidth that trees reach."""

@@ -42,7 +42,8 @@ def read_tables(name: str) -> tuple[dict[str, Any], str]:
     Return the tables that describe the machine called `name`, with the sizes that the name gives, and the path of its
     file of measurements; "" if the name has none. `machine_from` makes the machine of them.
 
-    Raises `UnityError` as `load` does for the name and the file; figures are not looked at.
+    Names are as for `load`. Raises `UnityError` for an unknown name, an unreadable file, and sizes that the machine
+    cannot have; other figures are not checked, and the file of measurements is not read.
     """
     described, _, profile = name.partition(PROFILE)
     if PROFILE in profile:

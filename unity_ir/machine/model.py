@@ -43,9 +43,11 @@ class Machine:
     """Seconds before the first byte of any collective, if there are no `protocols` (NCCL's base latency)."""
     protocols: tuple[Protocol, ...] = ()
     links: tuple[Link, ...] = ()
-    """Links in addition to those of the levels. With any, collectives are priced over the explicit graph."""
+    """
+    Links in addition to those of the levels. With any, collectives are priced over the explicit graph (`topology`).
+    """
     kinds: tuple[Device, ...] = ()
-    """The kinds of devices, where there are several."""
+    """The kinds of devices, where there are several; else ()."""
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -76,7 +78,9 @@ class Machine:
     def lines(self, kind: str, sizes: Mapping[int, int]) -> tuple[CostLine, ...]:
         """
         Return the cost of a collective as lines (a, b), one per algorithm and protocol: a + b * bytes seconds
-        (alpha-beta model). The cost is the least of the lines; all groups of the machine run at once.
+        (alpha-beta model). The cost is the least of the lines; all groups of the machine run at once. For groups of one
+        device there is one line, latency alone; on a machine with `links`, lines are those of the worst mesh axes of
+        these sizes.
 
         `kind` is the collective's name, such as `all_reduce`. `sizes` maps level numbers (outermost 0) to the number of
         a group's devices along each level. `bytes` is the size of a device's shard before the collective; for halo
@@ -91,7 +95,7 @@ class Machine:
     def lines_of_axes(self, kind: str, axes: Sequence[int]) -> tuple[CostLine, ...]:
         """
         Return the cost of a collective as lines (a, b), as `lines` does, in the groups along the mesh axes with the
-        numbers `axes`; for no axes, one line without a cost per byte.
+        numbers `axes`; for no axes, one line, latency alone.
 
         Only on a machine with links in addition to its levels' may axes of the same level and size differ in cost.
         """
@@ -173,8 +177,8 @@ class Machine:
 
     def least_seconds(self, kind: str, sizes: Mapping[int, int], bytes: float) -> float:
         """
-        Return a lower bound on the seconds of a collective by any algorithm: the bytes that must cross a cut of the
-        machine over the cut's bandwidth (min-cut).
+        Return a lower bound on the seconds of a collective by any algorithm, without latency: the bytes that must cross
+        a cut of the machine over the cut's bandwidth (min-cut).
 
         `kind` is the collective's name, such as `all_reduce`. `sizes` maps level numbers (outermost 0) to the number of
         a group's devices along each level. `bytes` is the size of a device's shard before the collective.
@@ -205,7 +209,8 @@ class Machine:
 
     def copy_time(self, kernels: int, bytes: float) -> float:
         """
-        Return the estimated seconds of kernels that read and write `bytes` bytes together within a device's own memory.
+        Return the estimated seconds of `kernels` kernels, one after the other, that read and write `bytes` bytes in all
+        within a device's own memory.
         """
         return kernels * self.device.launch + bytes / self.device.memory_bandwidth / self.device.efficiency
 
@@ -216,8 +221,9 @@ class Machine:
         Return the seconds of one reshard move (a collective, or a step on each device by itself), whose name is `kind`:
         0 if it moves nothing, measured if the device's profile has it, else estimated.
 
-        A device's shard has `elements` elements of `item` bytes before the move, and `elements_after` after it. `sizes`
-        maps level numbers (outermost 0) to the number of a group's devices along each level.
+        A device's shard has `elements` elements of `item` bytes before the move, and `elements_after` after it; a halo
+        exchange takes its border for `elements`. `sizes` maps level numbers (outermost 0) to the number of a group's
+        devices along each level.
         """
         if kind in FREE:
             return 0.0
@@ -241,7 +247,8 @@ class Machine:
         the level).
 
         Returns, per move: whether its cost depends on the bytes after the move (else on those before); the seconds at
-        no bytes [line, move]; and the seconds per byte [line, move]. The cost of a move is the least of its lines.
+        no bytes [line, move]; and the seconds per byte [line, move]. The cost of a move is the least of its lines. The
+        arrays are cached and must not be changed.
         """
         if kinds not in self._move_lines:
             local = np.array([kind not in BETWEEN_DEVICES for kind, _ in kinds], dtype=bool)
@@ -275,7 +282,7 @@ class Machine:
 def slowest(kinds: Sequence[Device]) -> Device:
     """
     Return a device that is in every respect as slow, or as small, as the worst of the devices `kinds` (at least one);
-    it has the element types that all of them have.
+    it has the element types that all of them have, and no curves or profile. If there is only one, returns that.
     """
     if len(kinds) == 1:
         return kinds[0]

@@ -23,7 +23,8 @@ from unity_ir.pcg.sharding import prime_factors
 def part(machine: Machine, count: int) -> Machine:
     """
     Return the machine that each of `count` equal contiguous parts of a machine is: the leading mesh axes, whose sizes
-    multiply to `count`, are taken off. A shared medium (a bus) is divided among the parts on it.
+    multiply to `count`, are taken off. A shared medium (a bus) is divided among the parts on it. For a `count` of 1,
+    the machine itself.
 
     Raises `UnityError` where no leading axes multiply to `count` (`part_counts`), and where parts differ: by links
     beside those of the levels, by kinds of devices that are not alike in every part, by a ring that would be cut open.
@@ -59,8 +60,9 @@ def part_counts(machine: Machine) -> list[int]:
 
 def send_seconds(machine: Machine, count: int, source: int, target: int, elements: float, item: int) -> float:
     """
-    Return the seconds in which every device of part `source` of `count` sends a piece of `elements` elements, of `item`
-    bytes each, to the device in its place in part `target`. All pairs of parts are taken to send at once.
+    Return the seconds in which every device of part `source` of `count`, from 0, sends a piece of `elements` elements,
+    of `item` bytes each, to the device in its place in part `target`, another one. All pairs of parts are taken to send
+    at once.
     """
     return machine.move_seconds("send", _crossed(machine, count, source, target), elements, elements, item)
 

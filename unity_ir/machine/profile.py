@@ -69,8 +69,8 @@ class Profile:
     """
     The measured seconds of kernels and collectives on one device, for one number of ranks at work at once.
 
-    Seconds of kernels are indexed by operator and sizes (see `cost.time.Kernel`), those of collectives by kind and
-    number of devices in a group.
+    `device` is the name of the kind of device. Seconds of `kernels` are by operator and sizes (see `cost.time.Kernel`),
+    those of `collectives` by kind and number of devices in a group. `about` describes the file (`ProfileFile.about`).
     """
 
     device: str
@@ -99,7 +99,9 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class KernelRow:
-    """A measured kernel of a profile file, as `cost.time.Kernel` describes it, with the median of its seconds."""
+    """
+    A measured kernel of a profile file, as `cost.time.Kernel` describes it, with the number of ranks at work at once.
+    """
 
     operator: str
     sizes: tuple[int, ...]
@@ -109,6 +111,7 @@ class KernelRow:
     flops: int
     bytes: int
     seconds: float
+    """Of one kernel, as `lowering.measure.operators.Measured` has them."""
     spread: float
     """Seconds from the second fastest to the second slowest repeat, as a fraction of the median."""
     repeats: int
@@ -129,6 +132,7 @@ class CollectiveRow:
     ranks: int
     seconds: float
     spread: float
+    """Seconds from the second fastest to the second slowest repeat, as a fraction of the median."""
     repeats: int
     measured: str
 
@@ -158,11 +162,16 @@ class ProfileFile:
         return [CollectiveRow(*row) for row in rows]
 
     def add_kernel(self, row: KernelRow) -> None:
-        """Write a measured kernel to the file, in place of one with the same operator, sizes and ranks."""
+        """
+        Write a measured kernel to the file, in place of one with the same operator, sizes and ranks, and commit it.
+        """
         self._add("kernels", [getattr(row, n) if n != "sizes" else _text(row.sizes) for n in row.__slots__])
 
     def add_collective(self, row: CollectiveRow) -> None:
-        """Write a measured collective to the file, in place of one with the same kind, members, bytes and ranks."""
+        """
+        Write a measured collective to the file, in place of one with the same kind, members, bytes and ranks, and
+        commit it.
+        """
         self._add("collectives", [getattr(row, n) for n in row.__slots__])
 
     def _add(self, table: str, values: list[object]) -> None:
@@ -173,8 +182,9 @@ class ProfileFile:
         """
         Return the file's measurements for a machine of `ranks` devices.
 
-        Kernels are those measured with that many ranks at work at once, or else, where there are none, with one rank;
-        collectives are those measured with that many ranks. A time above that of a larger size is lowered to it.
+        Kernels are those measured with that many ranks at work at once, or else, for kernels without such, with one
+        rank; collectives are those measured with that many ranks. Where a collective took longer than on more bytes,
+        its time is lowered to that.
         """
         found: dict[str, dict[tuple[int, ...], float]] = {}
         for row in (*self.kernels(1), *(self.kernels(ranks) if ranks != 1 else ())):

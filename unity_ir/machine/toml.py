@@ -47,9 +47,10 @@ def machine_from(name: str, described: TomlTable, count: object = None, profile:
 
     `count` replaces the sizes of levels that the description gives as "parameter"; None takes the description's own
     `parameter`, or 1. `profile` is the path of a file of measurements; "" takes the one that comes with the package for
-    this device, if any.
+    this device, if any. Levels of one member are left out, unless they have a hub or kinds of devices.
 
-    Raises `UnityError` for impossible figures, for missing or unknown fields, and for devices that no link connects.
+    Raises `UnityError` for impossible figures, for missing or unknown fields, for devices that no link connects, and
+    for a profile that cannot be read or is of another device.
     """
     reader = _Reader(name)
     try:
@@ -333,8 +334,8 @@ class _Reader:
 
 def described(machine: Machine) -> dict[str, Any]:
     """
-    Return the tables (of a TOML file) that describe a machine, from which `machine_from` makes an equal one; its name
-    and its measured profile are not in them.
+    Return the tables (of a TOML file) that describe a machine, from which `machine_from` makes one that is equal but
+    for its name and its measured profile, which are not in them.
     """
     out: dict[str, Any] = {}
     if machine.overhead != Machine.overhead:

@@ -28,7 +28,9 @@ class Traffic:
     """
 
     tree: bool
+    """Whether messages go along a tree, rather than a ring or directly from member to member."""
     phases: tuple[tuple[list[Indexed], ...], ...]
+    """By phase, one after the other, the messages of each alternative."""
     hops: tuple[tuple[int, float], ...]
     """(dimension of the group, number of successive messages along it)."""
 

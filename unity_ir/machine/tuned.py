@@ -26,7 +26,8 @@ Sized: TypeAlias = tuple[str, tuple[int, ...]]
 @dataclass
 class Table:
     """
-    Measured seconds of operators, by key and implementation, and the cost model's kernel (operator, sizes) of each key.
+    Measured seconds of operators, by key and implementation (`triton` or `torch`), and the cost model's kernel
+    (operator, sizes) of each key. `about` describes the table: the machine's device and so on.
     """
 
     about: dict[str, str] = field(default_factory=dict[str, str])
@@ -44,7 +45,7 @@ class Table:
     def profile(self) -> Profile:
         """
         Return the table as a profile for the cost model: for each kernel, the seconds of its fastest implementation; no
-        collectives.
+        collectives. Its `device` is "" if the table does not say which it is.
         """
         found: dict[str, dict[tuple[int, ...], float]] = {}
         for key, (operator, sizes) in self.kernels.items():

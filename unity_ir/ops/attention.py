@@ -47,7 +47,7 @@ ATTENTION_SAVING = Operator(
     "  logsum: sums [b, (h g), i] = max[m](s[b, h, g, i, m])"
     " + log(sum[n](exp(s[b, h, g, i, n] - max[m](s[b, h, g, i, m]))))"
 )
-"""The same, and the logarithm of what every row's exponentials sum to, which a backward can read."""
+"""`attention`, and the logarithm of what every row's exponentials sum to, which a backward can read."""
 
 ATTENTION_SAVED_GRAD = Operator(
     f"attention_saved_grad(y, q, k, v, a, logsum; scale: float, causal: int = 0)  {_SCORES}"
@@ -93,7 +93,7 @@ ATTENTION_DROPOUT_GRAD = Operator(
     " * (dp[b, h, g, i, t] - sum[x](p[b, h, g, i, x] * dp[b, h, g, i, x]));"
     f"{_DROPPED_GRADIENTS}"
 )
-"""Its gradients; what was dropped is drawn again."""
+"""The gradients of `attention_dropout`; what was dropped is drawn again."""
 
 ATTENTION_DROPOUT_SAVING = Operator(
     f"attention_dropout_saving(q, k, v; {_DROP}, sums: dtype = f32)  {_PROBABILITIES}  {_DROPPED}"
@@ -101,7 +101,7 @@ ATTENTION_DROPOUT_SAVING = Operator(
     "  logsum: sums [b, (h g), i] = max[m](s[b, h, g, i, m])"
     " + log(sum[n](exp(s[b, h, g, i, n] - max[m](s[b, h, g, i, m]))))"
 )
-"""As `attention_saving`."""
+"""`attention_dropout`, and the logarithm of what every row's exponentials sum to, which a backward can read."""
 
 ATTENTION_DROPOUT_SAVED_GRAD = Operator(
     f"attention_dropout_saved_grad(y, q, k, v, a, logsum; {_DROP})  {_SCORES}"
@@ -111,7 +111,7 @@ ATTENTION_DROPOUT_SAVED_GRAD = Operator(
     " * (dp[b, h, g, i, t] - sum[x](y[b, (h g), i, x] * a[b, (h g), i, x]));"
     f"{_DROPPED_GRADIENTS}"
 )
-"""As `attention_saved_grad`."""
+"""`attention_dropout_grad` from the result of the forward, `a`, and the logarithms it has saved."""
 
 SAVINGS = (
     Saving(ATTENTION.name, ATTENTION_GRAD.name, ATTENTION_SAVING.name, ATTENTION_SAVED_GRAD.name),

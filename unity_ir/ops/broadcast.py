@@ -34,8 +34,8 @@ BROADCAST_GRAD = Operator(_broadcast_grad_line, signature="broadcast_grad(g; sha
 
 def unbroadcast(grad: Tensor, x: Tensor) -> Tensor:
     """
-    Return the gradient of `x`, of its shape, given `grad`, the gradient of `x` after broadcasting by NumPy's rules: the
-    dims that were added or stretched are summed.
+    Sum the dims of `grad` that NumPy's broadcasting added to `x` or stretched: return the gradient of `x`, of its
+    shape, given that of `x` after broadcasting.
     """
     missing = len(grad.shape) - len(x.shape)
     if grad.shape[missing:] == x.shape:

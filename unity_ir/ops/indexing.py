@@ -88,7 +88,7 @@ SCATTER_MAX_GRAD = Operator(
     " where(eq(y[a.., i, b..], m[a.., v, b..]), g[a.., v, b..] / n[a.., v, b..], 0), 0))"
     f"  {_DIM}"
 )
-"""Its gradients: in equal shares to all that are the maximum `m`, as PyTorch has it."""
+"""The gradients of `scatter_max`: in equal shares to all that are the maximum `m`, as PyTorch has it."""
 
 INT_ADD = Operator("int_add(x: int, y: int)  out: int[a..] = x[~a..] + y[~a..]", gradient=lambda of: (None, None))
 

@@ -31,7 +31,7 @@ CROSS_ENTROPY_GRAD = Operator(
 CROSS_ENTROPY_SAVING = Operator(
     f"cross_entropy_saving(x, t: int; sums: dtype = f32)  {_LOSS};  logsum: sums [b..] = {_LOGSUM}"
 )
-"""The same, and the logarithm of what every sample's exponentials sum to, which a backward can read."""
+"""`cross_entropy`, and the logarithm of what every sample's exponentials sum to, which a backward can read."""
 
 CROSS_ENTROPY_SAVED_GRAD = Operator(
     "cross_entropy_saved_grad(g, x, t: int, logsum)  out[b.., c] = g[] * (exp(x[b.., c] - logsum[b..])"

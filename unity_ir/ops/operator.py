@@ -63,7 +63,7 @@ class Application:
     """
 
     grads: tuple[Tensor, ...]
-    """Gradient of each result that holds floating point numbers."""
+    """Gradient of each result that holds floating point numbers, in order."""
     operands: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
     attributes: Mapping[str, AttrValue]
@@ -163,7 +163,7 @@ class Operator:
         """
         Bind the operator's TDL line to the operands' global shapes, and to attributes with defaults filled in; return
         the `Analysis`, which has the bound line (every index variable with its size) and says how the operator can be
-        divided among devices.
+        divided among devices. Memoised.
 
         `dtypes` are the operands' element types, all floating point if left out; they matter only for operators that
         take operands of any type. Raises `UnityError` where shapes or attributes do not fit.
@@ -193,7 +193,7 @@ class Operator:
         return self.attributes({**dict(attributes), names[0]: tuple(degrees.get(v, 1) for v in free)})
 
     def __call__(self, *operands: Tensor, **attributes: AttrValue) -> tuple[Tensor, ...]:
-        """Build a node in the graph the operands live in; returns its results."""
+        """Build a node that applies the operator to `operands`, at least one, in their graph; return its results."""
         return operands[0].build(self, operands, attributes)
 
     def one(self, *operands: Tensor, **attributes: AttrValue) -> Tensor:
@@ -210,8 +210,8 @@ class Saving:
     """
     A forward operator and its backward, by name, and variants that save values in the forward for the backward.
 
-    `saving` is the forward with additional results; only the first is a result of `forward`. `saved` is the backward
-    that reads them after the operands of `backward`, before them the first if it `reads_result`.
+    `saving` returns what `forward` does, one result, and then the values to save. `saved` returns what `backward` does;
+    it reads the operands of `backward`, then the result of `forward` if `reads_result`, then the saved values.
     """
 
     forward: str

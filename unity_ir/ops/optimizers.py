@@ -36,7 +36,7 @@ class OptimizerLine:
 
     @cached_property
     def state(self) -> tuple[str, ...]:
-        """The names of the operands that are kept from step to step, in order."""
+        """The names of the operands that are kept from step to step (all but weight and gradient), in order."""
         return tuple(p.name for p in self.line.parameters[2:])
 
     @cached_property
@@ -57,7 +57,9 @@ class OptimizerLine:
 
     @property
     def replaced(self) -> tuple[WrittenResult, ...]:
-        """The results that replace the weight and its state."""
+        """
+        The results that replace the weight and its state, each named as the operand it replaces, in the line's order.
+        """
         return tuple(r for r in self.line.results if r.indices)
 
 

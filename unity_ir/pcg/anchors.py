@@ -12,9 +12,9 @@ class Anchors:
     written as a chain of parallel operators (`reduce`, then `partition`, say).
 
     A chain of parallel operators is one reshard, from the value it starts at to where it is read. A value in the middle
-    exists only if its operator has a view, it is an output, or it is also read by a compute operator. Reshards of what
-    is read again (`recompute`) start there: they are not those of the forward. So do those on either side of an
-    operator that leads into the loop over micro-batches, or out of it.
+    exists only if its operator has a view, it is an output, or it is also read by a compute operator. A chain ends, and
+    another starts, at a value that is recomputed (`recompute`), sent to another stage, or on either side of an operator
+    that leads into the loop over micro-batches or out of it.
     """
 
     def __init__(self, graph: Graph):

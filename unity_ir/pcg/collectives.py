@@ -73,7 +73,10 @@ class Collective:
     joins: bool = False
     """Whether a device joins pieces that it receives along the dim `source`; if it is not dim 0, they lie apart."""
     order: int = 99
-    """Its place where a reshard is priced as one collective per pair of roles: first those that shrink the pieces."""
+    """
+    Its place where a reshard is priced as one collective per pair of roles: lower ones first, those that shrink the
+    pieces.
+    """
     fuses: tuple[tuple[str, str | None], ...] = ()
     """
     The chain of two parallel operators that it fuses, each with the attribute that holds its dim (None: it has none):

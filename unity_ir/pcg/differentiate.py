@@ -65,13 +65,14 @@ def operand_gradients(
     node: Node, grads: Sequence[Value], view: View | None = None, again: Recomputation | None = None
 ) -> tuple[Value | None, ...]:
     """
-    Build the gradient of each operand of `node` as new nodes; None for operands without one (integers, say).
+    Build the gradient of each operand of `node` as new nodes; return them in order, None for operands without one
+    (integers, say).
 
     `grads` are the gradients of the node's floating point results, in order. A gradient has the dual type of its
     operand (partial sums and copies change places) and, made by a compute node, the operand's own element type; casting
     it to `TensorType.grad_dtype` is the caller's. `view` is the machine view of the gradient that a parallel operator
-    returns. `again` replaces values of the forward that are not kept by recomputed ones; None reads the forward's.
-    Raises `UnityError` if the operator has no gradient.
+    returns; a compute node ignores it. `again` replaces values of the forward that are not kept by recomputed ones;
+    None reads the forward's. Raises `UnityError` if the operator has no gradient.
     """
     if node.is_parallel:
         value = grads[0]
@@ -122,10 +123,12 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
 
 def training_step(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) -> Graph:
     """
-    Return the training step of a graph, as `differentiate`, or of a part of a model, whose first output is no scalar.
+    Build the training step of a forward graph, or of a part of a model, whose first output is no scalar loss.
 
-    Of a part, the gradients of its outputs are inputs of the step, as the rest of the model would give them. A graph
-    without weights on the way to its outputs is its own step: there is nothing to differentiate.
+    Of a part, the gradients of its outputs are leaves of the step, inputs named `gradient of output 0`, .., which
+    `Graph.inputs` does not list. A graph without weights on the way to its outputs is returned as it is: there is
+    nothing to differentiate. With a mesh, each gradient is also brought to the devices where its value was, not only to
+    the dual type. Unlike `differentiate`, does not check that the graph is a forward with a loss.
     """
     is_whole = bool(graph.outputs) and graph.outputs[0].shape == ()
     roots = graph.outputs[:1] if is_whole else graph.outputs

@@ -13,11 +13,11 @@ FLOATS = ("f32", "bf16", "f16")
 
 def in_type(graph: Graph, dtype: str) -> Graph:
     """
-    Return the graph computed in the floating point type `dtype`, such as `bf16`: its floating point inputs, weights,
-    constants and casts are converted. Weights then have no masters (longer copies that are stored and updated in place
-    of them).
+    Return the graph computed in the floating point type `dtype`, `f32`, `bf16` or `f16`: its floating point inputs,
+    weights, constants and casts are converted. Weights then have no masters (longer copies that are stored and updated
+    in place of them). Not for a graph in micro-batches: its leaves lose their pieces in time.
 
-    Raises `UnityError` for an unknown type.
+    Raises `UnityError` for another type.
     """
     if dtype not in FLOATS:
         raise UnityError(f"elements: {dtype!r} is no floating point type of programs; use {', '.join(FLOATS)}")

@@ -10,7 +10,7 @@ from unity_ir.pcg.graph import Graph, Node, Value, parallel, rebuild, rewrite
 
 def fuse_collectives(graph: Graph) -> Graph:
     """
-    Return the graph with chains of two parallel operators replaced by collectives.
+    Return the graph with chains of two parallel operators of the same degree replaced by collectives.
 
     A chain is replaced where nothing else reads the value in between and that value has no view.
 

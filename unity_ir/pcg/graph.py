@@ -60,8 +60,11 @@ class Node:
     op: str
     operands: tuple[Value, ...]
     attributes: Attributes
+    """(name, value) pairs, sorted by name."""
     types: tuple[TensorType, ...]
+    """The parallel type of each result."""
     view: View | None
+    """The machine view: on which devices its tasks run. None leaves that to `pcg.sharding.place`."""
     _values: list[Callable[[], Value | None]]
     """A weak reference to each result: a strong one would keep the node until cycles are collected."""
     view_fits: bool
@@ -149,7 +152,7 @@ class Node:
     def analysis(self) -> Analysis:
         """
         The ways in which a compute node can be divided: which index variables of its TDL line can be sharded, and which
-        operands can be in partial sums; from the line, bound to its operands' global shapes.
+        operands can be in partial sums; from the line, bound to its operands' global shapes. Not for other nodes.
         """
         try:
             return self._analysis
@@ -286,7 +289,9 @@ def apply(
     """
     Apply the compute operator `op` to values; return the node, whose result types follow from the operator's TDL line.
 
-    Raises `UnityError` (operator, rule, fix) where shapes, attributes, element types, degrees or the view do not fit.
+    `attributes` that are left out have their defaults; a `view` of None leaves the devices to `pcg.sharding.place`.
+    Equal nodes are one object. Raises `UnityError` (operator, rule, fix) where shapes, attributes, element types,
+    degrees or the view do not fit.
     """
     operator = find_operator(op)
     return _apply(operator, tuple(operands), operator.attributes(attributes or {}), view)
@@ -302,9 +307,11 @@ def _apply(operator: Operator, operands: tuple[Value, ...], attributes: Attribut
 
 def infer_types(operator: Operator, operands: tuple[TensorType, ...], attributes: Attributes) -> tuple[TensorType, ...]:
     """
-    Return the result types of a compute operator from its operands' types.
+    Return the result types of a compute operator from its operands' types; `attributes` have the defaults filled in.
+    Memoised.
 
-    The serial shape rule and the parallel typing both come from its TDL line. Raises `UnityError` as `apply` does.
+    The serial shape rule and the parallel typing both come from its TDL line. Raises `UnityError` (operator, rule, fix)
+    where shapes, attributes, element types or degrees do not fit.
     """
     found = _types_or_message(operator, operands, attributes)
     if isinstance(found, str):
@@ -467,7 +474,8 @@ def divide(node: Node, operands: Sequence[Value], configuration: Configuration, 
 def rebuild(node: Node, operands: Sequence[Value], view: View | None = None) -> Node:
     """
     Apply a node's operator, with its attributes, to other operands; return the new node, which has only the view given
-    here. Its result types are inferred again if the operands' types differ from the old ones'.
+    here (None: none). Its result types are inferred again if the operands' types differ from the old ones'; a leaf,
+    which has no operands, keeps its type.
 
     Raises `UnityError` where they do not fit.
     """
@@ -485,7 +493,7 @@ def rebuild(node: Node, operands: Sequence[Value], view: View | None = None) -> 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The optimizer's step of one weight, given its gradient."""
+    """The optimizer's step of `weight`, a weight leaf's result, given its gradient `grad`."""
 
     weight: Value
     grad: Value
@@ -494,8 +502,8 @@ class Update:
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """
-    How a step whose operators are in stages is run: in the order of a pipeline schedule (`plan.pipeline.catalogue`), on
-    so many `ranks`, parts of the machine, each of which has `chunks` stages.
+    How a step whose operators are in stages is run: `order` names the pipeline schedule (`plan.pipeline.catalogue`),
+    `ranks` is the number of equal parts of the machine, each of which has `chunks` stages.
     """
 
     order: str
@@ -628,9 +636,9 @@ def topological(roots: Iterable[Value], first: Iterable[Node] = ()) -> list[Node
 def rewrite(graph: Graph, replace_node: Callable[[Node, tuple[Value, ...]], Sequence[Value]]) -> Graph:
     """
     Rebuild a graph from its leaves up: `replace_node(node, new operands)` returns the values that replace the node's
-    results.
+    results, one for each. Name, optimizer, pipeline and loss pieces stay.
 
-    Inputs and weights are passed too, with no operands.
+    Leaves are passed, too, with no operands.
     """
     new: dict[Value, Value] = {}
     for node in graph.nodes():

@@ -84,7 +84,8 @@ def _leaf(node: Node, inputs: Mapping[str, Array], weights: Mapping[str, Array])
 def split(array: Array, type: TensorType) -> Pieces:
     """
     Divide a whole array, of the global shape of `type`, into the pieces of `type`, keyed by `Piece`. Of partial sums,
-    the first holds the value's shard and the others zeros; copies are equal.
+    the first holds the value's shard and the others zeros; copies are equal. A halo has the neighbours' elements, 0
+    outside of the value; a halo of addends (`halo_sum`) has zeros.
     """
     out: Pieces = {}
     for at in type.all_pieces():
@@ -95,7 +96,8 @@ def split(array: Array, type: TensorType) -> Pieces:
 
 def join(pieces: Pieces, type: TensorType) -> Array:
     """
-    Put the pieces of a type together to the whole array: concatenate shards, add partial sums, take one of the copies.
+    Put the pieces of a type together to the whole array: concatenate shards, add partial sums, take the first of the
+    copies. A halo is dropped; one of addends (`halo_sum`) is added to the shards that it overlaps.
     """
     some = next(iter(pieces.values()))
     lows = [low for low, _ in type.borders]

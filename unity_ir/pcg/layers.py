@@ -34,7 +34,7 @@ class Part:
     end: Value | None
 
     def joined(self, other: Part) -> Part:
-        """Return this part and the one after it as one."""
+        """Return this part and `other`, the next in graph order, as one part."""
         return Part((*self.nodes, *other.nodes), other.end)
 
 
@@ -74,8 +74,10 @@ def parts(graph: Graph) -> tuple[Part, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """A graph's parts with every layer as one: those before the first layer, layers and what is between them, and the
-    parts after the last layer (`tail`), whose backward comes first. Without layers, everything is the tail."""
+    """
+    A graph's parts with every layer as one: `before`, those before the first layer; `layers`, with what is between
+    them; and `tail`, those after the last layer, whose backward comes first. Without layers, everything is the tail.
+    """
 
     before: tuple[Part, ...]
     layers: tuple[Part, ...]
@@ -148,8 +150,12 @@ def shortened(graph: Graph, keep: int) -> Graph | None:
 
 def like_shortened(graph: Graph, keep: int) -> tuple[Graph, tuple[int, ...]]:
     """
-    Return (short, of): a graph with at most `keep` of the longest run of equal layers (`shortened`) and, for each part
-    of `graph` (`parts`), the number of the part of `short` that is like it: of layers left out, that of a middle one.
+    Return (short, of): the graph with at most `keep` layers in its longest run of equal ones (`shortened`; the graph
+    itself if there are no more), and for each part of `graph` (`parts`), in order, the index of the part of `short`
+    that is like it.
+
+    Parts of layers that are left out, in the middle of the run, are like those of kept layer number `keep // 2`, from
+    0.
     """
     every, short = parts(graph), shortened(graph, keep)
     if short is None:

@@ -43,14 +43,20 @@ def head(graph: Graph) -> Node:
 
 
 def is_product(analysis: Analysis) -> bool:
-    """Return whether an operator is a contraction: the head is one, and those of its gradients end the part."""
+    """
+    Return whether an operator is a contraction (it has a matrix product, a convolution or attention). The head is one;
+    in the backward, the contractions that make its operands' gradients end the part.
+    """
     return contraction_flops(analysis.bound) > 0
 
 
 def piece_variable(analysis: Analysis, dims: Sequence[int | None]) -> str | None:
     """
-    Return the index variable along which pieces divide an operator; `dims` has, per operand, the dim of which a piece
-    has a shard, None for operands that are there as a whole. None if the operator needs several pieces at once.
+    Return the index variable of an operator along which it can be computed piece by piece, if a piece reads, of each
+    operand, a shard of the dim with the number in `dims`, or all of it (None).
+
+    None if no operand is read in shards, if their dims do not belong to one variable that can be divided, or if the
+    operator has halos.
     """
     names = [p.name for p in analysis.bound.operands]
     found = {analysis.operand_dims[n][d] for n, d in zip(names, dims, strict=True) if d is not None}
@@ -62,7 +68,10 @@ def piece_variable(analysis: Analysis, dims: Sequence[int | None]) -> str | None
 
 
 def dims_along(analysis: Analysis, variable: str | None) -> list[int | None]:
-    """Return, per operand, the dim that an index variable divides; None for operands without one."""
+    """
+    Return, per operand in order, the number of the dim that is sharded when the index variable `variable` is divided;
+    None for operands without one.
+    """
     dims = [analysis.operand_dims.get(p.name, ()) for p in analysis.bound.operands]
     return [of.index(variable) if variable in of else None for of in dims]
 
@@ -71,7 +80,9 @@ def loss_part(graph: Graph) -> Mapping[Node, str]:
     """
     Return the compute nodes of the part of a placed graph that makes its loss in pieces, with the index variable along
     which these divide each: of a forward from the head to the loss, and of a whole step their gradients, too. Empty for
-    a loss in one piece, and where it cannot be in so many.
+    a loss in one piece, and where along no dim of the head's result but the last it can be in `loss_pieces` pieces.
+
+    Raises `UnityError` if the loss has no head (`head`).
     """
     if graph.loss_pieces == 1:
         return {}

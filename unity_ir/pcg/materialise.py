@@ -115,8 +115,8 @@ def _stored_leaf(value: Value, layout: Layout, mesh: Mesh) -> Value:
 
 def stored_piece(node: Node, type: TensorType) -> Node:
     """
-    Return a weight of type `type`, named "piece", with the other attributes of the leaf `node`, such as the type it is
-    stored in: to price a piece of that leaf, its update say.
+    Return a weight node of type `type`, named "piece", with the other attributes of the leaf `node`, such as its
+    master: a stand-in for one piece of that leaf, to price its update, say.
     """
     own = dict(node.attributes)
     return leaf("weight", type, None, **{**own, "name": "piece"})

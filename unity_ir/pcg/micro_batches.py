@@ -40,12 +40,20 @@ _BEFORE, _AFTER = _Role("before"), _Role("after")
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Which part of each value of a serial graph a micro-batch has, for `count` micro-batches."""
+    """
+    Which part of each value of a serial graph a micro-batch has, for `count` micro-batches.
+
+    Made by this module; the graph is that of the whole batch (`micro_batch`) or of one micro-batch
+    (`in_micro_batches`).
+    """
 
     count: int
     roles: Mapping[Value, _Role]
     whole: Mapping[Value, Value]
-    """Each value as all micro-batches have it together: where the graph is that of one, of a graph `count` times it."""
+    """
+    For each value, its counterpart in the graph of the whole batch: an equal value or, where the graph is that of one
+    micro-batch, one that is `count` times as large along the samples.
+    """
 
     def of(self, value: Value) -> InTime | None:
         """Return how a value is divided in time; None for one that is made before or after the loop."""
@@ -53,7 +61,9 @@ class Times:
         return InTime(found.role, self.count) if found.when == "in" else None
 
     def part(self, value: Value) -> Shape:
-        """Return the shape of what a micro-batch has of a value."""
+        """
+        Return the shape of what one micro-batch has of a value: 1 / `count` of a dim that is divided in time, else all.
+        """
         return _part(self.whole[value].shape, self.roles[value], self.count)
 
     def variable(self, node: Node) -> str | None:
@@ -68,7 +78,11 @@ class Times:
         return None
 
     def read(self, node: Node, operand: int, variable: str | None) -> InTime:
-        """Return how an operator of the loop, whose index variable `variable` is divided in time, reads an operand."""
+        """
+        Return how an operator of the loop reads operand number `operand`: as it is divided in time, if the loop makes
+        it; one made before the loop as shards along `variable`, the operator's index variable that is divided in time,
+        or, if it does not have that, whole in every micro-batch.
+        """
         time = self.of(node.operands[operand])
         if time is not None:
             return time
@@ -202,9 +216,9 @@ class _Follower:
 
 def micro_batch(graph: Graph, dims: Mapping[str, int], count: int) -> Graph:
     """
-    Return the serial forward graph of one of `count` micro-batches of a serial graph: the same operators on
-    1 / `count` of the samples. What it makes of one (a mean loss, say) is of one micro-batch alone, so it is to find
-    and price plans with; `in_micro_batches` makes the plan of the step.
+    Return the serial forward graph of one of `count` micro-batches of a serial graph: the same operators on 1 / `count`
+    of the samples. Use it to find and price plans, from which `in_micro_batches` makes the plan of the step: its
+    results (a mean loss, say) are those of one micro-batch.
 
     `dims` has, for each input that has samples, by name, the dim along which they run. Raises `UnityError` if `count`
     does not divide the samples, or an operator needs several micro-batches at once.
@@ -234,11 +248,13 @@ def in_micro_batches(
 ) -> Graph:
     """
     Return a placed forward graph of one micro-batch as that of a batch of `count` of them: its inputs are the whole
-    batch, in pieces in time; operators of the loop are those of the plan, on the same devices.
+    batch, in pieces in time; operators of the loop are those of the plan, on the same devices. For a `count` of 1,
+    `plan` itself.
 
     A weight is moved to its readers once, before the loop, and its gradient summed over devices once, after it; those
-    for which `inside` is true are moved, and their gradients summed, in every micro-batch. `dims` is as in
-    `micro_batch`. Raises `UnityError` where an operator needs several micro-batches at once.
+    weights of `plan` for which `inside` is true are moved, and their gradients summed, in every micro-batch. `dims`
+    has, for each input that has samples, by name, the dim along which they run. Raises `UnityError` where an operator
+    needs several micro-batches at once, and if the first output is not a scalar loss.
     """
     if count == 1:
         return plan

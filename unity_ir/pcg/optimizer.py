@@ -19,6 +19,7 @@ class ParameterGroup:
 
     pattern: str
     settings: tuple[tuple[str, float], ...]
+    """The (name, value) pairs of their hyperparameters; those left out are the optimizer's."""
 
     def __str__(self) -> str:
         """Return the group as text has it: `@vectors weight_decay=0.0`."""
@@ -28,8 +29,8 @@ class ParameterGroup:
 @dataclass(frozen=True)
 class Optimizer:
     """
-    An optimizer of `ops.optimizers` and its hyperparameters; those left out have their defaults, and those that it does
-    not take are ignored.
+    An optimizer of `ops.optimizers`, by `name`, and its hyperparameters. Those left out (nan) get their defaults, and
+    those that it does not take are set to 0. Values are not checked; `optimizer_of` checks them.
     """
 
     name: str = "sgd"
@@ -40,7 +41,7 @@ class Optimizer:
     weight_decay: float = nan
     momentum: float = nan
     clip: float = 0.0
-    """Most the norm of the gradient of all weights may be, beyond which it is scaled down to it; 0 for no limit."""
+    """Largest norm of the gradient of all weights together; a larger gradient is scaled down to it. 0 for no limit."""
     groups: tuple[ParameterGroup, ...] = ()
     """Weights with hyperparameters of their own; the first group that a weight is in counts."""
 
@@ -65,7 +66,10 @@ class Optimizer:
 
     @property
     def given(self) -> dict[str, float | str]:
-        """The hyperparameters, `clip` and `groups` (as text), of which `optimizer_of` makes the same optimizer."""
+        """
+        The hyperparameters, `clip` and `groups` (as text): the settings from which `optimizer_of` makes an equal
+        optimizer.
+        """
         return {**self.settings, "clip": self.clip, "groups": groups_text(self.groups)}
 
 
@@ -75,11 +79,11 @@ SETTINGS = ("lr", "beta1", "beta2", "eps", "weight_decay", "momentum")
 
 def optimizer_of(where: str, name: str, settings: Mapping[str, object]) -> Optimizer:
     """
-    Make an optimizer from its name and settings: hyperparameters, `clip`, and `groups` as text. Those that are not in
-    `settings` have their defaults.
+    Make an optimizer from its name and settings: hyperparameters, `clip`, and `groups` as text, such as `@vectors
+    weight_decay=0; head.* lr=1e-4`. Those that are not in `settings` have their defaults.
 
     Raises `UnityError`, which begins with `where`, for an unknown optimizer, for a hyperparameter that it does not
-    take, and for numbers out of range.
+    take, for numbers out of range, and for groups that are not such text.
     """
     if name not in OPTIMIZERS:
         raise UnityError(f"{where}: unknown optimizer {name!a}; known are {', '.join(OPTIMIZERS)}")

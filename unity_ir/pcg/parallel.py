@@ -258,7 +258,7 @@ def type_steps(source: TensorType, target: TensorType) -> list[tuple[str, dict[s
     that undo a division, then those that make one.
 
     Given `[64:2, 8]` and `[64, 8], copy = 2`, returns combine dim 0 by 2, replicate by 2. Raises `UnityError` where a
-    halo would have to be removed, or made of partial sums.
+    halo would have to be removed, or made of partial sums, and where the two types are divided in time differently.
     """
     if source.halo or target.halo_sum or source.time != target.time:
         raise UnityError(f"pcg: no parallel operators take {source} to {target}")

@@ -20,8 +20,9 @@ RENAMING = ("replicate", "pick", "recompute")
 
 def not_kept(graph: Graph) -> set[Node]:
     """
-    Return the nodes whose results are recomputed in the backward, or gathered again: compute nodes and reshards of
-    which all users are `recompute` operators, and the steps of such reshards.
+    Return the nodes of a forward graph or training step whose results are recomputed in the backward, or gathered
+    again: compute nodes and reshards of which all users are `recompute` operators, and the steps of such reshards.
+    Outputs and gradients that updates read are always kept.
     """
     found: set[Node] = set()
     nodes = graph.nodes()
@@ -40,7 +41,12 @@ def not_kept(graph: Graph) -> set[Node]:
 
 
 class Recomputation:
-    """Recomputes the forward's values that the backward reads and that are not kept for it."""
+    """
+    Recomputes the values of the forward `graph` that its backward reads and that are not kept for it.
+
+    Each is built once, from the nearest values that are kept. `placement` tells which parallel operators move data;
+    None takes `replicate`, `pick` and `recompute` as those that do not.
+    """
 
     def __init__(self, graph: Graph, placement: Placement | None):
         self.placement = placement

@@ -42,11 +42,15 @@ class Move:
     """
 
     kind: str
+    """The collective's name (`pcg.collectives`)."""
     axes: tuple[int, ...]
+    """Numbers of the mesh axes."""
     source: int
-    """The role the axes had; of pinned ones, `pinned_at` the position in the group (all axes in mixed radix)."""
+    """
+    The role the axes had. Of pinned axes, `pinned_at(i)`, where i is the holder's position in the group (`group_role`).
+    """
     target: int
-    """The role they get; likewise."""
+    """The role they get; of pinned axes, as for `source`."""
     group: int
     """Devices in each group."""
     elements: int
@@ -180,8 +184,8 @@ def plan(
     price: Price,
 ) -> tuple[Move, ...]:
     """
-    Find the cheapest sequence of moves from one layout to another (Dijkstra over layouts; `price` gives a move's
-    seconds).
+    Find the cheapest sequence of moves from one layout to another, () if they are equal (Dijkstra over layouts; `price`
+    gives a move's seconds). Of sequences that cost the same, the shortest is taken.
 
     `shape` is the global shape of the value. Raises `UnityError` where there is none, which happens only where mesh
     axes do not divide the shape.

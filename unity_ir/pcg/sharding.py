@@ -97,7 +97,10 @@ Layout = tuple[int, ...]
 
 
 def same_pieces(layout: Layout) -> Layout:
-    """Return a layout with REPEAT for COPY: the same tensors on the same devices."""
+    """
+    Return a layout with REPEAT for COPY, which differ in gradients alone: two layouts put the same pieces on the same
+    devices if this makes them equal.
+    """
     return tuple(REPEAT if role == COPY else role for role in layout)
 
 
@@ -505,7 +508,8 @@ class Placement:
 def place(graph: Graph, mesh: Mesh) -> Placement:
     """
     Place a parallel graph on a mesh, as its machine views say: return the role of each mesh axis in every operator, and
-    every value's layout. A node without a view stays where its operands are, as far as its type allows. Memoised.
+    every value's layout. A node without a view stays where its operands are, as far as its type allows; a leaf without
+    one is divided along the outermost axes that fit its degrees, and repeated along the others. Memoised.
 
     Raises `UnityError` where a degree or a view does not fit the mesh.
     """
@@ -598,7 +602,10 @@ def _after(node: Node, before: Layout, mesh: Mesh) -> Layout:
 
 
 def with_views(graph: Graph, placement: Placement) -> Graph:
-    """Return the same graph with machine views on every leaf and compute node, that say where `placement` has them."""
+    """
+    Return the same graph with machine views on every leaf and compute node that say where `placement` has them;
+    parallel operators keep theirs. On a mesh of one device, leaves and compute nodes get none.
+    """
     new: dict[Node, Node] = {}
 
     def placed(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:

@@ -45,14 +45,18 @@ def stage_axes(mesh: Mesh, stages: int) -> int:
 
 
 def stage_axes_of(graph: Graph, mesh: Mesh) -> int:
-    """Return the number of leading mesh axes that a graph's stages are along: 0 if it has none."""
+    """
+    Return the number of leading mesh axes that a graph's stages are along: 0 if it has none. Raises `UnityError` where
+    their sizes do not multiply to the ranks of its pipeline.
+    """
     return 0 if graph.pipeline is None else stage_axes(mesh, graph.pipeline.ranks)
 
 
 def in_stages(plan: Graph, stage_of: Mapping[Node, int], rank_of: Sequence[int], mesh: Mesh) -> Graph:
     """
     Return a plan on a mesh whose operators are in stages, given the `plan` of all of them on one part of the machine.
-    Stage s is on part `rank_of[s]`; a part may have several stages.
+    Stage s is on part `rank_of[s]`; a part may have several stages. `mesh` is that of the whole machine, whose leading
+    axes are those that parts are along.
 
     `stage_of` has the stage, from 0, of the plan's compute nodes; what it leaves out, such as casts of weights, is done
     by the first stage that reads it, or by every stage that does where it needs no weight. Weights rest where the first

@@ -79,7 +79,7 @@ class TensorType:
     2 addends (partial sums), and each is there 4 times (copies, whose gradients are addends). In `[64, 3, 224:2 halo(3,
     2), 224]`, shards have 3 elements more before and 2 after, equal to their neighbours' or, with `halo_sum(3, 2)`,
     addends of these. With `bf16, grad = f32` the gradient has another element type. Of the 8 shards of `[64:8:t4]` each
-    of 4 micro-batches has 2, and so for `sum = 8:t4` and `copy = 8:t4`. Its fields are as in `tdl.parallel.Degrees`.
+    of 4 micro-batches has 2, and so for `sum = 8:t4` and `copy = 8:t4`.
 
     Make one with `tensor_type`, which checks and interns it: equal types are one object.
     """
@@ -209,8 +209,8 @@ class TensorType:
 
     def with_degree(self, dim: int, degree: int) -> TensorType:
         """
-        Return the type with dim number `dim` in `degree` shards instead; partial sums and copies stay, a halo is
-        dropped.
+        Return the type with dim number `dim` in `degree` shards instead; partial sums, copies and pieces in time stay,
+        a halo is dropped. Raises `UnityError` as `tensor_type` does.
         """
         degrees = (*self.degrees[:dim], degree, *self.degrees[dim + 1 :])
         return tensor_type(self.shape, self.dtype, degrees, self.sum, self.copy, grad=self.grad, time=self.time)
@@ -248,7 +248,8 @@ class TensorType:
 
     def with_halo(self, dim: int, low: int, high: int, kind: str = "halo") -> TensorType:
         """
-        Return the type with another halo along a dim: `low` elements before and `high` after each piece.
+        Return the type with another halo along a dim: `low` elements before and `high` after each piece. Raises
+        `UnityError` for a dim of degree 1, and for a type that has a halo of the other kind.
 
         `kind` is `halo` (equal to the neighbouring pieces' elements) or `halo_sum` (to be added to them).
         """
@@ -299,7 +300,9 @@ def tensor_type(
     time: InTime | None = None,
 ) -> TensorType:
     """
-    Return the parallel type of global shape `shape`, element type `dtype`, and these degrees (1 per dim if left out).
+    Return the parallel type of global shape `shape`, element type `dtype`, and these degrees (1 per dim if left out):
+    `sum` partial sums, `copy` copies, and per dim the elements (before, after) of a `halo` or of a halo of addends
+    (`halo_sum`).
 
     `grad` is the element type of the gradient, by default that of the value; `time` says which pieces are in time.
     Raises `UnityError` for an unknown element type, sizes below 1 or too large to address, degrees that do not divide.

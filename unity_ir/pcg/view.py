@@ -27,8 +27,11 @@ class View:
     """
 
     start: int
+    """The number of the first device."""
     axes: tuple[ViewAxis, ...]
+    """For each axis of the task grid, its factors, the outermost first."""
     repeat: ViewAxis = ()
+    """Factors along which devices do the same tasks again."""
 
     @property
     def degrees(self) -> tuple[int, ...]:

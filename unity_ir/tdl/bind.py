@@ -82,16 +82,19 @@ def spell(
     a1`), for operands of the ranks of `shapes`; keep sizes and attribute values symbolic, so that the result holds for
     all operands of these ranks, as proofs of rewrite rules need.
 
-    The sizes in `shapes` must fit, but matter only where they are 1; `attributes` and `dtypes` are as in `bind`. Raises
-    `UnityError` as `bind` does.
+    The sizes in `shapes` must fit, but matter only where they are 1. `attributes` must fit them; those that give ranks,
+    orders of dims, functions or element types are replaced by their values, the others stay names. `dtypes` are the
+    operands' element types, floating point if left out. Raises `UnityError` where ranks, sizes or attributes do not
+    fit.
     """
     return Binder(line, shapes, check_attributes(line, attributes), dtypes, keep=True).spell()
 
 
 class Binder(Extents):
     """
-    Binds a TDL line to the shapes and attributes given to its constructor. It does the last of four steps, writing out
-    the expressions with bound indices; the base classes do the others: `Ranks`, `Indices`, `Extents`.
+    Binds a TDL line to the shapes and attributes given to its constructor, whose arguments `Ranks` explains; use one
+    object for one binding. It does the last of four steps, writing out the expressions with bound indices; the base
+    classes do the others: `Ranks`, `Indices`, `Extents`.
     """
 
     def expr(self, expr: Expr, copy: int | None) -> Expr:
@@ -141,13 +144,15 @@ class Binder(Extents):
                 return expr
 
     def extent_of(self, index: Index) -> int:
-        """Return the number of positions that a bound index runs over: the product of its variables' extents."""
+        """
+        Return the product of the extents of a bound index's variables. For a window, that is not the size of its dim.
+        """
         return prod(self.extents[n] for n in index_names(index))
 
     def bind(self) -> Bound:
         """
-        Return the TDL line bound to the operands given to the constructor. Raises `UnityError` where ranks, sizes or
-        attributes do not fit.
+        Return the TDL line bound to the operands given to the constructor; its windows and sizes stay symbolic if that
+        got `keep=True`. Raises `UnityError` where ranks, sizes or attributes do not fit.
         """
         self._solve_extents()
         self.spelling = self.keep
@@ -178,8 +183,8 @@ class Binder(Extents):
     def spell(self) -> Spelled:
         """
         Return the TDL line with packs (`a..`, any number of dims) and variadic names expanded to single names, its
-        sizes still symbolic, as the function `spell` does. The object must have been made with `keep=True`, by which
-        sizes and attributes stay symbolic.
+        sizes still symbolic, and the sizes that its where clauses give. The object must have been made with
+        `keep=True`. Raises `UnityError` where ranks, sizes or attributes do not fit.
         """
         bound = self.bind()
         sizes: dict[str, Entry | int] = {}

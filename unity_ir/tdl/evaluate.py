@@ -55,8 +55,9 @@ def evaluate(bound: Bound, operands: Sequence[Array], offsets: Mapping[str, int]
     Evaluate a bound TDL line on numpy arrays, one per operand of the line, in order and of the shapes that it was bound
     to; return its results, in order. This is the reference with which kernels and programs are compared.
 
-    If the line is one task's part of a larger one, `offsets` maps index variables to the global index at which the part
-    begins (0 if left out); it matters where an index is used as a value, in a gather, or in a window.
+    A result that has no element type of its own gets that of the first floating point operand. If the line is one
+    task's part of a larger one, `offsets` maps index variables to the global index at which the part begins (0 if left
+    out); it matters where an index is used as a value, in a gather, or in a window.
     """
     tensors = {p.name: a for p, a in zip(bound.operands, operands, strict=True)}
     return tuple(_result(bound, r, tensors, offsets or {}) for r in bound.results)

@@ -40,7 +40,8 @@ class Indices(Ranks):
         dims, becomes `a0, a1`; other indices become one.
 
         `copy` is the number (from 0) of the operand or result that the index is for, among those that the line's
-        variadic parameter or result (`i*`) stands for; None if it is not variadic.
+        variadic parameter or result (`i*`) stands for; None if it is not variadic. Raises `UnityError` where a pack's
+        order is no permutation, or a factor of a window is out of range.
         """
         match index:
             case Pack(name, permuted_by):
@@ -88,8 +89,9 @@ class Indices(Ranks):
         `tensor`, or, if that is None, of a result. The size of a dim indexed by a window is the operand's; of a result,
         it is given by the line's where clause.
 
-        `copy` is the number (from 0) of the operand or result among those that a variadic one (`i*`) stands for; None
-        if it is not variadic.
+        Variables of extent 1 are left out of composite indices and of windows that stay inside their dim, and a window
+        that reads a whole dim in order becomes a plain variable. `copy` is the number (from 0) of the operand or result
+        among those that a variadic one (`i*`) stands for; None if it is not variadic.
         """
         shape = None if tensor is None else self.shapes[tensor]
         bound: list[Index] = []

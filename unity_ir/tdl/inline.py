@@ -35,7 +35,7 @@ from unity_ir.tdl.syntax import (
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """`let name[indices] = expr;`, where the indices are plain variables and packs."""
+    """A definition `let name[indices] = expr;` of a TDL line, whose indices are plain variables and packs."""
 
     name: str
     indices: tuple[WrittenIndex, ...]

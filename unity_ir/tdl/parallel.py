@@ -135,9 +135,9 @@ def infer_configuration(
     Infer how an operator's tasks are divided from how its operands are (shards per dim, partial sums, copies): return
     the only configuration for which they fit. This is the type check of parallel graphs.
 
-    `free` has the degrees of index variables that occur in no operand, by default those that the operator's attributes
-    give. Raises `UnityError` where there is none, with the operator, the dim or operand that breaks a rule, and the
-    parallel operator to insert.
+    `operands` has one entry per operand, in order. `free` has the degrees of index variables that occur in no operand,
+    by default those that the operator's attributes give. Raises `UnityError` where there is none, with the operator,
+    the dim or operand that breaks a rule, and the parallel operator to insert.
     """
     bound = analysis.bound
     free = bound.free_degrees if free is None else free
@@ -194,7 +194,7 @@ def configuration_in_time(
     time alone; `total` is the configuration over micro-batches and devices.
 
     An index variable that occurs in no operand is divided in time where the others leave no way to divide the tasks.
-    Raises `UnityError` as `infer_configuration` does.
+    Raises `UnityError` where no division fits the operands and divides `total`.
     """
     whole = dict.fromkeys(analysis.bound.free_degrees, 1)
     error: UnityError | None = None
@@ -216,7 +216,10 @@ def _is_part(time: Configuration, total: Configuration) -> bool:
 
 
 def without_time(total: Configuration, time: Configuration) -> Configuration:
-    """Return how tasks are divided over devices within one micro-batch: `total` without the division in `time`."""
+    """
+    Return how tasks are divided over devices within one micro-batch: `total` without the division in `time`, which must
+    divide it (`configuration_in_time`).
+    """
     degrees = {v: n for v, d in total.degrees.items() if (n := d // time.degree(v)) > 1}
     sums = {c: n for c, d in total.sums.items() if (n := d // time.sums.get(c, 1)) > 1}
     return Configuration(MappingProxyType(degrees), total.copy // time.copy, MappingProxyType(sums))
@@ -271,7 +274,8 @@ def _check_halo(operator: str, name: str, have: Degrees, need: Degrees) -> None:
 def piece(bound: Bound, configuration: Configuration, analysis: Analysis | None = None) -> Bound:
     """
     Return the bound TDL line that one task computes under a configuration: the same expressions, the extent of each
-    index variable divided by its number of parts, windows with the sizes of the task's shards and halos.
+    index variable divided by its number of parts (which must divide it), windows with the sizes of the task's shards
+    and halos.
 
     `analysis` is that of `bound`; None computes it if it is needed.
     """

@@ -206,7 +206,7 @@ def _grammar() -> Lark:
 @cache
 def parse_line(text: str) -> Line:
     """
-    Return an operator's TDL line, parsed; `text` is such as `matmul(x, w) out[m, n] = sum[k](x[m, k] * w[k, n])`.
+    Parse an operator's TDL line; `text` is such as `matmul(x, w) out[m, n] = sum[k](x[m, k] * w[k, n])`. Memoised.
 
     Raises `UnityError` with the place where the text does not follow the grammar, or the name that is unknown.
     """

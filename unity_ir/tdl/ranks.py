@@ -28,6 +28,10 @@ Shape = tuple[int, ...]
 class Ranks:
     """
     Does the first step of binding: expands variadic parameters to operands, and solves for the number of dims of packs.
+
+    `shapes` and `dtypes` are the operands' global shapes and element types (() if all are floating point), `attributes`
+    all attributes, defaults filled in. With `keep`, sizes and attributes that are used as numbers stay symbolic, as
+    `tdl.bind.spell` needs.
     """
 
     def __init__(

@@ -51,7 +51,8 @@ class Segments:
     """
     A dim that is the concatenation of the ranges of several variables.
 
-    `active` is the number of the variable through which the dim is read, if it is only one of them.
+    `active` is the position in `names` (from 0) of the variable through which the dim is read; None in a result, whose
+    dim has the ranges of all of them.
     """
 
     names: tuple[str, ...]
@@ -61,8 +62,9 @@ class Segments:
 @dataclass(frozen=True, slots=True)
 class Slice:
     """
-    A part of a dim of `size` elements: the position of `index`, counted from `start`. Lines as written have segments
-    instead; composing lines (`forms.compose`) makes slices of those, since `index` may have several variables.
+    A part of a dim that has `size` elements in all: the position of `index`, counted from `start`. Lines as written
+    have segments instead; composing lines (`forms.compose`) makes slices of those, since `index` may have several
+    variables.
     """
 
     index: Var | Composite
@@ -89,8 +91,8 @@ class Pack:
     """
     Any number of variables, one for each dim left by the operand's other indices: `a..`, as `...` in einsum.
 
-    `permuted_by` names an attribute with their order. A pack that broadcasts, `~a..`, is aligned at the last dim:
-    leading dims may be missing, dims of size 1 are read at 0.
+    `permuted_by` names an attribute with their order: dim d then has variable number `permuted_by[d]` of the pack. A
+    pack that broadcasts, `~a..`, is aligned at the last dim: leading dims may be missing, dims of size 1 are read at 0.
     """
 
     name: str
@@ -142,6 +144,7 @@ class Window:
     terms: tuple[tuple[int, str], ...]
     """Coefficients, all above 0, and variables."""
     offset: int
+    """Position in the whole dim at which all variables are 0; below 0 where the dim is padded."""
     size: int
     """Elements of the dim; in a piece, of the piece with its halo."""
     whole: int
@@ -352,6 +355,7 @@ class Attribute:
     kind: str
     """`int`, `ints`, `float`, `name` (a scalar function) or `dtype` (an element type)."""
     default: AttrValue | None = None
+    """None for an attribute that must be given."""
 
 
 @dataclass(frozen=True)
@@ -363,7 +367,7 @@ class WrittenResult:
     indices: tuple[WrittenIndex, ...]
     expr: Expr
     elements: str | None = None
-    """`int`, `bool`, or an attribute of kind `dtype`; None where it holds what the operands hold."""
+    """`int` (i64), `bool`, or the name of an attribute of kind `dtype`; None for the element type of the operands."""
 
     @cached_property
     def accesses(self) -> tuple[Access, ...]:
@@ -372,12 +376,14 @@ class WrittenResult:
 
     @cached_property
     def reads_numbers(self) -> bool:
-        """Whether a dim of an operand is read at a number, such as the gates of an LSTM cell."""
+        """
+        Whether a dim of an operand is read at a constant position, such as `z[b.., 0, n]` for a gate of an LSTM cell.
+        """
         return any(is_number(i) for a in self.accesses for i in a.indices)
 
     @cached_property
     def broadcast(self) -> frozenset[str]:
-        """The names of the packs along which operands broadcast, as written: of `a...`, a."""
+        """The names of the packs along which operands broadcast: a, if an operand is read as `x[~a..]`."""
         return frozenset(i.name for a in self.accesses for i in a.indices if isinstance(i, Pack) and i.broadcast)
 
 
@@ -389,6 +395,7 @@ class Clause:
     """
 
     kind: str
+    """`rank`, `size` or `degree`."""
     index: WrittenIndex
     value: Entry | int
 
@@ -403,6 +410,7 @@ class Line:
     results: tuple[WrittenResult, ...]
     clauses: tuple[Clause, ...]
     text: str
+    """The line as given, with single spaces."""
 
 
 NOT_FLOATING = ("i64", "i32", "bool")
@@ -472,7 +480,10 @@ class Bound:
 
 
 def is_number(index: WrittenIndex) -> TypeGuard[Affine]:
-    """Return whether an index as written has no variable: the one position that is read is a number."""
+    """
+    Return whether an index as written names no variable, so that the dim is read at one constant position, such as the
+    0 of `z[b.., 0, n]`.
+    """
     return isinstance(index, Affine) and all(t.variable is None for t in index.terms)
 
 
@@ -503,8 +514,8 @@ def index_extent(index: WrittenIndex, extents: Mapping[str, int]) -> int:
 
 def joined_extent(index: WrittenIndex, extents: Mapping[str, N]) -> N:
     """
-    Return the size of the dim that a bound index other than a window runs over: given `(h d)`, the product of the
-    extents of h and d; given a concatenation (`Segments`) of h and d, their sum.
+    Return the size of the dim that a bound index other than a window or slice runs over: given `(h d)`, the product of
+    the extents of h and d; given a concatenation (`Segments`) of h and d, their sum. Of a slice, the size of its part.
 
     `extents` maps each index variable to its number of positions, as int or polynomial.
     """
@@ -532,7 +543,10 @@ def joined_position(index: WrittenIndex, extents: Mapping[str, Any], at: Callabl
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
-    """Return the direct subexpressions of `expr`, in reading order; () for constants, names and reads of tensors."""
+    """
+    Return the direct subexpressions of `expr`, in reading order; () for constants, names, sizes, positions and reads of
+    tensors.
+    """
     # No `match`, and what is most frequent first: every walk of an expression calls this.
     if isinstance(expr, Access | Const | Name):
         return ()
