@@ -43,8 +43,9 @@ def read_safetensors(path, names, what):
 
 def by_names(source, keys, get, names, what):
     """
-    Return {name: tensor} of `names` from what has tensors by `keys`, which `get` returns: by the name, or a tied one.
-    End the run if one is missing, or differs from a tied one; the message begins with `source`, and calls it `what`.
+    Return {name: tensor} of `names` from a source that has tensors under `keys`, by calling `get(key)`: under the name,
+    or one that is tied to it. End the run if one is missing or differs from a tied one; the message begins with
+    `source`, and calls it `what`.
     """
     there = set(keys)
     called = {name: [n for n in (name, *_other_names(name)) if n in there] for name in names}
@@ -68,7 +69,7 @@ def read_tables(path):
 
 
 def tables_in(keys):
-    """Return the names of the model's tables that are there by these keys, their own or those of tied ones."""
+    """Return the names of the model's tables and counters that are among `keys`, by their own name or a tied one."""
     return [n for n in (*TABLES, *COUNTERS) if not {n, *_other_names(n)}.isdisjoint(keys)]
 
 
@@ -101,8 +102,9 @@ def set_weights(ctx, weights, found, source):
 
 def whole_weights(ctx, weights, tables=(), everywhere=False):
     """
-    Gather the weights; return them whole, with `tables`, by all names of the state dict: on rank 0, or `everywhere`.
-    All ranks call it.
+    Gather the weights; return {name: tensor} of them, whole, and of those of `tables` ({name: tensor}) that PyTorch's
+    state dict has, on the host, by all of its names: with `everywhere` on all ranks, else on rank 0, where other ranks
+    get tables only. All ranks call it.
     """
     own = [name for name in tables if name in RUNNING or NAMES.get(name) == name]
     found = {name: tables[name].cpu().contiguous().clone() for name in own}
@@ -115,7 +117,10 @@ def whole_weights(ctx, weights, tables=(), everywhere=False):
 
 
 def write_weights(ctx, weights, path, tables=()):
-    """Gather the weights; on rank 0, write them whole, with `tables`, to `path`, by all names of the state dict."""
+    """
+    Gather the weights; on rank 0 write them whole, with `tables` ({name: tensor}), to the safetensors file `path`, by
+    all names of the state dict. All ranks call it.
+    """
     found = whole_weights(ctx, weights, tables)
     if ctx.rank == 0:
 
