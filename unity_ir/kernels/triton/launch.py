@@ -63,12 +63,18 @@ class Compiled:
     """Constants, `num_warps` or `num_stages` that are others on GPUs of AMD."""
 
     def is_for(self, target: str) -> bool:
-        """Return whether it is launched on a GPU: `cuda:80`, `cuda:90`, `hip:gfx942`."""
+        """
+        Return whether GPUs of a `target`, such as `cuda:80`, `cuda:90` or `hip:gfx942`, launch it: whether they copy
+        tiles by descriptors, if that decides.
+        """
         backend, _, arch = target.partition(":")
         return self.descriptors in (None, backend == "cuda" and 90 <= int(arch) < 120)
 
     def on(self, backend: str) -> Compiled:
-        """Return the specialisation on GPUs of a backend of Triton, `cuda` or `hip`."""
+        """
+        Return the specialisation on GPUs of a backend of Triton, `cuda` or `hip`: for the latter, with the values of
+        `on_amd`.
+        """
         other = {} if backend == "cuda" else dict(self.on_amd)
         warps, stages = (
             int(other.pop(n, v)) for n, v in (("num_warps", self.num_warps), ("num_stages", self.num_stages))
@@ -133,6 +139,7 @@ class Launcher:
     compiled: tuple[Compiled, ...]
     """The specialisation of each launch, for ahead-of-time compilation."""
     work: tuple[LaunchWork, ...] = ()
+    """The work of each launch, in order; () for a function in PyTorch alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +163,10 @@ class Argument:
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """One launch of one kernel by a launcher: the kernel's name and text, its grid, arguments and options."""
+    """
+    One launch of one kernel by a launcher: the kernel's name and text, its grid (programs along up to three axes), its
+    arguments, constexpr values (`constants`) and options.
+    """
 
     kernel: str
     text: str
@@ -196,7 +206,10 @@ class KernelLaunch:
 
     @property
     def head(self) -> str:
-        """The line of code before the launcher that defines the launch's options as a dict; empty if there is none."""
+        """
+        The text before the launcher that this launch needs: the test for descriptors, if there is an `otherwise`, and
+        the dict of options, if it has a name; empty if neither.
+        """
         items = ", ".join(f"{name!r}: {value!r}" for name, value in self.options.items())
         own = f"{self.options_name} = {{{items}}}\n\n\n" if self.options_name else ""
         if len(own) > 120:
@@ -270,7 +283,10 @@ class Buffer:
 
 
 def new_tensor(buffer: Buffer, shape: tuple[int, ...], like: str) -> str:
-    """Return a launcher's line of code that allocates a tensor where `like` is; `torch.empty` takes the host longer."""
+    """
+    Return a launcher's line of code that allocates an uninitialised tensor, of the name and type of `buffer`, on the
+    device of the tensor variable `like`. (`torch.empty` takes the host longer than its `new_empty`.)
+    """
     dtype = "" if buffer.torch_dtype == f"{like}.dtype" else f", dtype={buffer.torch_dtype}"
     return f"{buffer.name} = {like}.new_empty({shape}{dtype})"
 
@@ -312,7 +328,8 @@ class Stage:
     @property
     def product(self) -> Contraction | None:
         """
-        The matrix product that the result is a function of; None if there is none, or operands differ in element type.
+        The matrix product that the result is a function of; None if there is none, or the buffers read differ in
+        element type or hold no floats.
         """
         dtypes = {b.dtype for b in self.buffers.values()}
         one = len(dtypes) == 1 and not dtypes & {*NOT_FLOATING}
@@ -335,7 +352,10 @@ class Stage:
 
     @property
     def allocation(self) -> str:
-        """The launcher's line of code that allocates the result."""
+        """
+        The launcher's line of code that allocates the result, a view if its rows are padded; with a `total`, the line
+        takes that in its place unless it is None.
+        """
         out, (*outer, last) = self.output, self.result.indices or (None,)
         if isinstance(last, PaddedVar):
             stored = (*self.shape[:-1], last.row)
