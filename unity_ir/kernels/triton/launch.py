@@ -139,7 +139,7 @@ class Launcher:
     compiled: tuple[Compiled, ...]
     """The specialisation of each launch, for ahead-of-time compilation."""
     work: tuple[LaunchWork, ...] = ()
-    """The work of each launch, in order; () for a function in PyTorch alone."""
+    """The work of each launch, in order; () for functions in PyTorch, and for optimizers."""
 
 
 @dataclass(frozen=True, slots=True)
