@@ -388,7 +388,7 @@ class Importer:
         return pytree.tree_unflatten(out, spec)
 
     def seed(self) -> int:
-        """Return a new seed for a random operator: 0, 1, 2, ..."""
+        """Return a new seed for a random operator: 0, 1, 2, .., in the order of the calls."""
         self._seeds += 1
         return self._seeds - 1
 
@@ -425,7 +425,10 @@ class Importer:
         return out if many else out[0]
 
     def detached(self, value: Any) -> Any:
-        """Return a value without its gradient; itself if it has none."""
+        """
+        Return a value without its gradient, by the operator `detach`; itself if no gradient flows through it
+        (`trained`).
+        """
         return op("detach", value) if isinstance(value, Value) and self.trained(value) else value
 
 

@@ -104,7 +104,10 @@ DESCRIPTORS = has_descriptors()
 
 @dataclass(frozen=True, slots=True)
 class LaunchWork:
-    """How much work one launch has: its number of programs, and of passes over the input; decides what is fused."""
+    """
+    How much work one launch has, by which groups of operators to fuse are chosen: its kind, its number of programs, and
+    of passes over the input.
+    """
 
     kind: str
     """
@@ -152,8 +155,8 @@ class Argument:
     @staticmethod
     def integer(value: int) -> Argument:
         """
-        Return the argument for a size or stride `value`, with the type for which Triton specialises it: `i32:16`,
-        `i32`, ..
+        Return the argument for a size or stride `value`, with the type for which Triton specialises it: given 16,
+        `i32:16`, given 5, `i32`, from 2^31 on `i64`; given 1, `constexpr`.
         """
         if value == 1:
             return Argument("1", "constexpr")
@@ -250,7 +253,7 @@ class KernelLaunch:
     @property
     def work(self) -> LaunchWork:
         """
-        The launch's number of programs, and how often each reads its input, by which it is judged whether to fuse
+        The launch's kind, number of programs, and how often each reads its input, by which it is judged whether to fuse
         operators.
         """
         return LaunchWork(self.kind, self.tiles or prod(self.grid), self.passes, self.seconds)

@@ -148,7 +148,10 @@ class Beside:
         self.group = dist.new_group(backend="gloo", timeout=FOREVER if ctx.watchdog else None)
 
     def start(self, write):
-        """Call `write` in the thread; it returns why the checkpoint cannot be written, or None, on all ranks alike."""
+        """
+        Call `write` in the thread, on all ranks; it returns why the checkpoint cannot be written, or None. `wait` must
+        have been called since the last start.
+        """
 
         def run():
             try:
@@ -160,7 +163,7 @@ class Beside:
         Context.writing.start()
 
     def look(self):
-        """End the run if the checkpoint under way has failed; do not wait for it."""
+        """End the run if the checkpoint under way has failed; if it is not done on all ranks, return at once."""
         if Context.writing is not None and everywhere(self.ctx, not Context.writing.is_alive()):
             self.wait()
 

@@ -28,10 +28,11 @@ ROWS = [name for name in INPUTS if name not in TABLES]
 
 class Data:
     """
-    Source of batches: rows of an .npz or .safetensors file, shuffled every epoch or, without `is_shuffled`, in order;
-    those of a token file, .npy or .bin (`Tokens`); the arrays by input name that the function of "module:function"
-    returns for a step; or random numbers. Batches depend on step and seed alone, so that a run can be resumed. `tables`
-    are inputs that no batch has, and counters; without them they are random or the source's.
+    Source of batches. By `source` they are rows of an .npz or .safetensors file, shuffled every epoch by `seed` or,
+    without `is_shuffled`, in order; those of a token file, .npy or .bin (`Tokens`); the arrays by input name that the
+    function of "module:function" returns for a step; or, for None, random numbers. They depend on step and seed alone,
+    so that a run can be resumed. `tables` ({name: tensor}) are inputs that no batch has, and counters; without them
+    (None) they are random or the source's. Ends the run if files do not fit the inputs.
 
     Those that a step replaces (RUNNING) are `running`: this rank's pieces by name, which `trained` and checkpoints keep
     up to date; `tables` has what they were before the first step.

@@ -73,7 +73,10 @@ def whole(ctx, part, spec):
 
 
 def wholes(ctx, parts, specs):
-    """Return {name: what `whole` returns} for `parts` and `specs` by name; gathers about 2^24 elements at once."""
+    """
+    Return {name: what `whole` returns} for `parts` and `specs` by name, with one all-gather for about 2^24 elements.
+    All ranks call it.
+    """
     own = {n: _placeholder(ctx, specs[n]) if p is None else p for n, p in parts.items()}
     ends = dict(zip(own, itertools.accumulate(p.numel() for p in own.values())))
     found = {}
@@ -94,7 +97,10 @@ def _placeholder(ctx, spec):
 
 
 def assemble(parts, spec):
-    """Return (the whole tensor, largest difference between copies) of all ranks' pieces `parts`, in order of rank."""
+    """
+    Return (the whole tensor, largest difference between copies) of all ranks' pieces `parts`, in order of rank: shards
+    are joined, addends added up, and of copies the first is taken.
+    """
     apart = torch.zeros((), dtype=torch.float64)
     for axis in reversed(range(len(MESH))):
         size, role = MESH[axis], spec.roles[axis]

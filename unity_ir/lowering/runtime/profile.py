@@ -64,7 +64,10 @@ class Profile:
         return self.start.elapsed_time(at) * 1e3
 
     def run(self, function):
-        """Return a wrapper of `function` that records the time of each of its lines when it is called."""
+        """
+        Return a wrapper of `function` (the step or the update) that records the time of each of its lines when it is
+        called.
+        """
         self.lines, self.backward = {}, set()
         for part in parts_of_step(function):
             lines = lines_of(part)

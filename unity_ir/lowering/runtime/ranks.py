@@ -157,14 +157,17 @@ def build(backend: str, seconds: float | None = None) -> Context:
 
 
 def from_first(ctx, value):
-    """Return rank 0's value, on every rank."""
+    """Return rank 0's value, an object that can be pickled, on every rank. All ranks call it."""
     found = [value]
     dist.broadcast_object_list(found, 0, device=ctx.device)
     return found[0]
 
 
 def from_all(value, group=None):
-    """Return the values of all ranks, in order, on every rank, over a process group of all (None: the default one)."""
+    """
+    Return the values of all ranks, objects that can be pickled, in order, on every rank, over a process group of all
+    (None: the default one). All ranks call it.
+    """
     found: list[Any] = [None] * WORLD
     dist.all_gather_object(found, value, group)
     return found

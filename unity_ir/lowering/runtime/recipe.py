@@ -72,7 +72,10 @@ def schedule_of(options, error):
 
 
 def rate_at(t, schedule):
-    """Return what step `t`'s (from 0) learning rate is multiplied by; a schedule is (name, warm-up, steps, least)."""
+    """
+    Return the factor of the learning rate in step `t` (from 0); a schedule is (name, steps of warm-up, step at which it
+    ends, part of the rate left then).
+    """
     name, warmup, steps, least = schedule
     if t < warmup:
         return (t + 1) / warmup
@@ -154,7 +157,10 @@ class Log:
         self.write(record)
 
     def evaluated(self, t, loss):
-        """Say the loss on other data after step `t` (from 0), whose time is not that of the next step."""
+        """
+        Print and write the loss on other data after step `t` (from 0), on rank 0; the time it took does not count for
+        the next step.
+        """
         if self.ctx.rank == 0:
             print(f"step {t + 1} eval loss {loss:.6f}", flush=True)
             self.write({"step": t + 1, "eval_loss": loss})

@@ -123,7 +123,10 @@ def is_capturing():
 
 
 def fill_tables():
-    """Fill the tables that were made while a CUDA graph was captured, before it runs; return all that it reads."""
+    """
+    Fill the tables that were made while a CUDA graph was captured, before it runs; return their tensors, which are to
+    be kept as long as the graph.
+    """
     for there, here in UNFILLED:
         there.copy_(here)
     UNFILLED.clear()

@@ -31,7 +31,10 @@ def names_in(path):
 
 
 def read_safetensors(path, names, what):
-    """Return {name: tensor} of `names` from a file, by it or a tied name; errors end the run and call them `what`."""
+    """
+    Return {name: tensor} of `names` from a safetensors file, which has each by its name or one tied to it. Errors end
+    the run, in messages that call the tensors `what`.
+    """
     try:
         from safetensors import safe_open
 
@@ -74,21 +77,27 @@ def tables_in(keys):
 
 
 def check_running(source, tables):
-    """End the run unless `tables`, which come from `source` with the weights, have all running statistics."""
+    """
+    End the run unless `tables`, by name, which come from `source` with the weights, have all running statistics. All
+    ranks call it.
+    """
     missing = [name for name in RUNNING if name not in tables]
     if missing:
         fail_alike(f"{source}: it has no running statistic {missing[0]!r}; a state dict of PyTorch has it")
 
 
 def read_weights(ctx, weights, path):
-    """Set this rank's pieces of all weights in place from a file; end the run if shapes or kinds of number differ."""
+    """
+    Set this rank's pieces of all weights in place from a safetensors file; end the run if one is missing or does not
+    fit.
+    """
     set_weights(ctx, weights, read_safetensors(path, WEIGHTS, "weight"), path)
 
 
 def set_weights(ctx, weights, found, source):
     """
-    Set this rank's pieces of all weights in place from whole tensors by name; end the run before that if shapes or
-    kinds of number differ, with a message that begins with `source`.
+    Set this rank's pieces of all weights in place from whole tensors by name, `found`; before that, end the run if
+    shapes differ, or one is floating point and the other not, with a message that begins with `source`.
     """
     for name, spec in WEIGHTS.items():
         value = found[name]

@@ -24,7 +24,7 @@ Ints = int | Sequence[int]
 def pair(x: Ints, last: int = 2) -> tuple[int, ...]:
     """
     Return a size given per dim as a tuple: a number `x`, or a sequence of one, repeated `last` times, once for each of
-    the last dims; any other sequence as it is.
+    the last dims; any other sequence as it is, an empty one as ().
     """
     x = [x] if isinstance(x, int) else list(x)
     return tuple(x) * last if len(x) == 1 else tuple(x)

@@ -68,8 +68,8 @@ def gather(site: CallSite, x: Operand, dim: int, index: Operand, *, sparse_grad:
 @maps("scatter_add")
 def scatter_add(site: CallSite, x: Operand, dim: int, index: Operand, source: Operand) -> Value:
     """
-    Map PyTorch's scatter_add: `x` with each element of `source` added at the position that `index`, of the same shape,
-    gives along a dim, and at its own place along all others.
+    Map PyTorch's scatter_add: `x` with elements of `source` added at the positions that `index`, as large as `source`
+    or smaller, gives along a dim, each at its own place along all others.
     """
     return scatter_reduce(site, x, dim, index, source, "sum")
 
@@ -295,7 +295,10 @@ def index_copy(site: CallSite, x: Operand, dim: int, index: Operand, source: Ope
 
 @maps("index_fill")
 def index_fill(site: CallSite, x: Operand, dim: int, index: Operand, number: Operand) -> Value:
-    """Map PyTorch's index_fill: `x` with `number` in the slices at the positions `index` [n] along a dim."""
+    """
+    Map PyTorch's index_fill: `x` with `number`, or a scalar tensor, in the slices at the positions `index` [n] along a
+    dim.
+    """
     value, ids = site.value(x, site.dtype), site.value(index, "i64")
     dim %= len(value.shape)
     shape = (*value.shape[:dim], *ids.shape, *value.shape[dim + 1 :])
@@ -375,7 +378,7 @@ def argmin(site: CallSite, x: Value, dim: int | None = None, keepdim: bool = Fal
 def sort(site: CallSite, x: Value, *options: object, **named: object) -> tuple[Value, Value]:
     """
     Map PyTorch's `sort(x, dim, descending)` and `sort(x, stable, dim, descending)`: return (the elements in order along
-    a dim, their indices); equal ones keep their order.
+    a dim, their indices); equal ones keep their order. By default `dim` is -1, and the order ascending.
     """
     del site
     options = tuple(v for v in options if v is not None)
@@ -394,7 +397,7 @@ def sort(site: CallSite, x: Value, *options: object, **named: object) -> tuple[V
 
 @maps("argsort")
 def argsort(site: CallSite, x: Value, *options: object, **named: object) -> Value:
-    """Map PyTorch's argsort, the indices of `sort`."""
+    """Map PyTorch's argsort: the indices that `sort` returns for the same options."""
     return sort(site, x, *options, **named)[1]
 
 
