@@ -250,7 +250,7 @@ class RowKernel:
     # -- statements
 
     def reduce_all(self, nodes: Sequence[Reduce]) -> None:
-        """Write reductions, given inner ones first, in as few passes as they need."""
+        """Write reductions, given those inside others first, in as few passes over the columns as they need."""
         for together in passes(nodes):
             softmaxes = {n: _sum_of_softmax(n, nodes) for n in together if self.is_looped(n)}
             self.normalised = {n: total for n, total in softmaxes.items() if total is not None}
@@ -259,7 +259,10 @@ class RowKernel:
                 self.reduce(left)
 
     def reduce(self, nodes: Sequence[Reduce]) -> None:
-        """Write reductions over the same columns, whose inner reductions are already written."""
+        """
+        Write reductions over the same columns in one pass, under names that the writer knows by the reductions; those
+        inside them must be written already.
+        """
         writer = self.writer
         names = nodes[0].names
         sizes = sizes_of(nodes[0], self.stage.extents)
@@ -310,7 +313,10 @@ class RowKernel:
         writer.emit(f"{largest} = {new}")
 
     def masked(self, node: Reduce, axis: Axis) -> Text:
-        """Return a reduction's body over the whole tile, with the neutral element where there are no elements."""
+        """
+        Return code for a reduction's body over the whole tile, whose columns are `axis`, with the reducer's neutral
+        element where the tile has positions beyond the columns.
+        """
         body = self.writer.number(node.body)
         if axis.mask is not None:
             return Text(f"tl.where({axis.mask}, {body.text}, {_NEUTRAL[node.reducer]})")

@@ -58,7 +58,10 @@ class PartWriter(StepWriter):
         return self.part.kind if self.part.stage is None else f"{_NAMES[self.part.kind]}_{self.part.stage}"
 
     def text(self) -> str:
-        """Return the Python text of the part's function."""
+        """
+        Return the Python text of the part's function. Of stages it takes (ctx, weights, batch, once, sums, kept), and
+        returns the tensors to send, if any; `before` returns the dict `once`, and `after` what `forward_backward` does.
+        """
         kind = self.part.kind
         if self.program.in_pieces:
             self.last_piece = self.identifier("last_piece")

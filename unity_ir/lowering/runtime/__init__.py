@@ -196,7 +196,7 @@ def runtime_names() -> frozenset[str]:
 def imports(parts: tuple[str, ...] = PARTS) -> str:
     """
     Return the text of the import statements that the runtime modules named in `parts` need, without imports of this
-    package: those of the standard library first, then those of torch.
+    package: those of the standard library first, then those of torch, which at least one of the modules must import.
     """
     found: set[str] = set()
     for part in parts:

@@ -53,7 +53,10 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop over tiles: the line that opens it, the lines that find a tile's start, and whether masks apply."""
+    """
+    A loop over tiles: the line that opens it, the lines at its beginning that find a tile's start, and whether masks
+    apply.
+    """
 
     head: str
     inside: tuple[str, ...]
@@ -192,7 +195,10 @@ class Body:
         return str(max(16, power_of_two(prod(sizes))))
 
     def along(self, rows: bool) -> str:
-        """Return the subscript that puts numbers of rows, or of columns, along their axis of a tile of scores."""
+        """
+        Return the subscript, `[:, None]` or `[None, :]`, by which a vector of a number per row (`rows` true), or per
+        column, broadcasts over a tile of scores.
+        """
         return "[:, None]" if rows != self.rows_move else "[None, :]"
 
     def _axes(self, rows: bool | None, features: Sequence[str]) -> list[Axis]:
@@ -270,8 +276,8 @@ class Body:
     @property
     def scale(self) -> float | None:
         """
-        The factor by which products are the scores, of those that no causal mask hides; None if scores are another
-        function of products, or if the factor is not positive.
+        The positive number by which products of queries and keys are multiplied to be the scores, of those that no
+        causal mask hides; None if scores are another function of the products.
         """
         scale = self.scores.scale
         return scale if scale is not None and scale > 0 else None
@@ -304,10 +310,11 @@ class Body:
 
     def loops(self, start: str, split: bool = False) -> list[Loop]:
         """
-        Write where the loops over tiles begin and end; return them. In each, `start` is a tile's first row or column.
+        Write the statements that find where the loops over tiles begin and end; return the loops, in order. In each,
+        the variable `start` is a tile's first row or column.
 
         Under a causal mask they leave out tiles that it hides. With `split` there are two, over columns: of tiles that
-        it does not touch, and of those that it crosses.
+        it does not touch, and of those that it crosses; without a mask there is one.
         """
         if self.causal is None:
             masked = self.scores.hidden is not None
@@ -390,7 +397,10 @@ class Body:
         return all(prod(sizes) % 16 == 0 for sizes in self.features)
 
     def widest(self, *others: Sequence[str]) -> int:
-        """Return the largest number of features of the scores' product, or of the variables `others`."""
+        """
+        Return the largest number of features: of those that the scores' product sums over, and of each of `others`,
+        tuples of index variables.
+        """
         return max(prod(self.extents[n] for n in names) for names in (self.scores.inner, *others))
 
 
@@ -410,6 +420,8 @@ def beside(factor: Expr, known: Collection[Expr | None]) -> Iterator[Access]:
 
 
 def allocation(buffer: Buffer, indices: Sequence[object], place: Scope) -> str:
-    """Return the launcher's line of code that allocates a result with these indices."""
+    """
+    Return the launcher's line of code that allocates `buffer`, for a result at these indices of the line of `place`.
+    """
     shape = place.bound.result_shape(Result("", tuple(indices), Access("", ())))  # pyright: ignore[reportArgumentType]
     return new_tensor(buffer, shape, place.like)
