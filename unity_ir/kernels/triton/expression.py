@@ -177,7 +177,7 @@ class KernelWriter:
     def share(self, exprs: Iterable[Expr]) -> None:
         """
         Record that every subexpression which occurs more than once in `exprs` is to be assigned to a name, where
-        `value` first writes it; otherwise each use is written out.
+        `value` first writes it. Loads are named in any case.
         """
         seen: set[Expr] = set()
 
