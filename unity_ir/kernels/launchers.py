@@ -89,8 +89,10 @@ def launcher(
 
 def can_add(bound: Bound, operand_dtypes: Sequence[str], impl: str, offsets: Sequence[str] = ()) -> bool:
     """
-    Return whether a function of a line's only result can add it to a tensor of its type: a matrix product by one Triton
-    kernel, whose tiles do not overlap, or one of two matrices by PyTorch's BLAS. Arguments are those of `launcher`.
+    Return whether the function that `launcher` writes for a line can add its only result to a tensor of the result's
+    type: a matrix product by one Triton kernel whose tiles do not overlap or, with `impl` `torch`, a product summed
+    over the first dims of two tensors (a weight's gradient) by PyTorch's BLAS. Arguments are those of `launcher`; a
+    line that it refuses cannot.
     """
     if impl == "torch":
         return torch_factors(bound, [p.name for p in bound.operands]) is not None
@@ -105,7 +107,10 @@ def can_add(bound: Bound, operand_dtypes: Sequence[str], impl: str, offsets: Seq
 
 
 def makes_longer(bound: Bound, operand_dtypes: Sequence[str]) -> bool:
-    """Return whether PyTorch's BLAS makes a line's result, of 16-bit operands, in float32 at once."""
+    """
+    Return whether a line is a product of two 16-bit tensors, summed over the first dims of both (a weight's gradient),
+    which PyTorch's BLAS can store in float32 at once, not rounded to 16 bits before.
+    """
     return {*operand_dtypes} <= {*HALVES} and torch_factors(bound, [p.name for p in bound.operands]) is not None
 
 
@@ -300,8 +305,10 @@ class _Function:
 
 def torch_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str] = (), adds: bool = False) -> Launcher:
     """
-    Return the launcher of a line in plain PyTorch, as `launcher` does; here operands may be `f64`, too. With operands
-    of 16 bits, everything but matrix products is computed in float32, as in Triton's kernels.
+    Return the launcher of a line in plain PyTorch, without kernels. Arguments are as in `launcher`, but operands may be
+    `f64`, too, and `adds` is only for lines for which `can_add` holds. With operands of 16 bits, everything but matrix
+    products and moves of elements is computed in float32, as in Triton's kernels. Raises `UnityError` for a function
+    that has no text in PyTorch.
     """
     function = _Function(bound, dtypes, offsets, adds)
     operands = function.operands

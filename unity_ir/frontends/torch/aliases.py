@@ -17,14 +17,20 @@ from torch import fx
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor lies in its memory: sizes and strides of its dims, and the offset of its first element."""
+    """
+    How a tensor lies in its memory, counted in elements: sizes and strides of its dims, and the offset of its first
+    element.
+    """
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
 
     def places(self) -> torch.Tensor:
-        """Return the position in memory of each element, with size 1 along dims that are expanded (of stride 0)."""
+        """
+        Return the position in memory, in elements, of each element, int64 in the tensor's shape, but with size 1 along
+        dims that are expanded (of stride 0).
+        """
         at = torch.full((1,) * len(self.size), self.offset)
         for dim, (size, stride) in enumerate(zip(self.size, self.stride, strict=True)):
             if stride:
@@ -34,7 +40,10 @@ class Layout:
 
 
 def layout(node: fx.Node) -> Layout | None:
-    """Return how the tensor that a node stands for lies in its memory; None for nodes of no tensor of fixed sizes."""
+    """
+    Return how the tensor that a node stands for lies in its memory, with stride 1 for dims of size 1; None for nodes of
+    no tensor of fixed sizes.
+    """
     value: Any = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or any(isinstance(s, torch.SymInt) for s in value.shape):
         return None
@@ -51,25 +60,34 @@ class Memories:
         """Memories that are one when the model runs, though torch.export has two."""
 
     def of(self, node: fx.Node) -> int | None:
-        """Return the key of the memory of the tensor that a node stands for, None if it stands for no tensor."""
+        """
+        Return the key of the memory of the tensor that a node stands for; None if it stands for no tensor of fixed
+        sizes, or for several.
+        """
         return next(iter(self.all_of(node)), None) if layout(node) else None
 
     def all_of(self, node: fx.Node) -> set[int]:
-        """Return the memories of all tensors that a node stands for."""
+        """Return the keys of the memories of all tensors that a node stands for; empty if it stands for none."""
         value: Any = node.meta.get("val")
         values: list[Any] = [*value] if isinstance(value, list | tuple) else [value]
         keys = {_address(v) for v in values if isinstance(v, torch.Tensor)}
         return {self._same.get(key, key) for key in keys}
 
     def same(self, nodes: Sequence[Any], others: Sequence[Any]) -> None:
-        """Let each of `nodes`, the placeholders of a subgraph, share the memory of its operand in `others`."""
+        """
+        Record that each of `nodes`, the placeholders of a subgraph, shares the memory of its operand in `others`, in
+        order: from now on they have one key. Pairs in which either is not of exactly one memory are left as they are.
+        """
         for node, other in zip(nodes, others, strict=True):
             keys, operands = self.all_of(node), self.all_of(other) if isinstance(other, fx.Node) else set[int]()
             if len(keys) == len(operands) == 1 and keys != operands:
                 self._same[keys.pop()] = operands.pop()
 
     def unite(self, graph: fx.Graph) -> None:
-        """Take note of operators of a graph that return their operand itself, which torch.export does not see."""
+        """
+        Record, for a graph and its subgraphs, which operators return their operand itself (`returns_operand`), so that
+        both have one key; torch.export gives them two memories.
+        """
         for node in graph.nodes:
             if returns_operand(node):
                 self.same([node], [node.args[0]])
@@ -77,7 +95,7 @@ class Memories:
             self.unite(module.graph)
 
     def written(self, node: fx.Node) -> set[int]:
-        """Return the memories that a node writes into, in place; those that its subgraphs do are among them."""
+        """Return the keys of the memories that a node writes into in place, by itself or in its subgraphs."""
         found = {key for target in written(node) for key in self.all_of(target)}
         for module in _modules(node):
             for inner in module.graph.nodes:
@@ -87,8 +105,8 @@ class Memories:
     def needed(self, graph: fx.Graph, wanted: Sequence[fx.Node], outer: set[int]) -> set[fx.Node]:
         """
         Return the nodes that must be run for the nodes `wanted`, themselves among them: those they depend on through
-        operands, and those that write in place into memory they read, or into the memories `outer`, which nodes outside
-        of the graph may read.
+        operands, and those that write in place into memory they read, or into the memories with the keys `outer`, which
+        nodes outside of the graph may read.
         """
         writers = [(n, keys) for n in graph.nodes if (keys := self.written(n))]
         found: set[fx.Node] = set()
@@ -145,7 +163,10 @@ def returns_written(node: fx.Node) -> bool:
 
 
 def returns_operand(node: fx.Node) -> bool:
-    """Return whether an operator returns its operand itself for there is nothing to do, which its schema hides."""
+    """
+    Return whether an operator returns its operand itself though its schema does not say so: dropout with probability 0,
+    or outside of training.
+    """
     if getattr(getattr(node.target, "overloadpacket", None), "__name__", "") != "dropout":
         return False
     _, p, train = node.args

@@ -17,8 +17,9 @@ from unity_ir.frontends.torch.site import MAPPINGS
 
 def decompose(node: fx.Node) -> tuple[fx.GraphModule, Sequence[fx.Node]] | None:
     """
-    Return a graph of the operators that the one of `node` is made of, and the operands for its placeholders, in order;
-    None if PyTorch does not take it apart.
+    Return a graph of the operators that the one of `node` is made of by PyTorch's decompositions, but for those that
+    have a mapping, which stay whole; and the operands for its placeholders, in order. What the operator writes in place
+    is written to copies. None if PyTorch does not take it apart, or an operand is no tensor.
     """
     target: Any = node.target
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))

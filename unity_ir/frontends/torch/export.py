@@ -119,8 +119,8 @@ def export(module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | No
     arguments by name; `loss` is called as `loss(outputs, *targets)`, and None takes the loss that is in the module's
     output.
 
-    Raises `UnityError` where inputs do not fit the module, the result is no scalar, a gradient hook or
-    `autograd.Function` is found, or torch.export fails.
+    Raises `UnityError` where inputs do not fit the module, the result is no scalar, torch.export fails, or a gradient
+    hook or an `autograd.Function` is found that `functions.exported` cannot write in operators.
     """
     if not module.training:
         module.train()

@@ -24,13 +24,17 @@ RELATIVE, ABSOLUTE = 1e-4, 1e-5
 
 
 class Context:
-    """Stands for the `ctx` of a forward and its backward."""
+    """
+    Stands for the `ctx` of an `autograd.Function`: `save_for_backward` sets `saved_tensors`; the other methods do
+    nothing.
+    """
 
     def __init__(self, needs_input_grad: Sequence[bool]):
         self.needs_input_grad = tuple(needs_input_grad)
         self.saved_tensors: tuple[Any, ...] = ()
 
     def save_for_backward(self, *tensors: Any) -> None:
+        """Set `saved_tensors` to these tensors, in place of earlier ones."""
         self.saved_tensors = tensors
 
     def _ignored(self, *_: Any) -> None:
@@ -41,8 +45,9 @@ class Context:
 
 def exported(cls: Any, args: Sequence[Any]) -> Any:
     """
-    Return the result of an `autograd.Function` on `args` by operators that torch.export sees, and that have its
-    gradient. Raises `UnityError` if its gradient is neither its forward's nor one by elements.
+    Return the result of the `autograd.Function` `cls` on `args` by operators that torch.export sees, and that have its
+    gradient. Which these are is found by its numbers on random operands, so it is run several times. Raises
+    `UnityError` if its gradient is neither its forward's nor one factor for each element.
     """
     if _agrees(cls, args):
         return _forward(cls, _context(args), args)

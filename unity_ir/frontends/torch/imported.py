@@ -61,12 +61,13 @@ def from_torch(
     module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | None = None, name: str | None = None
 ) -> Imported:
     """
-    Import a PyTorch module as a graph: what it computes in training mode on inputs of the example's shapes.
+    Import a PyTorch module as a graph: what it computes in training mode, into which it is put, on inputs of the
+    example's shapes.
 
     `example_inputs` are a tensor, a tuple of positional arguments, or a dict of arguments by name. With a loss, which
     is called as `loss(outputs, *targets)`, the last inputs of a tuple are its targets; of a dict, those that have its
-    parameters' names. Without one, the module's first output is the loss. `name` is the graph's, by default the
-    module's class.
+    parameters' names. Without one, the loss is in the module's output (`export.loss_in`). `name` is the graph's, by
+    default the module's class.
 
     Raises `UnityError` where torch.export fails, the loss is no scalar, or it depends on no trained parameter, and
     `UnityReport` with a line for each operator that has no mapping.

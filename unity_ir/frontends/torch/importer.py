@@ -56,8 +56,8 @@ class Missing:
 
 class Importer:
     """
-    Builds the graph of one exported module; collects its inputs, weights and tables (inputs whose values come with the
-    module), and reports the operators that cannot be imported.
+    Builds the graph of one exported module: call `loss`, once. `inputs`, `weights` and `tables` (inputs whose values
+    come with the module) then have what it reads, and `report` the operators that cannot be imported.
     """
 
     def __init__(self, exported: Exported, name: str):
@@ -127,7 +127,8 @@ class Importer:
     def parameter(self, name: str, parameter: torch.nn.Parameter) -> Value:
         """
         Return the graph's value for a PyTorch parameter, whose full name in the module is `name`: a weight, or, for a
-        frozen parameter (`requires_grad` False), an input whose values come with the module (a table).
+        frozen parameter (`requires_grad` False), an input whose values come with the module (a table). It is added to
+        `weights` or `tables`, without a copy.
         """
         tensor = parameter.detach()
         if not parameter.requires_grad:
@@ -180,7 +181,10 @@ class Importer:
         return [self.present(n, env) if isinstance(n, fx.Node) else n for n in wanted]
 
     def remember(self, node: fx.Node, value: Any) -> None:
-        """Take note of what a node stands for now: the contents of its memory, if it is the first node of it."""
+        """
+        Record what a node stands for: `value` becomes the contents of its memory, if no node had that memory before,
+        and the node is up to date with all writes so far. Does nothing for nodes of no tensor.
+        """
         key, lies = self._keys.of(node), layout(node)
         if key is not None and lies is not None:
             memory = self._memories.setdefault(key, Memory(lies, value))
@@ -197,7 +201,7 @@ class Importer:
     def present(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
         """
         Return what a node stands for after all writes into its memory so far; `env` maps nodes to what they stood for
-        when they were last read, and is kept up to date.
+        when they were last read, and is updated.
         """
         key, lies = self._keys.of(node), layout(node)
         memory = None if key is None else self._memories.get(key)
@@ -213,10 +217,11 @@ class Importer:
 
     def write(self, node: fx.Node, value: Any) -> None:
         """
-        Replace the elements of the tensor that a node stands for by those of `value`, of its shape, in its memory.
+        Replace the elements of the tensor that a node stands for, in its memory, by those of `value`, of its shape. If
+        either is `Missing`, the whole memory is.
 
-        Raises `UnityError` for a tensor with a gradient that is written under `no_grad` or through `detach`, which hide
-        the write from the gradient alone.
+        Raises `UnityError` for a write under `no_grad`, or into a tensor made by `detach`, where the memory has a
+        gradient: PyTorch changes the numbers then, but not the gradient.
         """
         key, lies = self._keys.of(node), layout(node)
         assert key is not None
@@ -236,15 +241,15 @@ class Importer:
         memory.write(self.site(node), lies, self.detached(value) if self._no_grad else value)
 
     def site(self, node: fx.Node) -> CallSite:
-        """Return the site of a call, from which its mapping builds operators."""
+        """Return the `CallSite` of a node, which its mapping gets as first argument."""
         return CallSite(node.meta.get("val"), self.tables, self.trained, self.seed, self.exported.inputs)
 
     def call(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
         """
         Import one operator: compute it now if it depends on no input and no weight, else map it; return its value or
-        values. If it cannot be imported, report it and return `Missing`.
+        values. If it cannot be imported, add it to `report` and return `Missing`.
 
-        `env` maps earlier nodes to what they stand for; what an operator writes in place is replaced there.
+        `env` maps earlier nodes to what they stand for; what an operator writes in place is written to its memory.
         """
         try:
             out = self.result(node, env)
@@ -259,7 +264,11 @@ class Importer:
         return Missing()
 
     def result(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
-        """Return the value or values of one operator, or `Missing`. Raises `UnityError` if it cannot be imported."""
+        """
+        Return the value or values of one operator, given what earlier nodes stand for (`env`): values of the graph or,
+        if no operand is one and no random numbers are drawn, what PyTorch computes now; None for checks, `Missing` if
+        an operand is. Raises `UnityError` if it cannot be imported.
+        """
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self.present(n, env))
         name = _operator_name(node)
         if name in IGNORED:
@@ -321,7 +330,11 @@ class Importer:
             raise
 
     def mapped(self, node: fx.Node, name: str, args: Any, kwargs: Any) -> Any:
-        """Return what the mapping registered by a name makes of an operator. Raises `UnityError` where it refuses."""
+        """
+        Return what the mapping registered under `name` makes of the operator of `node`, with arguments that are
+        imported already. Raises `UnityError` where it refuses them or was not written for them, or for an element type
+        that the compiler does not have.
+        """
         if name not in READ_PADDED:
             args, kwargs = pytree.tree_map(_filled, (args, kwargs))
         site = self.site(node)
@@ -337,7 +350,10 @@ class Importer:
         return out
 
     def view(self, node: fx.Node) -> Value | None:
-        """Return the elements of a view, of any kind, of a memory that is a value; None if the node is none."""
+        """
+        Return the value of a node that only views a memory whose contents are a value of the graph, whatever kind of
+        view it is; None for any other node.
+        """
         key, lies = self._keys.of(node), layout(node)
         memory = None if key is None or written(node) else self._memories.get(key)
         if key is None or memory is None or lies is None or not isinstance(memory.contents, Value):
@@ -372,7 +388,7 @@ class Importer:
         return pytree.tree_unflatten(out, spec)
 
     def seed(self) -> int:
-        """Return a new seed for a random operator: 0, 1, 2, ..."""
+        """Return a new seed for a random operator: 0, 1, 2, .., in the order of the calls."""
         self._seeds += 1
         return self._seeds - 1
 
@@ -409,7 +425,10 @@ class Importer:
         return out if many else out[0]
 
     def detached(self, value: Any) -> Any:
-        """Return a value without its gradient; itself if it has none."""
+        """
+        Return a value without its gradient, by the operator `detach`; itself if no gradient flows through it
+        (`trained`).
+        """
         return op("detach", value) if isinstance(value, Value) and self.trained(value) else value
 
 
@@ -465,7 +484,8 @@ def _dynamic(node: fx.Node) -> str | None:
 
 def check(node: fx.Node, out: Any) -> None:
     """
-    Assert that the results of a mapping, `out`, have the shapes and element types that PyTorch recorded for the node.
+    Raise `AssertionError` if the results of a mapping, `out`, do not have the shapes and element types that PyTorch
+    recorded for the node; results that are no values of the graph are not checked.
 
     A failure is a bug of the mapping, not an error in the input.
     """

@@ -25,7 +25,10 @@ from unity_ir.pcg.graph import Value
 
 @dataclass
 class Memory:
-    """A memory: the tensor that it was made for, by its layout, its present contents, and the number of writes."""
+    """
+    A memory: the layout of the tensor that it was made for, all of whose elements it has, its present contents, and the
+    number of writes.
+    """
 
     base: Layout
     contents: Any
@@ -33,7 +36,10 @@ class Memory:
     writes: int = 0
 
     def read(self, site: CallSite, view: Layout) -> Any:
-        """Return the present elements of a view of this memory."""
+        """
+        Return the present elements of a view of this memory, in the view's shape; contents that are a number as they
+        are. Operators are built at `site`. Raises `UnityError` for a view of elements that the memory does not have.
+        """
         if view == self.base or isinstance(self.contents, int | float):
             return self.contents
         at = _Selection(self.base, view)
@@ -50,7 +56,10 @@ class Memory:
         return expand(permute(inner, [at.order.index(d) for d in range(len(at.order))]), view.size)
 
     def write(self, site: CallSite, view: Layout, value: Operand) -> None:
-        """Replace the elements of a view of this memory by those of `value`, of the view's shape."""
+        """
+        Replace the elements of a view of this memory by those of `value`, of the view's shape, and count the write.
+        Raises `UnityError` for an expanded view, and for elements that the memory does not have.
+        """
         self.writes += 1
         if view == self.base:
             self.contents = value
@@ -114,8 +123,9 @@ class _Selection:
 
 def ranges_by_strides(base: Layout, view: Layout) -> list[range] | None:
     """
-    Return what `ranges_of` does, of a tensor whose rows are end to end, from strides alone; None where it does not
-    follow from them.
+    Return a range for each dim of the contiguous tensor `base` such that the elements of `view` are their product,
+    found from strides alone; None where `base` is not contiguous, or where it does not follow (`ranges_of` then looks
+    at all positions).
 
     A dim of the view runs along the dim of the tensor whose stride is the last to divide its own; one that is longer
     runs over several, each whole.
@@ -151,8 +161,10 @@ def ranges_by_strides(base: Layout, view: Layout) -> list[range] | None:
 
 def ranges_of(flat: torch.Tensor, sizes: Sequence[int]) -> list[range] | None:
     """
-    Return a range for each dim of a tensor of the sizes `sizes` such that the flat positions `flat` are their product
-    in order; None if there is none.
+    Return a range for each dim of a tensor of the sizes `sizes` such that the flat positions `flat`, not empty, are
+    their product in row-major order; None if there is none.
+
+    Given positions 1, 2, 5, 6 in sizes 2 and 4, returns ranges 0 to 1 and 1 to 2.
     """
     found: list[range] = []
     rest = flat
@@ -172,7 +184,10 @@ def ranges_of(flat: torch.Tensor, sizes: Sequence[int]) -> list[range] | None:
 
 
 def placed(x: Value, part: Value, ranges: Sequence[range]) -> Value:
-    """Return `x` with its elements at the product of ranges, one for each dim, replaced by `part`."""
+    """
+    Return `x` with its elements at the product of ranges, one for each dim, replaced by `part`, whose sizes are the
+    lengths of the ranges.
+    """
     narrow = [dim for dim, places in enumerate(ranges) if len(places) != x.shape[dim]]
     if any(ranges[dim].step != 1 for dim in narrow):
         return _interleaved(x, part, ranges)

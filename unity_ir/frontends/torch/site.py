@@ -36,7 +36,7 @@ class Tables:
     def present(self, tensor: torch.Tensor) -> Value | None:
         """
         Return the present value of a running statistic: its table, or what a use of its batch norm before has replaced
-        that by; None for a tensor that is no buffer of the module.
+        that by; None for a tensor that is no buffer of the module. It is added to `calls`.
         """
         name = self.names.get(id(tensor))
         if name is None:
@@ -45,7 +45,10 @@ class Tables:
         return self.replaced.get(name) or self.add(tensor)
 
     def replace(self, tensor: torch.Tensor, value: Value) -> None:
-        """Let a step replace the table that holds a buffer of the module by a value."""
+        """
+        Record that a step replaces the table that holds a buffer of the module, whose `present` was called before, by
+        `value`.
+        """
         name = self.names[id(tensor)]
         self.replaced[name] = value
         self.calls[name] += 1
@@ -168,7 +171,8 @@ MAPPINGS: dict[str, Rule] = {}
 
 def maps(*names: str) -> Callable[[Rule], Rule]:
     """
-    Return a decorator that registers a function as the mapping of ATen operators, by their names without overload.
+    Return a decorator that registers a function as the mapping of ATen operators in `MAPPINGS`, by their names without
+    overload; each has one mapping at most.
 
     The function is called with the `CallSite` and the operator's arguments, and returns its result or results.
     """

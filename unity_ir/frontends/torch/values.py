@@ -71,8 +71,8 @@ def like(value: Value) -> torch.Tensor:
 
 def op(name: str, *operands: Value, **attributes: AttrValue) -> Value:
     """
-    Apply the graph operator called `name` to operands, with the given attributes; return its only result, as `results`
-    does.
+    Apply the graph operator called `name`, which has one result, to operands, with the given attributes; return that.
+    Integers are treated as by `results`.
     """
     (result,) = results(name, *operands, **attributes)
     return result
@@ -82,8 +82,9 @@ def results(name: str, *operands: Value, **attributes: AttrValue) -> tuple[Value
     """
     Apply the graph operator called `name` to operands, with the given attributes; return its results.
 
-    Sums and products of integers are operators of their own. Others of floating point numbers take integers as f32,
-    which holds those below 2^24 exactly, and results that hold what operands hold are cast back.
+    If no operand for which the operator wants floats holds any, sums and products of integers are `int_add` and
+    `int_mul`; other operators get such operands as f32, which holds integers below 2^24 exactly, and results whose
+    element type is that of the operands are cast back to integers.
     """
     line = operator(name).line
     kinds = [p.kind for p in line.parameters]

@@ -29,7 +29,8 @@ def described(program: Program, machine: Machine) -> Record:
     """
     Return what a rank's program for `machine` does, as data that JSON can hold: the mesh, the placements of parameters
     (at rest, as used, and of their gradients), of inputs, of operands and results of every operator of the forward, of
-    modules, and each redistribute of the forward and the backward.
+    modules, and each redistribute of the forward and the backward. The fields are those of docs/pytorch.md. Raises
+    `UnityError` if the program is for another number of devices.
     """
     return _Description(program, torch_mesh(program, machine)).whole(machine)
 
@@ -195,7 +196,10 @@ def _lines(value: Any) -> str:
 
 
 def collectives_of(record: Record) -> Mapping[str, int]:
-    """Return the number of calls of each collective in a description: given two gathers, `{"all_gather": 2}`."""
+    """
+    Return the number of calls of each collective in a description that `described` made: given two gathers,
+    `{"all_gather": 2}`. Redistributes without communication do not count.
+    """
     found: dict[str, int] = {}
     for each in record["redistributes"]:
         if each["collective"] is not None:

@@ -38,7 +38,12 @@ class _Line:
 
 
 class Execution:
-    """The program of a step on this rank, whose number in the machine is its place in `mesh`."""
+    """
+    The forward and backward of a step's program on this rank, as functions of its pieces by register.
+
+    `mesh` holds all ranks of the program, in the order of its devices, and `dims` are its dims in terms of the
+    program's mesh axes. All ranks make one, and run it, alike.
+    """
 
     def __init__(self, program: Program, mesh: DeviceMesh, dims: TorchMesh):
         self.program = program
@@ -55,11 +60,17 @@ class Execution:
         self._backward = self._lines(backward, {*gradients(program).values()})
 
     def forward(self, leaves: Tensors) -> Tensors:
-        """Return the registers that the forward leaves, outputs and those `kept`; `leaves` are inputs and weights."""
+        """
+        Run the forward on `leaves`, this rank's pieces of all inputs and weights; return those of the program's outputs
+        and of the registers `kept`, and perhaps more.
+        """
         return _run(self._forward, leaves)
 
     def backward(self, kept: Tensors) -> Tensors:
-        """Return the registers that the backward leaves, the gradients of weights, given what the forward has kept."""
+        """
+        Run the backward on this rank's pieces of the registers `kept`; return those of the gradients of weights
+        (`names.gradients`), and perhaps more.
+        """
         return _run(self._backward, kept)
 
     def _lines(self, body: Sequence[Instruction], wanted: set[Register]) -> list[_Line]:

@@ -26,9 +26,11 @@ INEXPRESSIBLE: Mapping[str, str] = {
 
 def step_program(graph: Graph, machine: Machine) -> Program:
     """
-    Return one rank's program of a placed graph's training step, which is differentiated first where it has no backward.
+    Return one rank's program of a placed graph's training step, which is differentiated first where it has no backward,
+    with the graph's optimizer or else the default one.
 
-    Raises `UnityError`, with the operator and the value, where DTensor cannot say a layout of it.
+    Raises `UnityError`, with the operator and the value, where DTensor cannot say a layout of it, and for stages,
+    pieces of the loss and micro-batches.
     """
     where = f"dtensor: @{graph.name}"
     if graph.pipeline is not None:
@@ -47,7 +49,10 @@ def step_program(graph: Graph, machine: Machine) -> Program:
 
 
 def check(program: Program) -> None:
-    """Raise `UnityError`, with the operator and the value, at the first layout that DTensor cannot say."""
+    """
+    Raise `UnityError`, with the operator and the value, at the first layout that DTensor cannot say: a pinned value or
+    a halo.
+    """
     names = value_names(program)
     where = f"dtensor: @{program.name}"
     for instruction in program.body:

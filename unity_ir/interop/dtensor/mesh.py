@@ -14,7 +14,10 @@ from unity_ir.plan.program import Program, makes
 
 @dataclass(frozen=True)
 class TorchMesh:
-    """The dims of a `DeviceMesh`, outermost first: their `names`, and the consecutive mesh `axes` that each is of."""
+    """
+    The dims of a `DeviceMesh`, outermost first: their `names`, and the numbers of the consecutive mesh `axes` of the
+    program that each is made of.
+    """
 
     names: tuple[str, ...]
     axes: tuple[tuple[int, ...], ...]
@@ -28,8 +31,9 @@ class TorchMesh:
 
     def roles(self, layout: Layout) -> Layout:
         """
-        Return the role along each dim in a layout, which has one per mesh axis: a dim's number, SUM or REPEAT. Where
-        several dims shard one dim of a tensor, the outer divides first, as DTensor has it left to right.
+        Return the role along each dim in a layout, which has one per mesh axis: the number of the tensor's dim that it
+        shards, SUM or REPEAT. Where several dims shard one dim of a tensor, the outer divides first, as DTensor has it
+        left to right.
         """
         pieces = same_pieces(layout)
         return tuple(pieces[axes[0]] if axes else REPEAT for axes in self.axes)
@@ -44,8 +48,8 @@ class TorchMesh:
 
     def like(self, sizes: Sequence[int], names: Sequence[str] | None) -> TorchMesh | None:
         """
-        Return the mesh with other dims, of these `sizes`, if this one's can be divided into them, so that every layout
-        of the plan has placements on it; None where it cannot.
+        Return the mesh with other dims, of these `sizes` and `names` (None: `dim0`, `dim1`, ..), if this one's can be
+        divided into them, so that every layout of the plan has placements on it; None where it cannot.
 
         Given dims of 4 and 2 devices, a mesh of 2 x 2 x 2 has other names for the same; one of 2 x 4 has not.
         """
@@ -73,7 +77,8 @@ def placement_text(role: int) -> str:
 def torch_mesh(program: Program, machine: Machine) -> TorchMesh:
     """
     Return the fewest dims of a `DeviceMesh` on which every layout of a program has placements. Neighbouring mesh axes
-    that have the same role in all layouts are one dim; it is named after the levels of the machine.
+    that have the same role in all layouts are one dim; it is named after the levels of the machine. On one device there
+    is one dim, `device`. Raises `UnityError` if the program is for another machine.
 
     Given 2 nodes of 4 devices with data parallelism over nodes and tensor parallelism inside, returns dims `node` of 2
     and `gpu` of 4; given data parallelism over all, one dim `node_gpu` of 8.

@@ -28,7 +28,10 @@ from unity_ir.plan.program import Leaf, Program, Tensor
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """The parts of a plan that `parallelize` reads: one rank's program, its machine, the origin of the model."""
+    """
+    The parts of a plan that `parallelize` reads: one rank's program of a whole step, its machine, and the names that an
+    imported model's state dict has beside the program's.
+    """
 
     program: Program
     machine: Machine
@@ -37,15 +40,18 @@ class PlannedStep:
     """Tables that came with the model, whole, by name: those that the module has by itself are taken from it."""
 
     def named(self, name: str) -> Leaf:
-        """Return the input or weight called `name`."""
+        """Return the program's leaf of the weight or input called `name`, which there must be."""
         return next(i for op in ("weight", "input") for i in self.program.leaves(op) if i.name == name)
 
 
 def parallelize(module: nn.Module, step: PlannedStep, mesh: DeviceMesh | None) -> nn.Module:
     """
-    Run a module by a plan, in place, and return it: see `Plan.parallelize`. All ranks call it alike.
+    Make a module run by a plan, in place, and return it: its parameters, and the buffers that the plan reads, become
+    DTensors, and its `forward` takes a whole batch and returns the loss, whose `backward` gives gradients that are
+    DTensors. `mesh` is as in `device_mesh`. All ranks call it alike, with equal weights.
 
-    Raises `UnityError` where the mesh does not fit the plan, or the module is not the one that was planned.
+    Raises `UnityError` where the mesh does not fit the plan, the plan has no loss, or the module is not the one
+    planned.
     """
     if step.program.optimizer is None or step.program.tensors[step.program.outputs[0]].shape:
         raise UnityError(f"parallelize: @{step.program.name} is a part of a model; plan it with its loss")
@@ -59,7 +65,8 @@ def parallelize(module: nn.Module, step: PlannedStep, mesh: DeviceMesh | None) -
 def device_mesh(wanted: TorchMesh, devices: int, mesh: DeviceMesh | None) -> tuple[DeviceMesh, TorchMesh]:
     """
     Return the mesh to place a plan's tensors on, and its dims in terms of the plan's mesh axes: `mesh`, if it has dims
-    that the plan's can be divided into; by default one of the dims `wanted`, of all ranks.
+    that the plan's can be divided into, or only one dim, which is then divided; by default (None) a new one with the
+    dims `wanted`, of all ranks. Raises `UnityError` where `mesh` has other dims, or there are not `devices` ranks.
     """
     if mesh is None:
         if dist.get_world_size() != devices:

@@ -46,13 +46,17 @@ class Groups:
         return DeviceMesh(self._mesh.device_type, ranks, mesh_dim_names=("others", "moved"))["moved"]
 
     def index(self, axes: tuple[int, ...]) -> int:
-        """Return this rank's position along mesh axes, of which the first is outermost."""
+        """
+        Return this rank's position along mesh axes of the program, of which the first is outermost; as `along`, it may
+        make process groups.
+        """
         return self.along(axes).get_local_rank()
 
 
 def move(step: ReshardMove, groups: Groups) -> Local | None:
     """
-    Return the function that performs a move on this rank's piece; None where it changes roles alone.
+    Return the function that performs a move on this rank's piece; None if the move is free, and the piece stays as it
+    is. All ranks ask for the same moves in the same order, since process groups may be made.
 
     DTensor sees the piece as the whole along all other axes, and is given the axes of the move as one dim. So it makes
     the one collective that is planned, where it would go dim by dim of the mesh by itself.

@@ -67,6 +67,9 @@ def forward_and_backward(program: Program) -> tuple[tuple[Instruction, ...], tup
 
 
 def gradients(program: Program) -> Mapping[str, Register]:
-    """Return the register of each weight's gradient, in the weight's own layout, by the weight's name."""
+    """
+    Return the register of each weight's gradient, in the weight's own layout, by the weight's name; only of weights
+    that the program updates.
+    """
     weights = {leaf.result: leaf.name for leaf in program.leaves("weight")}
     return {weights[i.weight]: i.grad for i in program.body if isinstance(i, UpdateWeight)}

@@ -23,12 +23,15 @@ def placements(mesh: TorchMesh, layout: Layout) -> tuple[Placement, ...]:
 
 
 def placement(role: int) -> Placement:
-    """Return the placement of a role: a dim's number, SUM, or that of replicas."""
+    """
+    Return PyTorch's placement for the role of a mesh dim: `Shard` for the number of a tensor's dim, `Partial("sum")`
+    for SUM, `Replicate` for any other.
+    """
     return Shard(role) if is_shard(role) else Partial("sum") if role == SUM else Replicate()
 
 
 def local(tensor: DTensor) -> torch.Tensor:
-    """Return this rank's piece of a tensor, which has no gradient; what is written to it is written to the tensor."""
+    """Return this rank's piece of a tensor, without a gradient; it shares the tensor's memory."""
     with torch.no_grad():
         return tensor.to_local()
 
@@ -56,6 +59,9 @@ def local_piece(name: str, given: torch.Tensor, mesh: DeviceMesh, at: tuple[Plac
 
 
 def as_dtensor(piece: torch.Tensor, shape: tuple[int, ...], mesh: DeviceMesh, at: tuple[Placement, ...]) -> DTensor:
-    """Return the DTensor of global shape `shape`, contiguous, of which this rank has `piece`."""
+    """
+    Return the DTensor of global shape `shape`, contiguous, with placements `at` on `mesh`, of which this rank has
+    `piece`; nothing is copied, sent or checked.
+    """
     whole = torch.empty(shape, device="meta")
     return DTensor.from_local(piece, mesh, at, run_check=False, shape=whole.shape, stride=whole.stride())

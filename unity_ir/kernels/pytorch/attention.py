@@ -22,7 +22,8 @@ _NARROWEST = 72
 def cudnn_attention(bound: Bound, dtypes: Sequence[str], starts: Mapping[str, str]) -> PlainAttention | None:
     """
     Match a bound TDL line, with operands of these element types, as attention or its gradients that cuDNN computes:
-    plain, in 16 bits, with heads of at most 128 features, a multiple of 8. None for any other line.
+    plain, in 16 bits, of two positions or more, with heads of at most 128 features, a multiple of 8. None for any other
+    line. `starts` has the name of the global index at which this rank's piece starts, by index variable.
     """
     kinds = dict(zip((p.name for p in bound.operands), dtypes, strict=True))
     if not {*kinds.values()} & {"f16", "bf16"} or (of := plain_attention(bound, starts)) is None:
@@ -62,8 +63,9 @@ def has_cudnn(x):
 
 def cudnn_lines(of: PlainAttention, variables: Mapping[str, str], names: Names) -> list[str]:
     """
-    Return the lines that compute the line matched as `of` by cuDNN and return its results, if its operands are on a GPU
-    that can. `variables` has the Python variable of each operand; `names` gives new ones.
+    Return the lines of a function that compute the line matched as `of` by cuDNN and return its results, if its
+    operands are on a GPU that can; else they do nothing, and lines after them must. `variables` has the Python variable
+    of each operand; `names` gives new ones. The program must have the text `HAS_CUDNN`.
     """
     q, k, v = (variables[n] for n in (of.q, of.k, of.v))
     call, options = "torch.ops.aten._scaled_dot_product_cudnn_attention", f"{of.causal}, scale={of.scale!r}"

@@ -47,8 +47,8 @@ def read(writer: TorchWriter, access: Access) -> TensorText:
 
 def whole(writer: TorchWriter, access: Access) -> TensorText:
     """
-    Return code for a read of an operand as in `read`, but with windows not unfolded: window number i is a single dim,
-    called `token(i)`.
+    Return code for a read of an operand, with composite dims unflattened and segments cut out, but windows left as they
+    are: the dim of window number i, from 0, is called `token(i)`.
     """
     text = atom(writer, access.tensor)
     dims: list[str] = []

@@ -41,8 +41,8 @@ def target(number: int) -> str:
 def written(writer: TorchWriter, result: Result) -> TensorText:
     """
     Return code for a result that is written through windows (affine indices, as in a transposed convolution or a
-    pooling's gradient): values that fall on one position are added up. These dims are called `target(i)`, for the i-th
-    window.
+    pooling's gradient): values that fall on one position are added up. The dim of the i-th window is called
+    `target(i)`, and its extent is added to `writer.extents`.
     """
     windows = [i for i in result.indices if isinstance(i, Window)]
     for number, window in enumerate(windows):

@@ -22,7 +22,10 @@ _FLATTEN = re.compile(r"flatten\((\d+), (\d+)\)")
 
 
 class Sharing:
-    """The statements written so far, and the names of the subexpressions that they assign."""
+    """
+    The statements written so far, and the names of the subexpressions that they assign: those that `wanted` counts more
+    than once. New names are taken from `names`.
+    """
 
     def __init__(self, names: Names, wanted: Mapping[Expr, int]):
         self.names = names
@@ -38,10 +41,11 @@ class Sharing:
 
 class TorchWriter(ABC):
     """
-    Base of the writer of one TDL line as PyTorch code; the modules of the forms call its methods.
+    Base of the writer of one TDL line, `bound`, as PyTorch code; the modules of the forms call its methods.
 
-    `names` has the operands' names in the text, `starts` the name of the global index at which a variable starts, for
-    variables whose piece does not start at 0. Subclasses define `value`.
+    `names` has the operands' names in the text, in order, `starts` the name of the global index at which a variable
+    starts, for variables whose piece does not start at 0. Code is of expressions; statements are only written where
+    `sharing` is set. Subclasses define `value`.
     """
 
     def __init__(self, bound: Bound, names: Sequence[str], starts: Mapping[str, str]):
@@ -118,7 +122,7 @@ class TorchWriter(ABC):
     def ordered(self, value: TensorText, order: tuple[str, ...]) -> Text:
         """
         Return code for the tensor permuted so that it broadcasts to the dims named in `order`, index variables; dims it
-        lacks get size 1.
+        lacks get size 1, and dims of its own that are not in `order`, which must be of size 1, are dropped.
         """
         have = [n for n in order if n in value.dims]
         text = value.text

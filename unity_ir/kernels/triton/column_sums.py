@@ -57,8 +57,9 @@ class _Division:
 
 def column_sum_launches(stages: Sequence[Stage], form: ColumnSums) -> list[KernelLaunch] | None:
     """
-    Return the two launches that compute the results of a line of this form, of which `stages` has one each; None for
-    few rows, for rows too long to be held, and for 64-bit addresses.
+    Return the two launches that compute the results of a line of this form, of which `stages` has one each: one for
+    matrices and partial sums, one that adds these up. None if there are fewer than `FEWEST_ROWS` rows, rows too long to
+    be held (`LONGEST`), or 64-bit addresses.
     """
     extents = stages[0].extents
     sums = [number for number, each in enumerate(stages) if _is_sum(each, form)]

@@ -21,7 +21,8 @@ ADDED = "ADDED"
 
 class Epilogue(KernelWriter):
     """
-    Writer of the statements after the loop of a matrix product's kernel: one store for each of `stages`.
+    Writer of the statements after the loop of the kernel of a matrix product `of`: one store for each of `stages`,
+    functions of the product. The constructor writes them all, into `lines`.
 
     They read and store elements at rows `m`, columns `n` and batch element `b` of the tile. Strides are parameters, so
     that one text serves all shapes (`serves_all_shapes`), unless an address has several strides along m, n or b, or

@@ -176,8 +176,8 @@ class KernelWriter:
 
     def share(self, exprs: Iterable[Expr]) -> None:
         """
-        Note that every subexpression which occurs more than once in `exprs` is to be assigned to a name, where `value`
-        first writes it.
+        Record that every subexpression which occurs more than once in `exprs` is to be assigned to a name, where
+        `value` first writes it. Loads are named in any case.
         """
         seen: set[Expr] = set()
 

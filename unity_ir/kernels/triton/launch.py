@@ -63,12 +63,18 @@ class Compiled:
     """Constants, `num_warps` or `num_stages` that are others on GPUs of AMD."""
 
     def is_for(self, target: str) -> bool:
-        """Return whether it is launched on a GPU: `cuda:80`, `cuda:90`, `hip:gfx942`."""
+        """
+        Return whether GPUs of a `target`, such as `cuda:80`, `cuda:90` or `hip:gfx942`, launch it: whether they copy
+        tiles by descriptors, if that decides.
+        """
         backend, _, arch = target.partition(":")
         return self.descriptors in (None, backend == "cuda" and 90 <= int(arch) < 120)
 
     def on(self, backend: str) -> Compiled:
-        """Return the specialisation on GPUs of a backend of Triton, `cuda` or `hip`."""
+        """
+        Return the specialisation on GPUs of a backend of Triton, `cuda` or `hip`: for the latter, with the values of
+        `on_amd`.
+        """
         other = {} if backend == "cuda" else dict(self.on_amd)
         warps, stages = (
             int(other.pop(n, v)) for n, v in (("num_warps", self.num_warps), ("num_stages", self.num_stages))
@@ -98,7 +104,10 @@ DESCRIPTORS = has_descriptors()
 
 @dataclass(frozen=True, slots=True)
 class LaunchWork:
-    """How much work one launch has: its number of programs, and of passes over the input; decides what is fused."""
+    """
+    How much work one launch has, by which groups of operators to fuse are chosen: its kind, its number of programs, and
+    of passes over the input.
+    """
 
     kind: str
     """
@@ -133,6 +142,7 @@ class Launcher:
     compiled: tuple[Compiled, ...]
     """The specialisation of each launch, for ahead-of-time compilation."""
     work: tuple[LaunchWork, ...] = ()
+    """The work of each launch, in order; () for functions in PyTorch, and for optimizers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +155,8 @@ class Argument:
     @staticmethod
     def integer(value: int) -> Argument:
         """
-        Return the argument for a size or stride `value`, with the type for which Triton specialises it: `i32:16`,
-        `i32`, ..
+        Return the argument for a size or stride `value`, with the type for which Triton specialises it: given 16,
+        `i32:16`, given 5, `i32`, from 2^31 on `i64`; given 1, `constexpr`.
         """
         if value == 1:
             return Argument("1", "constexpr")
@@ -156,7 +166,10 @@ class Argument:
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """One launch of one kernel by a launcher: the kernel's name and text, its grid, arguments and options."""
+    """
+    One launch of one kernel by a launcher: the kernel's name and text, its grid (programs along up to three axes), its
+    arguments, constexpr values (`constants`) and options.
+    """
 
     kernel: str
     text: str
@@ -196,7 +209,10 @@ class KernelLaunch:
 
     @property
     def head(self) -> str:
-        """The line of code before the launcher that defines the launch's options as a dict; empty if there is none."""
+        """
+        The text before the launcher that this launch needs: the test for descriptors, if there is an `otherwise`, and
+        the dict of options, if it has a name; empty if neither.
+        """
         items = ", ".join(f"{name!r}: {value!r}" for name, value in self.options.items())
         own = f"{self.options_name} = {{{items}}}\n\n\n" if self.options_name else ""
         if len(own) > 120:
@@ -237,7 +253,7 @@ class KernelLaunch:
     @property
     def work(self) -> LaunchWork:
         """
-        The launch's number of programs, and how often each reads its input, by which it is judged whether to fuse
+        The launch's kind, number of programs, and how often each reads its input, by which it is judged whether to fuse
         operators.
         """
         return LaunchWork(self.kind, self.tiles or prod(self.grid), self.passes, self.seconds)
@@ -270,7 +286,10 @@ class Buffer:
 
 
 def new_tensor(buffer: Buffer, shape: tuple[int, ...], like: str) -> str:
-    """Return a launcher's line of code that allocates a tensor where `like` is; `torch.empty` takes the host longer."""
+    """
+    Return a launcher's line of code that allocates an uninitialised tensor, of the name and type of `buffer`, on the
+    device of the tensor variable `like`. (`torch.empty` takes the host longer than its `new_empty`.)
+    """
     dtype = "" if buffer.torch_dtype == f"{like}.dtype" else f", dtype={buffer.torch_dtype}"
     return f"{buffer.name} = {like}.new_empty({shape}{dtype})"
 
@@ -312,7 +331,8 @@ class Stage:
     @property
     def product(self) -> Contraction | None:
         """
-        The matrix product that the result is a function of; None if there is none, or operands differ in element type.
+        The matrix product that the result is a function of; None if there is none, or the buffers read differ in
+        element type or hold no floats.
         """
         dtypes = {b.dtype for b in self.buffers.values()}
         one = len(dtypes) == 1 and not dtypes & {*NOT_FLOATING}
@@ -335,7 +355,10 @@ class Stage:
 
     @property
     def allocation(self) -> str:
-        """The launcher's line of code that allocates the result."""
+        """
+        The launcher's line of code that allocates the result, a view if its rows are padded; with a `total`, the line
+        takes that in its place unless it is None.
+        """
         out, (*outer, last) = self.output, self.result.indices or (None,)
         if isinstance(last, PaddedVar):
             stored = (*self.shape[:-1], last.row)

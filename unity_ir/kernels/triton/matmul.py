@@ -332,7 +332,10 @@ class Tile:
         return -(-sizes["m"] // self.m) * -(-sizes["n"] // self.n)
 
     def overlaps(self, sizes: Mapping[str, int]) -> bool:
-        """Return whether the last tiles of such a product, moved inside, compute what others do (`corner`)."""
+        """
+        Return whether tiles of a product of these `sizes`, by "m" and "n", compute elements that others do: the last
+        ones are moved inside where sizes are no multiples of the tile.
+        """
         return sizes["m"] % self.m > 0 or sizes["n"] % self.n > 0
 
 
@@ -384,8 +387,9 @@ def takes_descriptors(of: Contraction, dtype: str) -> bool:
 
 def prefers_descriptors(sizes: Mapping[str, int], tile: Tile, work: int) -> bool:
     """
-    Return whether a product of these `sizes`, with so much `work` in its epilogue, is done earlier by tiles that are
-    copied by descriptors than by `tile`, copied by pointers.
+    Return whether a product of these `sizes` (by "b", "m", "n", "k"), with so much `work` in its epilogue
+    (`Epilogue.work`), is no slower by estimate with tiles `LARGEST`, copied by descriptors, than with `tile`, copied by
+    pointers; False if it is smaller than such a tile, or `work` is more than `LIGHT`.
     """
     if work > LIGHT or sizes["m"] < LARGEST.m or sizes["n"] < LARGEST.n or sizes["k"] < LARGEST.k:
         return False

@@ -21,11 +21,11 @@ SMALLEST_BLOCK = 128
 def pointwise_launch(stage: Stage, more: Sequence[Stage] = ()) -> KernelLaunch:
     """
     Return the launch of one kernel that computes `stage`, a result whose expression has no reductions, and `more`
-    stages over the same index variables.
+    stages over the same index variables (see `are_together`).
 
     The expression may have any function of elements, broadcasts, permutations, composite dims, segments
-    (concatenation), and indices used as values. What the stages share is read once (see `are_together`). Of equal
-    segments stacked along a variable, a program computes the same elements of all.
+    (concatenation), and indices used as values. What the stages share is read once. Of equal segments stacked along a
+    variable, a program computes the same elements of all.
     """
     whole = _whole_segments(stage)
     extents = {**stage.extents, **whole}

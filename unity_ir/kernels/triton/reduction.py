@@ -77,8 +77,8 @@ def new_variable(wish: str, extents: Mapping[str, int]) -> str:
 
 def in_parts(stage: Stage, part: str, parts: int) -> tuple[Stage, Stage]:
     """
-    Return (the stage of the partial results of a reduction, in float32, whose first dim is the variable `part` of so
-    many `parts`, the stage that reduces these to the result).
+    Return (the stage of the partial results of a reduction, a new float32 buffer whose first dim is the new index
+    variable `part` of extent `parts`, the stage that reduces these to the result).
     """
     assert isinstance(stage.expr, Reduce)
     extents = {**stage.extents, part: parts}
@@ -96,9 +96,11 @@ def in_parts(stage: Stage, part: str, parts: int) -> tuple[Stage, Stage]:
 
 def reduction_launch(stages: Sequence[Stage], parts: int = 1, tiling: Tiling | None = None) -> KernelLaunch:
     """
-    Return the launch of the kernel of some stages, by tiles of `tiling`, or of those that suit them.
+    Return the launch of the kernel that computes `stages`, which have rows in common (`have_rows_in_common`), by tiles
+    of `tiling` (None: those that `tiling_of` chooses).
 
-    With several `parts`, the first dim of every result is the part of the reductions that a program computes.
+    With several `parts`, the stages are those of partial results, and a program computes one part of the reductions,
+    the first dim of every result.
     """
     rows, columns = variables(stages)
     if parts > 1:
@@ -120,7 +122,11 @@ def reduction_launch(stages: Sequence[Stage], parts: int = 1, tiling: Tiling | N
 
 
 class RowKernel:
-    """Builder of the statements of a kernel that reduces rows, a tile of them at a time."""
+    """
+    Builder of the statements of a kernel that computes `stages` by tiles of rows: positions of the index variables
+    `rows`, flattened. A tile's size is that of `tiling`; a reduction of more columns than a tile has is a loop. With
+    several `parts`, a program reduces one part of the columns.
+    """
 
     def __init__(self, stages: Sequence[Stage], rows: tuple[str, ...], tiling: Tiling, parts: int):
         self.stages = stages
@@ -156,7 +162,10 @@ class RowKernel:
             self.writer.emit(f"{self.part} = {self.kernel.program(int(self.two_dimensional))}")
 
     def tile_of_rows(self, first: str) -> Axis:
-        """Write the positions of a tile of rows from `first` on, which are then the tile's first axis; return it."""
+        """
+        Write the positions of a tile of rows, which begins at the expression `first`, and make them the only axis of
+        the tile; return it.
+        """
         row = self.kernel.names.new("row")
         self.writer.emit(f"{row} = ({first} + tl.arange(0, {self.rows}))[:, None]")
         mask = None
@@ -175,13 +184,19 @@ class RowKernel:
     # -- columns
 
     def width(self, sizes: tuple[int, ...]) -> str:
-        """Return the constexpr parameter that holds the number of columns of a tile."""
+        """
+        Return the name of the constexpr parameter that holds the number of columns of a tile, for columns of variables
+        of these `sizes`; it is added if it is new.
+        """
         if sizes not in self.widths:
             self.widths[sizes] = self.kernel.constant("COLUMNS", self.tiling.columns[sizes])
         return self.widths[sizes]
 
     def columns(self, names: tuple[str, ...], sizes: tuple[int, ...], start: str | None) -> Axis:
-        """Write the positions of one tile of columns, from `start` or 0; return their axis."""
+        """
+        Write the positions of one tile of columns of the variables `names`, of extents `sizes`, from the expression
+        `start` (None: 0); return their axis, which the caller adds to the tile.
+        """
         width = self.width(sizes)
         index = self.kernel.names.new("column")
         count = prod(sizes)
@@ -195,7 +210,10 @@ class RowKernel:
         return Axis(index, names, mask, self.stored(index, names) if mask else {})
 
     def stored(self, index: str, names: tuple[str, ...]) -> dict[int, str]:
-        """Write masks of the positions within stored rows of the tensors whose padded dim are these columns."""
+        """
+        Write, for tensors with padded rows whose padded dim is the only variable in `names`, the masks of the positions
+        `index` that lie within a stored row; return them by the number of elements of that row.
+        """
         found: dict[int, str] = {}
         for row in dict.fromkeys(row for name, row in self.padded.values() if (name,) == names):
             found[row] = self.kernel.names.new("stored_mask")
@@ -203,7 +221,10 @@ class RowKernel:
         return found
 
     def single(self, names: tuple[str, ...], sizes: tuple[int, ...]) -> Axis | None:
-        """Return the axis of the columns if one tile holds them all, else None; variables of equal sizes share it."""
+        """
+        Return the axis of the columns of the variables `names`, of extents `sizes`, if one tile holds them all, else
+        None. Their positions are written once for equal sizes.
+        """
         if self.parts > 1 or prod(sizes) > self.tiling.columns[sizes]:
             return None
         if sizes not in self.tiles:
@@ -211,7 +232,10 @@ class RowKernel:
         return replace(self.tiles[sizes], variables=names)
 
     def loop(self, sizes: tuple[int, ...]) -> tuple[str, str]:
-        """Return the variable and the head line of a loop over tiles of columns."""
+        """
+        Return (variable, head line) of a new loop over tiles of columns of these `sizes`, of this program's part if
+        there are several; count it in `loops`.
+        """
         start = self.kernel.names.new("start")
         self.loops += 1
         count, width = prod(sizes), self.width(sizes)
@@ -226,7 +250,7 @@ class RowKernel:
     # -- statements
 
     def reduce_all(self, nodes: Sequence[Reduce]) -> None:
-        """Write reductions, given inner ones first, in as few passes as they need."""
+        """Write reductions, given those inside others first, in as few passes over the columns as they need."""
         for together in passes(nodes):
             softmaxes = {n: _sum_of_softmax(n, nodes) for n in together if self.is_looped(n)}
             self.normalised = {n: total for n, total in softmaxes.items() if total is not None}
@@ -235,7 +259,10 @@ class RowKernel:
                 self.reduce(left)
 
     def reduce(self, nodes: Sequence[Reduce]) -> None:
-        """Write reductions over the same columns, whose inner reductions are already written."""
+        """
+        Write reductions over the same columns in one pass, under names that the writer knows by the reductions; those
+        inside them must be written already.
+        """
         writer = self.writer
         names = nodes[0].names
         sizes = sizes_of(nodes[0], self.stage.extents)
@@ -273,9 +300,9 @@ class RowKernel:
 
     def merge_softmax(self, value: Text, largest: str, total: str) -> None:
         """
-        Write the statements that merge a tile of values into the largest of each column of the tile, so far, and into
-        the sum of exponentials relative to it: a softmax's both reductions in one pass ("Online normalizer calculation
-        for softmax", Milakov and Gimelshein, 2018).
+        Write the statements that merge a tile `value` into `largest`, the maximum so far of each element of the
+        accumulator tile, and into `total`, the sum of exponentials relative to it: a softmax's both reductions in one
+        pass ("Online normalizer calculation for softmax", Milakov and Gimelshein, 2018).
         """
         writer = self.writer
         new, finite, own = (self.kernel.names.new(n) for n in ("new", "finite", "own"))
@@ -286,7 +313,10 @@ class RowKernel:
         writer.emit(f"{largest} = {new}")
 
     def masked(self, node: Reduce, axis: Axis) -> Text:
-        """Return a reduction's body over the whole tile, with the neutral element where there are no elements."""
+        """
+        Return code for a reduction's body over the whole tile, whose columns are `axis`, with the reducer's neutral
+        element where the tile has positions beyond the columns.
+        """
         body = self.writer.number(node.body)
         if axis.mask is not None:
             return Text(f"tl.where({axis.mask}, {body.text}, {_NEUTRAL[node.reducer]})")
@@ -295,7 +325,10 @@ class RowKernel:
         return Text(f"{body.at(SUM)} + tl.zeros_like({axis.index}).to(tl.float32)", SUM)
 
     def reduced(self, reducer: str, tile: str) -> str:
-        """Return the expression that reduces a tile's columns."""
+        """
+        Return the expression that reduces the columns of `tile`, an expression, by `reducer` (`sum`, `prod`, `max`,
+        `min`).
+        """
         along = "1, keep_dims=True" if self.two_dimensional else "0"
         if reducer == "prod":
             along = "1, multiply, keep_dims=True" if self.two_dimensional else "0, multiply"
@@ -303,7 +336,10 @@ class RowKernel:
         return f"tl.{reducer}({tile}, {along})"
 
     def store(self, numbers: Sequence[int], columns: tuple[str, ...]) -> None:
-        """Write the stores of the results of these stages, which have the same columns, or none."""
+        """
+        Write the stores of the results of the stages with these `numbers`, which all have the index variables `columns`
+        beside the rows, in one tile or a loop; () for results of rows alone.
+        """
         sizes = tuple(self.stage.extents[n] for n in columns)
         if prod(sizes) == 1:
             self.store_elements(numbers)
@@ -320,7 +356,10 @@ class RowKernel:
             self.store_elements(numbers)
 
     def store_elements(self, numbers: Sequence[int]) -> None:
-        """Write the stores of one tile of these stages' results."""
+        """
+        Write the store of one element per position of the tile, as its axes are now, to the result of each stage in
+        `numbers`.
+        """
         for number in numbers:
             result = self.stages[number].result
             indices = result.indices

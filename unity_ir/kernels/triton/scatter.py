@@ -49,7 +49,8 @@ FEWEST = 4
 def scatter_launches(stage: Stage, of: Scatter) -> list[KernelLaunch]:
     """
     Return the one or two launches that compute `stage`, a result that is the scatter-add `of`: a sum that adds each
-    element to the place that an integer picks for it. The first has lines of code before it that sort the integers.
+    element to the place that an integer picks for it. Two if there are many positions, of which the first launch sums
+    chunks. The first has lines of code before it that sort the integers.
     """
     made = Sorted.of(stage)
     count = prod(stage.extents[n] for n in of.positions)
@@ -86,7 +87,8 @@ class Sorted:
     def of_positions(self, stage: Stage, of: Scatter) -> Positions:
         """
         Return the tensors that have, for each position in sorted order, its place and where that begins and ends, and
-        the lines that compute them and `order`.
+        the lines that compute them and the tensors `order` and `begins`. Here `begins` has an entry per position, not
+        per place.
         """
         ids, place = stage.buffers[of.pick.at.tensor], of.pick.variable
         places, ends = (stage.names.new(f"{stage.output.name}_{of}") for of in ("places", "ends"))
@@ -119,7 +121,10 @@ class Sorted:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Of each of `count` positions in sorted order: its place, from the start of the piece, and where that ends."""
+    """
+    Of each of `count` positions in sorted order: its place, from the start of the piece, and the index in the order at
+    which the place ends. Both are arguments of the kernel, which `lines` of the launcher compute.
+    """
 
     lines: tuple[str, ...]
     places: Argument

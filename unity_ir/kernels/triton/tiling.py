@@ -54,8 +54,8 @@ class Tiling:
 
 def variables(stages: Sequence[Stage]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """
-    Return (rows, columns) of a reduction kernel's results: the results' index variables of extents above 1 that
-    reductions depend on, and the others, both in the results' order.
+    Return (rows, columns) of a reduction kernel's results: the index variables, of extents above 1, of the result that
+    has the most, which reductions depend on, and its others, both in order.
     """
     names = max(map(names_of, stages), key=len)
     needed = _needed(stages)

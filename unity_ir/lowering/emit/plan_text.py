@@ -49,12 +49,12 @@ def plan_text(
 ) -> str:
     """
     Return the text of the plan in an emitted program: constants for the mesh, the process groups, and inputs and
-    weights.
+    weights. The program must have an optimizer.
 
-    `reference` is the serial forward, `groups` are the numbers of the mesh axes of each process group, `links` has the
-    name of the link that each mesh axis crosses; `origin` has the constant inputs and tied names of an imported model's
-    checkpoint, None for other models; `peaks` has the most FLOP/s of all devices together, by element type.
-    The weights of repeated layers are one entry. `on_host` says why a step needs the host, None if it does not.
+    `reference` is the serial forward; `groups` has the mesh axes, by number, of each process group; `links` the name of
+    the link that each mesh axis crosses; `origin` the tables and tied names of an imported model's checkpoint (None:
+    another model); `peaks` the most FLOP/s of all devices together, by element type (none: no MFU). `on_host` says why
+    a step needs the host, None if it does not. The weights of repeated layers are one entry.
     """
     optimizer = program.optimizer
     assert optimizer is not None
@@ -105,7 +105,10 @@ def plan_text(
 
 
 def tables_of(program: Program, origin: Origin | None) -> tuple[str, ...]:
-    """Return the names of the inputs that no batch has: tables of an imported model, and running statistics."""
+    """
+    Return the names of the inputs that no batch has: tables of an imported model (None: of no model) that the program
+    reads, then running statistics.
+    """
     read = {leaf.name for leaf in program.leaves("input")}
     known = () if origin is None else (t for t in origin.tables if t in read)
     return tuple(dict.fromkeys((*known, *program.replaced)))
@@ -113,8 +116,8 @@ def tables_of(program: Program, origin: Origin | None) -> tuple[str, ...]:
 
 def spec_text(program: Program, register: Register, below: int | None = None, cast: str | None = None) -> str:
     """
-    Return the text of the `Spec` of a register, integers of which are less than `below`, if given; `cast` is the type
-    of a weight's kept cast.
+    Return the text of the call `Spec(..)` that describes a register's whole shape, element type and layout. Given
+    `below`, its integers are less than it; `cast` is the type of a weight's kept cast, None if it has none.
     """
     tensor = program.tensors[register]
     roles = tuple(r if is_shard(r) else role_name(r) for r in tensor.layout[: program.axes])

@@ -29,10 +29,11 @@ _WHAT = {
 
 class PartWriter(StepWriter):
     """
-    Writer of the function of one of the `parts` of a step in stages.
+    Writer of the function of one `part` of a step in stages, of `parts`, from the `plan` of that part; the other
+    arguments are those of `StepWriter`.
 
-    What is kept of a micro-batch from part to part is in the dict `kept`, what is made once per step in `once`, and
-    what micro-batches add up in `sums`.
+    In the function the dict `kept` has what the parts of a micro-batch hand on to each other, `once` what is made once
+    per step, and `sums` what micro-batches add up.
     """
 
     def __init__(
@@ -53,11 +54,14 @@ class PartWriter(StepWriter):
 
     @property
     def function(self) -> str:
-        """The name of the part's function."""
+        """The name of the part's function: `before`, `after`, or such as `forward_2` of stage 2."""
         return self.part.kind if self.part.stage is None else f"{_NAMES[self.part.kind]}_{self.part.stage}"
 
     def text(self) -> str:
-        """Return the Python text of the part's function."""
+        """
+        Return the Python text of the part's function. Of stages it takes (ctx, weights, batch, once, sums, kept), and
+        returns the tensors to send, if any; `before` returns the dict `once`, and `after` what `forward_backward` does.
+        """
         kind = self.part.kind
         if self.program.in_pieces:
             self.last_piece = self.identifier("last_piece")
@@ -173,9 +177,10 @@ class PartWriter(StepWriter):
 
 def schedule_text(parts: StepParts, functions: Mapping[str, str], program: Program) -> str:
     """
-    Return the text of what orders the parts of a step in stages: SCHEDULE, PARTS and RECEIVES, and of the step.
+    Return the text of a step in stages: the constants PIPELINE, SCHEDULE, RANK_OF, PARTS and RECEIVES, and the function
+    `forward_backward` that runs the parts in that order (of overlapping steps with `flight`).
 
-    `functions` has the name of each part's function, by its word.
+    `functions` has the name of each part's function by the part's name, such as `2F`; `program` is the whole step.
     """
     words = [" ".join(map(str, actions)) for actions in parts.schedule.ranks]
     axes = tuple(range(len(parts.mesh.sizes)))

@@ -37,7 +37,7 @@ WIDTH = 72
 class StepWriter:
     """
     Writer of the emitted function `forward_backward`, from the plan of a rank's step, or of `forward`, from one without
-    a backward.
+    a backward. Call `text` once; after that `groups` has the mesh axes of every process group that the function uses.
 
     `calls` has, for every operator, the name of its launcher and the expressions of the global indices at which this
     rank's piece starts; `identifier` returns a fresh identifier like the one wished for.
@@ -408,5 +408,5 @@ def _printable(name: str) -> str:
 
 
 def stored(leaf: Leaf) -> str:
-    """Return the expression of a weight, or of its kept cast."""
+    """Return the emitted expression of a leaf `weight`, or of the kept cast of a weight for any other leaf."""
     return f"weights[{leaf.name!r}]" if leaf.op == "weight" else f"weights.casts[{leaf.name!r}]"

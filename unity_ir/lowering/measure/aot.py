@@ -114,7 +114,9 @@ def compile_each(jobs: Sequence[Job], target: str) -> Iterator[Outcome]:
     Yield the outcome (resources, or the compiler's message) of compiling each job for `target`, such as `cuda:90`, in
     the order of the jobs, as soon as it is done.
 
-    All are compiled by one process, which ends with the iterator. Raises `UnityError` for an unknown target.
+    All are compiled by one new process, which runs the jobs' sources as Python and ends with the iterator; if it dies,
+    the jobs left over yield its last message. The first `next` raises `UnityError` for a target other than `cuda:..`,
+    `hip:..`.
     """
     backend, _, arch = target.partition(":")
     if backend not in ("cuda", "hip") or not arch:

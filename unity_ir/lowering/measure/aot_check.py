@@ -98,9 +98,10 @@ def violations(job: Job, outcome: Outcome, target: str) -> list[str]:
 
 class Cache:
     """
-    Cache of compilation outcomes by job and target, in an SQLite file that several runs may share.
+    Cache of compilation outcomes by job and target, in an SQLite file, made if need be, that several runs may share.
 
-    Each version of Triton has its own outcomes.
+    Each version of Triton has its own outcomes; those of the installed one are read and written. Raises `UnityError`
+    for a file that is no cache.
     """
 
     def __init__(self, path: Path):
@@ -147,8 +148,8 @@ def compile_jobs(
     wanted: Mapping[str, Job], target: str, cache: Cache, processes: int = 2, seconds: float = inf
 ) -> Iterator[tuple[str, Outcome]]:
     """
-    Yield the key and the outcome of every job in `wanted`, by key, for `target`, such as `cuda:90`: cached ones first,
-    the others as they are compiled by `processes` processes.
+    Yield the key and the outcome of every job in `wanted`, by key, for `target`, such as `cuda:90`: those in `cache`
+    first, the others, which it then has too, in the order of `wanted` in batches of `BATCH`, by `processes` processes.
 
     No compilation begins after `seconds`; jobs that are left over are not yielded.
     """

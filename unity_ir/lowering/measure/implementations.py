@@ -52,7 +52,7 @@ class TuningTask:
     def launcher(self, implementation: str) -> Launcher:
         """
         Return the text of the Python function, with its kernels, that computes the operator in `implementation`,
-        `triton` or `torch`.
+        `triton` or `torch`; without kernels if Triton has none for it, as it is in PyTorch then.
         """
         return launcher(self.operator.line, self.operator.dtypes, implementation, self.operator.divided)
 
@@ -101,9 +101,11 @@ def _below(line: Bound, operand: str) -> int:
 
 class OnGPU:
     """
-    Called with a task, times its implementations on the current CUDA device; a context manager.
+    Timer of a task's implementations on the current CUDA device, called as a `Measure`; a context manager, which keeps
+    the kernels' text in a temporary folder until it exits.
 
-    Keeps the kernels' text in a temporary folder until it exits. Is a `Measure`.
+    PyTorch's runs first; if both are asked for, Triton's is timed only if its results agree. What fails, or whose
+    operands are too large (`MOST_BYTES`), has the reason in place of its seconds.
     """
 
     def __enter__(self) -> Self:

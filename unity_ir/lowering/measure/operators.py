@@ -81,7 +81,10 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class OperatorJob:
-    """A call to time: the function's name and Python text, and its arguments: tensors first, then numbers."""
+    """
+    A call to time: the function's name and its Python text (it may use `torch`), and its arguments: tensors, then
+    numbers.
+    """
 
     name: str
     source: str
@@ -91,7 +94,11 @@ class OperatorJob:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveJob:
-    """A collective to time: all groups of `members` ranks at once, on pieces of `elements` f32 elements each."""
+    """
+    A collective to time: all groups of `members` ranks at once, each rank with an operand of `elements` f32 elements.
+
+    `kind` is a key of `COLLECTIVES`. `elements` is rounded down to a multiple of 64; `members` divides the ranks.
+    """
 
     kind: str
     members: int
@@ -117,7 +124,8 @@ class Measured:
     The result of a measurement: seconds of one call, their relative `spread`, and the number of repeats.
 
     `seconds` is the mean over ranks of the median of the repeats or, where ranks share cores, the mean of the slowest
-    rank. `spread` is the range of the repeats, without the extremes, relative to their median.
+    rank. `spread` is the range of the repeats, without the extremes, relative to their median, on the rank where it is
+    largest.
     """
 
     seconds: float
@@ -158,9 +166,11 @@ def update_job(elements: int, dtype: str, optimizer: Optimizer) -> OperatorJob:
 
 class RankPool:
     """
-    A pool of `count` processes that run the same call at once to time it; a context manager.
+    A pool of `count` processes that run the same call at once to time it; a context manager, which starts and ends
+    them.
 
-    They run on `device` (`cpu` or `cuda`), for about `seconds` per kernel.
+    They run on `device` (`cpu` or `cuda`), for about `seconds` per operator and `MOVES_LONGER` times that per
+    collective.
     """
 
     def __init__(self, count: int, device: str = "cpu", seconds: float = 0.1):

@@ -55,10 +55,10 @@ def text(parts: Sequence[str] = PARTS, step: str | None = None, on_host: bool = 
     """
     Return the text of the runtime modules named in `parts`, in order, as it is copied into an emitted program.
 
-    Given `step`, the text of the program's `forward_backward`, functions and classes are left out that neither it uses,
-    directly or through others, nor the modules' statements at top level; so is what is done only where steps overlap
-    (`if ctx.flight ..`), if it has no `Flight`, and where steps may be a graph (`if ON_HOST is None ..`), if they are
-    done `on_host`.
+    Given `step`, the program's text of `forward_backward`, leave out functions and classes that neither `step` nor a
+    top-level statement of the modules uses, directly or through others (those of `PUBLIC` stay unless `on_host`),
+    modules of which none is used, and blocks `if ctx.flight ..` if `step` has no `Flight`. With `on_host`, for programs
+    whose steps are never a CUDA graph, blocks `if ON_HOST is None ..` are left out, too.
     """
     overlaps = step is None or "Flight" in _names(ast.parse(step))
     modules = {part: _module(part, overlaps, not on_host) for part in parts}
@@ -196,7 +196,7 @@ def runtime_names() -> frozenset[str]:
 def imports(parts: tuple[str, ...] = PARTS) -> str:
     """
     Return the text of the import statements that the runtime modules named in `parts` need, without imports of this
-    package: those of the standard library first, then those of torch.
+    package: those of the standard library first, then those of torch, which at least one of the modules must import.
     """
     found: set[str] = set()
     for part in parts:
@@ -215,10 +215,11 @@ def imports(parts: tuple[str, ...] = PARTS) -> str:
 
 def load(parts: tuple[str, ...], **plan: Any) -> SimpleNamespace:
     """
-    Execute the runtime modules named in `parts`, such as "collectives", and return their functions and classes as
-    attributes of one object, for measurements to call.
+    Execute the runtime modules named in `parts`, such as "collectives", and return the names they define as attributes
+    of one object, for measurements to call.
 
-    `plan` has values for the constants of an emitted program's plan that these modules use, such as `MESH` and `WORLD`.
+    List the modules that these use, too, as their imports from this package are left out. `plan` has values for the
+    constants of an emitted program's plan that they use, such as `MESH` and `WORLD`.
     """
     scope: dict[str, Any] = dict(plan)
     exec(imports(parts) + text(parts), scope)

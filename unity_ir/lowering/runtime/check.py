@@ -50,7 +50,10 @@ FAR = 64
 
 
 def rounding(plain, batch, wanted):
-    """Return errors of f32 gradients at weights `plain`, `wanted` in f64: ({weight: largest entry}, {weight: norm})."""
+    """
+    Return PyTorch's own errors of float32 gradients on `batch`: ({weight: largest entry at `plain`}, {weight: largest
+    norm at `plain` and three weights an ulp or so away}). `wanted` has the float64 gradients at the weights `plain`.
+    """
     single = {n: b.float() if b.is_floating_point() else b for n, b in batch.items()}
     generator = torch.Generator().manual_seed(0)
     farthest, longest = {}, dict.fromkeys(wanted, 0.0)
@@ -85,7 +88,10 @@ def _double(tensor):
 
 
 def in_double(ctx, weights, local):
-    """Return {weight: whole f64 gradient} of this program run in float64 on local pieces; None if any rank fails."""
+    """
+    Return {weight: whole f64 gradient} of a copy of this program in which all floats are float64, run on this rank's
+    pieces `weights` and `local`; None if it fails on any rank. All ranks call it.
+    """
     try:
         text = re.sub(r"\b(torch|tl)\.(float32|bfloat16|float16)\b", r"\1.float64", Path(__file__).read_text())
         text = text.replace(".float()", ".double()")
@@ -192,7 +198,9 @@ def check(ctx, steps, seed, data, start=None, notes=None):
 
 
 def wrong_casts(ctx, when, weights):
-    """Return a message for each of the Weights whose kept cast is, on some rank, not that of it, bit for bit."""
+    """
+    Return a message, begun by `when`, for each of the Weights whose kept cast is not, on some rank, the weight's cast.
+    """
     if not any(spec.cast for spec in WEIGHTS.values()):
         return []
     off = [n for n, cast in weights.casts.items() if not _is_cast(cast, weights[n])]
@@ -206,7 +214,12 @@ def _is_cast(cast, weight):
 
 
 def tell(ctx, off, got, want, plain, batch, weights, local, notes):
-    """Return messages, of `off` ({weight: message}) or new, on gradients `got` that miss `want` beyond rounding."""
+    """
+    Return those messages of `off` ({weight: message}) that rounding does not explain, and one for each other gradient
+    that is off in float64, too (`in_double`). `got` has the program's whole gradients, `want` PyTorch's in f64 of
+    `plain` and `batch` (whole, f64); `weights` and `local` are this rank's pieces. If float64 explains all, say so in
+    the list `notes` (None: nowhere). All ranks call it.
+    """
     is_half = COARSEST in NORM_TOLERANCES
     farthest, longest = (dict.fromkeys(want, 0.0), {}) if is_half else rounding(plain, batch, want)
     apart = {n: float((got[n].double() - want[n]).abs().max()) for n in off}
@@ -247,8 +260,9 @@ KEPT = {"m": "mean of gradients of", "v": "mean of squared gradients of"}
 
 def torch_update(name, t, state, grad):
     """
-    Return a weight's f64 step `t` (from 1) by PyTorch's optimizer of `state` [weight, *kept]: (new state, sizes of the
-    terms that are added, which may cancel, but whose rounding remains).
+    Return what step `t` (from 1) of PyTorch's optimizer makes, in f64, of `state` [weight, *moments] and `grad`: (the
+    new state, for each of its tensors the sum of the sizes of the terms added, which its rounding error is relative
+    to).
     """
     settings = hyperparameters(name)
     rate, decay, weight = settings["lr"], settings.get("weight_decay", 0.0), state[0]
@@ -284,7 +298,10 @@ def torch_update(name, t, state, grad):
 
 
 def compare_update(what, name, t, before, grad, after):
-    """Return `what` and why [weight, *kept] `after` is not PyTorch's step `t` of weight `name`; None if it is."""
+    """
+    Return a line that begins with `what` if `after` [weight, *moments] is not, but for rounding, PyTorch's step `t`
+    (from 1) of weight `name` from `before` (f64) by the gradient `grad`; else None.
+    """
     want, sizes = torch_update(name, t, before, grad.double())
     for of, got, value, size in zip(("", *(f": {KEPT[s]} it" for s in STATE)), after, want, sizes):
         limits = torch.finfo(got.dtype)
@@ -322,7 +339,10 @@ STEPS = (1, 2, 3, 100, 10000)
 
 
 def check_update(ctx, weights):
-    """Compare `update` with torch.optim's on trial states of all sizes, steps 1 to 10000; return up to 8 messages."""
+    """
+    Compare `update` with torch.optim's on trial weights, gradients and moments of all sizes, at steps 1 to 10000, and
+    the decay that it applies; return up to 8 messages, of all ranks. `weights` stay as they are. All ranks call it.
+    """
     wrong = []
     for number, (name, weight) in enumerate(weights.items()):
         # float32 rounds least, so small errors show; the weight's own type is what the program uses.

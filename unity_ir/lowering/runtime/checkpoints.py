@@ -35,7 +35,11 @@ from unity_ir.lowering.runtime.recipe import RECIPE
 
 
 def state_dict(ctx, weights, moments, record=None):
-    """Return this rank's pieces as DTensors by key: `weights.NAME`, `moments.0.NAME` (mean), `moments.1.NAME`."""
+    """
+    Return this rank's pieces as DTensors, which share their memory, by key: `weights.NAME`, `moments.K.NAME` (K: place
+    in the optimizer's state) and, where steps overlap, `older.NAME`: the weights of one step ago, unless the checkpoint
+    to load, whose `complete.json` is `record`, has none. All ranks call it.
+    """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -63,9 +67,10 @@ def state_dict(ctx, weights, moments, record=None):
 
 def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=(), skipped=0, beside=None):
     """
-    Write `folder`/step_N, where N is `t`, under another name, then rename it, so that none is ever seen incomplete; its
-    `complete.json` has `seed`, `skipped` and checksums. Remove all but the newest `keep` (0: none). All ranks call it.
-    Given `beside` (a `Beside`), wait for its last one, copy the state, and leave the rest to it.
+    Write a checkpoint, after `t` steps, to `folder`/step_N (N: `t` in 8 digits), under another name that is changed at
+    the end, so that none is seen incomplete. `tables` ({name: tensor}) are in it; its `complete.json` has `seed`,
+    `skipped` and checksums. Remove all but the newest `keep` (0: remove none). All ranks call it; the run ends if it
+    fails. Given `beside` (a `Beside`), wait for its last one, copy the state, and write in its thread.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -143,7 +148,10 @@ class Beside:
         self.group = dist.new_group(backend="gloo", timeout=FOREVER if ctx.watchdog else None)
 
     def start(self, write):
-        """Call `write` in the thread; it returns why the checkpoint cannot be written, or None, on all ranks alike."""
+        """
+        Call `write` in the thread, on all ranks; it returns why the checkpoint cannot be written, or None. `wait` must
+        have been called since the last start.
+        """
 
         def run():
             try:
@@ -155,7 +163,7 @@ class Beside:
         Context.writing.start()
 
     def look(self):
-        """End the run if the checkpoint under way has failed; do not wait for it."""
+        """End the run if the checkpoint under way has failed; if it is not done on all ranks, return at once."""
         if Context.writing is not None and everywhere(self.ctx, not Context.writing.is_alive()):
             self.wait()
 
@@ -190,7 +198,10 @@ def _why_no_space(folder):
 
 
 class Locked:
-    """A folder locked for this run's checkpoints, by a file lock that rank 0 holds; ends the run if it is taken."""
+    """
+    A folder, made if need be, that a file lock of rank 0 reserves for this run's checkpoints. Ends the run if another
+    has the lock; removes incomplete checkpoints of runs that were killed. All ranks make one.
+    """
 
     def __init__(self, ctx, folder):
         self.file: Any = None
@@ -253,7 +264,10 @@ def _sealed(record):
 
 
 def newest(ctx, folder):
-    """Return (path, content of `complete.json`) of the newest complete checkpoint in `folder`; None if none is."""
+    """
+    Return (path, content of `complete.json`) of the newest complete checkpoint in `folder`, None if there is none; end
+    the run if that content is corrupt. All ranks call it.
+    """
     paths = _complete(folder) if ctx.rank == 0 else []
     found, wrong = from_first(ctx, _opened(paths[-1]) if paths else (None, None))
     if wrong:
@@ -284,9 +298,10 @@ def _opened(path):
 
 def load(ctx, weights, moments, folder, changed=(), tables=None):
     """
-    Load the newest complete checkpoint in `folder` in place into weights, moments, random state and (what a step
-    changes, and what is missing there) the dict `tables`; return its number of steps. Ends the run if hyperparameters
-    not in `changed` differ.
+    Load the newest complete checkpoint in `folder` into weights, moments (in place) and the random state; return its
+    number of steps. Into the dict `tables` (None: nowhere) go running statistics and counters, and other tables that it
+    lacks. Ends the run if there is none, if it is damaged or of another model, or if hyperparameters that are not in
+    `changed` differ. All ranks call it.
     """
     import torch.distributed.checkpoint as dcp
 

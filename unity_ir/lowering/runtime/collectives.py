@@ -23,7 +23,10 @@ from unity_ir.lowering.runtime.plan import MESH
 
 
 class Pending:
-    """A collective under way; until `wait` returns its result, it keeps the tensors it reads and writes alive."""
+    """
+    A collective under way; until `wait`, to be called once, returns its result, it keeps the tensors it reads and
+    writes.
+    """
 
     watch = None  # called with each collective that starts, its mesh axes and its work handle, for profiles
 
@@ -72,12 +75,15 @@ def _cut(x, dim, axes):
 
 
 def all_reduce(ctx, x, axes):
-    """Start an all-reduce along mesh axes `axes`: a Pending of `x`, then the sum over these ranks (the group)."""
+    """Start an all-reduce (sum) of `x`, in place, along mesh axes `axes`: a Pending of `x`."""
     return Pending(axes, dist.all_reduce(x, group=ctx.groups[axes], async_op=True), lambda: x, x)
 
 
 def all_reduce_many(ctx, tensors, axes):
-    """Start one all-reduce of several tensors along mesh axes `axes`: a Pending of the tuple of their sums."""
+    """
+    Start one all-reduce (sum) of several tensors along mesh axes `axes`: a Pending of a tuple of new tensors, their
+    sums.
+    """
     out = torch.cat([x.reshape(-1) for x in tensors])
     shapes = [x.shape for x in tensors]
     work = dist.all_reduce(out, group=ctx.groups[axes], async_op=True)
@@ -145,14 +151,20 @@ def all_to_all(ctx, x, source, target, axes):
 
 
 def broadcast(ctx, x, root, shape, dtype, axes):
-    """Start a broadcast of `x` (`shape`, `dtype`; None but at position `root`) along `axes`: a Pending of `x`."""
+    """
+    Start a broadcast along `axes` of `x` (`shape`, `dtype`), which only position `root` has (others give None): a
+    Pending of `x`.
+    """
     out = x.contiguous() if ctx.index(axes) == root else torch.empty(shape, dtype=dtype, device=ctx.device)
     work = dist.broadcast(out, group=ctx.groups[axes], group_src=root, async_op=True)
     return Pending(axes, work, lambda: out, out)
 
 
 def scatter(ctx, x, dim, root, shape, dtype, axes):
-    """Start a scatter of `x`, of `shape`, None but at position `root`: a Pending of this rank's part along `dim`."""
+    """
+    Start a scatter along `axes` of `x` of shape `shape`, which only position `root` has (others give None): a Pending
+    of this rank's part along `dim`.
+    """
     shape = [size // _ways(axes) if i == dim else size for i, size in enumerate(shape)]
     out = torch.empty(shape, dtype=dtype, device=ctx.device)
     parts = list(_cut(x, dim, axes)) if ctx.index(axes) == root else None
@@ -184,7 +196,10 @@ class _Unwaited(Pending):
 
 
 def send(ctx, x, root, to, shape, dtype, axes):
-    """Start a send of `x` from position `root` to `to`: a Pending of `x` at `to`, of None at `root`; else None."""
+    """
+    Start a send of `x` (`shape`, `dtype`) from position `root` along `axes` to position `to`: a Pending of `x` at `to`,
+    of None at `root`; elsewhere return None.
+    """
     group, mine = ctx.groups[axes], ctx.index(axes)
     if mine == root:
         x = x.contiguous()
@@ -205,12 +220,18 @@ def zero_elsewhere(ctx, x, root, shape, dtype, axes):
 
 
 def keep_part(ctx, x, dim, axes):
-    """Return this rank's part, along dim `dim`, of a tensor that all ranks of the group along `axes` hold."""
+    """
+    Return this rank's part, along dim `dim`, of a tensor that all ranks along `axes` hold; it may share memory with
+    `x`.
+    """
     return x.chunk(_ways(axes), dim)[ctx.index(axes)].contiguous()
 
 
 def zero_pad(ctx, x, dim, axes):
-    """Return an addend of a whole: zeros with `x` at its place along `dim`; for None, `x` at position 0, else zeros."""
+    """
+    Return this rank's addend of a whole: zeros with piece `x` at its place along `dim`. With `dim` None each rank along
+    `axes` has the whole `x`: return it at position 0, zeros elsewhere.
+    """
     if dim is None:
         return x if ctx.index(axes) == 0 else torch.zeros_like(x)
     shape = list(x.shape)
@@ -235,20 +256,23 @@ def constant(ctx, value, shape, dtype, addend_axes):
 
 
 def micro_batches(ctx, count):
-    """Yield, for each of a step's micro-batches, (whether it is the first, whether it is the last)."""
+    """Yield (is first, is last) for each of a step's `count` micro-batches, whose number `ctx.micro_batch` then is."""
     for ctx.micro_batch in range(count):
         yield ctx.micro_batch == 0, ctx.micro_batch == count - 1
 
 
 def take_micro_batch(ctx, x, dim, count):
-    """Return the part of `x` along `dim` that the micro-batch at hand has, of `count`."""
+    """
+    Return the part of `x`, cut into `count` equal ones along `dim`, of the current micro-batch (`ctx.micro_batch`).
+    """
     return x.chunk(count, dim)[ctx.micro_batch].contiguous()
 
 
 def accumulated(total, x, last, dtype=None):
     """
-    Add `x` to the `total` of the micro-batches or pieces before, in place; the sum is float32 or longer until the
-    `last`, and then of `dtype` (None: that of `x`).
+    Return `total`, the sum over the micro-batches or pieces before, after adding `x` to it in place; None before the
+    first, when `x` itself, if not of half precision, becomes the total. The sum is float32 or longer until the `last`,
+    and is then returned as `dtype` (None: that of `x`).
     """
     half = x.dtype in (torch.float16, torch.bfloat16)
     total = (x.float() if half else x) if total is None else total.add_(x)
@@ -256,24 +280,32 @@ def accumulated(total, x, last, dtype=None):
 
 
 def join_micro_batches(total, x, dim, last):
-    """Append `x` to the list of what the micro-batches before made; in the `last` join all of it along `dim`."""
+    """
+    Return `total`, the list of the parts that the micro-batches before made (None: no part yet), with `x` appended; in
+    the `last`, all parts joined along `dim`.
+    """
     parts = [*(total or []), x]
     return torch.cat(parts, dim) if last else parts
 
 
 def loss_pieces(ctx, count):
-    """Yield, for each of the pieces of the tokens in which the loss is made, whether it is the last."""
+    """
+    Yield whether it is the last for each of `count` pieces of the tokens, of which one after the other (`ctx.piece`)
+    the loss is computed.
+    """
     for ctx.piece in range(count):
         yield ctx.piece == count - 1
 
 
 def take_piece(ctx, x, dim, count):
-    """Return the part of `x` along `dim` that the piece at hand has, of `count`."""
+    """
+    Return the part of `x`, cut into `count` equal ones along `dim`, of the current piece of the tokens (`ctx.piece`).
+    """
     return x.chunk(count, dim)[ctx.piece].contiguous()
 
 
 def put_piece(ctx, whole, x, dim, count):
-    """Copy `x` to the place along `dim` of the piece at hand, of `count`, in `whole` (None before the first)."""
+    """Copy `x` into `whole` as part `ctx.piece` of `count` along `dim`; return `whole` (None: made here, of zeros)."""
     if whole is None:
         shape = list(x.shape)
         shape[dim] *= count

@@ -59,9 +59,10 @@ from unity_ir.lowering.runtime.weights import check_running, read_tables, read_w
 
 def step(ctx, weights, moments, batch, t, rate=1.0, before_update=None, profile=None, following=None):
     """
-    Do step `t` (from 0) in place on a whole batch at `rate` times the learning rate, running statistics in the batch
-    too; where steps overlap, begin the `following` batch. Call `before_update(pieces, loss, norm)` with the gradient's
-    norm (None without CLIP); if that is not finite, do not update. Return this rank's loss.
+    Do training step `t` (from 0) on a whole `batch` ({input: tensor}) at `rate` times the learning rate: update
+    weights, moments, and running statistics in the batch in place, but not if the gradient's norm is inf or nan.
+    Before, call `before_update(pieces of the batch, loss, norm)` (norm None without CLIP). Where steps overlap, begin
+    the whole batch `following`. A Profile `profile` records it. Return this rank's part of the loss.
     """
     if ctx.flight and following:
         ctx.flight.following = {name: piece(ctx, following[name], spec) for name, spec in INPUTS.items()}
@@ -73,7 +74,10 @@ def step(ctx, weights, moments, batch, t, rate=1.0, before_update=None, profile=
 
 
 def step_on(ctx, weights, moments, local, t, rate=1.0, before_update=None, profile=None):
-    """Do `step` on this rank's pieces of a batch by name."""
+    """
+    Do what `step` does on this rank's pieces `local` of a batch ({input: piece, or None}), whose running statistics are
+    replaced in place. Where steps overlap, set `ctx.flight.following` before.
+    """
     run = profile.run if profile else lambda function: function
     loss, grads = run(forward_backward)(ctx, weights, local)
     norm, scale = None, 1.0
@@ -96,8 +100,8 @@ MOST_SKIPPED = 10
 
 def train(ctx, options, data, seed, folder, skipped=0):
     """
-    Go on from the newest checkpoint in `folder` (None: step 0), before which `skipped` steps were skipped, to
-    `options.steps`; save and write what they ask.
+    Train until `options.steps` steps are done in all, from the newest checkpoint in `folder` (None: from step 0),
+    before which `skipped` steps were skipped; log, evaluate, and write checkpoints and weights as `options` say.
     """
     weights = init_weights(ctx, seed)
     moments = init_moments(weights)
@@ -194,7 +198,10 @@ ONLY_TRAINING = (
 
 
 def arguments():
-    """Parse the command line; return its options by name (a Namespace); end the run if they contradict each other."""
+    """
+    Parse the command line; return its options by name (a Namespace), and store --lr in OPTIMIZER and the learning
+    rate's schedule in RECIPE. End the run if options contradict each other.
+    """
     parser = argparse.ArgumentParser(description=f"{NAME}: training step for {WORLD} ranks", prog=NAME)
     parser.error = fail_alike
     add = parser.add_argument
@@ -286,7 +293,10 @@ def deterministic():
 
 
 def goes_on_from(ctx, options):
-    """Return the checkpoint folder to start from: --save's after a restart by torchrun, else --load's, or None."""
+    """
+    Return the checkpoint folder to start from: --save's after a restart by torchrun, else --load's, or None. End the
+    run if --save has checkpoints of another run. All ranks call it.
+    """
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
     there = newest(ctx, options.save) if options.save else None
     if again and there:

@@ -28,10 +28,11 @@ ROWS = [name for name in INPUTS if name not in TABLES]
 
 class Data:
     """
-    Source of batches: rows of an .npz or .safetensors file, shuffled every epoch or, without `is_shuffled`, in order;
-    those of a token file, .npy or .bin (`Tokens`); the arrays by input name that the function of "module:function"
-    returns for a step; or random numbers. Batches depend on step and seed alone, so that a run can be resumed. `tables`
-    are inputs that no batch has, and counters; without them they are random or the source's.
+    Source of batches. By `source` they are rows of an .npz or .safetensors file, shuffled every epoch by `seed` or,
+    without `is_shuffled`, in order; those of a token file, .npy or .bin (`Tokens`); the arrays by input name that the
+    function of "module:function" returns for a step; or, for None, random numbers. They depend on step and seed alone,
+    so that a run can be resumed. `tables` ({name: tensor}) are inputs that no batch has, and counters; without them
+    (None) they are random or the source's. Ends the run if files do not fit the inputs.
 
     Those that a step replaces (RUNNING) are `running`: this rank's pieces by name, which `trained` and checkpoints keep
     up to date; `tables` has what they were before the first step.
@@ -105,7 +106,10 @@ class Data:
         return {name: found[name] for name in INPUTS}
 
     def pieces(self, ctx, t):
-        """Return this rank's pieces of step `t`'s (from 0) batch, by input name."""
+        """
+        Return this rank's pieces of step `t`'s (from 0) batch, by input name, on its device. Those of running
+        statistics, which training replaces in place, and of tables that a file has are the same tensors in all steps.
+        """
         own = self.tokens.pieces(ctx, t) if self.tokens else {}
         found = self._with_tables(own or self._rows(t))
         for name in RUNNING:
@@ -119,7 +123,7 @@ class Data:
         return {name: own[name] if name in own else sent(ctx, found[name], spec) for name, spec in INPUTS.items()}
 
     def trained(self):
-        """Count a step that has replaced running statistics."""
+        """Add to each counter what a step adds to it (COUNTERS); call it after each step that is not skipped."""
         for name, count in COUNTERS.items():
             self.tables[name] = self.tables[name] + count
 
@@ -130,7 +134,9 @@ class Data:
         return {**(self.tables or {}), **now}
 
     def whole_batches(self):
-        """Return (how many whole batches the file has, rows that are left over); (None, 0) of a function."""
+        """
+        Return (how many whole batches the file has, rows left over); (None, 0) of a function and of random numbers.
+        """
         if self.tokens:
             return divmod(self.tokens.there, self.tokens.samples)
         if not self.arrays:

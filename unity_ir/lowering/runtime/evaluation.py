@@ -21,9 +21,9 @@ from unity_ir.lowering.runtime.ranks import fail_alike
 
 class Evaluation:
     """
-    The loss on data of its own (`options.eval_data`), in whole batches in their order, by the forward alone: its mean
-    over all batches, or over the first `options.eval_batches`; of a mean over some labels, that over those of all.
-    Tables and running statistics are those of the Data `trained_on`. Rank 0 says how many rows fill no last batch.
+    The loss on data of its own (`options.eval_data`) by the forward alone: the mean over all whole batches in order, or
+    over the first `options.eval_batches`; batches weigh by their number of labels where the loss is a mean over labels.
+    Tables and running statistics are those of the Data `trained_on`. Rank 0 prints how many rows fill no last batch.
     """
 
     def __init__(self, ctx, options, trained_on):
@@ -46,8 +46,8 @@ class Evaluation:
 
     def loss(self, ctx, weights):
         """
-        Return the mean loss of the batches, a float, or of all labels of all batches that are not ignored; the state of
-        random numbers stays as it was.
+        Return the mean loss of the batches, or of all their labels that are not ignored, as a float; nan if there are
+        none. The state of random numbers stays as it was. All ranks call it.
         """
         total = number = 0.0
         with torch.random.fork_rng([ctx.device] if ctx.device.type == "cuda" else []):

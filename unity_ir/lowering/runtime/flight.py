@@ -44,21 +44,27 @@ class Flight:
         self._said = None  # the loss under way to all ranks, and what else is to be said of its step
 
     def apart(self, ctx, program):
-        """Return a copy of a context for another program, of which nothing is under way."""
+        """
+        Return a copy of `ctx` with a new Flight, of which nothing is under way, for the module `program` of another
+        program.
+        """
         alone = copy.copy(ctx)
         alone.flight = program.flight()
         return alone
 
     def older(self, weights):
-        """Return the Weights of one step ago, with which the next batch is computed; at first, `weights`."""
+        """
+        Return the Weights of one step ago (no copy), with which batches are computed; at first a copy of `weights`.
+        """
         if self._older is None:
             self._older = Weights({name: weight.clone() for name, weight in weights.items()})
         return self._older
 
     def step(self, ctx, weights, batch, before, after):
         """
-        Do this rank's part of a step: return its part of the loss, and the gradient at the older weights by name. Then
-        `weights` has other tensors of the same values, which may be updated in place; those it had are the older ones.
+        Do this rank's part of a step: return its part of the loss, and the gradient at the older weights by name.
+        `before` and `after` are the program's functions of what a step does once. Then `weights` has other tensors of
+        the same values, which may be updated in place; those it had are the older ones.
         """
         if not ctx.ways:
             start_groups(ctx)
@@ -105,7 +111,10 @@ class Flight:
         under_way.run(ctx, weights, stage, kind, k)
 
     def say_later(self, ctx, loss, t, say):
-        """Start to sum the ranks' parts of step `t`'s loss, and call `say` with that of the step before."""
+        """
+        Start to sum the ranks' parts of step `t`'s (from 0) loss, which the next call reports by calling `say` with the
+        sum, a float; report that of the step before, and of this one, too, if no batch is under way. All ranks call it.
+        """
         mine = loss_part(ctx, loss)
         work = dist.all_reduce(mine, async_op=True)
         self.say()
@@ -114,7 +123,7 @@ class Flight:
             self.say()
 
     def say(self):
-        """Wait for the loss under way, if there is one, and say it; end the run if it is nan or inf."""
+        """Wait for the loss under way, if there is one, and report it by its `say`; end the run if it is nan or inf."""
         if self._said:
             (work, loss, t, say), self._said = self._said, None
             work.wait()
@@ -127,7 +136,10 @@ class Flight:
 
 
 def without_waiting(ctx, part, *arguments):
-    """Run a part that stages do once per step; return what it returns, and the sends that it has started."""
+    """
+    Call `part(ctx, *arguments)`, which stages do once per step; return its result, and the sends that it started, which
+    are still to be waited for (`wait_for`).
+    """
     ctx.flight.unwaited = []
     result = part(ctx, *arguments)
     sends, ctx.flight.unwaited = ctx.flight.unwaited, None

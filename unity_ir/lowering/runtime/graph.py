@@ -27,13 +27,13 @@ WARM_UP = 3
 
 class StepGraph:
     """
-    Steps that the device does by itself: whether one is finite, how far gradients are scaled, and the number of steps
-    that counted, of which `done` are before the first. So the host need not wait for one to start the next. After
-    WARM_UP of them each is one CUDA graph, if it `captures`.
+    Training steps in which the device decides whether one counts, how far gradients are scaled, and how many steps have
+    counted (`done`: before the first), so that the host need not wait for one to start the next. After WARM_UP of them
+    each is one CUDA graph, if it `captures`.
 
-    Weights, moments, and running statistics of the pieces `local` are replaced in place. A step whose gradient (of the
-    program without CLIP: whose loss) is not finite changes nothing. Nor does any step from one on that ends a run:
-    whose loss is not finite, though the gradient is or there is no CLIP.
+    Weights, moments, and running statistics of the pieces `local` are replaced in place. A step changes nothing if its
+    gradient's norm (in a program without CLIP: its loss) is not finite. Once a step's loss is not finite though its
+    norm is, or there is no CLIP, no further step changes anything, as the run is to end.
     """
 
     def __init__(self, ctx, weights, moments, local, done=0, captures=True):
@@ -54,8 +54,9 @@ class StepGraph:
     def step(self, local=None, rate=1.0):
         """
         Start a step on this rank's pieces of a batch (None: those of the step before) at `rate` times the learning
-        rate. Return a function that waits for it, and returns its loss, the gradient's norm (0 without CLIP), and
-        whether it changed anything, as floats; call it before the next but one.
+        rate. Return a function that waits for the step, and returns its loss, the gradient's norm (0 without CLIP), and
+        whether it changed anything, as floats; call it before two further steps are started, as its memory is then used
+        again.
         """
         for name, x in (local or {}).items():
             if x is not None and x is not self.local[name] and not (name in TABLES and x is self.given.get(name)):
@@ -164,9 +165,9 @@ class StepGraph:
 
 def captured(ctx, weights, moments, batch):
     """
-    Return a function, for programs that import this one, that starts a step as a CUDA graph on this rank's pieces of a
-    batch, whatever it is called with; on CPUs it does one. Before, do as many steps as a graph takes. Raises
-    `RuntimeError` where there can be none.
+    Return a function, for programs that import this one, that starts a step, as a CUDA graph, on this rank's pieces
+    `batch`, and returns what `StepGraph.step` does; it ignores its arguments. On GPUs do WARM_UP + 1 steps before,
+    which update weights and moments; on CPUs there is no graph. Raises `RuntimeError` if there can be none on a GPU.
     """
     is_cuda = ctx.device.type == "cuda"
     steps = StepGraph(ctx, weights, moments, batch, captures=is_cuda)
@@ -178,7 +179,7 @@ def captured(ctx, weights, moments, batch):
 
 
 def why_on_host(ctx, options):
-    """Return why the host decides in each step whether and how weights change; None if the device does."""
+    """Return why `train` does not leave the decisions of steps to the device (StepGraph), as text; None if it does."""
     if ctx.device.type != "cuda":
         return "ranks are on CPUs"
     traced = "--check-nan" if options.check_nan else "--profile" if options.profile else None

@@ -57,7 +57,10 @@ def _exchange(ctx, messages, axes):
 
 
 def halo(ctx, x, dim, low, high, axes):
-    """Start a halo exchange: a Pending of `x` with `low` neighbours' elements before, `high` after; 0 at outer ends."""
+    """
+    Start a halo exchange along `axes`: a Pending of a copy of `x` with the `low` elements before it and the `high`
+    after it along `dim`, which its neighbours hold; zeros beyond the ends of the whole tensor.
+    """
     size, me = x.shape[dim], ctx.index(axes)
     shape = list(x.shape)
     shape[dim] += low + high
@@ -82,7 +85,10 @@ def halo(ctx, x, dim, low, high, axes):
 
 
 def halo_reduce(ctx, x, dim, low, high, axes):
-    """Start the adjoint of `halo`: a Pending of `x` less `low` and `high` ends, plus the ends neighbours cut off."""
+    """
+    Start the adjoint of `halo`: a Pending of a copy of `x` without its `low` first and `high` last elements along
+    `dim`, to which what its neighbours' pieces have at the same places is added.
+    """
     size, me = x.shape[dim] - low - high, ctx.index(axes)
     out = x.narrow(dim, low, size).clone(memory_format=torch.contiguous_format)
     messages, arrived = [], []

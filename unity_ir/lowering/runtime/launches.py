@@ -17,9 +17,10 @@ import triton
 
 class Launches(dict):
     """
-    A kernel's launches by grid: `kernel[grid](x_ptr, y_ptr, 64, BLOCK=32)`, as in Triton. Triton looks at all arguments
+    The launches of one Triton kernel by grid: `kernel[grid](x_ptr, y_ptr, 64, BLOCK=32)`. Triton looks at all arguments
     each time to find the compiled kernel; these do so for the first of each combination of types and numbers, and pass
-    addresses, which CUDA is not asked about. Of a launch that a profiler wants to see Triton tells it.
+    addresses, which CUDA is not asked about. Pointers come first, and have `_ptr` in their names. Triton itself
+    launches where hooks (profilers) are set, or an address is no multiple of 16.
     """
 
     def __init__(self, kernel):

@@ -26,7 +26,10 @@ def piece(ctx, whole, spec):
 
 
 def sent(ctx, whole, spec):
-    """Return what `piece` does of a tensor on the host, for which GPUs are not waited: by way of pinned memory."""
+    """
+    Return a copy of this rank's piece of `whole` by Spec `spec` on its device, None if pinned elsewhere; what is on the
+    host goes to a GPU through pinned memory, without waiting for it.
+    """
     own = cut(ctx, whole, spec)
     if own is None or ctx.device.type != "cuda" or own.is_cuda:
         return piece(ctx, whole, spec)
@@ -62,12 +65,18 @@ def pins(spec):
 
 
 def whole(ctx, part, spec):
-    """Gather all ranks' `part` (None: has none); return (whole tensor, largest difference between copies, a float)."""
+    """
+    Gather all ranks' pieces `part` (None: has none); return (whole tensor, largest difference between copies, a float)
+    on every rank. All ranks call it.
+    """
     return wholes(ctx, {"": part}, {"": spec})[""]
 
 
 def wholes(ctx, parts, specs):
-    """Return {name: what `whole` returns} for `parts` and `specs` by name; gathers about 2^24 elements at once."""
+    """
+    Return {name: what `whole` returns} for `parts` and `specs` by name, with one all-gather for about 2^24 elements.
+    All ranks call it.
+    """
     own = {n: _placeholder(ctx, specs[n]) if p is None else p for n, p in parts.items()}
     ends = dict(zip(own, itertools.accumulate(p.numel() for p in own.values())))
     found = {}
@@ -88,7 +97,10 @@ def _placeholder(ctx, spec):
 
 
 def assemble(parts, spec):
-    """Return (the whole tensor, largest difference between copies) of all ranks' pieces `parts`, in order of rank."""
+    """
+    Return (the whole tensor, largest difference between copies) of all ranks' pieces `parts`, in order of rank: shards
+    are joined, addends added up, and of copies the first is taken.
+    """
     apart = torch.zeros((), dtype=torch.float64)
     for axis in reversed(range(len(MESH))):
         size, role = MESH[axis], spec.roles[axis]
@@ -118,8 +130,8 @@ def initial(name, spec, seed):
 
 def own_initial(ctx, name, spec, seed, most=2**22):
     """
-    Return this rank's piece of an initial weight, made on its device: of the same distribution as `initial`, but each
-    element by itself, a hash of its position in the whole, so that nobody makes others; `most`, or a row, at a time.
+    Return this rank's piece of an initial weight, made on its device: distributed as `initial`'s, with other values.
+    Each element is a hash of its position in the whole, so ranks make only their own, about `most` elements at a time.
     """
     size = [positions(ctx, spec, dim).to(ctx.device) for dim in range(len(spec.shape))]
     out = torch.empty([len(at) for at in size], dtype=spec.dtype, device=ctx.device)
@@ -136,7 +148,9 @@ def own_initial(ctx, name, spec, seed, most=2**22):
 
 
 def normal(at, seed):
-    """Return a normal number, f64, for each int64 of a tensor: halves of its hash (SplitMix64's) by Box and Muller."""
+    """
+    Return standard normal numbers, f64, one for each int64 in tensor `at`: Box-Muller of its seeded SplitMix64 hash.
+    """
     x = (at + 1) * -0x61C8864680B583EB + seed * 0x2545F4914F6CDD1D % 2**62
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
         x = (x ^ (x >> shift & 2 ** (64 - shift) - 1)) * factor
@@ -146,8 +160,8 @@ def normal(at, seed):
 
 class Weights(dict):
     """
-    This rank's pieces of weights by full name, and `casts`, those of the weights of which casts are kept from step to
-    step. An update replaces both; who replaces weights in another way calls `renew_casts`.
+    This rank's pieces of weights by full name; `casts` has, by name, copies in the type `cast` of their Spec, where it
+    has one, which are kept from step to step. An update replaces both; after any other write call `renew_casts`.
     """
 
     def __init__(self, weights):
@@ -157,13 +171,16 @@ class Weights(dict):
         self.renew_casts()
 
     def renew_casts(self):
-        """Make the casts of the weights, in place."""
+        """Copy each weight that has a kept cast into it, in place."""
         for name, cast in self.casts.items():
             cast.copy_(self[name])
 
 
 def init_weights(ctx, seed=0):
-    """Return the Weights of this rank, with initial values; weights pinned to other ranks are left out."""
+    """
+    Return the Weights of this rank, with initial values by `seed`, other ones on GPUs (`own_initial`) than on CPUs
+    (`initial`); weights pinned to other ranks are left out.
+    """
     here = {name: spec for name, spec in WEIGHTS.items() if ctx.at(pins(spec))}
     if ctx.device.type == "cuda":
         return Weights({name: own_initial(ctx, name, spec, seed) for name, spec in here.items()})

@@ -27,8 +27,9 @@ from unity_ir.lowering.runtime.plan import (
 
 def run_schedule(ctx, weights, batch, once, sums):
     """
-    Run what SCHEDULE has for this rank. A send starts behind what makes it, and is waited for before the next in its
-    direction; a receive starts where the schedule has it, and is waited for where its stage needs it.
+    Run this rank's actions in SCHEDULE on its pieces `batch`, with what `before` returned as `once`; parts add to the
+    dict `sums`. A send starts behind what makes it, and is waited for before the next in its direction; a receive
+    starts where the schedule has it, and is waited for where its stage needs it. All ranks call it.
     """
     start_groups(ctx)
     under_way, sent = UnderWay(batch, once, sums), {"F": [], "B": []}
@@ -44,7 +45,9 @@ def run_schedule(ctx, weights, batch, once, sums):
 
 
 class UnderWay:
-    """The batch of a step under way: of each micro-batch what is kept, received, and made for other ranks."""
+    """
+    State of one batch in a pipeline: for each micro-batch, what parts keep for each other, receive, and make for sends.
+    """
 
     def __init__(self, batch, once=None, sums=None):
         self.batch, self.once, self.sums = batch, once, {} if sums is None else sums
@@ -53,11 +56,17 @@ class UnderWay:
         self.made, self.received, self.done = {}, {}, dict.fromkeys(PARTS, 0)
 
     def send(self, ctx, stage, kind, k):
-        """Start the sends of what a stage has made of a micro-batch, which may be nothing; return them."""
+        """
+        Start the sends (`kind` SEND_F or SEND_B) of what a stage made of micro-batch `k`; return them as `start_sends`
+        does.
+        """
         return start_sends(ctx, stage, kind[-1], self.made.pop((stage, kind[-1], k), ()))
 
     def run(self, ctx, weights, stage, kind, k):
-        """Do what a stage does of a micro-batch, or start to receive what it reads."""
+        """
+        Run `kind` (F, B, I or W) of a stage on micro-batch `k`, after waiting for what it reads; RECV_F and RECV_B
+        start that.
+        """
         way = "F" if kind in ("F", "RECV_F") else "B"
         if kind.startswith("RECV"):
             self.received[stage, way, k] = start_receives(ctx, stage, way)
@@ -72,7 +81,7 @@ class UnderWay:
 
 
 def actions_of(ctx):
-    """Yield what this rank does, as (stage, kind, micro-batch)."""
+    """Yield this rank's actions in order, as (stage, kind, micro-batch): F, B, I, W, or SEND_ or RECV_ of F or B."""
     for stage, kind, k in re.findall(r"(\d+)([A-Z_]+)(\d+)", SCHEDULE[ctx.index(PIPELINE)]):
         yield int(stage), kind, int(k)
 
@@ -90,14 +99,20 @@ def start_groups(ctx):
 
 
 def start_sends(ctx, stage, way, tensors):
-    """Start the sends of what a stage has made, forward (F) or backward (B): a list of (name, work, tensor)."""
+    """
+    Start to send tensors that a stage has made to the next stage (`way` F) or the one before (B): a list of (name,
+    work, tensor), with empty names, without those that are None.
+    """
     to = rank_at(ctx, stage + (1 if way == "F" else -1))
     tensors = [x.contiguous() for x in tensors if x is not None]  # what other ranks of the stage hold is None here
     return [("", dist.isend(x, to, group=ctx.ways[way]), x) for x in tensors]
 
 
 def start_receives(ctx, stage, way):
-    """Start the receives of a stage, forward (F) or backward (B): a list of (name, work, tensor)."""
+    """
+    Start to receive what a stage reads of the one before (`way` F) or the next (B): a list of (name, work, tensor), the
+    latter two None where other ranks of the stage hold it.
+    """
     source, works = rank_at(ctx, stage + (-1 if way == "F" else 1)), []
     for name, shape, dtype, pins in RECEIVES.get(f"{stage}{way}", ()):
         x = torch.empty(shape, dtype=dtype, device=ctx.device) if ctx.at(pins) else None
@@ -114,7 +129,9 @@ def wait_for(transfers):
 
 
 def rank_at(ctx, stage):
-    """Return the rank, among all, that does on its stage what this one does on its own."""
+    """
+    Return the rank, among all, of stage `stage` whose coordinates on the mesh axes outside of PIPELINE are this rank's.
+    """
     strides = [math.prod(MESH[i + 1 :]) for i in range(len(MESH))]
     position, rank = RANK_OF[stage], ctx.rank
     for axis in reversed(PIPELINE):

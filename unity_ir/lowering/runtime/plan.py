@@ -10,7 +10,13 @@ import torch
 
 @dataclass(frozen=True)
 class Spec:
-    """Shape, element type and layout of a tensor of an emitted program; `roles` has its role on each mesh axis."""
+    """
+    Shape, element type and layout of a whole tensor of an emitted program.
+
+    `roles` has what each mesh axis does: the number of the dim that it shards, or "copy", "sum", "repeat", "at i" (only
+    ranks at coordinate i hold it). Integers are from 0 to `below` - 1 (None: any). `time` is the dim that micro-batches
+    divide, `cast` the element type of a weight's kept cast; None if there is none.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype

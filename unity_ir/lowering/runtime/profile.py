@@ -25,7 +25,10 @@ from unity_ir.lowering.runtime.watch import lines_of, parts_of_step, watched
 
 
 class Profile:
-    """Recorder of one step: on GPUs by events on the streams, which keep the overlap as it is, else by clock."""
+    """
+    Recorder of one step: wrap its functions by `run`, then `write`. On GPUs times are those of events on the streams,
+    which keep the overlap as it is, else of the clock. All ranks make one together.
+    """
 
     COLOURS = {  # noqa: RUF012
         "forward": "thread_state_running",
@@ -61,7 +64,10 @@ class Profile:
         return self.start.elapsed_time(at) * 1e3
 
     def run(self, function):
-        """Return a wrapper of `function` that records the time of each of its lines when it is called."""
+        """
+        Return a wrapper of `function` (the step or the update) that records the time of each of its lines when it is
+        called.
+        """
         self.lines, self.backward = {}, set()
         for part in parts_of_step(function):
             lines = lines_of(part)
@@ -126,7 +132,9 @@ class Profile:
         return held_bytes(variables)
 
     def write(self, path):
-        """Gather the records of all ranks; on rank 0, write them to `path` as a Chrome trace."""
+        """
+        Gather the records of all ranks, which all call it; on rank 0, write them to the file `path` as a Chrome trace.
+        """
         if self.side:
             torch.cuda.synchronize()
         at = self._microseconds

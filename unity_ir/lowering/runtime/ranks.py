@@ -58,7 +58,9 @@ def finish_files():
 
 
 class Context:
-    """This rank: its device, its coordinates in the mesh (`place`), and its process group for each set of mesh axes."""
+    """
+    This rank: number, device, coordinates in the mesh (`place`), and its process group for each set of axes in GROUPS.
+    """
 
     watchdog = None  # of this process, if it has joined other ranks itself
     writing = None  # the thread that writes files beside training, if there is one
@@ -96,7 +98,10 @@ class Context:
         return mine
 
     def index(self, axes, position=0) -> int:
-        """Return this rank's position along mesh axes, of which the first is outermost but for an outer `position`."""
+        """
+        Return this rank's position along mesh axes, the first outermost; `position` is that along axes outside of
+        these.
+        """
         for axis in axes:
             position = position * MESH[axis] + self.place[axis]
         return position
@@ -116,7 +121,10 @@ class Context:
 
 
 def build(backend: str, seconds: float | None = None) -> Context:
-    """Join the ranks by nccl or gloo; return this rank's Context. A rank hung for `seconds` ends the run (None: no)."""
+    """
+    Join the ranks by nccl or gloo, if this process has not yet; return this rank's Context. A Watchdog ends the run if
+    a rank hangs for `seconds` (None: there is none). Ends the run unless there are WORLD ranks.
+    """
     if not dist.is_initialized():
         if backend == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
             fail("nccl needs GPUs, and PyTorch for them; --backend gloo runs on CPUs")
@@ -149,21 +157,24 @@ def build(backend: str, seconds: float | None = None) -> Context:
 
 
 def from_first(ctx, value):
-    """Return rank 0's value, on every rank."""
+    """Return rank 0's value, an object that can be pickled, on every rank. All ranks call it."""
     found = [value]
     dist.broadcast_object_list(found, 0, device=ctx.device)
     return found[0]
 
 
 def from_all(value, group=None):
-    """Return the values of all ranks, in order, on every rank, over a process group of all (None: the default one)."""
+    """
+    Return the values of all ranks, objects that can be pickled, in order, on every rank, over a process group of all
+    (None: the default one). All ranks call it.
+    """
     found: list[Any] = [None] * WORLD
     dist.all_gather_object(found, value, group)
     return found
 
 
 def everywhere(ctx, flag):
-    """Return whether `flag` is true on every rank."""
+    """Return whether `flag` is true on every rank. All ranks call it."""
     number = torch.tensor(int(flag), device=ctx.device)
     dist.all_reduce(number, dist.ReduceOp.MIN)
     return bool(number)

@@ -33,7 +33,10 @@ from unity_ir.lowering.runtime.plan import (
 
 
 def hyperparameters(name, rate=1.0):
-    """Return a weight's {hyperparameter: value}, or its group's, with `rate` times the learning rate."""
+    """
+    Return a weight's {hyperparameter: value}: those of OPTIMIZER, or what the first of PARAMETER_GROUPS that has the
+    weight says instead; the learning rate is times `rate`.
+    """
     dims = len(WEIGHTS[name].shape)
     mine = (s for p, s in PARAMETER_GROUPS if (dims < 2 if p == "@vectors" else fnmatch.fnmatchcase(name, p)))
     found = {**OPTIMIZER[1], **next(mine, {})}
@@ -50,7 +53,10 @@ RECIPE["gradient_delay"] = 0 if flight is None else 1
 
 
 def schedule_of(options, error):
-    """Return [name, steps of warm-up, step at which it ends, part of the rate left then] as `options` say."""
+    """
+    Return the learning rate's schedule by `options`: [name, steps of warm-up, step at which it ends, part of the rate
+    left then]. Call `error` with a message, which must end the run, if options contradict each other.
+    """
     steps = options.steps if options.schedule_steps is None else options.schedule_steps
     if not 0 <= options.least_rate <= 1:
         error("--least-rate is a part of the learning rate, from 0 to 1")
@@ -66,7 +72,10 @@ def schedule_of(options, error):
 
 
 def rate_at(t, schedule):
-    """Return what step `t`'s (from 0) learning rate is multiplied by; a schedule is (name, warm-up, steps, least)."""
+    """
+    Return the factor of the learning rate in step `t` (from 0); a schedule is (name, steps of warm-up, step at which it
+    ends, part of the rate left then).
+    """
     name, warmup, steps, least = schedule
     if t < warmup:
         return (t + 1) / warmup
@@ -77,8 +86,8 @@ def rate_at(t, schedule):
 
 def gradient_norm(ctx, grads):
     """
-    Return the norm of all weights' gradient, f64, on the device, given each rank's pieces: what several ranks hold
-    alike counts once.
+    Return the 2-norm of all weights' gradients together, f64, on the device, given this rank's pieces by name; what
+    several ranks hold alike counts once. All ranks call it.
     """
     alike = {}
     for name, grad in grads.items():
@@ -95,7 +104,10 @@ def gradient_norm(ctx, grads):
 
 
 def clip_scale(norm):
-    """Return what gradients of a norm (a tensor) are multiplied by, so that it is at most CLIP, as PyTorch does it."""
+    """
+    Return the factor, at most 1, that makes a gradient of norm `norm` (a tensor) at most CLIP long, as PyTorch's
+    clipping.
+    """
     return (CLIP / (norm + 1e-6)).clamp(max=1.0)
 
 
@@ -109,14 +121,20 @@ def loss_part(ctx, loss):
 
 
 class Log:
-    """Sayer of what each step did, on rank 0: on one line each and, as JSON, in the file `path` (None: none)."""
+    """
+    Printer, on rank 0, of a line about each step, appended as JSON to the file `path`, too (None: to none). `skipped`
+    counts steps skipped so far; the caller keeps it up to date.
+    """
 
     def __init__(self, ctx, path, skipped=0):
         self.file = open(path, "a", buffering=1) if path and ctx.rank == 0 else None
         self.ctx, self.before, self.skipped = ctx, None, skipped
 
     def step(self, t, loss, rate, norm=None):
-        """Say what step `t` (from 0) did: its loss, the gradient's norm, how fast it was, and memory at most."""
+        """
+        Print step `t` (from 0): loss, the gradient's norm (None: left out), samples or tokens per second since the last
+        step, and peak memory. `rate` is the factor of the learning rate.
+        """
         now, before = time.perf_counter(), self.before
         self.before = now
         if self.ctx.rank:
@@ -139,7 +157,10 @@ class Log:
         self.write(record)
 
     def evaluated(self, t, loss):
-        """Say the loss on other data after step `t` (from 0), whose time is not that of the next step."""
+        """
+        Print and write the loss on other data after step `t` (from 0), on rank 0; the time it took does not count for
+        the next step.
+        """
         if self.ctx.rank == 0:
             print(f"step {t + 1} eval loss {loss:.6f}", flush=True)
             self.write({"step": t + 1, "eval_loss": loss})

@@ -21,10 +21,10 @@ from unity_ir.lowering.runtime.recipe import hyperparameters
 @dataclass(frozen=True)
 class WeightTable:
     """
-    Weights of one element type: `rows` has for each its address, its gradient's and its state's, its cast's if casts
-    are kept (0: this one has none), its number of elements and its group, int64 [weights, ..]; `blocks` has the row,
-    and the number in it, of each `block` elements, int32 [blocks, 2]. All addresses and sizes are multiples of 16 if it
-    `is_aligned`. `examples` are the tensors of a row.
+    Where weights of one element type are, for a kernel that updates all. `rows`, int64 [weights, ..], has for each the
+    addresses of itself, its gradient, its state, and its cast if casts are kept (0: this one has none), its number of
+    elements, and its group; `blocks`, int32 [blocks, 2], has for each `block` elements the row, and the block's number
+    in it. All addresses and sizes are multiples of 16 if it `is_aligned`. `examples` are the tensors of one row.
     """
 
     rows: torch.Tensor
@@ -35,7 +35,11 @@ class WeightTable:
 
 
 def weight_tables(weights, grads, moments, block):
-    """Return the WeightTables of weights by name, given gradients and state: one for each combination of types."""
+    """
+    Return WeightTables, in blocks of `block` elements, of weights by name, with their gradients and state, by name,
+    too: one for each combination of element types and alignment. Tables of the last steps are used again if no tensor
+    has moved; LAST has the newest.
+    """
     group_of, found = _groups(tuple(OPTIMIZER[1].items()))[0], {}
     has_casts = any(spec.cast for spec in WEIGHTS.values())
     for name, weight in weights.items():
@@ -119,7 +123,10 @@ def is_capturing():
 
 
 def fill_tables():
-    """Fill the tables that were made while a CUDA graph was captured, before it runs; return all that it reads."""
+    """
+    Fill the tables that were made while a CUDA graph was captured, before it runs; return their tensors, which are to
+    be kept as long as the graph.
+    """
     for there, here in UNFILLED:
         there.copy_(here)
     UNFILLED.clear()
@@ -128,7 +135,7 @@ def fill_tables():
 
 
 def drop_tables():
-    """Forget the tables that were made for a CUDA graph that there is not."""
+    """Forget memory set apart and all cached tables, after the capture of a CUDA graph has failed."""
     UNFILLED.clear()
     RESERVED.clear()
     PLACED.clear()
@@ -148,7 +155,10 @@ def _on_device(settings, device):
 
 
 def settings_of(weights, rate):
-    """Return {hyperparameter: its values in all groups, f64 [groups]}, with `rate` times the learning rate."""
+    """
+    Return {hyperparameter: its values in all groups, f64 [groups]}, with `rate` (a number or tensor) times the learning
+    rate, on the device of `rate` or of the weights.
+    """
     # A rank may have no weights.
     given = (x for x in (rate, *weights.values()) if isinstance(x, torch.Tensor))
     device = next((x.device for x in given), torch.device("cpu"))
@@ -157,7 +167,10 @@ def settings_of(weights, rate):
 
 
 def packed(numbers, live, of_groups):
-    """Return `numbers` and `live`, each a number, or a tensor like `of_groups` or of no dim: f32 [groups, numbers]."""
+    """
+    Return f32 [groups, len(numbers) + 1], with `numbers`, then `live`, as columns: each a number, or a tensor [] or
+    [groups], as `of_groups` is.
+    """
     columns = [
         x.to(of_groups.dtype).expand_as(of_groups) if isinstance(x, torch.Tensor) else torch.full_like(of_groups, x)
         for x in (*numbers, live)

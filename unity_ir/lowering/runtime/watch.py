@@ -70,7 +70,10 @@ def lines_of(function):
 
 
 def first_not_finite(ctx, weights, batch):
-    """Return (line, text, rank) of the first nan or inf in forward_backward on pieces (line 0: given); None if none."""
+    """
+    Run forward_backward on this rank's pieces once more; return (line, text, rank) of the first nan or inf in it (line
+    0: in what it is given), or None. All ranks call it.
+    """
     lines, found = {}, []
     for part in parts_of_step(forward_backward):
         lines |= lines_of(part)
@@ -91,7 +94,10 @@ def first_not_finite(ctx, weights, batch):
 
 
 def guard(ctx, weights, batch, t, loss, always):
-    """End the run if step `t`'s loss or, with `always`, any value is nan or inf; name the line that made it first."""
+    """
+    End the run if the loss of step `t` (from 0) or, with `always`, any value in the step is nan or inf, naming the line
+    that made the first one, for which the step's forward and backward run again. All ranks call it.
+    """
     if always or not torch.isfinite(loss).all():
         first = first_not_finite(ctx, weights, batch)
         if first is None and torch.isfinite(loss).all():

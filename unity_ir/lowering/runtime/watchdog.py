@@ -81,7 +81,10 @@ class Watchdog(threading.Thread):
             return self.rank == 0
 
     def run(self):
-        """Watch the ranks until `stop` is called: what the thread does, which starts by itself."""
+        """
+        Watch the ranks until `stop` is called. This is the body of the thread, which the constructor starts: do not
+        call it.
+        """
         try:
             self._watch()
         except Exception as e:

@@ -31,7 +31,10 @@ def names_in(path):
 
 
 def read_safetensors(path, names, what):
-    """Return {name: tensor} of `names` from a file, by it or a tied name; errors end the run and call them `what`."""
+    """
+    Return {name: tensor} of `names` from a safetensors file, which has each by its name or one tied to it. Errors end
+    the run, in messages that call the tensors `what`.
+    """
     try:
         from safetensors import safe_open
 
@@ -43,8 +46,9 @@ def read_safetensors(path, names, what):
 
 def by_names(source, keys, get, names, what):
     """
-    Return {name: tensor} of `names` from what has tensors by `keys`, which `get` returns: by the name, or a tied one.
-    End the run if one is missing, or differs from a tied one; the message begins with `source`, and calls it `what`.
+    Return {name: tensor} of `names` from a source that has tensors under `keys`, by calling `get(key)`: under the name,
+    or one that is tied to it. End the run if one is missing or differs from a tied one; the message begins with
+    `source`, and calls it `what`.
     """
     there = set(keys)
     called = {name: [n for n in (name, *_other_names(name)) if n in there] for name in names}
@@ -68,26 +72,32 @@ def read_tables(path):
 
 
 def tables_in(keys):
-    """Return the names of the model's tables that are there by these keys, their own or those of tied ones."""
+    """Return the names of the model's tables and counters that are among `keys`, by their own name or a tied one."""
     return [n for n in (*TABLES, *COUNTERS) if not {n, *_other_names(n)}.isdisjoint(keys)]
 
 
 def check_running(source, tables):
-    """End the run unless `tables`, which come from `source` with the weights, have all running statistics."""
+    """
+    End the run unless `tables`, by name, which come from `source` with the weights, have all running statistics. All
+    ranks call it.
+    """
     missing = [name for name in RUNNING if name not in tables]
     if missing:
         fail_alike(f"{source}: it has no running statistic {missing[0]!r}; a state dict of PyTorch has it")
 
 
 def read_weights(ctx, weights, path):
-    """Set this rank's pieces of all weights in place from a file; end the run if shapes or kinds of number differ."""
+    """
+    Set this rank's pieces of all weights in place from a safetensors file; end the run if one is missing or does not
+    fit.
+    """
     set_weights(ctx, weights, read_safetensors(path, WEIGHTS, "weight"), path)
 
 
 def set_weights(ctx, weights, found, source):
     """
-    Set this rank's pieces of all weights in place from whole tensors by name; end the run before that if shapes or
-    kinds of number differ, with a message that begins with `source`.
+    Set this rank's pieces of all weights in place from whole tensors by name, `found`; before that, end the run if
+    shapes differ, or one is floating point and the other not, with a message that begins with `source`.
     """
     for name, spec in WEIGHTS.items():
         value = found[name]
@@ -101,8 +111,9 @@ def set_weights(ctx, weights, found, source):
 
 def whole_weights(ctx, weights, tables=(), everywhere=False):
     """
-    Gather the weights; return them whole, with `tables`, by all names of the state dict: on rank 0, or `everywhere`.
-    All ranks call it.
+    Gather the weights; return {name: tensor} of them, whole, and of those of `tables` ({name: tensor}) that PyTorch's
+    state dict has, on the host, by all of its names: with `everywhere` on all ranks, else on rank 0, where other ranks
+    get tables only. All ranks call it.
     """
     own = [name for name in tables if name in RUNNING or NAMES.get(name) == name]
     found = {name: tables[name].cpu().contiguous().clone() for name in own}
@@ -115,7 +126,10 @@ def whole_weights(ctx, weights, tables=(), everywhere=False):
 
 
 def write_weights(ctx, weights, path, tables=()):
-    """Gather the weights; on rank 0, write them whole, with `tables`, to `path`, by all names of the state dict."""
+    """
+    Gather the weights; on rank 0 write them whole, with `tables` ({name: tensor}), to the safetensors file `path`, by
+    all names of the state dict. All ranks call it.
+    """
     found = whole_weights(ctx, weights, tables)
     if ctx.rank == 0:
 

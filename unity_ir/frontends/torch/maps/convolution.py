@@ -24,7 +24,7 @@ Ints = int | Sequence[int]
 def pair(x: Ints, last: int = 2) -> tuple[int, ...]:
     """
     Return a size given per dim as a tuple: a number `x`, or a sequence of one, repeated `last` times, once for each of
-    the last dims; any other sequence as it is.
+    the last dims; any other sequence as it is, an empty one as ().
     """
     x = [x] if isinstance(x, int) else list(x)
     return tuple(x) * last if len(x) == 1 else tuple(x)
@@ -108,6 +108,7 @@ def transposed_conv(
     """
     Map PyTorch's transposed convolution over one or two dims of `x` [batch, channels, ..] by `weight` [channels, out /
     groups, ..]: the gradient of a convolution's operand, of the size of PyTorch's result, which `output_padding` gave.
+    Raises `UnityError` for three dims.
     """
     del output_padding
     w = site.value(weight, site.dtype)
@@ -143,8 +144,8 @@ def convolution(
     *_: object,
 ) -> Value:
     """
-    Map `aten.convolution`, over one or two dims, as `conv` and `transposed_conv` do; the options that follow `groups`
-    have no effect.
+    Map `aten.convolution`: as `transposed_conv` does if `transposed`, else as `conv` does; the options that follow
+    `groups` have no effect.
     """
     if transposed:
         return transposed_conv(site, x, weight, bias, stride, padding, output_padding, groups, dilation)
@@ -183,8 +184,8 @@ def max_pool(
 ) -> Value:
     """
     Map PyTorch's max pooling over the last two dims of [batch, channels, height, width]; `kernel`, `stride` (by default
-    the kernel's), `padding` and `dilation` are a number for both dims, or (height, width). Where `ceil_mode`
-    adds windows that reach beyond the edge, that is passed over.
+    the kernel's), `padding` and `dilation` are a number for both dims, or (height, width). Windows that `ceil_mode`
+    adds take the maximum of what they have within the padded edge.
     """
     del ceil_mode
     k, p, d = pair(kernel), pair(padding), pair(dilation)

@@ -61,12 +61,12 @@ _unary("logical_not", "logical_not", "bitwise_not")
 
 
 def shift(x: Value, by: float) -> Value:
-    """Return `x + by` as a value of the graph; `x` itself if `by` is 0."""
+    """Return `x + by` as a value of the graph, in the element type of `x`; `x` itself if `by` is 0."""
     return op("shift", x, by=float(by)) if by else x
 
 
 def scale(x: Value, by: float) -> Value:
-    """Return `by * x` as a value of the graph; `x` itself if `by` is 1."""
+    """Return `by * x` as a value of the graph, in the element type of `x`; `x` itself if `by` is 1."""
     return x if by == 1 else op("neg", x) if by == -1 else op("scale", x, by=float(by))
 
 

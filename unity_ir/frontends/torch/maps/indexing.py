@@ -68,8 +68,8 @@ def gather(site: CallSite, x: Operand, dim: int, index: Operand, *, sparse_grad:
 @maps("scatter_add")
 def scatter_add(site: CallSite, x: Operand, dim: int, index: Operand, source: Operand) -> Value:
     """
-    Map PyTorch's scatter_add: `x` with each element of `source` added at the position that `index`, of the same shape,
-    gives along a dim, and at its own place along all others.
+    Map PyTorch's scatter_add: `x` with elements of `source` added at the positions that `index`, as large as `source`
+    or smaller, gives along a dim, each at its own place along all others.
     """
     return scatter_reduce(site, x, dim, index, source, "sum")
 
@@ -80,7 +80,8 @@ def scatter(
 ) -> Value:
     """
     Map PyTorch's scatter: `x` with each element of `source`, or that number, in place of the one at the position that
-    `index` gives along a dim; added to it if `reduce` is "add". Raises `UnityError` for "multiply".
+    `index` gives along a dim; added to it if `reduce` is "add". Where several go to one position, that gets their mean.
+    Raises `UnityError` for "multiply".
     """
     if reduce is not None:
         return scatter_reduce(site, x, dim, index, source, {"add": "sum", "multiply": "prod"}[reduce])
@@ -93,8 +94,8 @@ def scatter_reduce(
 ) -> Value:
     """
     Map PyTorch's scatter_reduce: the "sum", "mean", "amax" or "amin" of the elements of `source` at each position that
-    `index` gives along a dim; of those of `x` as well, if `include_self`, and of them alone where `index` names none.
-    Raises `UnityError` for "prod".
+    `index` gives along a dim, together with the element of `x` there if `include_self`; positions that `index` does not
+    name keep that of `x`. Raises `UnityError` for "prod".
     """
     if reduce == "prod":
         raise UnityError("reduce 'prod' has no operator; sum logarithms")
@@ -234,8 +235,10 @@ def index_put(
     site: CallSite, x: Operand, indices: Sequence[Operand | None], source: Operand, accumulate: bool = False
 ) -> Value:
     """
-    Map PyTorch's `x[:, i, j] = source`, or `+=` with `accumulate`; `indices` are as in `index`. A mask that depends on
-    data is a choice between `source`, which must be the same for all that the mask names, and `x`.
+    Map PyTorch's `x[:, i, j] = source`, or `+=` with `accumulate`; `indices` has one per leading dim of `x`, and None
+    for a dim that is not indexed. Of several elements for one position their mean is put there. A mask that depends on
+    data is a choice between `source` and `x`; raises `UnityError` if `source` has an element for each place that such a
+    mask names.
     """
     value = site.value(x, site.dtype)
     (first, *more) = [i for i in indices if i is not None]
@@ -282,14 +285,20 @@ def index_add(site: CallSite, x: Operand, dim: int, index: Operand, source: Oper
 
 @maps("index_copy")
 def index_copy(site: CallSite, x: Operand, dim: int, index: Operand, source: Operand) -> Value:
-    """Map PyTorch's index_copy: `x` with the slices of `source` at the positions `index` [n] along a dim."""
+    """
+    Map PyTorch's index_copy: `x` with the slices of `source` at the positions `index` [n] along a dim; of several for
+    one position, their mean.
+    """
     value = site.value(x, site.dtype)
     return _put(value, dim % len(value.shape), site.value(index, "i64"), site.value(source, site.dtype), False)
 
 
 @maps("index_fill")
 def index_fill(site: CallSite, x: Operand, dim: int, index: Operand, number: Operand) -> Value:
-    """Map PyTorch's index_fill: `x` with `number` in the slices at the positions `index` [n] along a dim."""
+    """
+    Map PyTorch's index_fill: `x` with `number`, or a scalar tensor, in the slices at the positions `index` [n] along a
+    dim.
+    """
     value, ids = site.value(x, site.dtype), site.value(index, "i64")
     dim %= len(value.shape)
     shape = (*value.shape[:dim], *ids.shape, *value.shape[dim + 1 :])
@@ -369,7 +378,7 @@ def argmin(site: CallSite, x: Value, dim: int | None = None, keepdim: bool = Fal
 def sort(site: CallSite, x: Value, *options: object, **named: object) -> tuple[Value, Value]:
     """
     Map PyTorch's `sort(x, dim, descending)` and `sort(x, stable, dim, descending)`: return (the elements in order along
-    a dim, their indices); equal ones keep their order.
+    a dim, their indices); equal ones keep their order. By default `dim` is -1, and the order ascending.
     """
     del site
     options = tuple(v for v in options if v is not None)
@@ -388,13 +397,16 @@ def sort(site: CallSite, x: Value, *options: object, **named: object) -> tuple[V
 
 @maps("argsort")
 def argsort(site: CallSite, x: Value, *options: object, **named: object) -> Value:
-    """Map PyTorch's argsort, the indices of `sort`."""
+    """Map PyTorch's argsort: the indices that `sort` returns for the same options."""
     return sort(site, x, *options, **named)[1]
 
 
 @maps("bucketize")
 def bucketize(site: CallSite, x: Value, boundaries: Operand, *, out_int32: bool = False, right: bool = False) -> Value:
-    """Map PyTorch's number of the bucket of each element: how many of `boundaries` [n] are below it, or as large."""
+    """
+    Map PyTorch's number of the bucket of each element: how many of the sorted `boundaries` [n] are below it or, with
+    `right`, not above it, in the element type of PyTorch's result (which `out_int32` gave).
+    """
     del out_int32
     edges = site.value(boundaries)
     wide = (*x.shape, edges.shape[0])
@@ -406,7 +418,10 @@ def bucketize(site: CallSite, x: Value, boundaries: Operand, *, out_int32: bool 
 def searchsorted(
     site: CallSite, sorted_sequence: Operand, x: Value, *, out_int32: bool = False, right: bool = False, **_: object
 ) -> Value:
-    """Map PyTorch's `searchsorted` in one sorted sequence, as `bucketize`. Raises `UnityError` for several."""
+    """
+    Map PyTorch's `searchsorted` in one sorted sequence [n]: how many of its elements are below each of `x` or, with
+    `right`, not above it. Other options have no effect. Raises `UnityError` for several sequences.
+    """
     if len(shape_of(sorted_sequence)) != 1:
         raise UnityError("several sorted sequences have no mapping; one has")
     return bucketize(site, x, sorted_sequence, out_int32=out_int32, right=right)
@@ -416,7 +431,7 @@ def searchsorted(
 def histc(site: CallSite, x: Value, bins: int = 100, low: float = 0, high: float = 0) -> Value:
     """
     Map PyTorch's histogram: how many elements of `x` are in each of `bins` equal parts of [low, high]; others do not
-    count. Raises `UnityError` where the bounds are those of the data.
+    count. Raises `UnityError` if `low` equals `high`, for which PyTorch takes the bounds of the data.
     """
     if low == high:
         raise UnityError("bounds that are those of the data have no mapping; give min and max")

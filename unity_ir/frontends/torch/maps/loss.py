@@ -50,11 +50,12 @@ def cross_entropy(
 ) -> Value:
     """
     Map PyTorch's cross-entropy of logits `x` [n, c, ..] or [c] with class ids `target` [n, ..] or []; `reduction` is
-    PyTorch's code (1: mean, 2: sum), `smoothing` the probability spread evenly over all classes.
+    PyTorch's code (0: none, 1: mean, 2: sum), `smoothing` the probability spread evenly over all classes.
 
     If the example's ids have some that are `ignore_index`, these do not count in any batch; if it has none, every id
     counts, whatever later batches hold. `target` may hold the probabilities of classes, in the shape of `x`; `weight`
-    has a factor for each class.
+    has a factor for each class. Raises `UnityError` for the mean or sum, without weights, of `Padded` labels whose
+    padding is not `ignore_index`.
     """
     order = [0, *range(2, len(x.shape)), 1] if len(x.shape) > 2 else range(len(x.shape))
     x = permute(x, order)
@@ -186,10 +187,10 @@ def nll(
 ) -> Value:
     """
     Map PyTorch's negative log-likelihood of logarithms `x` [n, c, ..]; of a log-softmax over the classes, to the
-    cross-entropy of the logits it was taken of.
+    cross-entropy of the logits it was taken of, as `cross_entropy` does.
 
-    `target`, `weight`, `reduction` (1: mean, 2: sum) and `ignore_index`, a class id that does not count, are as in
-    `cross_entropy`. Raises `UnityError` as that does, and if `x` is no log-softmax over the classes.
+    `target` has class ids, of which `ignore_index` does not count, `weight` a factor for each class; `reduction` is
+    PyTorch's code (0: none, 1: mean, 2: sum).
     """
     # Classes are dim 1, or the only one; our log_softmax is over the last.
     perm = tuple(range(len(x.shape)))

@@ -17,13 +17,19 @@ from unity_ir.pcg.graph import Value
 
 
 def uniform_numbers(site: CallSite) -> Value:
-    """Return random numbers in [0, 1), of the shape and element type of PyTorch's result (f32 if it has integers)."""
+    """
+    Return random numbers in [0, 1), with a new seed, of the shape and element type of PyTorch's result (f32 if it has
+    integers).
+    """
     dtype = site.dtype if site.result.dtype.is_floating_point else "f32"
     return op("uniform", constant(0.0, site.shape, dtype), seed=site.seeds())
 
 
 def normal_numbers(site: CallSite) -> Value:
-    """Return normal random numbers, by the method of Box and Muller (1958) from two seeds."""
+    """
+    Return standard normal random numbers, of the shape and element type of PyTorch's result (f32 if it has integers),
+    by the method of Box and Muller (1958) from two seeds.
+    """
     radius, angle = uniform_numbers(site), uniform_numbers(site)
     root = op("sqrt", scale(op("log", shift(scale(radius, -1), 1)), -2))
     return op("mul", root, op("cos", scale(angle, 2 * pi)))
@@ -66,7 +72,10 @@ def normal(site: CallSite, x: Operand, mean: Operand = 0, deviation: Operand = 1
 
 @maps("randint", "randint_like")
 def randint(site: CallSite, *arguments: object, **_: object) -> Value:
-    """Map PyTorch's random integers in [low, high), or from 0 on where `low` is not given."""
+    """
+    Map PyTorch's random integers in [low, high), of the shape and element type of its result: the integers among
+    `arguments` are the bounds; a single one is `high`, and `low` is 0.
+    """
     bounds = [a for a in arguments if isinstance(a, int)]
     low, high = bounds if len(bounds) == 2 else (0, *bounds)
     whole = op("floor", scale(uniform_numbers(site), high - low))

@@ -47,7 +47,13 @@ def lstm(
     site: CallSite, x: Value, start: Sequence[Operand], parameters: Sequence[Operand], *options: Any
 ) -> tuple[Value, ...]:
     """
-    Map PyTorch's LSTM, as `_unrolled` says; return (outputs, last h, last c). `start` are the initial (h, c).
+    Map PyTorch's LSTM on `x` [sequence, batch, k], unrolled over the sequence; return (outputs, last h, last c).
+    `start` are the initial (h, c), each [layers * directions, batch, n].
+
+    `parameters` are, per layer and direction, the weights of the input [4 * n, k] and of the state [4 * n, n], and
+    their biases. `options` are ATen's, in order: has_biases, layers, dropout, train, bidirectional, batch_first (`x`
+    and outputs are [batch, sequence, ..]). Raises `UnityError` without a batch dim, and for packed sequences and
+    projections.
     """
     return _unrolled(site, x, start, parameters, _lstm_cell, *options)
 

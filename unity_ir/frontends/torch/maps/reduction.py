@@ -187,7 +187,10 @@ def vector_norm(
 
 @maps("cdist", "_cdist_forward")
 def cdist(site: CallSite, x: Operand, y: Operand, order: float = 2, *_: object) -> Value:
-    """Map PyTorch's distances, norms of order `order`, of the rows of `x` [b.., m, k] from those of `y` [b.., n, k]."""
+    """
+    Map PyTorch's distances [b.., m, n], norms of order `order`, of the rows of `x` [b.., m, k] from those of `y` [b..,
+    n, k].
+    """
     a, b = site.value(x, site.dtype), site.value(y, site.dtype)
     *lead, m, n = site.shape
     k = a.shape[-1]
@@ -214,13 +217,15 @@ def all_true(site: CallSite, x: Value, dims: Dims = None, keepdim: bool = False)
 
 @maps("var_mean")
 def var_mean(site: CallSite, x: Value, *options: Dims | bool, **named: Any) -> tuple[Value, Value]:
-    """Map PyTorch's variance and mean, as `var` does; return both."""
+    """Map PyTorch's variance and mean over the same dims; return both. Arguments and errors are as in `var`."""
     return var(site, x, *options, **named), _mean_like(site, x, *options)
 
 
 @maps("std_mean")
 def std_mean(site: CallSite, x: Value, *options: Dims | bool, **named: Any) -> tuple[Value, Value]:
-    """Map PyTorch's standard deviation and mean, as `var` does; return both."""
+    """
+    Map PyTorch's standard deviation and mean over the same dims; return both. Arguments and errors are as in `var`.
+    """
     return root(var(site, x, *options, **named)), _mean_like(site, x, *options)
 
 
@@ -240,7 +245,10 @@ def median(site: CallSite, x: Value, dim: int | None = None, keepdim: bool = Fal
 
 @maps("logcumsumexp")
 def logcumsumexp(site: CallSite, x: Value, dim: int) -> Value:
-    """Map PyTorch's logarithm of the cumulative sum of exponentials, which are scaled by the largest of all."""
+    """
+    Map PyTorch's logarithm of the cumulative sum of exponentials along a dim. All are scaled by the largest along it,
+    so that sums far below that underflow to minus infinity.
+    """
     dim %= len(x.shape)
     top = reduced("reduce_max", x, [dim])
     top = expand(reshape(top, [1 if d == dim else s for d, s in enumerate(x.shape)]), site.shape)

@@ -14,7 +14,10 @@ from unity_ir.tdl.syntax import Access, Call, Expr, Reduce, Result, accesses, ch
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """The mean of the second product over each row's weights: the buffer that holds it, and the sum that it is."""
+    """
+    The mean of the second product over each row's weights, which the gradient of a softmax subtracts (D in
+    FlashAttention, Dao et al., 2022): the float32 buffer that holds it, and the result that computes it.
+    """
 
     buffer: Buffer
     result: Result
@@ -23,10 +26,11 @@ class Means:
 
 class Gradient:
     """
-    Builder of the kernel of a backward that computes all `sums` over columns, or all over rows, into their buffers.
+    Builder of the kernel of a backward, of the attention line `of`, that computes all `sums` into their buffers: sums
+    over columns if `over_columns`, else over rows. Call `launch`; the other methods are its steps.
 
-    `saved` is the read of the logarithm of every row's sum. The kernel over columns fills the buffer of the `means`, if
-    there are any; that over rows reads it.
+    `place` has the launcher's tensors and names, `saved` is the read of the logarithm of every row's sum. The kernel
+    over columns fills the buffer of the `means`, if there are any; that over rows reads it.
     """
 
     def __init__(
@@ -58,11 +62,11 @@ class Gradient:
 
     @staticmethod
     def read_means(means: Means) -> Access:
-        """Return the read of the means from their buffer."""
+        """Return the TDL access, to a tensor called `means`, that reads the means from their buffer."""
         return Access("means", means.result.indices)
 
     def launch(self) -> KernelLaunch:
-        """Finish the kernel and return its launch."""
+        """Write the whole kernel, once, and return its launch."""
         body, writer = self.body, self.body.writer
         scores, second = self.of.scores, self.of.second
         seconds = () if second is None else tuple(n for n in second.names if body.extents[n] > 1)
@@ -100,7 +104,9 @@ class Gradient:
         return body.launch("rows" if self.over_columns else "columns", before)
 
     def step(self, loop: Loop, start: str, totals: Sequence[str]) -> None:
-        """Write what one tile adds to the totals."""
+        """
+        Write the inside of a loop: what the tile at `start`, a variable, adds to `totals`, the accumulator of each sum.
+        """
         body, writer = self.body, self.body.writer
         body.axis(not self.over_columns, start, loop.place)
         self.weights(loop.masked)
@@ -120,11 +126,16 @@ class Gradient:
             writer.emit(f"{total} = tl.dot({product}, input_precision=ATTENTION_PRECISION)")
 
     def logsums(self) -> str:
-        """Load the logarithm of every row's sum, of base 2 for plain scores; return the name."""
+        """
+        Write the load of the logarithm of every row's sum, unless it is loaded, to base 2 where scores are products
+        times `Body.scale`; return its name.
+        """
         return self.body.vector(self.saved, "" if self.body.scale is None else f" * {LOG2E!r}")
 
     def mean_of_rows(self) -> None:
-        """Compute and store the mean of every row of the tile."""
+        """
+        Write the statements that compute and store the mean of every row of the tile; nothing if there are no means.
+        """
         if self.means is None:
             return
         body, result = self.body, self.means.result
@@ -136,7 +147,10 @@ class Gradient:
         body.store(self.means.buffer, result.indices, True, (), name)
 
     def weights(self, masked: bool) -> None:
-        """Write a tile's weights, and the mean where factors use it."""
+        """
+        Write the statements that compute a tile's weights, with the causal mask applied if `masked`, and give
+        `Attention.mean` a name where there are means.
+        """
         body, writer, of = self.body, self.body.writer, self.of
         logsum, mean = self.logsums(), None
         if self.means is not None:

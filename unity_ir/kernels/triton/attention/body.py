@@ -53,7 +53,10 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop over tiles: the line that opens it, the lines that find a tile's start, and whether masks apply."""
+    """
+    A loop over tiles: the line that opens it, the lines at its beginning that find a tile's start, and whether masks
+    apply.
+    """
 
     head: str
     inside: tuple[str, ...]
@@ -65,9 +68,12 @@ class Loop:
 
 class Body:
     """
-    Builder of a kernel over tiles of rows and columns of the scores of one batch element.
+    Builder of a kernel over tiles of rows and columns of the scores of one batch element. Call `blocks` first, then
+    write the tiles and loops, and `launch` last.
 
-    `outputs` are the buffers it fills, `reads` the expressions it reads beside the weights.
+    `place` has the launcher's tensors and names; `outputs` are the buffers it fills, `reads` the expressions it reads
+    beside the weights. With `rows_move` a program keeps a tile of columns and loops over rows, else the other way
+    round.
     """
 
     def __init__(self, scores: Scores, place: Scope, outputs: Iterable[Buffer], reads: Iterable[Expr], rows_move: bool):
@@ -103,7 +109,10 @@ class Body:
     # -- tiles
 
     def blocks(self, of: Blocks) -> None:
-        """Set the tile's rows and columns, at most these, and write the statements that find a program's tile."""
+        """
+        Set the tile's rows and columns, those of `of` or fewer where there are few, and write the statements that find
+        which tile a program keeps.
+        """
         self.options = of
         self.rows = min(of.rows, max(16, power_of_two(self.row_count)))
         self.columns = min(of.columns, max(16, power_of_two(self.column_count)))
@@ -155,8 +164,9 @@ class Body:
 
     def axis(self, rows: bool, start: str, place: str | None = None) -> None:
         """
-        Write the positions, and the mask, of a tile's rows or columns, which begin at `start`; for rows of which each
-        group begins at 0, `place` is the position in the group.
+        Write the positions, and the mask, of a tile's rows (`rows` true) or columns, which begin at the variable
+        `start`; for rows of which each group begins at 0 under the causal mask, `place` is the variable of the position
+        in the group.
         """
         index, mask = (self.row, self.row_mask) if rows else (self.column, self.column_mask)
         self.writer.emit(f"{index} = {start} + tl.arange(0, {'ROWS' if rows else 'COLUMNS'})")
@@ -168,7 +178,10 @@ class Body:
             self.writer.let(("coordinate", f"{index}{side}", 1, self.causal), f"{position}{side}")
 
     def width(self, names: Sequence[str]) -> str:
-        """Write the positions of features, once, all of which are in one tile; return the tile's width."""
+        """
+        Write the positions, once for equal sizes, of the features that the index variables `names` run over, all of
+        which are in one tile; return the tile's width, a power of two of 16 or more, as text.
+        """
         sizes = tuple(self.extents[n] for n in names)
         if sizes not in self.features:
             size = prod(sizes)
@@ -182,7 +195,10 @@ class Body:
         return str(max(16, power_of_two(prod(sizes))))
 
     def along(self, rows: bool) -> str:
-        """Return the subscript that puts numbers of rows, or of columns, along their axis of a tile of scores."""
+        """
+        Return the subscript, `[:, None]` or `[None, :]`, by which a vector of a number per row (`rows` true), or per
+        column, broadcasts over a tile of scores.
+        """
         return "[:, None]" if rows != self.rows_move else "[None, :]"
 
     def _axes(self, rows: bool | None, features: Sequence[str]) -> list[Axis]:
@@ -201,7 +217,10 @@ class Body:
         return axes
 
     def tile(self, access: Access, rows: bool, features: Sequence[str]) -> str:
-        """Load a tile of rows, or columns, by features, unless it is loaded; return its name."""
+        """
+        Write the load of a tile of rows (`rows` true), or of columns, by `features` (index variables), unless it is
+        loaded; return its name.
+        """
         writer = self.writer
         writer.axes = self._axes(rows, features)
         pointer, mask = writer.pointer(access.tensor, address(access.indices, self.extents))
@@ -215,7 +234,10 @@ class Body:
         return name
 
     def vector(self, access: Access, scale: str = "") -> str:
-        """Load one number for every row, unless it is loaded, times `scale` (`* 2.0`) if given; return the name."""
+        """
+        Write the load of one number for every row, in float32 and times `scale` (text such as ` * 2.0`), unless it is
+        loaded; return the name.
+        """
         writer = self.writer
         writer.axes = self._axes(True, ())
         pointer, mask = writer.pointer(access.tensor, address(access.indices, self.extents))
@@ -225,7 +247,10 @@ class Body:
         return writer.known(key) or writer.define(key, access.tensor, f"tl.load({pointer}{options}){wide}{scale}")
 
     def store(self, buffer: Buffer, indices: Sequence[object], rows: bool, features: Sequence[str], value: str) -> None:
-        """Write the store of a tile of rows, or columns, by features to a buffer."""
+        """
+        Write the store of `value`, a tile of rows (`rows` true) or of columns, by `features`, to the elements of a
+        buffer at `indices`.
+        """
         writer = self.writer
         writer.axes = self._axes(rows, features)
         writer.store(buffer.name, address(indices, self.extents), value)  # pyright: ignore[reportArgumentType]
@@ -233,7 +258,10 @@ class Body:
     # -- scores
 
     def product(self, node: Reduce, wish: str) -> str:
-        """Write the matrix product of a tile of rows and a tile of columns; return its name."""
+        """
+        Write the matrix product `node` of a tile of rows and a tile of columns, as float32 scores; return its name,
+        like `wish`.
+        """
         features = tuple(n for n in node.names if self.extents[n] > 1)
         by_rows, by_columns = sides(node, self.scores)
         row, column = self.tile(by_rows, True, features), self.tile(by_columns, False, features)
@@ -248,8 +276,8 @@ class Body:
     @property
     def scale(self) -> float | None:
         """
-        The factor by which products are the scores, of those that no causal mask hides; None if scores are another
-        function of products, or if the factor is not positive.
+        The positive number by which products of queries and keys are multiplied to be the scores, of those that no
+        causal mask hides; None if scores are another function of the products.
         """
         scale = self.scores.scale
         return scale if scale is not None and scale > 0 else None
@@ -270,7 +298,10 @@ class Body:
         return f"tl.where({self.writer.value(scores.hidden).text}, {NEVER}, {products})"
 
     def inside(self, rows: bool, columns: bool) -> str | None:
-        """Return the mask of the elements that exist along rows or columns; None if all do."""
+        """
+        Return the expression of a mask over the tile of scores that is true for rows (if `rows` is true) and columns
+        (if `columns` is) that exist; None if all do.
+        """
         masks = [f"{self.row_mask}{self.along(True)}"] if rows and self.row_mask else []
         masks += [f"{self.column_mask}{self.along(False)}"] if columns and self.column_mask else []
         return " & ".join(masks) or None
@@ -279,10 +310,11 @@ class Body:
 
     def loops(self, start: str, split: bool = False) -> list[Loop]:
         """
-        Write where the loops over tiles begin and end; return them. In each, `start` is a tile's first row or column.
+        Write the statements that find where the loops over tiles begin and end; return the loops, in order. In each,
+        the variable `start` is a tile's first row or column.
 
         Under a causal mask they leave out tiles that it hides. With `split` there are two, over columns: of tiles that
-        it does not touch, and of those that it crosses.
+        it does not touch, and of those that it crosses; without a mask there is one.
         """
         if self.causal is None:
             masked = self.scores.hidden is not None
@@ -329,7 +361,10 @@ class Body:
     # -- launch
 
     def launch(self, kind: str, before: Sequence[str]) -> KernelLaunch:
-        """Finish the kernel, named after `kind`, and return its launch, after the allocations `before` it."""
+        """
+        Finish the kernel, whose name is the launcher's followed by `kind`, and return its launch, after the lines
+        `before` it, of which there is at least one, that allocate its results.
+        """
         name = f"{self.place.name}_{kind}_kernel"
         head = signature(name, self.arguments, self.constants)
         text = _HELPERS + "\n".join(["@triton.jit", head, *self.writer.lines]) + "\n"
@@ -356,11 +391,16 @@ class Body:
         )
 
     def aligned(self) -> bool:
-        """Return whether rows and columns are read in whole vectors of 16 bytes."""
+        """
+        Return whether rows of each tile have a multiple of 16 features, so that they are read in vectors of 16 bytes.
+        """
         return all(prod(sizes) % 16 == 0 for sizes in self.features)
 
     def widest(self, *others: Sequence[str]) -> int:
-        """Return the largest number of features of the scores' product, or of the variables `others`."""
+        """
+        Return the largest number of features: of those that the scores' product sums over, and of each of `others`,
+        tuples of index variables.
+        """
         return max(prod(self.extents[n] for n in names) for names in (self.scores.inner, *others))
 
 
@@ -380,6 +420,8 @@ def beside(factor: Expr, known: Collection[Expr | None]) -> Iterator[Access]:
 
 
 def allocation(buffer: Buffer, indices: Sequence[object], place: Scope) -> str:
-    """Return the launcher's line of code that allocates a result with these indices."""
+    """
+    Return the launcher's line of code that allocates `buffer`, for a result at these indices of the line of `place`.
+    """
     shape = place.bound.result_shape(Result("", tuple(indices), Access("", ())))  # pyright: ignore[reportArgumentType]
     return new_tensor(buffer, shape, place.like)

@@ -16,8 +16,9 @@ def forward(
     scores: Scores, of: AttentionSum, place: Scope, out: Buffer, logsum: tuple[Buffer, Result] | None
 ) -> KernelLaunch:
     """
-    Return the launch of the kernel that fills `out` with the sum over columns `of`, and, if given, the buffer `logsum`
-    with the logarithms of the rows' sums of exponentials.
+    Return the launch of the kernel of attention's forward, which fills `out` with `of`, the sum over columns of a
+    function of the softmax of `scores` times a tensor, and, if given, the buffer of `logsum` with the natural
+    logarithms of the rows' sums of exponentials. `place` has the launcher's tensors and names.
     """
     outputs = [out, *([logsum[0]] if logsum else [])]
     body = Body(scores, place, outputs, [of.other, *beside(of.factor, (scores.weights,))], rows_move=False)

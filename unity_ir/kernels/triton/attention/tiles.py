@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A kernel's tile, and its launch options."""
+    """A kernel's tile, so many rows and columns of the scores, and its launch options (warps, pipeline stages)."""
 
     rows: int
     columns: int
@@ -20,7 +20,7 @@ class Blocks:
 
 def fits(width: int, dtype: str) -> bool:
     """
-    Return whether tiles of `width` features fit registers.
+    Return whether tiles of `width` features of element type `dtype` fit registers.
 
     Exact products of float32 keep whole rows of both factors in registers, so heads of the usual width do not fit: they
     are computed as the products and the softmax of which the line is made.
@@ -30,8 +30,9 @@ def fits(width: int, dtype: str) -> bool:
 
 def forward_blocks(width: int, dtype: str) -> Blocks:
     """
-    Return the tile of the forward: of those that fit sm_80, sm_90 and gfx942 (test_aot.py) the fastest on an H100, by
-    measurements of heads of 64 and 128 in bf16, of 512 to 8192 positions.
+    Return the tile of the forward's kernel for heads of `width` features of element type `dtype`: of those that fit
+    sm_80, sm_90 and gfx942 (test_aot.py) the fastest on an H100, by measurements of heads of 64 and 128 in bf16, of 512
+    to 8192 positions.
     """
     if dtype == "f32":
         return Blocks(32, 32)
@@ -42,8 +43,9 @@ def forward_blocks(width: int, dtype: str) -> Blocks:
 
 def backward_blocks(width: int, dtype: str, over_columns: bool, draws: bool) -> Blocks:
     """
-    Return the same for a backward's kernel, which loops over columns or over rows, and perhaps `draws` random numbers,
-    which takes registers.
+    Return the tile of a backward's kernel, chosen like that of `forward_blocks`. The kernel keeps rows and loops over
+    columns if `over_columns`, else the other way round; `draws` says that it draws random numbers, which takes
+    registers.
     """
     if dtype == "f32":
         return Blocks(32, 32)
