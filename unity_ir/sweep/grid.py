@@ -222,7 +222,7 @@ def _set_sizes(name: str, tables: dict[str, Any], levels: Sequence[dict[str, Any
 
 def key_of(machine: Machine) -> dict[str, Any]:
     """
-    Return the tables that describe a machine (`machine.describe`): equal for machines that differ in name, or in
+    Return the tables that describe a machine (`machine.toml`): equal for machines that differ in name, or in
     measured times, alone.
     """
     return described(machine)
