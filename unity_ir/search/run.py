@@ -241,9 +241,11 @@ def run_in_time(
     """
     best: tuple[float, SearchResult] | None = None
     failed: UnityError | None = None
-    serial, count = erase(graph), 1
+    serial = erase(graph)
     dims = sample_dims(serial)
-    while count == 1 or _is_divisible(serial, dims, count):
+    # One micro-batch is no pipeline.
+    count = first = 2 if stages is not None and _is_divisible(serial, dims, 2) else 1
+    while count == first or _is_divisible(serial, dims, count):
         try:
             given = strategy, optimizer, options, progress, budget, count, recompute, loss_pieces, stages
             found = run(graph, machine, *given)
