@@ -55,6 +55,14 @@ def test_plans_without_stages_are_left_out_where_all_are_slower(monkeypatch: pyt
     assert alone.graph == both.graph
 
 
+def test_a_kind_of_recompute_is_not_left_out_of_stages():
+    machine = load("dgx-h100:2")
+    with pytest.raises(UnityError, match="recomputes in each stage what it needs to fit, not block; leave recompute"):
+        run_with_stages(GPT2, machine, optimizer=OPTIMIZER, stages=Stages(2), recompute="block")
+    whole = run_with_stages(GPT2, machine, optimizer=OPTIMIZER, stages="auto", recompute="block")
+    assert whole.graph.pipeline is None
+
+
 def test_losses_in_pieces_are_not_made_whole_unasked():
     """Pipelines that joint chooses make their loss whole: a number of pieces is kept to, or refused."""
     machine = boxes(2, 2)
