@@ -86,7 +86,7 @@ def run(
         if micro_batches == 1:
             raise UnityError("search: stages of a pipeline run micro-batches; give micro_batches, 2 or more")
         stages.rank_of(micro_batches)
-    kind, pieces = _recompute(strategy, recompute), _pieces(strategy, loss_pieces)
+    kind, pieces = recompute_kind(strategy, recompute), _pieces(strategy, loss_pieces)
     if graph.updates:
         raise UnityError(f"func.func @{graph.name}: search before pcg-differentiate, not after it")
     given = optimizer or graph.optimizer
@@ -195,7 +195,7 @@ WITHIN_MEMORY = ("joint", "sequential")
 """Strategies that search within the memory of a device, and decide what is recomputed."""
 
 
-def _recompute(strategy: str, given: str | None) -> str:
+def recompute_kind(strategy: str, given: str | None) -> str:
     """Return the kind of recompute for a strategy. Raises `UnityError` for one that it does not have."""
     if given is None:
         return "auto" if strategy in WITHIN_MEMORY else "none"

@@ -32,7 +32,7 @@ from unity_ir.search.pipeline.placed import pipeline_step
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.least import least_unstaged
 from unity_ir.search.result import SearchResult
-from unity_ir.search.run import run, run_in_time
+from unity_ir.search.run import recompute_kind, run, run_in_time
 from unity_ir.search.strategies.joint import RewriteOptions
 from unity_ir.search.strategy import OptionValue, make_options, strategy_named
 from unity_ir.search.throughput import most_throughput
@@ -73,14 +73,13 @@ def run_with_stages(
     `stages` asks for a number of them, `auto` for as many as are fastest or none, `none` for none; None means `auto` of
     joint searches for large models on several nodes, else `none`. Joint searches choose what is in each stage and the
     schedule, unless it is named, and, where `micro_batches` is 1 or `auto`, their number. Such pipelines make their
-    loss whole, and recompute what each stage needs to fit: where `loss_pieces` is a number above 1, or `recompute` is
-    not `auto`, `auto` finds none, and a number of stages is refused. Other
+    loss whole: where `loss_pieces` is a number above 1, `auto` finds none, and a number of stages is refused. Other
     strategies, and schedules that do not drain, plan one part of the machine, and cut it in the stages that are asked
     for. Unity's `auto` is its paper's: pipelines whose steps overlap, for the least time from step to step
     (`search.throughput`).
 
-    Raises `UnityError` as they do, for `auto` of strategies other than joint and unity, and where the budget ends before the pipeline asked
-    for is found.
+    Raises `UnityError` as they do, for `auto` of strategies other than joint and unity, and where the budget ends before
+    the pipeline asked for is found.
     """
     budget = budget or Budget()
     given = strategy, optimizer, options, progress, budget
@@ -95,16 +94,12 @@ def run_with_stages(
         return run(graph, machine, *given, micro_batches, recompute, loss_pieces, asked)
     own = make_options(strategy_named(strategy), options or {})
     assert isinstance(own, RewriteOptions)
-    in_pieces, is_recomputed = loss_pieces not in (None, "1", "auto"), recompute not in (None, "auto")
+    recompute_kind(strategy, recompute)
+    in_pieces = loss_pieces not in (None, "1", "auto")
     if in_pieces and isinstance(stages, Stages):
         raise UnityError(
             f"search: joint makes the loss of a pipeline whole, not in {loss_pieces} pieces; leave loss_pieces out, or "
             "use degrees with stages"
-        )
-    if is_recomputed and isinstance(stages, Stages):
-        raise UnityError(
-            f"search: joint recomputes in each stage what it needs to fit, not {recompute}; leave recompute out, or use "
-            "degrees with stages"
         )
     pipelines = _Pipelines(graph, machine, own, optimizer, None if micro_batches in (1, "auto") else micro_batches)
     if isinstance(stages, Stages):
@@ -115,11 +110,7 @@ def run_with_stages(
             raise UnityError("search: its budget ended before a pipeline was found; give it more") from None
         assert found is not None
         return replace(found, budget=budget)
-    is_open = (
-        not in_pieces
-        and not is_recomputed
-        and (stages == "auto" or (stages is None and _may_be_pipeline(graph, machine)))
-    )
+    is_open = not in_pieces and (stages == "auto" or (stages is None and _may_be_pipeline(graph, machine)))
     pipeline: SearchResult | None = None
     if is_open and micro_batches == 1:
         least = least_unstaged(pipelines.graph, machine, pipelines.optimizer)

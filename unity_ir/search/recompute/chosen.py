@@ -202,8 +202,8 @@ class Recomputable:
 
     def bytes(self, again: Sequence[frozenset[int]]) -> float:
         """
-        Return the bytes that a device keeps for the backward in all these layers if the operators `again` (per layer, indices in
-        `nodes`) are recomputed.
+        Return the bytes that a device keeps for the backward in all these layers if the operators `again` (per layer,
+        indices in `nodes`) are recomputed.
         """
         pairs = zip(self.layers, again, strict=True)
         return sum(layer.bytes[i] for layer, these in pairs for i in layer.saved(these)[0])
