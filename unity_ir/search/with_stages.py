@@ -78,8 +78,8 @@ def run_with_stages(
     for. Unity's `auto` is its paper's: pipelines whose steps overlap, for the least time from step to step
     (`search.throughput`).
 
-    Raises `UnityError` as they do, for `auto` of strategies other than joint and unity, and where the budget ends before
-    the pipeline asked for is found.
+    Raises `UnityError` as they do, for `auto` of strategies other than joint and unity, and where the budget ends
+    before the pipeline asked for is found.
     """
     budget = budget or Budget()
     given = strategy, optimizer, options, progress, budget
