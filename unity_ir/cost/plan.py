@@ -127,7 +127,7 @@ class PlanCost:
     @cached_property
     def communication_time(self) -> float:
         """Seconds of all moves of an iteration, one after the other."""
-        return sum(self.machine.move_time(m, dtype) for m, dtype in self.moves)
+        return self.machine.moves_time(self.moves)
 
     @property
     def time(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 
@@ -242,15 +242,16 @@ def _table(plan: PlanCost) -> Table:
 
 
 def _add_reshard(table: Table, plan: PlanCost, reshard: Reshard) -> None:
-    moving = [m for m, _ in reshard.moves if m.kind not in FREE]
+    moving = [id(m) for m, _ in reshard.moves if m.kind not in FREE]
     if not moving:
         return
 
-    def time(moves: Iterable[tuple[Move, str]]) -> str:
-        seconds = sum(plan.machine.move_time(m, dtype) for m, dtype in moves)
+    def time(moves: Sequence[tuple[Move, str]]) -> str:
+        seconds = plan.machine.moves_time(moves)
         return seconds_text(seconds) if seconds else ""
 
-    elements = sum(m.traffic(plan.machine.mesh) for m in moving)
+    traffic = {id(m): m.traffic(plan.machine.mesh) for m in (*reshard.forward, *reshard.again, *reshard.backward)}
+    elements = sum(traffic[m] for m in moving)
     table.add_row(
         f"  {_kinds(reshard.forward)} / {_kinds((*reshard.again, *reshard.backward))}",
         "",

@@ -278,6 +278,14 @@ class Machine:
             return min(a + b * elements * item for a, b in self.lines_of_axes(move.kind, move.axes))
         return self.move_seconds(move.kind, self.sizes_of(move.axes), elements, move.elements_after, item)
 
+    def moves_time(self, moves: Sequence[tuple[Move, str]]) -> float:
+        """
+        Return the seconds of moves, as (move, element type), one after the other. One that occurs again and again, the
+        same object for each micro-batch, is priced once.
+        """
+        known = {id(pair): self.move_time(*pair) for pair in {id(pair): pair for pair in moves}.values()}
+        return sum(known[id(pair)] for pair in moves)
+
 
 def slowest(kinds: Sequence[Device]) -> Device:
     """

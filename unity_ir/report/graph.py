@@ -146,8 +146,8 @@ class _GraphData:
         if not moving:
             return None
 
-        def time(moves: Iterable[tuple[Move, str]]) -> int:
-            return nanoseconds(sum(machine.move_time(m, dtype) for m, dtype in moves))
+        def time(moves: Sequence[tuple[Move, str]]) -> int:
+            return nanoseconds(machine.moves_time(moves))
 
         def kinds(moves: Iterable[Move]) -> int:
             return self.texts[", ".join(m.kind for m in moves if m.kind not in FREE)]

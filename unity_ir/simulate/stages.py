@@ -23,7 +23,7 @@ from unity_ir.cost.plan import norm_seconds
 from unity_ir.cost.stats import bytes_text, seconds_text
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import pins
+from unity_ir.pcg.sharding import Layout, Pins, pins
 from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
 from unity_ir.plan.pipeline.live import peak_live
@@ -225,6 +225,8 @@ class _Stages:
         """What `_inside` has found."""
         self._changes: dict[str, int] = {}
         """What `_change` has found, in bytes by part: it is the same for every micro-batch."""
+        self._known_runs: dict[int, list[tuple[_Run, ...]]] = {}
+        """What `_runs` has found of the plan's own schedule, by rank."""
 
     def step(self) -> StagedStep:
         optimizer = self.program.optimizer or Optimizer()
@@ -248,7 +250,8 @@ class _Stages:
         inside: dict[str, int] = {}
         kept: dict[str, int] = {}
         for rank, actions in enumerate(self.schedule.computation().ranks):
-            for word, parts in {f"{a.stage}{a.kind}": self.parts.run_by(a.stage, a.kind) for a in actions}.items():
+            kinds = dict.fromkeys((action.stage, action.kind) for action in actions)
+            for word, parts in {f"{stage}{kind}": self.parts.run_by(stage, kind) for stage, kind in kinds}.items():
                 inside[word] = max((self._inside(p.name, rank) + self._received(p) for p in parts), default=0)
                 kept[word] = sum(map(self._change, parts))
         streams = Streams(self.machine, tuple(range(len(self.parts.mesh.sizes))))
@@ -282,17 +285,31 @@ class _Stages:
         timeline = self.timelines.get(name)
         return 0.0 if timeline is None else timeline.seconds + self.additions[name]
 
-    def _runs(self, order: PipelineSchedule, rank: int) -> list[list[_Run]]:
-        """Return, for each computation of a rank, the parts that it runs."""
+    def _runs(self, order: PipelineSchedule, rank: int) -> list[tuple[_Run, ...]]:
+        """
+        Return, for each computation of a rank, the parts that it runs: one object for all that run the same alike.
+        """
+        if order is self.schedule and rank in self._known_runs:
+            return self._known_runs[rank]
+        parts: dict[tuple[int, str], list[tuple[str, StepPart]]] = {}
         done: Counter[str] = Counter()
-        found: list[list[_Run]] = []
+        alike: dict[tuple[int, str, tuple[int, ...]], tuple[_Run, ...]] = {}
+        found: list[tuple[_Run, ...]] = []
         count = self.program.micro_batches
         for stage, kind, _ in order.computation().ranks[rank]:
-            parts = self.parts.run_by(stage, kind)
-            done.update(part.name for part in parts)
-            found.append(
-                [_Run(part, done[part.name] % count == 1 % count, done[part.name] % count == 0) for part in parts]
-            )
+            if (stage, kind) not in parts:
+                parts[stage, kind] = [(part.name, part) for part in self.parts.run_by(stage, kind)]
+            at: list[int] = []
+            for name, _ in parts[stage, kind]:
+                done[name] += 1
+                at.append(done[name] % count)
+            key = stage, kind, tuple([k if k <= 1 else 2 for k in at])
+            if key not in alike:
+                runs = zip(parts[stage, kind], at, strict=True)
+                alike[key] = tuple(_Run(part, k == 1 % count, k == 0) for (_, part), k in runs)
+            found.append(alike[key])
+        if order is self.schedule:
+            self._known_runs[rank] = found
         return found
 
     def _run_seconds(self, run: _Run) -> float:
@@ -305,11 +322,12 @@ class _Stages:
         """Return by how much computations of each rank take longer that also start sums; less those of the first."""
         found: list[dict[int, float]] = []
         for rank in self.ranks:
-            extra = (
-                sum(self._run_seconds(run) - self._seconds(run.part.name) for run in runs)
-                for runs in self._runs(order, rank)
-            )
-            found.append({i: more for i, more in enumerate(extra) if more})
+            every = self._runs(order, rank)
+            extra = {
+                id(runs): sum(self._run_seconds(run) - self._seconds(run.part.name) for run in runs)
+                for runs in {id(runs): runs for runs in every}.values()
+            }
+            found.append({i: extra[id(runs)] for i, runs in enumerate(every) if extra[id(runs)]})
         return found
 
     def _started(self, rank: int, starts: Sequence[float] | None = None) -> tuple[RunningSum, ...]:
@@ -317,17 +335,27 @@ class _Stages:
         free: dict[int, float] = {}
         found: list[RunningSum] = []
         now = 0.0
+        known: dict[int, list[tuple[float, tuple[RunningSum, ...]]]] = {}
         for i, runs in enumerate(self._runs(self.schedule, rank)):
             now = now if starts is None else starts[i]
-            for run in runs:
-                name = run.part.name
-                for each in self.lasts[name].sums if run.is_last and name in self.lasts else ():
+            if id(runs) not in known:
+                sums = [
+                    self.lasts[n].sums if run.is_last and (n := run.part.name) in self.lasts else () for run in runs
+                ]
+                known[id(runs)] = [(self._run_seconds(run), each) for run, each in zip(runs, sums, strict=True)]
+            for seconds, sums in known[id(runs)]:
+                for each in sums:
                     begin = max([now + each.begin, *(free.get(level, 0.0) for level in each.levels)])
                     end = begin + each.end - each.begin
                     free.update(dict.fromkeys(each.levels, end))
                     found.append(replace(each, begin=begin, end=end))
-                now += self._run_seconds(run)
+                now += seconds
         return tuple(replace(each, begin=each.begin - now, end=each.end - now) for each in found)
+
+    def _starts(self, run: _Run) -> tuple[RunningSum, ...]:
+        """Return the sums that a run of a part starts; () but for the last."""
+        name = run.part.name
+        return self.lasts[name].sums if run.is_last and name in self.lasts else ()
 
     def _sums_after(self, started: Sequence[Sequence[RunningSum]]) -> Seconds:
         """Return the seconds that each rank takes for sums after its last backward, given those that it has started."""
@@ -387,11 +415,39 @@ class _Stages:
 
     def _is_on(self, register: Register, rank: int) -> bool:
         """Return whether some device of a rank holds a register."""
-        place = self.parts.mesh.coordinates(rank)
-        return all(place[axis] == c for axis, c in pins(self.program.tensors[register].layout) if axis < len(place))
+        return rank in self._ranks_with[self._pinned[register]]
+
+    @cached_property
+    def _pinned(self) -> Mapping[Register, Pins]:
+        """Where each register is, on the axes of the pipeline."""
+        axes = len(self.parts.mesh.sizes)
+        of: dict[Layout, Pins] = {}
+        found: dict[Register, Pins] = {}
+        for register, tensor in self.program.tensors.items():
+            if tensor.layout not in of:
+                of[tensor.layout] = tuple(pin for pin in pins(tensor.layout) if pin[0] < axes)
+            found[register] = of[tensor.layout]
+        return found
+
+    @cached_property
+    def _ranks_with(self) -> Mapping[Pins, frozenset[int]]:
+        """The ranks that are at all of these pins."""
+        places = [self.parts.mesh.coordinates(rank) for rank in self.ranks]
+        return {
+            every: frozenset(rank for rank in self.ranks if all(places[rank][axis] == c for axis, c in every))
+            for every in {*self._pinned.values()}
+        }
+
+    @cached_property
+    def _all_updates(self) -> list[UpdateWeight]:
+        return [i for i in self.program.body if isinstance(i, UpdateWeight)]
+
+    @cached_property
+    def _all_leaves(self) -> list[Leaf]:
+        return [i for i in self.program.body if isinstance(i, Leaf)]
 
     def _updates(self, rank: int, optimizer: Optimizer) -> float:
-        updates = [i for i in self.program.body if isinstance(i, UpdateWeight) and self._is_on(i.weight, rank)]
+        updates = [i for i in self._all_updates if self._is_on(i.weight, rank)]
         return sum(seconds_of_update(self.program, i, optimizer, self.machine.device) for i in updates)
 
     # -- memory
@@ -402,14 +458,24 @@ class _Stages:
         ahead = [a for a in actions if a.kind == "F" and self.schedule.ahead(a)]
         # What a step begins of the next one was there when it began itself.
         live = most = begun = sum(self._change(part) for a in ahead for part in self.parts.run_by(a.stage, "F"))
+        known: dict[int, list[tuple[int, int]]] = {}
         for runs in self._runs(self.schedule, rank):
-            for part, _, is_last in runs:
-                last = self.lasts.get(part.name) if is_last else None
-                inside = self._inside(part.name, rank, is_last) - (last.summed if last else 0)
-                most = max(most, live + inside + self._received(part))
-                live += self._change(part) + (last.change if last else 0)
+            if id(runs) not in known:
+                known[id(runs)] = [self._bytes_of_run(run, rank) for run in runs]
+            for inside, change in known[id(runs)]:
+                most = max(most, live + inside)
+                live += change
         last = self._held(rank, optimizer) + begun + self._inside("after", rank)
         return max(self._always(rank, optimizer) + most, last)
+
+    def _bytes_of_run(self, run: _Run, rank: int) -> tuple[int, int]:
+        """
+        Return (the most bytes that a run of a part adds to what its rank holds; by how many it changes that).
+        """
+        part, _, is_last = run
+        last = self.lasts.get(part.name) if is_last else None
+        inside = self._inside(part.name, rank, is_last) - (last.summed if last else 0)
+        return inside + self._received(part), self._change(part) + (last.change if last else 0)
 
     @cached_property
     def _sums(self) -> set[Register]:
@@ -432,15 +498,15 @@ class _Stages:
 
     def _second(self, rank: int) -> int:
         """Return the bytes of a second version of a rank's weights and casts, and of the inputs of a second batch."""
-        updated = {i.weight for i in self.program.body if isinstance(i, UpdateWeight)}
-        leaves = [i for i in self.program.body if isinstance(i, Leaf) and self._is_on(i.result, rank)]
+        updated = {i.weight for i in self._all_updates}
+        leaves = [i for i in self._all_leaves if self._is_on(i.result, rank)]
         twice = [i.result for i in leaves if i.op in ("input", "cast") or i.result in updated]
         return sum(leaf_bytes(self.program, r, 0) for r in twice)
 
     def _leaves(self, rank: int, optimizer: Optimizer) -> int:
         """Return the bytes of a rank's weights, with the optimizer's state of them, and inputs."""
-        updated = {i.weight for i in self.program.body if isinstance(i, UpdateWeight)}
-        leaves = (i.result for i in self.program.body if isinstance(i, Leaf) and self._is_on(i.result, rank))
+        updated = {i.weight for i in self._all_updates}
+        leaves = (i.result for i in self._all_leaves if self._is_on(i.result, rank))
         return sum(leaf_bytes(self.program, r, optimizer.states if r in updated else 0) for r in leaves)
 
     def _held_by(self, name: str, rank: int) -> int:

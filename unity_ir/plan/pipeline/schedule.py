@@ -63,9 +63,16 @@ class PipelineSchedule:
         return self.rank_of[boundary] != self.rank_of[boundary + 1]
 
     def computation(self) -> PipelineSchedule:
-        """Return the schedule with its computations only: no sends, receives, gathers of weights, reductions."""
-        kept = tuple(tuple(a for a in actions if a.kind in COMPUTE) for actions in self.ranks)
-        return replace(self, ranks=kept)
+        """
+        Return the schedule with its computations only: no sends, receives, gathers of weights, reductions. Memoised.
+        """
+        return self._computation
+
+    @cached_property
+    def _computation(self) -> PipelineSchedule:
+        if all(action.kind in COMPUTE for actions in self.ranks for action in actions):
+            return self
+        return replace(self, ranks=tuple(tuple(a for a in actions if a.kind in COMPUTE) for actions in self.ranks))
 
 
 def looped(ranks: int, chunks: int = 1) -> tuple[int, ...]:

@@ -272,8 +272,8 @@ class _Sums:
         return work_of(node, needs).backward_time(self.machine.device)
 
     def _reshard(self, reshard: Reshard, unit: int, serials: Mapping[Node, Node]) -> None:
-        forward = sum(self.machine.move_time(m, dtype) for m, dtype in reshard.forward_moves)
-        backward = sum(self.machine.move_time(m, dtype) for m, dtype in reshard.backward_moves)
+        forward = self.machine.moves_time(reshard.forward_moves)
+        backward = self.machine.moves_time(reshard.backward_moves)
         type, maker = reshard.value.type, _root(reshard.value)
         brought = reshard.forward[-1].elements_after if any(m.kind not in FREE for m in reshard.forward) else 0
         if maker.op == "weight":

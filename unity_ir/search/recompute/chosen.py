@@ -272,7 +272,7 @@ def _moved_weights(priced: PlanCost, serials: Mapping[Node, Node]) -> dict[Node,
     for reshard in priced.reshards:
         leaf = reshard.value.node
         if leaf.op == "weight" and not reshard.again and any(move.kind not in FREE for move in reshard.forward):
-            waited = sum(priced.machine.move_time(m, dtype) for m, dtype in reshard.forward_moves)
+            waited = priced.machine.moves_time(reshard.forward_moves)
             brought = reshard.forward[-1].elements_after * ELEMENT_BYTES[reshard.value.dtype]
             seconds, bytes = found.get(serials[leaf], (0.0, 0.0))
             found[serials[leaf]] = seconds + waited * limits().waited_gathers, bytes + brought
@@ -299,7 +299,7 @@ def _costs(priced: PlanCost, serials: Mapping[Node, Node]) -> tuple[dict[Node, f
         while maker.is_parallel:
             maker = maker.operands[0].node
         if maker.is_compute:
-            seconds[serials[maker]] += sum(priced.machine.move_time(m, dtype) for m, dtype in reshard.forward_moves)
+            seconds[serials[maker]] += priced.machine.moves_time(reshard.forward_moves)
             if any(move.kind not in FREE for move in reshard.forward):
                 pieces = reshard.forward[-1].elements_after
                 bytes[serials[maker]] += pieces * ELEMENT_BYTES[reshard.value.dtype]
