@@ -122,7 +122,7 @@ def _class(how: Assignment, mesh: Mesh) -> str:
 
 def _solver(found: JointPlan) -> Solver:
     """Return the solver with the plan's price of bytes."""
-    return found.solver if found.price == 0 else found.solver.at(Price(1.0, found.price))
+    return found.solver if found.price == 0 else found.solver.with_price(Price(1.0, found.price))
 
 
 def _alternative(how: str, node: Node, plan: ExactPlan, model: CostModel, price: float) -> Alternative:

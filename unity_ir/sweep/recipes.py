@@ -22,7 +22,7 @@ from unity_ir.search.baselines.batch_dims import sample_dims
 from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.search.in_time import in_time
 from unity_ir.search.pipeline.staged import Stages
-from unity_ir.search.recompute.fit import fitted
+from unity_ir.search.recompute.fit import with_recompute_and_pieces
 from unity_ir.search.result import SearchResult
 
 PLAIN = "dp"
@@ -93,7 +93,7 @@ class Recipe:
         pieces = None if self.has_pieces else 1
         on = machine if self.pipeline is None else self.pipeline.part(machine)
         if self.micro_batches == 1:
-            return fitted(recipe(graph, on, degrees), self.recompute, pieces, on, optimizer)
+            return with_recompute_and_pieces(recipe(graph, on, degrees), self.recompute, pieces, on, optimizer)
         dims = sample_dims(graph)
         small = micro_batch(graph, dims, self.micro_batches)
 
@@ -102,7 +102,7 @@ class Recipe:
             return SearchResult("degrees", plan, cost(plan, part, optimizer))
 
         def again(plan: Graph, whole: Callable[[Graph], Graph]) -> Graph:
-            return fitted(plan, self.recompute, pieces, on, optimizer, whole, on=machine)
+            return with_recompute_and_pieces(plan, self.recompute, pieces, on, optimizer, whole, on=machine)
 
         each, count = self.zero >= 2, self.micro_batches
         found = in_time(search, small, dims, count, machine, optimizer, False, each, lambda: (), again, self.pipeline)

@@ -21,8 +21,8 @@ from unity_ir.pcg.sharding import pins, place
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search import run
 from unity_ir.search.baselines.recipe import megatron_form
-from unity_ir.search.tofu.coarsen import alone, coarsen
-from unity_ir.search.tofu.search import VARIANTS, fewest, tofu
+from unity_ir.search.tofu.coarsen import coarsen, without_groups
+from unity_ir.search.tofu.search import VARIANTS, fewest_bytes, tofu
 from unity_ir.search.tofu.step import StepBuilder
 
 BASELINES = ("data-parallel", "fsdp", "expert", *VARIANTS)
@@ -102,7 +102,7 @@ def test_a_step_of_tofu_moves_the_fewest_bytes():
     checked = 0
     for seed in range(40):
         graph = random_graph(Random(seed), 3, dims=(2, 4))
-        axes = StepBuilder(graph, alone(graph))
+        axes = StepBuilder(graph, without_groups(graph))
         step = axes.step(2)
         counts = [*map(len, step.operators), *map(len, step.values)]
         if np.prod(counts) > 20000:
@@ -114,7 +114,7 @@ def test_a_step_of_tofu_moves_the_fewest_bytes():
             own = sum(float(o[choice[i]]) for i, o in enumerate(step.own))
             return own + sum(float(t[choice[i], choice[n + j]]) for (i, j), t in step.edges.items())
 
-        operators, values = fewest(step)
+        operators, values = fewest_bytes(step)
         best = min(map(bytes, product(*map(range, counts))))
         assert bytes((*operators, *values)) == best
     assert checked > 15

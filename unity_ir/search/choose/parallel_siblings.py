@@ -25,7 +25,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, GridRole, pinned_at
 from unity_ir.search.baselines.data_parallel import data_parallel
 from unity_ir.search.baselines.expert import expert
-from unity_ir.search.choose.candidates import PricedGraph, estimated
+from unity_ir.search.choose.candidates import PricedPlan, estimated
 from unity_ir.search.flexflow.mcmc import Assignments, Settings, assignments_of, mcmc
 from unity_ir.search.layouts.limits import limits
 from unity_ir.simulate.choices import fits, roles
@@ -33,7 +33,7 @@ from unity_ir.simulate.delta import Simulation
 from unity_ir.simulate.streams import TICKS, pinned_axes
 
 
-def place_siblings(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> PricedGraph | None:
+def place_siblings(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> PricedPlan | None:
     """
     Return a plan, with its cost, in which equal independent operators (embedding tables, towers, experts) run at once
     on disjoint parts of the machine; if that is not worth it, one in which operators that no other one equals are

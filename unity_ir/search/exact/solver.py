@@ -161,7 +161,7 @@ class Solver:
     price: Price = TIME
     """The price that is minimised; plans' `seconds` and `bound` are in its unit."""
 
-    def at(self, price: Price) -> Solver:
+    def with_price(self, price: Price) -> Solver:
         """
         Return a solver that minimises the objective `price` (a weight per second and per byte); it shares operator
         tables with this one.
@@ -536,7 +536,7 @@ class FactorGraphBuilder:
         `seconds` is the choice's cost, and `bound` a lower bound on all choices; the plan records both.
         """
         rows = {key: chosen[i] for key, i in self.numbers.items() if isinstance(key, Node)}
-        layouts = {key: self.found(key, chosen[i]) for key, i in self.numbers.items() if isinstance(key, Value)}
+        layouts = {key: self.layout_of_row(key, chosen[i]) for key, i in self.numbers.items() if isinstance(key, Value)}
         rests = {
             v: int(self.at(v.node).leaf(v, self.with_gradient, True, self.keeps.value(v))[1][found])
             for v, found in layouts.items()
@@ -560,7 +560,7 @@ class FactorGraphBuilder:
         chosen = [rows[key] if isinstance(key, Node) else plan.layouts[key] for key in self.numbers]
         return self.chosen(self.problem(), plan.seconds, chosen, plan.bound)
 
-    def found(self, value: Value, row: int) -> int:
+    def layout_of_row(self, value: Value, row: int) -> int:
         """
         Return the number of the layout in which users find a value, given the index of the row chosen for its relay:
         here the row itself, as the rows of a relay are layouts.

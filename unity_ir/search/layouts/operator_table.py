@@ -100,7 +100,7 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
     )
 
 
-def kernels_found(graph: Graph) -> None:
+def cache_kernel_templates(graph: Graph) -> None:
     """
     Compute and cache how the FLOPs and bytes of each operator of a serial graph depend on how it is sharded
     (`cost.table.template`); `operator_table` then finds them, for any machine. Called before processes fork, so that

@@ -197,7 +197,7 @@ class PipelineSearch:
                 short, _ = like_shortened(self.small(micro_batches), limits().rewritten_layers)
                 with limited(group_rows=0):
                     found, _ = solve(short, part(self.machine, parts), self.optimizer)
-            self._solvers[parts, micro_batches] = found.at(self.price(micro_batches))
+            self._solvers[parts, micro_batches] = found.with_price(self.price(micro_batches))
         return self._solvers[parts, micro_batches]
 
     def price(self, micro_batches: int) -> Price:
@@ -305,7 +305,7 @@ class PipelineSearch:
                 live = (min(stages, micro_batches) + 1) / 2
                 price = replace(price, byte=times * seconds / (stages * self.memory), again=True, live=live)
             short, of = like_shortened(self.small(micro_batches), limits().rewritten_layers)
-            self._found[key] = price, self._rows(short, of, solver.at(price), micro_batches)
+            self._found[key] = price, self._rows(short, of, solver.with_price(price), micro_batches)
         return self._found[key]
 
     def estimate(self, stages: int, micro_batches: int) -> float:
@@ -435,7 +435,7 @@ class PipelineSearch:
     def _by_price(self, small: Graph, solver: Solver, prices: Sequence[Price], cuts: Cuts) -> ExactPlan:
         """Return the layouts of which stage s, between `cuts`, has the best of all of the graph at `prices[s]`."""
         of = units(small)
-        plans = {price: self.solved(small, solver.at(price)) for price in dict.fromkeys(prices)}
+        plans = {price: self.solved(small, solver.with_price(price)) for price in dict.fromkeys(prices)}
         stage_of = np.searchsorted(cuts, np.arange(len(of.parts)), side="right")
 
         def at(node: Node) -> ExactPlan:

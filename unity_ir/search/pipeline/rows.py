@@ -28,7 +28,7 @@ from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.pipeline.cuts import Units, units
 from unity_ir.search.pipeline.table import Floats
 from unity_ir.search.recompute.chosen import ANY_PRICE, Recomputable
-from unity_ir.search.recompute.min_cut import SavedValues, cheapest
+from unity_ir.search.recompute.min_cut import SavedValues, recomputed_at_price
 
 PRICES = 12
 """Prices of a byte at which what is recomputed is looked for, between that of the cheapest operator and the dearest."""
@@ -345,7 +345,7 @@ def _levels(values: Sequence[SavedValues]) -> tuple[tuple[frozenset[int], ...], 
     found = [tuple(frozenset[int]() for _ in values)]
     prices = [*np.geomspace(min(ratios) / 2, 4 * max(ratios), PRICES).tolist(), ANY_PRICE] if ratios else []
     for price in prices:
-        level = tuple(cheapest(of, price) for of in values)
+        level = tuple(recomputed_at_price(of, price) for of in values)
         if level != found[-1]:
             found.append(level)
     return tuple(found)

@@ -18,7 +18,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import trained
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.search.exact.shared_moves import certain
+from unity_ir.search.exact.shared_moves import without_free_moves
 from unity_ir.search.recompute.chosen import ANY_PRICE, Recomputable
 
 
@@ -55,4 +55,4 @@ def least_unstaged(graph: Graph, machine: Machine, optimizer: Optimizer) -> Leas
     price = ANY_PRICE if price is None else price
     again = values.at(price)
     seconds = kernels + max(0.0, values.seconds(again) + price * (values.bytes(again) - room))
-    return LeastUnstaged(*(certain(each / machine.devices, graph, machine) for each in (kernels, seconds)))
+    return LeastUnstaged(*(without_free_moves(each / machine.devices, graph, machine) for each in (kernels, seconds)))
