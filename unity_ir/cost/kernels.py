@@ -147,7 +147,7 @@ def step_bytes(plan: Plan) -> int:
             for i in program.body
             if isinstance(i, UpdateWeight)
         )
-        return plan.by_rank(step_bytes) + most_of_a_device(program.mesh, updates)
+        return plan.most_on_a_rank(step_bytes) + most_of_a_device(program.mesh, updates)
 
     def counts() -> Iterator[tuple[Pins, int]]:
         for i in program.body:

@@ -9,12 +9,11 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
-from unity_ir.cost.plan import PlanCost, Reshard, cost
-from unity_ir.machine import Machine, load
+from unity_ir.cost.plan import PlanCost, Reshard
 from unity_ir.pcg.collectives import FREE
-from unity_ir.pcg.graph import Graph, Node
+from unity_ir.pcg.graph import Node
 from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, devices_of, pins, role_name
+from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, pins, role_name
 from unity_ir.rules.trust import equal_but_at_ties
 
 WIDTH = 140
@@ -48,36 +47,6 @@ class Simulated:
     """Of a plan in stages: a line with its schedule and bubble, and one with seconds and bytes for each stage."""
     throughput: tuple[str, ...] = field(default=(), kw_only=True)
     """Lines with tokens or samples per second, MFU, and the error of predictions (`cost.throughput`)."""
-
-
-def report(
-    graph: Graph, machine: Machine | None = None, derivation: list[str] | None = None, bound: float | None = None
-) -> str:
-    """
-    Return the text of `--stats` for a placed graph: time, communication, memory, and the plan operator by operator.
-
-    `machine` None is the preset `box:N`, with as many devices as the graph's views name or its largest task grid has
-    tasks. `derivation` (rule applications, a text each) and `bound` (lower bound in seconds) are a search's results,
-    None without one. Raises `UnityError` where the graph does not fit the machine.
-    """
-    if machine is None:
-        machine = load(f"box:{devices_of(graph)}")
-    return text(graph.name, cost(graph, machine), derivation, bound)
-
-
-def text(
-    name: str,
-    plan: PlanCost,
-    derivation: list[str] | None = None,
-    bound: float | None = None,
-    simulated: Simulated | None = None,
-    pipelines: tuple[float, str] | None = None,
-) -> str:
-    """
-    Return the text of `--stats` for a plan called `name` whose cost is known: that of `head`, which takes the same
-    arguments, then that of `table`.
-    """
-    return head(name, plan, derivation, bound, simulated, pipelines) + table(plan)
 
 
 def head(
@@ -233,7 +202,7 @@ def _table(plan: PlanCost) -> Table:
             forward, backward = seconds_text(cost_of.forward * times_run), seconds_text(cost_of.backward * times_run)
         else:
             forward = backward = ""
-        table.add_row(name, _type(value.type), divided(how, mesh), forward, backward, "")
+        table.add_row(name, _type(value.type), assignment_text(how, mesh), forward, backward, "")
     for reshard in plan.weight_reshards:
         _add_reshard(table, plan, reshard)
     if plan.update:
@@ -279,7 +248,7 @@ def _roles(layout: Layout) -> str:
     return ", ".join(dict.fromkeys(role_name(r) for r in layout)) or "one device"
 
 
-def divided(how: Assignment, mesh: Mesh) -> str:
+def assignment_text(how: Assignment, mesh: Mesh) -> str:
     """
     Return the text for an assignment (the role of each axis of `mesh` in an operator) in `--stats`: given index
     variable m, m, COPY on axes of 2, 3, 4 devices, `m by 6, copy by 4`.

@@ -15,7 +15,7 @@ from math import prod
 from unity_ir.errors import UnityError
 from unity_ir.pcg.sharding import Pins, pins
 from unity_ir.plan.program import Compute, Fused, HaloExchange, Leaf, Program, Register, ReshardMove, TimeStep
-from unity_ir.plan.schedule import Schedule, Start, crosses, moves_of, piece_bytes
+from unity_ir.plan.schedule import Schedule, Start, communicates, moves_of, piece_bytes
 
 MOST_PLACES = 2**16
 """Most places whose calls are compared; each is a few hundred bytes per call."""
@@ -58,7 +58,7 @@ def calls(program: Program, schedule: Schedule) -> dict[Place, list[CollectiveCa
             f"other calls; at most {MOST_PLACES:,} can be checked for deadlocks, so use fewer devices"
         )
     places = list(product(*(range(sizes[axis]) for axis in apart)))
-    names = makers(program)
+    names = register_names(program)
     groups: dict[tuple[int, ...], dict[Place, tuple[Place, ...]]] = {}
     found: dict[Place, list[CollectiveCall]] = {place: [] for place in places}
     for line in schedule.lines:
@@ -66,9 +66,9 @@ def calls(program: Program, schedule: Schedule) -> dict[Place, list[CollectiveCa
             continue
         moves = moves_of(line.action)
         first = moves[0]
-        if not crosses(first):
+        if not communicates(first):
             continue
-        pinned = dict(there(program, first))
+        pinned = dict(ranks_of_move(program, first))
         size = sum(piece_bytes(program, m.operand) for m in moves)
         for place in places:
             if all(c == pinned.get(axis, c) for axis, c in zip(apart, place, strict=True)):
@@ -129,7 +129,7 @@ def _words(call: CollectiveCall) -> str:
     return f"{call.kind} of {call.of} along {list(call.axes)}, {call.bytes:,} bytes"
 
 
-def there(program: Program, move: ReshardMove | HaloExchange) -> Pins:
+def ranks_of_move(program: Program, move: ReshardMove | HaloExchange) -> Pins:
     """
     Return which ranks do a move: (mesh axis, coordinate) pairs that a rank's coordinates must match; () if all do.
 
@@ -142,7 +142,7 @@ def there(program: Program, move: ReshardMove | HaloExchange) -> Pins:
     return tuple(pin for pin in pins(layout) if move.kind == "retype" or pin[0] not in move.axes)
 
 
-def makers(program: Program) -> dict[Register, str]:
+def register_names(program: Program) -> dict[Register, str]:
     """
     Return a name for every register of a program, for messages and traces: that of the operator that made the value, or
     of the leaf (its `op` if it has no name). What moves and steps in time make is named like their operand; names

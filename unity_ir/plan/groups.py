@@ -46,7 +46,7 @@ from unity_ir.plan.program import (
     makes,
     reads,
 )
-from unity_ir.plan.schedule import crosses, piece_bytes
+from unity_ir.plan.schedule import communicates, piece_bytes
 from unity_ir.tdl.syntax import NOT_FLOATING, Bound, accesses, index_names
 
 MOST_OPERATORS = 12
@@ -341,7 +341,7 @@ class _Fuser:
         move = self.program.body[self.maker[register]]
         while isinstance(move, ReshardMove | HaloExchange | TimeStep) or self._is_weight_cast(move):
             (register,) = reads(move)
-            crossed = crossed or crosses(move)
+            crossed = crossed or communicates(move)
             move = self.program.body[self.maker[register]]
         return register, crossed
 

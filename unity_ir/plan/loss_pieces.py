@@ -35,7 +35,7 @@ from unity_ir.plan.program import (
     Tensor,
     TimeStep,
     UpdateWeight,
-    made_twice,
+    equal_registers,
     makes,
     reads,
 )
@@ -81,7 +81,7 @@ def _without_repeats(program: Program, head: Register) -> Program:
     Return the program in which what is made twice of equal tensors, as recompute does for the backward, is made once
     where the loop over pieces reads it: forward and backward stand together there.
     """
-    twice = made_twice(program.body)
+    twice = equal_registers(program.body)
     if not twice:
         return program
     first: dict[Register, Register] = {}

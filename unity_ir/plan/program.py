@@ -312,7 +312,7 @@ class Program:
         found: dict[Register, When] = dict.fromkeys(early, "early")
         late: set[Register] = set()
         alike: set[Register] = set()
-        twice = made_twice(self.body) | self.anew
+        twice = equal_registers(self.body) | self.anew
         for instruction in self.body:
             made = makes(instruction)
             if not early.isdisjoint(made):
@@ -519,7 +519,7 @@ def _early(body: Sequence[Instruction]) -> set[Register]:
     return (early - others - leaves) | wanted
 
 
-def made_twice(body: Iterable[Instruction]) -> set[Register]:
+def equal_registers(body: Iterable[Instruction]) -> set[Register]:
     """
     Return all registers that hold the same values as another one, as recompute makes them: those whose operator, move
     or step in time, attributes and assignment are equal, and whose operands are the same or so related.

@@ -156,7 +156,7 @@ def moves_of(start: Start) -> tuple[ReshardMove | HaloExchange, ...]:
     return start.moves if isinstance(start, Bucket) else (start,)
 
 
-def crosses(instruction: Instruction) -> bool:
+def communicates(instruction: Instruction) -> bool:
     """Return whether an instruction starts communication between ranks, whose result must be waited for."""
     return isinstance(instruction, HaloExchange) or (
         isinstance(instruction, ReshardMove) and instruction.kind in BETWEEN_DEVICES
@@ -375,7 +375,7 @@ class _Scheduler:
             ahead = max(reader - 1, 0)
             if isinstance(move, _Cast):
                 continue
-            if not crosses(move):
+            if not communicates(move):
                 # An early slice lets its operand be freed; other local steps only take memory.
                 if isinstance(move, ReshardMove) and move.kind == "slice" and not late and self._made_at(operand) > 0:
                     slots[move.result] = self._made_at(operand)
@@ -541,7 +541,7 @@ class _Scheduler:
             self.lines.append(move.compute)
             return
         self.lines.append(move)
-        if crosses(move):
+        if communicates(move):
             self.pending[register] = (register,)
             self.started[register] = self.done
             self._bound((move,))
@@ -664,4 +664,4 @@ def _made_by(action: Leaf | Compute | Start | TimeStep) -> tuple[Register, ...]:
 
 
 def _crosses(move: Move | _Cast | None) -> bool:
-    return move is not None and not isinstance(move, _Cast) and crosses(move)
+    return move is not None and not isinstance(move, _Cast) and communicates(move)

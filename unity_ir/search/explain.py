@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from unity_ir.cost.plan import PlanCost
-from unity_ir.cost.stats import WIDTH, bytes_text, divided, reshard_words, seconds_text
+from unity_ir.cost.stats import WIDTH, assignment_text, bytes_text, reshard_words, seconds_text
 from unity_ir.errors import UnityError
 from unity_ir.pcg.collectives import FREE
 from unity_ir.pcg.graph import Graph, Node, Value, erase_with
@@ -116,7 +116,7 @@ def _class(how: Assignment, mesh: Mesh) -> str:
     """
     Return an assignment as text without saying which axes: given k, m, m on axes of size 2, returns `k by 2, m by 4`.
     """
-    parts = divided(how, mesh).split(", ") if how else ["one device"]
+    parts = assignment_text(how, mesh).split(", ") if how else ["one device"]
     return ", ".join(sorted(parts))
 
 

@@ -43,7 +43,7 @@ from unity_ir.plan.program import (
     reads,
 )
 from unity_ir.simulate.full import Timeline, simulate
-from unity_ir.simulate.memory import memory
+from unity_ir.simulate.memory import held_over_time
 from unity_ir.simulate.pipeline import PipelineTimes, Seconds, StageSeconds, sends_waited_for, simulate_pipeline
 from unity_ir.simulate.replay import StartedSum, leaf_bytes, replay
 from unity_ir.simulate.streams import TICKS, Streams, ticks
@@ -454,7 +454,7 @@ class _Stages:
         key = name, rank, is_last and name in self.lasts
         if key not in self._most:
             timeline = self.lasts[name].timeline if key[2] else self.timelines[name]
-            self._most[key] = max(memory(timeline, k).peak for k in self._classes(timeline, rank))
+            self._most[key] = max(held_over_time(timeline, k).peak for k in self._classes(timeline, rank))
         return self._most[key]
 
     def _received(self, part: StepPart) -> int:

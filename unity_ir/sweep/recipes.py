@@ -175,7 +175,7 @@ class Family:
         most = self._most(of)
         return most > 0 and of.micro_batches >= 1 and most % of.micro_batches == 0
 
-    def beside(self, of: Recipe) -> Iterator[Recipe]:
+    def neighbours(self, of: Recipe) -> Iterator[Recipe]:
         """
         Yield the neighbours of a recipe in the family, those that most often pay first: recipes in which the
         micro-batches, recompute, ZeRO, tensor parallelism, parts or chunks are one step up or down, some with other

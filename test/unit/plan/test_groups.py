@@ -35,7 +35,7 @@ from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Compute, Fused, HaloExchange, Leaf, Program, ReshardMove
 from unity_ir.plan.saved_softmax import with_savings
-from unity_ir.plan.schedule import Schedule, Wait, crosses, piece_bytes, schedule
+from unity_ir.plan.schedule import Schedule, Wait, communicates, piece_bytes, schedule
 from unity_ir.search import run
 from unity_ir.tdl.evaluate import evaluate
 
@@ -493,7 +493,7 @@ def test_collectives_start_and_are_waited_for_where_they_were(name: str, where: 
         starts, waits = dict[int, int](), dict[int, int]()
         operators = {r for i in program.body if isinstance(i, Compute) for r in i.results if r in read}
         for action, count in made(program, schedule(program, 0), read):
-            if isinstance(action, ReshardMove) and crosses(action) and action.operand in operators:
+            if isinstance(action, ReshardMove) and communicates(action) and action.operand in operators:
                 starts[action.result] = count
             if isinstance(action, Wait) and not weights & {*action.registers}:
                 waits |= dict.fromkeys(action.registers, count)

@@ -8,7 +8,7 @@ from graphs import boxes
 from small import given, op, weight, whole
 
 from unity_ir import models
-from unity_ir.cost.stats import text
+from unity_ir.cost.stats import head
 from unity_ir.machine import Machine, load
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Value, erase
@@ -62,7 +62,7 @@ def test_towers_that_nothing_divides_are_side_by_side(machine: Machine, count: i
     assert found.bound is not None
     assert found.bound <= found.proved.time
     assert found.gap == pytest.approx(0, abs=1e-4)
-    said = text("towers", found.cost, [], found.bound)
+    said = head("towers", found.cost, [], found.bound)
     assert "branches on parts of the machine added up" in said
     assert "for any placement with everything on all devices; here branches are on parts, at once" in said
     assert found.joint is not None

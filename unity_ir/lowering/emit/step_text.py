@@ -12,7 +12,7 @@ from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.reshard import role_kind
 from unity_ir.pcg.sharding import REPEAT, SUM, coordinate_of, is_pinned, is_shard, pins, role_name
 from unity_ir.pcg.types import HALVES
-from unity_ir.plan.deadlock import makers, there
+from unity_ir.plan.deadlock import ranks_of_move, register_names
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import (
     Compute,
@@ -54,7 +54,7 @@ class StepWriter:
         self.in_place = plan.in_place
         self.calls = calls
         self.identifier = identifier
-        self.makers = makers(plan.program)
+        self.makers = register_names(plan.program)
         self.groups: dict[tuple[int, ...], None] = {}
         """Mesh axes of every process group that the step uses, as an ordered set."""
         self.own: dict[Register, str] = {}
@@ -228,7 +228,7 @@ class StepWriter:
         return Row(targets, text, self._comment(compute.operator, *compute.results))
 
     def _reshard(self, move: ReshardMove) -> Row:
-        pinned, operand = there(self.program, move), self._use(move.operand)
+        pinned, operand = ranks_of_move(self.program, move), self._use(move.operand)
         row = Row([self._name(move.result, move.kind)], moves=[(move.kind, role_name(move.source))])
         around = self._call(move)
         row.code = self._only(operand.join(around), pinned)
@@ -246,7 +246,7 @@ class StepWriter:
 
     def _exchange(self, move: HaloExchange) -> Row:
         self.groups.setdefault(move.axes)
-        pinned = there(self.program, move)
+        pinned = ranks_of_move(self.program, move)
         arguments = f"{self._use(move.operand)}, {move.dim}, {move.low}, {move.high}, {move.axes!r}"
         text = self._only(f"{move.kind}(ctx, {arguments})", pinned)
         target = self._name(move.result, move.kind)
@@ -318,7 +318,7 @@ class StepWriter:
             self.buckets[move.result] = target
             self._name(move.result, move.kind)
         what = f"{first.kind} of {len(moves)} {'weights' if first.kind == 'all_gather' else 'gradients'}"
-        pinned = there(self.program, first)
+        pinned = ranks_of_move(self.program, first)
         text = self._only(f"{first.kind}_many(ctx, ({operands}), {dims}{first.axes!r})", pinned)
         row = Row([target], text, what, () if pinned else tuple(m.result for m in moves))
         row.pinned = bool(pinned)

@@ -28,7 +28,7 @@ from unity_ir.search.baselines.expert import expert
 from unity_ir.search.choose.candidates import PricedPlan, estimated
 from unity_ir.search.flexflow.mcmc import Assignments, Settings, assignments_of, mcmc
 from unity_ir.search.layouts.limits import limits
-from unity_ir.simulate.choices import fits, roles
+from unity_ir.simulate.choices import fits, possible_roles
 from unity_ir.simulate.delta import Simulation
 from unity_ir.simulate.streams import TICKS, pinned_axes
 
@@ -85,7 +85,7 @@ def _one_by_one(
     best = simulation.makespan
     levels = sorted(set(machine.axis_levels))
     for node in odd:
-        may = roles(node)
+        may = possible_roles(node)
         if len(may) ** len(levels) > limits().sibling_assignments:
             continue
         for way in product(may, repeat=len(levels)):
