@@ -13,7 +13,7 @@ from unity_ir.cost.plan import PlanCost, Reshard
 from unity_ir.pcg.collectives import FREE
 from unity_ir.pcg.graph import Node
 from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, pins, role_name
+from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, pins_of, role_name
 from unity_ir.rules.trust import equal_but_at_ties
 
 WIDTH = 140
@@ -71,7 +71,7 @@ def head(
     console.print(
         f"@{name} on {machine.name} ({machine.devices} x {machine.device.name}), one iteration", soft_wrap=True
     )
-    on_parts = any(map(pins, plan.placement.assignments.values()))
+    on_parts = any(map(pins_of, plan.placement.assignments.values()))
     parts = (
         "stages added up"
         if simulated is not None and simulated.pipeline
@@ -156,7 +156,7 @@ def gap(plan: PlanCost, bound: float | None, pipelines: tuple[float, str] | None
         return None
     if pipelines is not None:
         return pipelines[0] / bound - 1
-    if any(map(pins, plan.placement.assignments.values())) or any(r.again for r in plan.reshards):
+    if any(map(pins_of, plan.placement.assignments.values())) or any(r.again for r in plan.reshards):
         return None
     return plan.time / bound - 1
 
@@ -165,7 +165,7 @@ def _emitted_bounds(plan: PlanCost, simulated: Simulated) -> list[tuple[float, s
     """Return the lower bounds on the simulated time that hold for a plan, in seconds, and of which placements."""
     one = plan.machine.devices == 1
     found = [(simulated.bound, "" if one else " on all or part of the machine")]
-    if not one and not any(map(pins, plan.placement.layouts.values())):
+    if not one and not any(map(pins_of, plan.placement.layouts.values())):
         found.insert(0, (simulated.everywhere, " with everything on all devices"))
     return [(least, where) for least, where in found if least]
 

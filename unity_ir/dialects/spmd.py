@@ -67,7 +67,7 @@ from unity_ir.errors import UnityError
 from unity_ir.pcg.collectives import HALO_EXCHANGES, PLANNED
 from unity_ir.pcg.parallel import IN_TIME
 from unity_ir.pcg.reshard import move_kind
-from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, pinned_at, pins, role_class, role_name
+from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, pinned_at, pins_of, role_class, role_name
 from unity_ir.pcg.types import HALVES, tensor_type
 from unity_ir.tdl.divisibility import Halos
 
@@ -336,7 +336,7 @@ class ProgramOp(IRDLOperation):
 def _check_piece(piece: LocalTensorType, mesh: tuple[int, ...], where: str) -> None:
     if len(piece.layout) != len(mesh):
         raise VerifyException(f"{where}: {piece} has {len(piece.layout)} roles, but the mesh has {len(mesh)} axes")
-    for axis, coordinate in pins(piece.layout):
+    for axis, coordinate in pins_of(piece.layout):
         if coordinate >= mesh[axis]:
             raise VerifyException(f"{where}: {piece} is at {coordinate} of an axis of {mesh[axis]} devices")
     for dim, (local, size, (low, high)) in enumerate(zip(piece.local, piece.shape, piece.borders, strict=True)):

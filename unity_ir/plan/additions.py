@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from unity_ir.forms.compose import AND
 from unity_ir.kernels.launchers import can_add, makes_longer
-from unity_ir.pcg.sharding import pins
+from unity_ir.pcg.sharding import pins_of
 from unity_ir.pcg.types import HALVES
 from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.program import Compute, Fused, Instruction, Program, Register, TimeStep, makers_of, makes, reads
@@ -101,7 +101,7 @@ def _run_together(program: Program, one: Instruction, other: Instruction) -> boo
     return (
         program.when[a] == program.when[b]
         and program.is_in_pieces(one) == program.is_in_pieces(other)
-        and pins(program.tensors[a].layout) == pins(program.tensors[b].layout)
+        and pins_of(program.tensors[a].layout) == pins_of(program.tensors[b].layout)
     )
 
 

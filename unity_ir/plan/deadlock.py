@@ -13,7 +13,7 @@ from itertools import product
 from math import prod
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.sharding import Pins, pins
+from unity_ir.pcg.sharding import Pins, pins_of
 from unity_ir.plan.program import Compute, Fused, HaloExchange, Leaf, Program, Register, ReshardMove, TimeStep
 from unity_ir.plan.schedule import Schedule, Start, communicates, moves_of, piece_bytes
 
@@ -51,7 +51,7 @@ def calls(program: Program, schedule: Schedule) -> dict[Place, list[CollectiveCa
     """
     sizes = program.mesh.sizes
     layouts = [t.layout for t in program.tensors.values()]
-    apart = tuple(sorted({axis for layout in layouts for axis, _ in pins(layout)}))
+    apart = tuple(sorted({axis for layout in layouts for axis, _ in pins_of(layout)}))
     if (count := prod(sizes[axis] for axis in apart)) > MOST_PLACES:
         raise UnityError(
             f"spmd.program @{program.name}: values are pinned along axes of {count:,} devices, of which each may make "
@@ -137,9 +137,9 @@ def ranks_of_move(program: Program, move: ReshardMove | HaloExchange) -> Pins:
     For the kind `retype`, which moves nothing, they are all axes on which the result is pinned.
     """
     if isinstance(move, HaloExchange):
-        return pins(program.tensors[move.operand].layout)
+        return pins_of(program.tensors[move.operand].layout)
     layout = program.tensors[move.result if move.kind == "retype" else move.operand].layout
-    return tuple(pin for pin in pins(layout) if move.kind == "retype" or pin[0] not in move.axes)
+    return tuple(pin for pin in pins_of(layout) if move.kind == "retype" or pin[0] not in move.axes)
 
 
 def register_names(program: Program) -> dict[Register, str]:

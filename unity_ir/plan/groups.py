@@ -28,7 +28,7 @@ from unity_ir.forms.kinds import kind
 from unity_ir.forms.rows import can_be_padded
 from unity_ir.kernels.launchers import launcher
 from unity_ir.kernels.triton.launch import LaunchWork
-from unity_ir.pcg.sharding import COPY, pins
+from unity_ir.pcg.sharding import COPY, pins_of
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.own_casts import IsKernel, with_own_casts
 from unity_ir.plan.program import (
@@ -306,7 +306,7 @@ class _Fuser:
         not wait for, and delays none.
         """
         tensors, body = self.program.tensors, self.program.body
-        if len({pins(tensors[r].layout) for m in members for r in m.results}) > 1:
+        if len({pins_of(tensors[r].layout) for m in members for r in m.results}) > 1:
             return False
         made = {r for m in members for r in m.results}
         first = {self._source(r)[0] for r in members[0].operands}

@@ -29,7 +29,7 @@ from unity_ir.machine.tuned import IMPLEMENTATIONS, Table
 from unity_ir.pcg.differentiate import training_step
 from unity_ir.pcg.graph import Graph, Pipeline
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import Pins, is_shard, pins
+from unity_ir.pcg.sharding import Pins, is_shard, pins_of
 from unity_ir.plan.additions import with_additions, with_longer_products
 from unity_ir.plan.copies import Copies, copies
 from unity_ir.plan.deadlock import calls, check_order, ranks_of_move
@@ -297,9 +297,9 @@ class Plan:
         return most_of_a_device(
             self.program.mesh,
             (
-                (pins(tensors[i.result].layout), self._copies(i))
+                (pins_of(tensors[i.result].layout), self._copies(i))
                 if isinstance(i, TimeStep)
-                else (pins(tensors[i.results[0]].layout), self._launches(i) * self.program.times(i))
+                else (pins_of(tensors[i.results[0]].layout), self._launches(i) * self.program.times(i))
                 for i in self.program.body
                 if isinstance(i, Compute | TimeStep)
             ),
@@ -378,7 +378,7 @@ class Plan:
         counts: list[tuple[Pins, int]] = []
         for start in self._starts:
             first = moves_of(start)[0]
-            ends = (pins(self.program.tensors[r].layout) for r in (first.operand, first.result))
+            ends = (pins_of(self.program.tensors[r].layout) for r in (first.operand, first.result))
             times = self.program.times(first)
             counts += zip(ends, (times * copied.kernels for copied in self.copies(start)), strict=True)
         return most_of_a_device(self.program.mesh, counts)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from unity_ir.pcg.collectives import AMONG_ALL, BETWEEN_DEVICES, COLLECTIVES
-from unity_ir.pcg.sharding import is_pinned, pins
+from unity_ir.pcg.sharding import is_pinned, pins_of
 from unity_ir.plan.program import (
     Compute,
     HaloExchange,
@@ -443,7 +443,7 @@ class _Scheduler:
         """Return a key that is equal for moves that may be done by one call."""
         result = move.result
         tensor = self.program.tensors[result]
-        return move.kind, move.axes, tensor.dtype, self.program.when[result], pins(tensor.layout)
+        return move.kind, move.axes, tensor.dtype, self.program.when[result], pins_of(tensor.layout)
 
     def _is_full(self, moves: Sequence[ReshardMove]) -> bool:
         return sum(map(self._bytes, moves)) >= self.bucket or len(moves) == BUCKET_MEMBERS

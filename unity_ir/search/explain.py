@@ -18,7 +18,7 @@ from unity_ir.errors import UnityError
 from unity_ir.pcg.collectives import FREE
 from unity_ir.pcg.graph import Graph, Node, Value, erase_with
 from unity_ir.pcg.recompute import not_kept
-from unity_ir.pcg.sharding import Assignment, Mesh, pins
+from unity_ir.pcg.sharding import Assignment, Mesh, pins_of
 from unity_ir.search.exact.plan_graph import roles_of_axes
 from unity_ir.search.exact.solver import ExactPlan, FactorGraphBuilder, Solver
 from unity_ir.search.joint.best_first import JointPlan
@@ -152,7 +152,7 @@ def explain(found: JointPlan, plan: PlanCost, name: str) -> str:
     console.print(f"  kernels        {forward} forward, {backward} backward{again}")
     for line in _reshards(plan, placed):
         console.print(f"  reshard        {line}", soft_wrap=True)
-    if pins(plan.placement.assignments[placed]):
+    if pins_of(plan.placement.assignments[placed]):
         console.print("  on a part of the machine, beside other branches; below, plans have everything on all of it")
     ways = alternatives(found, node)
     if found.price:

@@ -15,7 +15,7 @@ from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.coarse import FINE_AXES
 from unity_ir.pcg.graph import Node
-from unity_ir.pcg.materialise import degrees
+from unity_ir.pcg.materialise import variable_degrees
 from unity_ir.pcg.sharding import (
     COPY,
     REPEAT,
@@ -69,7 +69,7 @@ def _fits(
     may = _roles(analysis)
     if len(assignment) != len(mesh.sizes) or not all(what in may or is_pinned(what) for what in assignment):
         return False
-    if any(analysis.bound.extents[v] % degree for v, degree in degrees(assignment, mesh.sizes).items()):
+    if any(analysis.bound.extents[v] % degree for v, degree in variable_degrees(assignment, mesh.sizes).items()):
         return False
     placed = [
         *((t, operand_layout(analysis, i, assignment)) for i, t in enumerate(operands)),

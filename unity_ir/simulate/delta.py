@@ -18,11 +18,11 @@ from typing import Any
 from unity_ir.budget import spend
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node
 from unity_ir.pcg.materialise import materialise, resting
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, dual, pins, role_name
+from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, dual, pins_of, role_name
 from unity_ir.simulate.chains import Key, Task, arrivals
 from unity_ir.simulate.choices import fits
 from unity_ir.simulate.costs import Choice, Costs
@@ -99,7 +99,7 @@ class Simulation:
 
     def _index(self, graph: Graph, like: Simulation | None) -> None:
         """Number values and operators, in graph order."""
-        with_gradient = trained(graph)
+        with_gradient = nodes_with_gradient(graph)
         self.position = {n: p for p, n in enumerate(self.nodes)}
         nodes = graph.nodes()
         self.values = [v for n in nodes for v in n.results]
@@ -206,7 +206,7 @@ class Simulation:
                 raise UnityError(
                     f"pcg.{node.op}: the assignment {said} does not fit it on {self.streams.machine.devices} devices"
                 )
-            apart = [axis for axis, _ in pins(assignment) if axis not in self.streams.axes]
+            apart = [axis for axis, _ in pins_of(assignment) if axis not in self.streams.axes]
             if apart:
                 raise UnityError(
                     f"pcg.{node.op}: it is pinned on mesh axis {apart[0]}; simulate with axes that have it"

@@ -23,7 +23,7 @@ from unity_ir.cost.plan import norm_seconds
 from unity_ir.cost.stats import bytes_text, seconds_text
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import pins
+from unity_ir.pcg.sharding import pins_of
 from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
 from unity_ir.plan.pipeline.live import peak_live
@@ -388,7 +388,7 @@ class _Stages:
     def _is_on(self, register: Register, rank: int) -> bool:
         """Return whether some device of a rank holds a register."""
         place = self.parts.mesh.coordinates(rank)
-        return all(place[axis] == c for axis, c in pins(self.program.tensors[register].layout) if axis < len(place))
+        return all(place[axis] == c for axis, c in pins_of(self.program.tensors[register].layout) if axis < len(place))
 
     def _updates(self, rank: int, optimizer: Optimizer) -> float:
         updates = [i for i in self.program.body if isinstance(i, UpdateWeight) and self._is_on(i.weight, rank)]

@@ -45,7 +45,7 @@ from unity_ir.machine.tuned import IMPLEMENTATIONS
 from unity_ir.messages import tell
 from unity_ir.models import from_text, names
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.elements import in_type
+from unity_ir.pcg.elements import with_dtype
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.mixed_precision import mixed_precision
@@ -160,7 +160,7 @@ def _ask(
             continue
         placed, on = planned
         what = f"{model}, {plan}, {dtype}"
-        typed = placed if dtype == MIXED else in_type(placed, dtype)
+        typed = placed if dtype == MIXED else with_dtype(placed, dtype)
         optimizer = Optimizer("adam" if dtype == types[-1] else "sgd")
         try:
             step = fuse_collectives(differentiate(typed, optimizer, on.mesh))

@@ -42,7 +42,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.machine.profile import CollectiveRow, KernelRow, ProfileFile, open_profile
 from unity_ir.messages import tell
 from unity_ir.pcg.collectives import PROFILED
-from unity_ir.pcg.differentiate import differentiate, trained
+from unity_ir.pcg.differentiate import differentiate, nodes_with_gradient
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Node
 from unity_ir.pcg.optimizer import Optimizer
@@ -163,7 +163,7 @@ def _configurations(
     degrees by index variable.
     """
     spaces = Spaces(machine)
-    with_gradient = trained(graph)
+    with_gradient = nodes_with_gradient(graph)
     for node in graph.nodes():
         if not node.is_compute:
             continue

@@ -30,7 +30,7 @@ from unity_ir.machine import load
 from unity_ir.machine.tuned import IMPLEMENTATIONS, Table, read_table
 from unity_ir.messages import tell
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.elements import in_type
+from unity_ir.pcg.elements import with_dtype
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.mixed_precision import mixed_precision
@@ -69,7 +69,7 @@ def programs(
         if is_plan and mixed is not None:
             raise UnityError(f"unity-tune: @{graph.name} is a plan already; search with --mixed-precision")
         placed = graph if is_plan else run(graph, on, plan).graph
-        for typed in [in_type(placed, dtype) for dtype in types] or [placed]:
+        for typed in [with_dtype(placed, dtype) for dtype in types] or [placed]:
             yield step(typed)
         if mixed is not None:
             yield step(run(mixed_precision(graph, mixed), on, plan).graph)

@@ -22,7 +22,7 @@ from unity_ir.kernels.launchers import launcher
 from unity_ir.machine import Machine, load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.elements import in_type
+from unity_ir.pcg.elements import with_dtype
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, parallel
 from unity_ir.pcg.mixed_precision import mixed_precision
@@ -348,7 +348,7 @@ SMALL: Mapping[str, Callable[[], Graph]] = {
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "mixed"])
 @pytest.mark.parametrize("name", SMALL)
 def test_groups_of_models(name: str, dtype: str, runner: Any) -> None:
-    graph = mixed_precision(SMALL[name](), "bf16") if dtype == "mixed" else in_type(SMALL[name](), dtype)
+    graph = mixed_precision(SMALL[name](), "bf16") if dtype == "mixed" else with_dtype(SMALL[name](), dtype)
     program = with_fusions(lowered(graph, load("box:1")), in_triton)
     known = values(program)
     found = groups(program)

@@ -13,7 +13,7 @@ from unity_ir.machine import Machine, load
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Value, erase
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import pins, place
+from unity_ir.pcg.sharding import pins_of, place
 from unity_ir.rules.derivation import replay
 from unity_ir.search import SearchResult, run
 from unity_ir.search.choose.parallel_branches import place_branches
@@ -45,7 +45,7 @@ def as_emitted(found: SearchResult, machine: Machine) -> float:
 def parts(found: SearchResult, machine: Machine, operator: str) -> set[tuple[tuple[int, int], ...]]:
     """Where the operators of a name are pinned."""
     placement = place(found.graph, machine.mesh)
-    return {pins(a) for node, a in placement.assignments.items() if node.op == operator}
+    return {pins_of(a) for node, a in placement.assignments.items() if node.op == operator}
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_embeddings_have_devices_of_their_own(model: str, where: str):
 
 def test_what_has_no_branches_stays_on_all_devices():
     found = run(models.build("mlp", layers=3), TWO)
-    assert not any(map(pins, place(found.graph, TWO.mesh).assignments.values()))
+    assert not any(map(pins_of, place(found.graph, TWO.mesh).assignments.values()))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from unity_ir.errors import UnityError
 from unity_ir.models import build
 from unity_ir.pcg.graph import Graph, apply, erase, leaf
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import Assignment, pinned_at, pins
+from unity_ir.pcg.sharding import Assignment, pinned_at, pins_of
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search.flexflow.mcmc import Settings, assignments_of, mcmc, pinnable_axes
 from unity_ir.search.layouts.limits import limits
@@ -84,7 +84,7 @@ def test_operators_are_pinned_on_the_innermost_axes():
     machine, random = boxes(2, 2), Random(0)
     node = next(n for n in chain().nodes() if n.op == "relu")
     drawn = {random_assignment(node, machine, random, 0.5, (1,)) for _ in range(300)}
-    assert {axis for a in drawn for axis, _ in pins(a)} == {1}
+    assert {axis for a in drawn for axis, _ in pins_of(a)} == {1}
 
 
 def test_settings_that_cannot_be_are_refused():

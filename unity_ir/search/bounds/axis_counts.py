@@ -22,7 +22,7 @@ import numpy as np
 from unity_ir.budget import OutOfBudget, beside
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.bounds.assign_axes import assign_axes
@@ -91,7 +91,7 @@ class Bounds:
         kind = _kind(graph, self.machine)
         if kind == "alone":
             return
-        with_gradient = trained(graph)
+        with_gradient = nodes_with_gradient(graph)
         for solver in (
             [self.solver(merge) for merge in limits().merges[:-1]] if kind == "messages" else [self.solver(0, False)]
         ):

@@ -18,7 +18,7 @@ from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import pins
+from unity_ir.pcg.sharding import pins_of
 from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
 from unity_ir.search.baselines.expert import expert
 from unity_ir.search.baselines.recipe import Degrees, recipe
@@ -104,7 +104,7 @@ def beyond_bounds(priced: PlanCost) -> bool:
     Return whether lower bounds do not cover a plan: it pins some operators to a part of the machine, or gathers weights
     again for the backward.
     """
-    return any(map(pins, priced.placement.assignments.values())) or any(r.again for r in priced.reshards)
+    return any(map(pins_of, priced.placement.assignments.values())) or any(r.again for r in priced.reshards)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from math import prod
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.optimizer import Optimizer
@@ -111,7 +111,10 @@ def _odd(graph: Graph, large: bool) -> list[Node]:
     odd = [n for n in nodes if kinds[_kind(n)] == 1]
     if not large:
         return odd
-    with_gradient, much = trained(graph), limits().sibling_weights * sum(_size(n.result) for n in graph.weights())
+    with_gradient, much = (
+        nodes_with_gradient(graph),
+        limits().sibling_weights * sum(_size(n.result) for n in graph.weights()),
+    )
 
     def first(node: Node) -> bool:
         others = [v for v in node.operands if v.node.op != "weight"]

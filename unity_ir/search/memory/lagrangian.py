@@ -21,11 +21,11 @@ from unity_ir.cost.memory import held, leaf_bytes
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.device import Device
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
-from unity_ir.pcg.sharding import pins
+from unity_ir.pcg.sharding import pins_of
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.rules.derivation import RuleApplication
 from unity_ir.search.exact.plan_graph import realise
@@ -342,7 +342,7 @@ def peak_upper_bound(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> in
     more += sum(3 * prod(type.piece_shape) * ELEMENT_BYTES[type.grad_dtype] for type in read)
     most = sum(found.values())
     # The device that holds most may not be the one with most activations.
-    return more + most + (most if any(map(pins, placement.assignments.values())) else found["activations"])
+    return more + most + (most if any(map(pins_of, placement.assignments.values())) else found["activations"])
 
 
 def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], JointPlan]) -> JointPlan:
@@ -482,7 +482,7 @@ def _text(number: float) -> str:
 
 def _states(graph: Graph, solver: Solver) -> float:
     """Return the bytes per device of weights, gradients and optimizer state, if all were sharded evenly."""
-    with_gradient = trained(graph)
+    with_gradient = nodes_with_gradient(graph)
     held = sum(
         leaf_bytes(n, n in with_gradient, solver.optimizer) * n.types[0].elements
         for n in graph.nodes()

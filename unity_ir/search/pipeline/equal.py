@@ -27,7 +27,7 @@ from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.machine.parts import part
 from unity_ir.pcg.graph import Graph, Node, Pipeline, erase_with
-from unity_ir.pcg.layers import like_shortened
+from unity_ir.pcg.layers import shortened_with_map
 from unity_ir.pcg.micro_batches import micro_batch
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.baselines.batch_dims import sample_dims
@@ -194,7 +194,7 @@ class PipelineSearch:
             if same:
                 found = same[0]
             else:
-                short, _ = like_shortened(self.small(micro_batches), limits().rewritten_layers)
+                short, _ = shortened_with_map(self.small(micro_batches), limits().rewritten_layers)
                 with limited(group_rows=0):
                     found, _ = solve(short, part(self.machine, parts), self.optimizer)
             self._solvers[parts, micro_batches] = found.with_price(self.price(micro_batches))
@@ -304,7 +304,7 @@ class PipelineSearch:
                 seconds = float((rows.forward + rows.input_gradient + rows.weight_gradient).sum())
                 live = (min(stages, micro_batches) + 1) / 2
                 price = replace(price, byte=times * seconds / (stages * self.memory), again=True, live=live)
-            short, of = like_shortened(self.small(micro_batches), limits().rewritten_layers)
+            short, of = shortened_with_map(self.small(micro_batches), limits().rewritten_layers)
             self._found[key] = price, self._rows(short, of, solver.with_price(price), micro_batches)
         return self._found[key]
 

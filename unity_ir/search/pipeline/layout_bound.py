@@ -31,7 +31,7 @@ import numpy as np
 from unity_ir.cost.plan import cost
 from unity_ir.machine.parts import part, send_seconds
 from unity_ir.pcg.graph import Graph, Node, Value
-from unity_ir.pcg.layers import layers, like_shortened
+from unity_ir.pcg.layers import layers, shortened_with_map
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.bounds.axis_counts import Bounds, bound_at, is_tabulated
 from unity_ir.search.exact.factor_graph import FactorGraph
@@ -255,7 +255,7 @@ def range_bounds(graph: Graph, solver: Solver, most: int) -> Floats:
     the last of them (or is charged the difference), so what a range costs there holds wherever else it is.
     """
     keep = most + 2
-    short, of = like_shortened(graph, keep)
+    short, of = shortened_with_map(graph, keep)
     builder = SharedFactorGraphBuilder(solver, short)
     problem = builder.problem()
     plan = builder.plan(problem)

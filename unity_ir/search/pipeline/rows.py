@@ -20,7 +20,7 @@ from unity_ir.cost.memory import leaf_bytes
 from unity_ir.cost.plan import PlanCost, Reshard, update_time
 from unity_ir.cost.work import adds_gradients, gradient_reads, work_of
 from unity_ir.pcg.collectives import FREE
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value, erase_with
 from unity_ir.pcg.layers import layers
 from unity_ir.pcg.optimizer import Optimizer
@@ -186,7 +186,7 @@ class _Sums:
         micro_batches: int,
     ):
         self.machine = priced.machine
-        self.with_gradient = trained(plan)
+        self.with_gradient = nodes_with_gradient(plan)
         self.placed = {serial: node for node, serial in serials.items()}
         count = len(found.parts)
         self.forward, self.input_gradient, self.weight_gradient, self.once, self.held, self.late = np.zeros((6, count))

@@ -15,7 +15,7 @@ from math import prod
 from unity_ir.cost.memory import leaf_bytes
 from unity_ir.cost.plan import cost
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.exact.shared_moves import without_free_moves
@@ -43,7 +43,7 @@ def least_unstaged(graph: Graph, machine: Machine, optimizer: Optimizer) -> Leas
         return LeastUnstaged(0.0, 0.0)
     priced = cost(graph, machine, optimizer)
     kernels = sum(each.forward + each.backward for each in priced.operators)
-    with_gradient = trained(graph)
+    with_gradient = nodes_with_gradient(graph)
     held = sum(
         leaf_bytes(node, node.op == "weight" and node in with_gradient, optimizer) * prod(node.types[0].shape)
         for node in graph.nodes()

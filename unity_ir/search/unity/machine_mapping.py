@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unity_ir.budget import spend
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.sharding import Assignment, Layout, operand_layout, result_layout
 from unity_ir.search.layouts.limits import limits
@@ -70,7 +70,7 @@ class Subgraph:
     @cached_property
     def trained(self) -> frozenset[Node]:
         """The nodes whose values have a gradient."""
-        return trained(self.graph)
+        return nodes_with_gradient(self.graph)
 
     @cached_property
     def uses(self) -> Mapping[Value, int]:

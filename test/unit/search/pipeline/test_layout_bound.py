@@ -13,7 +13,7 @@ from graphs import boxes, with_memory
 from unity_ir.cost.plan import cost
 from unity_ir.machine import part
 from unity_ir.models import from_text
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
@@ -105,7 +105,7 @@ def test_no_range_of_units_takes_less_than_its_bound(name: str):
         plan, least = best, float(seconds(best)[i:j].sum())
         for _ in range(60):
             node = random.choice([*plan.rows])
-            rows = len(solver.table(node, trained(small)))
+            rows = len(solver.table(node, nodes_with_gradient(small)))
             layouts = {v: random.randrange(len(solver.space(v))) for v in plan.layouts if not v.node.is_leaf}
             rest = layouts if random.random() < 0.3 else {}
             other = replace(plan, rows={**plan.rows, node: random.randrange(rows)}, layouts={**plan.layouts, **rest})
