@@ -277,7 +277,7 @@ def _additions(graph: Graph, part: Mapping[Node, str], with_gradient: Collection
             is_alike = variable not in dims.get(parameter.name, ())
             if is_alike and {node, value.node}.issubset(with_gradient):
                 size = prod(value.type.piece_shape) * ELEMENT_BYTES[value.type.grad_dtype]
-                seconds += node.micro_batches * machine.copy_time(again, 3 * again * size)
+                seconds += node.micro_batches * machine.memory_seconds(again, 3 * again * size)
     return seconds
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from unity_ir.errors import UnityError
 from unity_ir.forms.addresses import Names, needs_int64, operand_shapes
 from unity_ir.forms.attention import Attention
-from unity_ir.forms.classify import Pointwise, classify, is_opaque, is_product, without_activation
+from unity_ir.forms.classify import Pointwise, classify, is_opaque, is_product_or_convolution, without_activation
 from unity_ir.forms.column_sums import ColumnSums
 from unity_ir.forms.compose import AND
 from unity_ir.forms.contraction import Contraction, product_factors
@@ -318,7 +318,9 @@ def torch_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str] =
         total = [function.total] if adds else []
         text = function.text([f"return matrix_product({', '.join([*factors, *total])})"])
         return Launcher(function.name, MATRIX_PRODUCT + text, {}, ())
-    products = all(is_product(r, bound.extents) or routed(r.expr, bound.extents) is not None for r in bound.results)
+    products = all(
+        is_product_or_convolution(r, bound.extents) or routed(r.expr, bound.extents) is not None for r in bound.results
+    )
     half = any(d in ("f16", "bf16") for d in dtypes) and not Analysis(bound).moves_data_only and not products
     if half:
         # The conversions are part of the text, so the name must differ from that of the same line in float32.

@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 from unity_ir.errors import UnityError
 from unity_ir.forms.addresses import operand_shapes
-from unity_ir.forms.column_sums import aligned, is_column_sum
+from unity_ir.forms.column_sums import is_column_sum, with_common_variables
 from unity_ir.forms.compose import AND, Part, composed, relabelled
 from unity_ir.forms.kinds import kind
 from unity_ir.forms.rows import can_be_padded
@@ -426,7 +426,7 @@ class _Fuser:
             apart = composed(parts, kept, apart=True) if several else None
             return apart if apart is not None and _reads_once(apart.line) else None
         apart = composed(parts, kept, apart=True)
-        whole = apart and aligned(apart.line, apart.axes)
+        whole = apart and with_common_variables(apart.line, apart.axes)
         return None if apart is None or not whole else replace(apart, line=whole[0], axes=whole[1])
 
     def _with_types(self, line: Part) -> Part:

@@ -25,7 +25,7 @@ from unity_ir.forms.scatter import scattered
 from unity_ir.kernels.launchers import launcher
 from unity_ir.kernels.pytorch.attention import cudnn_attention, is_faster
 from unity_ir.machine.model import Machine
-from unity_ir.machine.tuned import IMPLEMENTATIONS, Table
+from unity_ir.machine.tuned import IMPLEMENTATIONS, TuningTable
 from unity_ir.pcg.differentiate import training_step
 from unity_ir.pcg.graph import Graph, Pipeline
 from unity_ir.pcg.optimizer import Optimizer
@@ -80,7 +80,7 @@ class PlanOptions:
     matmul: str = AUTO
     kernels: str = "triton"
     convolution: str = "torch"
-    tuned: Table | None = None
+    tuned: TuningTable | None = None
     """Measured implementations: operators that it has get the faster one, whatever the other options say."""
     fuse: bool = True
     """Whether operators that one Triton kernel can compute are one group."""
@@ -151,7 +151,7 @@ class PlanOptions:
         """Return the implementation of one operator, or `auto` for a product for which nothing else says it."""
         if self.kernels == "torch":
             return "torch"
-        measured = None if self.tuned is None else self.tuned.choice(operator.key)
+        measured = None if self.tuned is None else self.tuned.fastest(operator.key)
         if measured is not None:
             return measured
         line = operator.line

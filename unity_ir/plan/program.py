@@ -29,7 +29,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, Pins, role_name
 from unity_ir.pcg.types import ELEMENT_BYTES, HALVES
 from unity_ir.tdl.divisibility import Analysis, Halos
-from unity_ir.tdl.parallel import Configuration, piece
+from unity_ir.tdl.parallel import Configuration, line_of_task
 from unity_ir.tdl.syntax import Bound
 
 Register = int
@@ -562,7 +562,7 @@ def piece_of_line(analysis: Analysis, assignment: Assignment, mesh: Mesh) -> Bou
     for what, size in zip(assignment, mesh.sizes, strict=True):
         if isinstance(what, str):
             degrees[what] = degrees.get(what, 1) * size
-    return piece(analysis.bound, Configuration(degrees))
+    return line_of_task(analysis.bound, Configuration(degrees))
 
 
 def most_of_a_device(mesh: Mesh, counts: Iterable[tuple[Pins, int]]) -> int:

@@ -179,7 +179,7 @@ class _Replay:
             self._use((step.operand, step.result), [])
             return
         moved = every[self.piece if step.is_of_pieces else self.micro_batch]
-        length = ticks(self.streams.machine.copy_time(1, moved)) if moved else 0
+        length = ticks(self.streams.machine.memory_seconds(1, moved)) if moved else 0
         kind = SYNC if step.result in self.syncs else BACKWARD if self.is_backward else FORWARD
         label = Label(kind, step.kind, self.names[step.operand], self.program.tensors[step.result])
         done = [self._on_compute(k, length, label) for k in self.streams.where(self._layout(step.operand))]
@@ -235,7 +235,7 @@ class _Replay:
         """Add the kernels that copy for a collective, as one task, on the devices that hold something of a layout."""
         if not copied.kernels:
             return []
-        length = ticks(self.streams.machine.copy_time(copied.kernels, copied.bytes))
+        length = ticks(self.streams.machine.memory_seconds(copied.kernels, copied.bytes))
         label = replace(of, what="copy")
         return [self._on_compute(k, length, label) for k in self.streams.where(layout)]
 

@@ -525,7 +525,7 @@ def _additions(plan: Plan, machine: Machine) -> float:
 
 
 def _copy_seconds(bytes: int, machine: Machine) -> float:
-    return machine.copy_time(1, bytes) if bytes else 0.0
+    return machine.memory_seconds(1, bytes) if bytes else 0.0
 
 
 def _last_run(plan: Plan, timeline: Timeline) -> _LastRun:

@@ -326,7 +326,7 @@ def fit_text(found: Mapping[str, Fit], moves: Mapping[str, FittedLine], about: M
         text += [
             f"samples = {each.samples}",
             f"median_error = {each.median:.3f} # |estimated / measured - 1|",
-            f"ninety_percent_error = {each.ninety:.3f} # 90% of the samples are no further off",
+            f"ninety_percent_error = {each.percentile_90:.3f} # 90% of the samples are no further off",
         ]
     for name, line in moves.items():
         text += [
@@ -434,7 +434,7 @@ def _print(found: Mapping[str, Fit], path: Path) -> None:
     for heading in ("kind", "samples", "median error", "90% within"):
         table.add_column(heading, justify="left" if heading == "kind" else "right")
     for kind, each in found.items():
-        table.add_row(kind, str(each.samples), f"{each.median:.1%}", f"{each.ninety:.1%}")
+        table.add_row(kind, str(each.samples), f"{each.median:.1%}", f"{each.percentile_90:.1%}")
     Console().print(table)
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import isinf, prod
 
 from unity_ir.forms.addresses import Names
-from unity_ir.forms.rewrite import canonical, is_work
+from unity_ir.forms.rewrite import canonical, is_worth_keeping
 from unity_ir.forms.softmax import softmax
 from unity_ir.forms.windows import masked_body
 from unity_ir.kernels.pytorch.functions import BINARY, FUNCTIONS, chosen, compared, joined, of_two, opaque, uniform
@@ -191,7 +191,7 @@ class _Lines(TorchWriter):
     def value(self, expr: Expr) -> TensorText:
         """Write an expression in the first form that matches it."""
         sharing = self.sharing
-        if sharing is None or not is_work(expr):
+        if sharing is None or not is_worth_keeping(expr):
             return self._value(expr)
         form, free = canonical(expr, self.extents, self.starts)
         sharing.uses[form] += 1

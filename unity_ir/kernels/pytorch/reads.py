@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from unity_ir.forms.windows import reach
+from unity_ir.forms.windows import local_range
 from unity_ir.kernels.pytorch.tensor_text import TensorText, letters
 from unity_ir.kernels.pytorch.writer import TorchWriter
 from unity_ir.kernels.text import ATOM, Text
@@ -90,7 +90,7 @@ def _unfolded(writer: TorchWriter, text: Text, dims: list[str], windows: Sequenc
 
     `dims`, the names of the tensor's dims, is changed in place accordingly. Positions outside of the tensor are 0.
     """
-    reaches = [reach(window, writer.extents) for window in windows]
+    reaches = [local_range(window, writer.extents) for window in windows]
     around = [(max(0, -first), max(0, last - w.size + 1)) for (first, last), w in zip(reaches, windows, strict=True)]
     text = padded(writer, text, len(dims), {dims.index(token(n)): pair for n, pair in enumerate(around)})
     for number, (window, (first, last), (before, after)) in enumerate(zip(windows, reaches, around, strict=True)):

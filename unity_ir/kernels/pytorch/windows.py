@@ -20,7 +20,7 @@ from unity_ir.forms.convolution import (
     pooled_sum,
     pooling,
 )
-from unity_ir.forms.windows import exceeds_tensor, reach
+from unity_ir.forms.windows import exceeds_tensor, local_range
 from unity_ir.kernels.pytorch.reads import padded, token, whole
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES, TensorText
 from unity_ir.kernels.pytorch.writer import TorchWriter
@@ -69,7 +69,7 @@ def _added(writer: TorchWriter, result: Result, windows: Sequence[Window]) -> Te
     text = writer.expanded(value, tuple(order))
     dims = list(order)
     for number, window in enumerate(windows):
-        first, last = reach(window, writer.extents)
+        first, last = local_range(window, writer.extents)
         own = [n for _, n in window.terms]
         dim = dims.index(own[0]) if own else len(names) + number
         if len(own) > 1:
@@ -137,7 +137,7 @@ def _transposed(
 
     Returns it with the elements to add before and after each dim (cut off if below 0) to get the result's sizes.
     """
-    ends = [(*reach(s.window, writer.extents), s) for s in slidings]
+    ends = [(*local_range(s.window, writer.extents), s) for s in slidings]
     padding = tuple(-first for first, _, _ in ends)
     more = tuple(s.window.size - 1 - last - first for first, last, s in ends)
     crop = [(0, 0)] * len(slidings)
@@ -159,11 +159,11 @@ def _padding(
     """
     padding: list[int] = []
     for k, s in enumerate(slidings):
-        first, _ = reach(s.window, writer.extents)
+        first, _ = local_range(s.window, writer.extents)
         kernel = s.dilation * (_size(writer, s.inner) - 1)
         count = (s.window.size - 2 * first - kernel - 1) // s.stride + 1
         if first > 0 or count != _size(writer, s.outer) or (most is not None and -first > most[k]):
-            ends = [(a, b, t.window.size) for t in slidings for a, b in (reach(t.window, writer.extents),)]
+            ends = [(a, b, t.window.size) for t in slidings for a, b in (local_range(t.window, writer.extents),)]
             return (0,) * len(slidings), [(-a, b - size + 1) for a, b, size in ends]
         padding.append(-first)
     return tuple(padding), [(0, 0)] * len(slidings)

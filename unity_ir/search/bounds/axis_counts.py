@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from unity_ir.budget import OutOfBudget, beside
+from unity_ir.budget import OutOfBudget, own_budget
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import nodes_with_gradient
@@ -112,7 +112,7 @@ class Bounds:
         """
         least, plan = 0.0, None
         try:
-            with beside():
+            with own_budget():
                 if known.price > 0:
                     least = bound_within(known, self, self.machine.device.usable)
                 if not known.again or least == 0:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf, isfinite
 
-from unity_ir.budget import OutOfBudget, beside, spend
+from unity_ir.budget import OutOfBudget, own_budget, spend
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
@@ -160,7 +160,7 @@ class Baselines:
 
     def _candidates(self, graph: Graph, strategies: Iterable[str], recompute: bool = True) -> list[Candidate]:
         candidates: list[Candidate] = []
-        with beside(), suppress(OutOfBudget):
+        with own_budget(), suppress(OutOfBudget):
             for name, plan in _by_hand(graph, self.machine, self.optimizer, strategies):
                 needs = needed(*plan, self.optimizer)
                 fit = needs <= self.machine.device.usable

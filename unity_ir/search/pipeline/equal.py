@@ -205,7 +205,7 @@ class PipelineSearch:
         Return the objective of a micro-batch: seconds, of which those that a step spends once count 1 /
         `micro_batches`, with those of adding up gradients in all micro-batches but one.
         """
-        each = self.machine.copy_time(0, ADDED) * (micro_batches - 1) / micro_batches
+        each = self.machine.memory_seconds(0, ADDED) * (micro_batches - 1) / micro_batches
         return Price(once=1 / micro_batches, add=each)
 
     def plan(self, parts: int, micro_batches: int, schedule: ScheduleKind | None = None) -> PipelinePlan:

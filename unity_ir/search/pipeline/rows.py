@@ -240,7 +240,7 @@ class _Sums:
 
     def _addition(self, bytes: float) -> float:
         """Return the seconds, per micro-batch, in which all but one add a gradient to those before."""
-        return self.again * self.machine.copy_time(1, ADDED * bytes)
+        return self.again * self.machine.memory_seconds(1, ADDED * bytes)
 
     def _late(self, node: Node, kept: set[tuple[Value, bool]], users: Users) -> float:
         """
