@@ -66,7 +66,7 @@ def _kept() -> Mapping[str, str]:
     return {str(entry["digest"]): str(entry["verdict"]) for entry in table.values()}
 
 
-def kept_text(proofs: Iterable[tuple[Substitution, Proof]]) -> str:
+def verdicts_text(proofs: Iterable[tuple[Substitution, Proof]]) -> str:
     """
     Return the text of the file that keeps the verdicts on the library's rules, one line per (rule, proof) in `proofs`.
     """
