@@ -23,7 +23,7 @@ from unity_ir.forms.rewrite import simplified
 from unity_ir.forms.rows import has_padded_results
 from unity_ir.forms.scatter import scattered
 from unity_ir.kernels.launchers import launcher
-from unity_ir.kernels.pytorch.attention import cudnn_attention, is_faster
+from unity_ir.kernels.pytorch.attention import cudnn_attention, cudnn_is_faster
 from unity_ir.machine.model import Machine
 from unity_ir.machine.tuned import IMPLEMENTATIONS, TuningTable
 from unity_ir.pcg.differentiate import training_step
@@ -161,7 +161,7 @@ class PlanOptions:
             return self.matmul
         if self.attention != "triton" and (
             (found := cudnn_attention(line, operator.dtypes, {n: n for n in operator.divided})) is not None
-            and (self.attention == "torch" or is_faster(line, found))
+            and (self.attention == "torch" or cudnn_is_faster(line, found))
         ):
             return "cudnn"
         return self.kernels
