@@ -168,7 +168,9 @@ def from_op(op: ProgramOp) -> Program:
                 raise UnityError(f"@{op.sym_name.data}: {each.name} is not an operation of spmd")
     name = op.sym_name.data
     pipeline = to_pipeline(f"spmd.program @{name}: pipeline", op.pipeline)
-    return Program(name, mesh, tensors, tuple(body), outputs, optimizer, op.loop, op.pieces, frozenset(anew), pipeline)
+    return Program(
+        name, mesh, tensors, tuple(body), outputs, optimizer, op.micro_batch_count, op.pieces, frozenset(anew), pipeline
+    )
 
 
 def _compute(
