@@ -228,10 +228,8 @@ class Simulation:
         key = (v, source, target, back)
         found = self._sends.get(key)
         if found is None:
-            number, ends = (
-                self.reshard_number(v, target) + back,
-                (dual(target), dual(source)) if back else (source, target),
-            )
+            number = self.reshard_number(v, target) + back
+            ends = (dual(target), dual(source)) if back else (source, target)
             found = self._sends[key] = self.costs.send(self.types[v], ends, number, self.overlap, back)
         return found
 

@@ -48,12 +48,12 @@ def choosing(strategy: str, serial: Graph, machine: Machine, optimizer: Optimize
     large = _is_large(machine)
     with ExitStack() as stack:
         by_hand = stack.enter_context(ForkedWorker(baselines, beside=large))
-        as_it_was = by_hand.ask((serial, True)) if strategy == "joint" else None
+        unrewritten = by_hand.ask((serial, True)) if strategy == "joint" else None
         if large:
             # Both processes need them, and the second fork inherits them.
             cache_kernel_templates(serial)
         bounding = stack.enter_context(ForkedWorker(bounds, bounds.ahead(serial), beside=large))
-        yield Chooser(strategy, serial, machine, SimulatedPlans(machine, optimizer), by_hand, bounding, as_it_was)
+        yield Chooser(strategy, serial, machine, SimulatedPlans(machine, optimizer), by_hand, bounding, unrewritten)
 
 
 def _is_large(machine: Machine) -> bool:
@@ -218,10 +218,8 @@ class Chooser:
         known = by_hand()
         candidates = that_fit(known)
         if not plans and not candidates:
-            smallest = min(known, key=lambda c: c.needs, default=None)
-            raise (
-                refused if smallest is None else refused.naming_smaller(smallest.name, smallest.needs, smallest.seconds)
-            )
+            least = min(known, key=lambda c: c.needs, default=None)
+            raise refused if least is None else refused.naming_smaller(least.name, least.needs, least.seconds)
         best = self.emitted.fastest(plans or [self.emitted.plan(min(candidates, key=lambda c: c.emitted))], candidates)
         is_own = any(best[0] is plan[0] for plan in plans)
         if found is not None and (found.of.rewritten == self.serial or is_own):

@@ -240,9 +240,8 @@ def _kernel_seconds(graph: Graph, search: PipelineSearch) -> tuple[float, float]
         forward[of[each.node]] += each.forward
         both[of[each.node]] += each.forward + each.backward
     parts = forward[both > 0] / both[both > 0]
-    return without_free_moves(float(both.sum()) / search.machine.devices, graph, search.machine), float(
-        parts.min(initial=1.0)
-    )
+    least = without_free_moves(float(both.sum()) / search.machine.devices, graph, search.machine)
+    return least, float(parts.min(initial=1.0))
 
 
 def range_bounds(graph: Graph, solver: Solver, most: int) -> Floats:
