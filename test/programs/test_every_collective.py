@@ -53,7 +53,7 @@ NUMERICAL = (("idle", "batch_mean"), ("same", "batch_stats"))
 DETOURS = ("random", "recompute", "pinned")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "plan", "world"), CASES)
 def test_what_is_wrong_is_told(ranks: Ranks, model: str, plan: str, world: int):

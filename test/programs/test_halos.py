@@ -25,6 +25,7 @@ def spatial(wanted: tuple[str, ...]) -> Program:
     return lower(differentiate(divided(cnn(), wanted, on.mesh), Optimizer("sgd", 0.1), on.mesh), on)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("wanted", [("y",), ("z",), ("y", "z"), ("y", "y"), ("z", "z"), ("n", "y")])
 def test_images_in_parts(ranks: Ranks, wanted: tuple[str, ...]):

@@ -94,6 +94,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", ["fsdp*4", "data-parallel/2*4"])
 def test_mutants_are_found(ranks: Ranks, plan: str):

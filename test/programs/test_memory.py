@@ -83,6 +83,7 @@ def again(graph: Graph) -> Graph:
     return rewrite(graph, mark)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("model", MODELS)
@@ -125,6 +126,7 @@ def test_holds_what_is_said(tmp_path: Path, model: str):
     assert (less < measured) == model.endswith("gpt2")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("model", ["gpt2", "llama3_8b"])

@@ -144,7 +144,7 @@ def no_update(text: str) -> list[tuple[str, str]]:
     return [("without one update", text.replace(lines[0], some))]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "where", "plan"),

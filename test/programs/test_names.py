@@ -36,6 +36,7 @@ def crafted(name: str) -> Graph:
     return Graph(name, (x, labels), (apply("cross_entropy", [logits, labels.result]).result,))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_names_are_data(ranks: Ranks, name: str):

@@ -35,7 +35,7 @@ LEAST = {"sgd": 3, "momentum": 9, "adam": 40, "adamw": 40, "lion": 18}
 """Mutants there are at least, as many as there is arithmetic."""
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["torch", "triton"])
 @pytest.mark.parametrize("optimizer", SETTINGS, ids=lambda o: f"{o.name}-{o.lr}")

@@ -76,7 +76,8 @@ def search_options(text: str, where: str = "unity-opt: --search") -> dict[str, O
     kinds = _COMMON | ({} if strategy is None else option_types(strategy))
     for setting in settings:
         key, equals, value = setting.partition("=")
-        kind = kinds.get(key.replace("-", "_"))
+        key = key.replace("-", "_")
+        kind = kinds.get(key)
         if strategy is None:
             continue  # the search says which there are
         if not equals or kind is None:

@@ -15,7 +15,7 @@ def with_dtype(graph: Graph, dtype: str) -> Graph:
     """
     Return the graph computed in the floating point type `dtype`, `f32`, `bf16` or `f16`: its floating point inputs,
     weights, constants and casts are converted. Weights then have no masters (longer copies that are stored and updated
-    in place of them). Not for a graph in micro-batches: its leaves lose their pieces in time.
+    in place of them).
 
     Raises `UnityError` for another type.
     """
@@ -26,7 +26,7 @@ def with_dtype(graph: Graph, dtype: str) -> Graph:
         if node.is_leaf:
             (type,) = node.types
             if type.is_floating:
-                type = divided_type(type.shape, dtype, type.parts)
+                type = divided_type(type.shape, dtype, type.parts, time=type.time)
             own = {name: value for name, value in node.attributes if name != "master"}
             return leaf(node.op, type, node.view, **own).results
         if node.op == "cast" and node.attribute("to") in FLOATS:

@@ -86,7 +86,7 @@ def run(
         if micro_batches == 1:
             raise UnityError("search: stages of a pipeline run micro-batches; give micro_batches, 2 or more")
         stages.rank_of(micro_batches)
-    kind, pieces = _recompute(strategy, recompute), _pieces(strategy, loss_pieces)
+    kind, pieces = recompute_kind(strategy, recompute), _pieces(strategy, loss_pieces)
     if graph.updates:
         raise UnityError(f"func.func @{graph.name}: search before pcg-differentiate, not after it")
     given = optimizer or graph.optimizer
@@ -199,7 +199,7 @@ WITHIN_MEMORY = ("joint", "sequential")
 """Strategies that search within the memory of a device, and decide what is recomputed."""
 
 
-def _recompute(strategy: str, given: str | None) -> str:
+def recompute_kind(strategy: str, given: str | None) -> str:
     """Return the kind of recompute for a strategy. Raises `UnityError` for one that it does not have."""
     if given is None:
         return "auto" if strategy in WITHIN_MEMORY else "none"
@@ -245,9 +245,11 @@ def run_in_time(
     """
     best: tuple[float, SearchResult] | None = None
     failed: UnityError | None = None
-    serial, count = erase(graph), 1
+    serial = erase(graph)
     dims = sample_dims(serial)
-    while count == 1 or _is_divisible(serial, dims, count):
+    # One micro-batch is no pipeline.
+    count = first = 2 if stages is not None and _is_divisible(serial, dims, 2) else 1
+    while count == first or _is_divisible(serial, dims, count):
         try:
             given = strategy, optimizer, options, progress, budget, count, recompute, loss_pieces, stages
             found = run(graph, machine, *given)

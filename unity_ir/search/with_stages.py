@@ -32,7 +32,7 @@ from unity_ir.search.pipeline.placed import pipeline_step
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.least import least_unstaged
 from unity_ir.search.result import SearchResult
-from unity_ir.search.run import run, run_in_time
+from unity_ir.search.run import recompute_kind, run, run_in_time
 from unity_ir.search.strategies.joint import RewriteOptions
 from unity_ir.search.strategy import OptionValue, make_options, strategy_named
 from unity_ir.search.throughput import most_throughput
@@ -78,8 +78,8 @@ def run_with_stages(
     for. Unity's `auto` is its paper's: pipelines whose steps overlap, for the least time from step to step
     (`search.throughput`).
 
-    Raises `UnityError` as they do, for `auto` of other strategies, and where the budget ends before the pipeline asked
-    for is found.
+    Raises `UnityError` as they do, for `auto` of strategies other than joint and unity, and where the budget ends
+    before the pipeline asked for is found.
     """
     budget = budget or Budget()
     given = strategy, optimizer, options, progress, budget
@@ -94,6 +94,7 @@ def run_with_stages(
         return run(graph, machine, *given, micro_batches, recompute, loss_pieces, asked)
     own = make_options(strategy_named(strategy), options or {})
     assert isinstance(own, RewriteOptions)
+    recompute_kind(strategy, recompute)
     in_pieces = loss_pieces not in (None, "1", "auto")
     if in_pieces and isinstance(stages, Stages):
         raise UnityError(

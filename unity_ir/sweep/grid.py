@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from itertools import product
 from math import gcd, prod
 from typing import Any
@@ -222,10 +223,16 @@ def _set_sizes(name: str, tables: dict[str, Any], levels: Sequence[dict[str, Any
 
 def machine_tables(machine: Machine) -> dict[str, Any]:
     """
-    Return the tables that describe a machine (`machine.toml`): equal for machines that differ in name, or in
-    measured times, alone.
+    Return the tables that describe a machine (`machine.toml`) and its measured seconds: equal for machines that differ
+    in name alone.
     """
-    return described(machine)
+    profile = machine.device.profile
+    if profile is None:
+        return described(machine)
+    kernels = [[name, *sizes, seconds] for name, rows in profile.kernels.items() for sizes, seconds in rows.items()]
+    collectives = [[*key, *map(list, points)] for key, points in profile.collectives.items()]
+    measured = json.dumps([sorted(kernels, key=str), sorted(collectives, key=str)])
+    return {**described(machine), "profile": sha256(measured.encode()).hexdigest()}
 
 
 def mesh_key(machine: Machine) -> str:

@@ -57,10 +57,9 @@ class Recipe:
     stages: int = 1
     chunks: int = 1
 
-    @property
-    def text(self) -> str:
-        """The recipe as `--degrees` takes it."""
-        said = [f"tp={self.tp},sp=true"] if self.tp > 1 else []
+    def text(self, sp: bool = True) -> str:
+        """Return the recipe as `--degrees` takes it; `sp`: for a model that has sequences."""
+        said = [f"tp={self.tp}" + ",sp=true" * sp] if self.tp > 1 else []
         said += [f"zero={self.zero}"] if self.zero else []
         said += [f"shards={self.shards}"] if self.shards else []
         said += [f"micro_batches={self.micro_batches}"] if self.micro_batches > 1 else []
@@ -222,7 +221,7 @@ class Family:
 
 
 def read_recipe(text: str) -> Recipe:
-    """Return the recipe of `Recipe.text`. Raises `UnityError` for another text."""
+    """Return the recipe of a `Recipe.text`, with or without `sp`. Raises `UnityError` for another text."""
     parts = [each.partition("=") for each in text.split(",")]
     keys = {key: value for key, _, value in parts}
     chunks = keys.pop("schedule", "").partition(":")[2]
@@ -239,6 +238,6 @@ def read_recipe(text: str) -> Recipe:
         )
     except ValueError as error:
         raise UnityError(f"sweep: {text!a} is no recipe: {error}") from error
-    if found.text != text:
-        raise UnityError(f"sweep: {text!a} is no recipe of a sweep, which are such as {found.text}")
+    if text not in (found.text(), found.text(sp=False)):
+        raise UnityError(f"sweep: {text!a} is no recipe of a sweep, which are such as {found.text()}")
     return found

@@ -14,6 +14,7 @@ from time import process_time
 from unity_ir.cost.work import model_flops
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.optimizer import Optimizer, optimizer_of
+from unity_ir.search.baselines.recipe import has_sequence
 from unity_ir.sweep.grid import Point, graph_of, machine_tables, mesh_key, samples
 from unity_ir.sweep.monotone import monotone
 from unity_ir.sweep.point import Answer
@@ -145,6 +146,7 @@ class _About:
     mesh: str
     samples: int
     flops: float
+    has_sequence: bool
 
 
 def _about(point: Point, machine: Machine, how: How) -> _About:
@@ -153,7 +155,7 @@ def _about(point: Point, machine: Machine, how: How) -> _About:
     kinds = machine.device.flops
     dtype = how.mixed or ("f32" if "f32" in kinds else next(iter(kinds)))
     flops = model_flops(graph) / machine.devices / machine.device.peak(dtype)
-    return _About(mesh, samples(point.text), flops)
+    return _About(mesh, samples(point.text), flops, has_sequence(graph))
 
 
 def _answer(point: Point, machine: Machine, about: _About, bound: float, best: Best | None, processor: float) -> Answer:
@@ -170,7 +172,7 @@ def _answer(point: Point, machine: Machine, about: _About, bound: float, best: B
     )
     if best is None:
         return answer
-    recipe = JOINT if best.recipe is None else best.recipe.text
+    recipe = JOINT if best.recipe is None else best.recipe.text(about.has_sequence)
     return replace(answer, bound=best.bound, seconds=best.seconds, memory=best.memory, recipe=recipe)
 
 

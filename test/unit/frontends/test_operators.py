@@ -20,6 +20,7 @@ IDS = torch.tensor([[2, 0, 1], [1, 1, 2]])
 
 
 INDEX = (torch.tensor([[2, 0, 1, 1], [0, 1, 2, 0]])[:, None] + torch.tensor([0, 1])[:, None]) % 3
+HALVES = torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64)
 """Positions [2, 2, 4] along a dim of size 3, each different from its neighbour along it."""
 TWICE = torch.zeros(2, 2, 4, dtype=torch.int64)
 
@@ -283,6 +284,8 @@ A = {
     "max_with_index": lambda a: a.max(1)[0] * a.max(1)[1] + a.median(1)[0] * a.median(1)[1],
     "std_mean": lambda a: torch.cat([*torch.std_mean(a, 1), *torch.var_mean(a, 1)]),
     "logcumsumexp": lambda a: a.logcumsumexp(1),
+    "searchsorted": lambda a: a * torch.searchsorted(HALVES, (2 * a).round() / 2),
+    "searchsorted_right": lambda a: a * torch.searchsorted(HALVES, (2 * a).round() / 2, side="right"),
     "bucketize": lambda a: a * torch.bucketize(a, torch.tensor([0.7, 1.0, 1.4], dtype=a.dtype)),
     "adaptive_pools": lambda a: F.adaptive_max_pool1d(a, 2).sum() + F.adaptive_avg_pool3d(a[None], (1, 2, 3)),
     "grid_sample": lambda a: F.grid_sample(a[None], (a[:1, :, :2, None] - 1).mT.expand(1, 3, 1, 2), align_corners=True),
@@ -537,6 +540,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "scatter_of_products": (lambda a: a.scatter_reduce(0, INDEX, a, "prod"), "sum logarithms"),
     "mask_that_selects": (lambda a: a[a > 1], "depends on data"),
     "mask_that_gets_many": (lambda a: a.masked_scatter(a > 1, a), "no mapping"),
+    "searchsorted_sorter": (lambda a: a * torch.searchsorted(HALVES, a, sorter=torch.arange(3)), "a sorter has no"),
     "branch": (lambda a: a if a.sum() > 0 else -a, "choose by torch.where"),
     "bits_and": (lambda a: a * ((4 * a).long() & 3), "of the bits of integers"),
     "bits_xor": (lambda a: a * ((4 * a).long() ^ 3), "of the bits of integers"),

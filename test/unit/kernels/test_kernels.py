@@ -44,6 +44,7 @@ def check_case(name: str, case: Case, impl: str, runner: Any, dtype: str = "f32"
     check(bound, random_operands(bound, case), impl, runner, dtype)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("impl", ["triton", "torch"])
 @pytest.mark.parametrize("name", LOWERED)

@@ -34,6 +34,7 @@ def test_the_searched_seconds_are_those_of_the_plan(where: str, reduce: str):
     assert cost(found.graph, machine, ADAMW).time == pytest.approx(found.plan.seconds, rel=1e-6)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("reduce", ["f32", "bf16"])
 @pytest.mark.parametrize("strategy", ["data-parallel", "fsdp", "expert", "tofu", "joint", "unity", "mcmc"])
 def test_a_forward_is_priced_as_its_explicit_step(strategy: str, reduce: str):

@@ -55,6 +55,11 @@ def test_plans_without_stages_are_left_out_where_all_are_slower(monkeypatch: pyt
     assert alone.graph == both.graph
 
 
+def test_a_kind_of_recompute_is_not_left_out_of_stages():
+    with pytest.raises(UnityError, match="joint finds what to recompute by itself"):
+        run_with_stages(GPT2, load("dgx-h100:2"), optimizer=OPTIMIZER, stages=Stages(2), recompute="block")
+
+
 def test_losses_in_pieces_are_not_made_whole_unasked():
     """Pipelines that joint chooses make their loss whole: a number of pieces is kept to, or refused."""
     machine = boxes(2, 2)

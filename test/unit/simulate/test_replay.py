@@ -44,7 +44,7 @@ def planned(model: str, strategy: str, dtype: str) -> tuple[Graph, Graph]:
     return graph, run(graph, load("dgx-h100:1"), strategy).graph
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("strategy", ["data-parallel", "fsdp", "expert", "joint"])

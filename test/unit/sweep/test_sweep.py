@@ -10,19 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unity_ir.api.options import search_options
 from unity_ir.cost.least import emitted_bound, work_bound
-from unity_ir.machine import load
+from unity_ir.machine import Machine, load
+from unity_ir.machine.profile import Profile
 from unity_ir.models import from_text
 from unity_ir.pcg.optimizer import Optimizer
+from unity_ir.search import run
 from unity_ir.simulate.report import as_emitted
 from unity_ir.sweep import run as run_module
-from unity_ir.sweep.grid import Grid, Point
+from unity_ir.sweep.grid import Grid, Point, machine_tables
 from unity_ir.sweep.knobs import Knob
 from unity_ir.sweep.monotone import monotone
 from unity_ir.sweep.point import Answer
 from unity_ir.sweep.programs import Program, figures
 from unity_ir.sweep.recipes import Recipe, read_recipe
 from unity_ir.sweep.run import How, sweep
+from unity_ir.sweep.search import Best
 from unity_ir.sweep.store import Store
 
 SMALL = "mlp,hidden=256,layers=2,classes=256"
@@ -162,7 +166,34 @@ def test_stages_and_joint_searches_are_no_worse():
     ],
 )
 def test_recipes_are_read_as_written(recipe: Recipe):
-    assert read_recipe(recipe.text) == recipe
+    for sp in (False, True):
+        assert read_recipe(recipe.text(sp)) == recipe
+
+
+@pytest.mark.parametrize("model", [SMALL, "gpt2,layers=1,batch=4,sequence=8,hidden=16,heads=4,vocabulary=16"])
+def test_a_recipe_is_one_of_degrees(model: str, monkeypatch: pytest.MonkeyPatch):
+    """Sequence parallelism is for models that have sequences."""
+    best = run_module.PointSearch.best
+
+    def of_tensor_parallelism(self: run_module.PointSearch, machine: Machine) -> Best | None:
+        found = best(self, machine)
+        return found and replace(found, recipe=Recipe(2))
+
+    monkeypatch.setattr(run_module.PointSearch, "best", of_tensor_parallelism)
+    (answer,) = sweep((Point(model, "box:2"),), How(), NOTHING)
+    degrees = search_options(f"degrees,{answer.recipe}")
+    assert degrees["tp"] == 2
+    assert run(from_text(model), load("box:2"), str(degrees.pop("strategy")), Optimizer(), degrees).cost
+
+
+def test_machines_with_other_profiles_are_others():
+    machine = load("box:2")
+    profiles = [Profile("v100", {"matmul": {(8, 8, 8): seconds}}) for seconds in (1e-5, 2e-5, 1e-5)]
+    measured = [replace(machine, device=replace(machine.device, profile=profile)) for profile in profiles]
+    first, second, same = map(machine_tables, measured)
+    assert first == same
+    assert first != second
+    assert machine_tables(machine) not in (first, second)
 
 
 @settings(max_examples=5)

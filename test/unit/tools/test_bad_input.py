@@ -37,6 +37,10 @@ def refused(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -
             ["--search=joint,optimizer=adam,optimizer=sgd", "--machine=2gpu", MNIST],
             "--search: optimizer is given twice",
         ),
+        (
+            ["--search=joint,micro-batches=2,micro_batches=4", "--machine=2gpu", MNIST],
+            "--search: micro_batches is given twice",
+        ),
         (["--stats", "--machine=2gpu", "--machine=box:2", MNIST], "--machine is given twice; leave one out"),
         (["-p", "pcg-erase", "--passes", "pcg-erase", MNIST], "-p/--passes is given twice"),
         (["-p", "pcg-differentiate{lr=0.1 lr=0.2}", MNIST], "lr is given twice; leave one out"),

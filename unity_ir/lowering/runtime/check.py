@@ -89,8 +89,8 @@ def _double(tensor):
 
 def in_double(ctx, weights, local):
     """
-    Return {weight: whole f64 gradient} of a copy of this program in which all floats are float64, run on this rank's
-    pieces `weights` and `local`; None if it fails on any rank. All ranks call it.
+    Run a copy of this program in float64 on this rank's pieces of the weights and of the inputs (`local`, by name, None
+    where it has none). Return {weight: whole gradient}, or None if it fails on any rank. All ranks call it.
     """
     try:
         text = re.sub(r"\b(torch|tl)\.(float32|bfloat16|float16)\b", r"\1.float64", Path(__file__).read_text())

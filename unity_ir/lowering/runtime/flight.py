@@ -62,9 +62,9 @@ class Flight:
 
     def step(self, ctx, weights, batch, before, after):
         """
-        Do this rank's part of a step: return its part of the loss, and the gradient at the older weights by name.
-        `before` and `after` are the program's functions of what a step does once. Then `weights` has other tensors of
-        the same values, which may be updated in place; those it had are the older ones.
+        Do a step on this rank's pieces `batch` (what `following` was, if it was set before the last step). Return its
+        part of the loss, and gradients by name, at the weights of one step ago. Call `before(ctx, weights, batch)` and
+        `after(ctx, weights, batch, once, sums)` once. `weights` gets copies that may be updated in place.
         """
         if not ctx.ways:
             start_groups(ctx)

@@ -179,7 +179,11 @@ class PipelineBounds:
 def bound(
     choice: PipelineChoice, parts: int | None = None, micro_batches: int | None = None, *, with_layouts: bool = True
 ) -> tuple[float, str]:
-    """Return (a lower bound in seconds, the name of the family) of pipelines like the one chosen: `PipelineBounds`."""
+    """
+    Return (a lower bound in seconds, the family in words) of all pipelines with backwards whole or in halves, one stage
+    or more per part, as the one chosen has; `parts` and `micro_batches`: as forced in the search, None for any. With
+    `with_layouts` it is tighter, and takes several times as long as the search.
+    """
     bounds = PipelineBounds(choice.search, parts, micro_batches, with_layouts=with_layouts)
     return bounds.below(BoundedFamily.of(choice.plan))
 

@@ -243,8 +243,9 @@ class PipelineSearch:
 
     def sketch(self, parts: int, micro_batches: int, schedule: ScheduleKind | None = None) -> Sketch:
         """
-        Return stages and a schedule chosen from layouts that were solved for few equal layers, each stage with one
-        price of a byte: about what a plan takes. Raises `UnityError` as `pipeline_plan` does. Memoised.
+        Return stages and a schedule (None: any of `TRIED`), on `parts` equal parts of the machine, chosen from layouts
+        that were solved for few equal layers, each stage with one price of a byte: they take nearly what those of
+        `plan` take. Raises `UnityError` as `pipeline_plan` does. Memoised.
         """
         key = parts, micro_batches, schedule
         if key not in self._sketches:

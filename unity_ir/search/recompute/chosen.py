@@ -202,8 +202,8 @@ class Recomputable:
 
     def bytes(self, again: Sequence[frozenset[int]]) -> float:
         """
-        Return the bytes that a device saves in all these layers if the operators `again` (per layer, indices in
-        `nodes`) are recomputed.
+        Return the bytes that a device keeps for the backward in all these layers if the operators `again` (per layer,
+        indices in `nodes`) are recomputed.
         """
         pairs = zip(self.layers, again, strict=True)
         return sum(layer.bytes[i] for layer, these in pairs for i in layer.saved(these)[0])
@@ -214,7 +214,7 @@ class Recomputable:
 
     def price(self, most: float) -> float | None:
         """
-        Return the least price, in seconds per byte, at which a device saves at most `most` bytes in these layers, to
+        Return the least price, in seconds per byte, at which a device keeps at most `most` bytes in these layers, to
         one part in a million; 0 if it does without recompute, None if no price saves so little.
         """
         if self.bytes(tuple(frozenset[int]() for _ in self.layers)) <= most:

@@ -416,15 +416,24 @@ def bucketize(site: CallSite, x: Value, boundaries: Operand, *, out_int32: bool 
 
 @maps("searchsorted")
 def searchsorted(
-    site: CallSite, sorted_sequence: Operand, x: Value, *, out_int32: bool = False, right: bool = False, **_: object
+    site: CallSite,
+    sorted_sequence: Operand,
+    x: Value,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Operand | None = None,
 ) -> Value:
     """
     Map PyTorch's `searchsorted` in one sorted sequence [n]: how many of its elements are below each of `x` or, with
-    `right`, not above it. Other options have no effect. Raises `UnityError` for several sequences.
+    `right` or `side="right"`, not above it. Raises `UnityError` for several sequences, and for a `sorter`.
     """
     if len(shape_of(sorted_sequence)) != 1:
         raise UnityError("several sorted sequences have no mapping; one has")
-    return bucketize(site, x, sorted_sequence, out_int32=out_int32, right=right)
+    if sorter is not None:
+        raise UnityError("a sorter has no mapping; index the sequence with it first")
+    return bucketize(site, x, sorted_sequence, out_int32=out_int32, right=right or side == "right")
 
 
 @maps("histc")
