@@ -20,7 +20,7 @@ from unity_ir.cost.table import seconds
 from unity_ir.cost.work import repeats
 from unity_ir.machine import load
 from unity_ir.models import from_text
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.search.layouts.axes import degrees_of, role_counts
 from unity_ir.search.layouts.space import Spaces
 
@@ -30,7 +30,7 @@ MODELS = ["gpt2,layers=2", "bert_large,layers=2", "inception_v3", "nmt", "dlrm",
 def measure(model: str, machine_name: str) -> dict[str, object]:
     """Price every configuration of every operator of a model, as the search's tables do; return counts and seconds."""
     machine, graph = load(machine_name), from_text(model)
-    groups, with_gradient = Spaces(machine, by_count=True).groups, trained(graph)
+    groups, with_gradient = Spaces(machine, by_count=True).groups, nodes_with_gradient(graph)
     asked: list[tuple[object, ...]] = []
     for node in dict.fromkeys(n for n in graph.nodes() if n.is_compute):
         extents = node.analysis.bound.extents

@@ -29,7 +29,7 @@ from unity_ir.pcg.graph import Graph, Node
 from unity_ir.pcg.materialise import resting
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Assignment, GridRole, dual
-from unity_ir.simulate.choices import fits, roles
+from unity_ir.simulate.choices import fits, possible_roles
 from unity_ir.simulate.costs import Choice
 from unity_ir.simulate.delta import Block, Simulation, run_tasks
 from unity_ir.simulate.streams import TICKS
@@ -62,7 +62,7 @@ def space_of(graph: Graph, machine: Machine, alike: bool = False) -> Space:
     out: dict[Node, list[Assignment]] = {}
     for node in graph.nodes():
         if node.is_compute:
-            may = roles(node)
+            may = possible_roles(node)
             every = [(role,) * axes for role in may] if alike else product(may, repeat=axes)
             out[node] = [assignment for assignment in every if fits(node, assignment, machine.mesh)]
     return out
@@ -222,8 +222,13 @@ class _Search:
         if p == 0:
             tail += s.backward_sends(0)
         updates = {v for q in ahead for v in s.leaves[q] if s.uses[v][0][0] == q}
-        sent = [s.number(v, need) + 1 for v in values for _, need, _, last in s.groups[v] if last and last[0] == p + 1]
-        return s.forward(p), tail, sent, sum(s.update_of(v)[0] for v in updates)
+        sent = [
+            s.reshard_number(v, need) + 1
+            for v in values
+            for _, need, _, last in s.groups[v]
+            if last and last[0] == p + 1
+        ]
+        return s.forward_tasks(p), tail, sent, sum(s.update_of(v)[0] for v in updates)
 
     def _awaited(self, p: int, operators: Iterable[int]) -> list[int]:
         """Return the arrivals, of decided operators, that operators after p wait for."""
@@ -232,7 +237,7 @@ class _Search:
         for q in operators:
             if q > p:
                 for v, need in zip(s.operands[q], s.choices[q].needs, strict=True):
-                    found[s.number(v, need)] = None
+                    found[s.reshard_number(v, need)] = None
         return sorted(found)
 
     def _seen(self, q: int, choice: int, p: int) -> Any:

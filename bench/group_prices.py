@@ -77,7 +77,7 @@ def best(serial: Graph, machine: Machine, share: float) -> float:
     solver = Solver(Spaces(with_pointwise_at(machine, share)), ADAMW)
     plans: set[Graph] = set()
     for hidden in (0.0, *limits().hidden_shares):
-        own = solver.at(Price(hidden=hidden))
+        own = solver.with_price(Price(hidden=hidden))
         plans.add(realise(serial, own.solve(serial), own))
     return min(emitted(plan, machine) for plan in plans)
 

@@ -36,7 +36,7 @@ from unity_ir.pcg.mixed_precision import mixed_precision
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.plan import Plan, plan_graph
 from unity_ir.plan.program import Leaf, Register, UpdateWeight
-from unity_ir.plan.schedule import Bucket, Start, Wait, crosses
+from unity_ir.plan.schedule import Bucket, Start, Wait, communicates
 from unity_ir.search.run import run
 from unity_ir.simulate.full import simulate
 from unity_ir.simulate.replay import replay
@@ -170,7 +170,7 @@ def collectives(plan: Plan) -> tuple[int, int]:
     total = at_once = 0
     for action, following in zip(actions, [*actions[1:], None], strict=True):
         started = [m.result for m in action.moves] if isinstance(action, Bucket) else []
-        if not isinstance(action, Bucket | Wait | Leaf) and hasattr(action, "kind") and crosses(action):
+        if not isinstance(action, Bucket | Wait | Leaf) and hasattr(action, "kind") and communicates(action):
             started = [action.result]
         total += bool(started)
         at_once += isinstance(following, Wait) and not set(following.registers).isdisjoint(started)

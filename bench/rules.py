@@ -59,12 +59,12 @@ def match(name: str) -> dict[str, object]:
 def prove() -> list[dict[str, object]]:
     """Verdicts and seconds of all proofs, in this process."""
     from unity_ir.ops import operators
-    from unity_ir.rules.library import load
+    from unity_ir.rules.library import all_substitutions
     from unity_ir.rules.proof.obligations import obligations
     from unity_ir.rules.proof.prove import prove
 
     rows: list[dict[str, object]] = []
-    library = [prove(rule) for rule in load()]
+    library = [prove(rule) for rule in all_substitutions()]
     divided = [o.proof for operator in operators().values() for o in obligations(operator)]
     for what, proofs in (("rules of the library", library), ("parallelization of operators", divided)):
         verdicts = Counter(p.verdict for p in proofs)

@@ -99,7 +99,7 @@ def equal(changes: int) -> int:
             before = state.makespan
             node = random.choice(nodes)
             found = state.propose(node, random_assignment(node, machine, random))
-            wrong += found != state.full()
+            wrong += found != state.full_makespan()
             if random.random() < 0.5:
                 state.accept()
             else:
@@ -134,7 +134,7 @@ def walk(
         spent += time.process_time() - begin
         if i % max(1, proposals // 10) == 0:
             begin = time.process_time()
-            full = state.full()
+            full = state.full_makespan()
             fulls.append(time.process_time() - begin)
             assert full == state.makespan
     return spent, fulls

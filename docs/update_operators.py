@@ -8,7 +8,7 @@ from unity_ir.ops import operators
 from unity_ir.ops.operator import Operator
 from unity_ir.rules.proof.samples import analysed
 from unity_ir.tdl.divisibility import Analysis
-from unity_ir.tdl.regions import halo, leading, region
+from unity_ir.tdl.regions import halo, region, sharding_variable
 from unity_ir.tdl.syntax import (
     Window,
 )
@@ -37,7 +37,7 @@ def halos(analysis: Analysis, variable: str) -> str:
     indices = {
         i for r in analysis.bound.results for i in (*r.indices, *(i for a in bound_accesses(r.expr) for i in a.indices))
     }
-    windows = [i for i in indices if isinstance(i, Window) and leading(i, analysis.bound.extents) == variable]
+    windows = [i for i in indices if isinstance(i, Window) and sharding_variable(i, analysis.bound.extents) == variable]
     texts = sorted({f"`{region(i, variable)}`" for i in windows if any(halo(i, variable, analysis.bound.extents))})
     return f" {' and '.join(texts)}" if texts else ""
 

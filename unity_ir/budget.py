@@ -106,7 +106,7 @@ def within(budget: Budget | None) -> Generator[None]:
 
 
 @contextmanager
-def beside() -> Generator[None]:
+def own_budget() -> Generator[None]:
     """
     Count work done in the `with` statement against a new `Budget.part` of the current budget, and nothing against the
     current budget itself; count nothing if there is none.

@@ -1,7 +1,7 @@
 """
 Terms written as Python: `op("concat", tensor("x", "n a"), tensor("y", "n b"), dim=1)`.
 
-Sizes and attributes are text that `poly.parse` reads.
+Sizes and attributes are text that `rules.parse.parse_poly` reads.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.rules.parse import parse_poly
 from unity_ir.rules.pattern import (
     AttrExpr,
     AttrParameter,
@@ -21,7 +22,7 @@ from unity_ir.rules.pattern import (
     Substitution,
     Term,
 )
-from unity_ir.rules.poly import number, parse
+from unity_ir.rules.poly import number
 
 Given: TypeAlias = str | int | float
 """An attribute: polynomials apart by spaces (`"f-1 g-1"`), a number, or what the match gives (`"$act"`)."""
@@ -31,8 +32,8 @@ def tensor(
     name: str, shape: str = "", degrees: str = "", sum: str = "1", copy: str = "1", integer: bool = False
 ) -> Input:
     """An input: `tensor("x", "a.. d*n k", degrees="1 d 1")`."""
-    sizes = tuple(DimPack(s[:-2]) if s.endswith("..") else parse(s) for s in shape.split())
-    return Input(name, sizes, tuple(map(parse, degrees.split())), parse(sum), parse(copy), integer)
+    sizes = tuple(DimPack(s[:-2]) if s.endswith("..") else parse_poly(s) for s in shape.split())
+    return Input(name, sizes, tuple(map(parse_poly, degrees.split())), parse_poly(sum), parse_poly(copy), integer)
 
 
 def op(name: str, /, *operands: Term, **attributes: Given) -> ResultOf:
@@ -53,9 +54,9 @@ def _attribute(kind: str, value: Given) -> AttrExpr:
         return AttrParameter(value[1:])
     match kind:
         case "ints":
-            return tuple(map(parse, str(value).split()))
+            return tuple(map(parse_poly, str(value).split()))
         case "int":
-            return number(value) if isinstance(value, int) else parse(str(value))
+            return number(value) if isinstance(value, int) else parse_poly(str(value))
         case _:
             return value
 
@@ -74,7 +75,7 @@ def rule(name: str, source: Term | tuple[Term, ...], target: Term | tuple[Term, 
 
     for term in (*left, *right):
         visit(term)
-    return Substitution(name, tuple(inputs.values()), left, right, tuple(Condition(parse(w)) for w in where))
+    return Substitution(name, tuple(inputs.values()), left, right, tuple(Condition(parse_poly(w)) for w in where))
 
 
 def partition(x: Term, dim: Given, by: Given = "d") -> ResultOf:

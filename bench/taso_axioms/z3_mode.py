@@ -24,7 +24,7 @@ from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.pattern import AttrExpr, AttrParameter, Input, Operation, Substitution, Term
 from unity_ir.rules.poly import Poly, number, symbol
-from unity_ir.rules.proof.cases import given_names, inputs_at, pack_ranks, spelled_at, tensors
+from unity_ir.rules.proof.cases import given_names, inputs_at, pack_ranks, sample_at, tensors
 from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.proof.sides import packs
@@ -143,7 +143,7 @@ def _integer(poly: Poly, symbols: Mapping[str, Any]) -> Any:
 def _instance(rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, float | str], free: bool) -> _Instance:
     """A rule in Z3's words; `free` if its inputs and sizes are to be quantified."""
     kind = z3.FreshConst if free else None
-    sample, _ = spelled_at(rule, ranks, given)
+    sample, _ = sample_at(rule, ranks, given)
     context = ProofContext(dict(sample), given)
     fixed = {f"#{p}": number(rank) for p, rank in ranks.items()}
     known = inputs_at(rule, ranks)

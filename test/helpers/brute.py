@@ -25,7 +25,7 @@ from unity_ir.machine import Machine
 from unity_ir.pcg.graph import Graph, Node, Value, leaf
 from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.reshard import moves
+from unity_ir.pcg.reshard import moves_from
 from unity_ir.pcg.sharding import (
     COPY,
     REPEAT,
@@ -60,7 +60,7 @@ class Distances:
             seconds = np.full((len(every), len(every)), np.inf)
             np.fill_diagonal(seconds, 0.0)
             for layout, i in number.items():
-                for move, after in moves(layout, shape, self.machine.mesh):
+                for move, after in moves_from(layout, shape, self.machine.mesh):
                     if after in number:
                         j = number[after]
                         seconds[i, j] = min(seconds[i, j], self.machine.move_time(move, dtype))

@@ -32,7 +32,7 @@ from unity_ir.plan.program import (
     reads,
 )
 from unity_ir.plan.saved_softmax import with_savings
-from unity_ir.plan.schedule import crosses
+from unity_ir.plan.schedule import communicates
 from unity_ir.simulate.streams import Streams, ticks
 
 OPTIONS = PlanOptions()
@@ -132,7 +132,7 @@ class Step:
             layout = self.program.tensors[action.operand].layout
             move = move_of(self.program, action)
             _, length, levels, _ = self.streams.step(move, layout, self.program.tensors[action.result].dtype)
-            out.append(Task(length, levels if crosses(action) else (), after))
+            out.append(Task(length, levels if communicates(action) else (), after))
         return out
 
     def least(self, most: int) -> int:

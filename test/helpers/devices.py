@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, Mesh, coordinate_of, is_pinned, is_shard, pins
+from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, Mesh, coordinate_of, is_pinned, is_shard, pins_of
 from unity_ir.tdl.functions import Array
 
 Held = list[Array | None]
@@ -56,7 +56,7 @@ def scatter(value: Array, layout: Layout, mesh: Mesh, seed: int = 0) -> Held:
     addends.append(value - sum(addends, np.zeros_like(value)))
     held: Held = []
     for device in range(mesh.devices):
-        if not there(device, pins(layout), mesh):
+        if not there(device, pins_of(layout), mesh):
             held.append(None)
             continue
         at = mesh.coordinates(device)
@@ -78,7 +78,7 @@ def stands_for(held: Held, value: Array, layout: Layout, mesh: Mesh) -> bool:
     same: dict[tuple[int, ...], Array] = {}
     whole = np.zeros_like(value)
     for device, array in enumerate(held):
-        if not there(device, pins(layout), mesh):
+        if not there(device, pins_of(layout), mesh):
             continue
         if array is None:
             return False

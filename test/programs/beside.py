@@ -60,14 +60,14 @@ def saved_while_training(program: Any, folder: str) -> tuple[bool, dict[str, Any
             found.update({f"moment {k} {n}": m for n, m in each.items()})
         return found
 
-    event, data, beside = threading.Event(), program.Data(), program.Beside(ctx)
+    event, data, beside = threading.Event(), program.Data(), program.BackgroundWriter(ctx)
     with writing(held(event, [])):
         for t in range(2):
             program.step(ctx, weights, moments, data.batch(t), t)
         at = state()
         program.save(ctx, weights, moments, 2, folder, beside=beside)
         for t in range(2, 4):
-            beside.look()
+            beside.poll()
             program.step(ctx, weights, moments, data.batch(t), t)
         later = state()
         is_complete = any(Path(folder).glob("step_*"))
@@ -80,7 +80,7 @@ def saved_while_training(program: Any, folder: str) -> tuple[bool, dict[str, Any
 def run_held(program: Any, options: list[str]) -> tuple[list[str], list[str]]:
     """A run whose checkpoints are written once they are waited for: the lines of the run, and what happened when."""
     event, order = threading.Event(), list[str]()
-    wait, start = program.Beside.wait, program.Beside.start
+    wait, start = program.BackgroundWriter.wait, program.BackgroundWriter.start
 
     def waiting(beside: Any) -> None:
         if program.Context.writing is not None:
@@ -92,8 +92,8 @@ def run_held(program: Any, options: list[str]) -> tuple[list[str], list[str]]:
         assert program.Context.writing is None, "the one before is under way"
         start(beside, write)
 
-    program.Beside.wait, program.Beside.start = waiting, starting
-    program.Beside.look = lambda beside: None
+    program.BackgroundWriter.wait, program.BackgroundWriter.start = waiting, starting
+    program.BackgroundWriter.poll = lambda beside: None
     with writing(held(event, order)):
         return run_main(program, options), order
 
@@ -117,10 +117,10 @@ def failed(program: Any, folder: str) -> tuple[str, list[str]]:
 
     FileSystemWriter.write_data = no_space
     try:
-        beside = program.Beside(ctx)
+        beside = program.BackgroundWriter(ctx)
         program.save(ctx, weights, program.init_moments(weights), 1, folder, beside=beside)
         program.Context.writing.join()
-        beside.look()
+        beside.poll()
     except Refused as error:
         return str(error), [path.name for path in Path(folder).iterdir()]
     finally:

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.sharding import pins
+from unity_ir.pcg.sharding import pins_of
 from unity_ir.plan.deadlock import CollectiveCall, Place, calls, check_order
 from unity_ir.plan.program import Program
 from unity_ir.plan.schedule import schedule
@@ -95,7 +95,7 @@ def mutants(text: str, mesh: tuple[int, ...]) -> list[Mutant]:
 def of_every_rank(program: Program) -> dict[Place, list[CollectiveCall]]:
     """What each rank of the mesh calls, in order; those that do the same things one by one, too."""
     found = calls(program, schedule(program))
-    apart = sorted({axis for t in program.tensors.values() for axis, _ in pins(t.layout)})
+    apart = sorted({axis for t in program.tensors.values() for axis, _ in pins_of(t.layout)})
     places = list(product(*(range(size) for size in program.mesh.sizes)))
 
     def group(place: Place, call: CollectiveCall) -> tuple[Place, ...]:

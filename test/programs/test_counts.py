@@ -17,7 +17,7 @@ from unity_ir.lowering.emit.printer import emit
 from unity_ir.models import build
 from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import pins
+from unity_ir.pcg.sharding import pins_of
 from unity_ir.plan.copies import copies as copied
 from unity_ir.plan.plan import Plan, PlanOptions, plan_graph, plan_step
 from unity_ir.plan.program import Compute, TimeStep, UpdateWeight
@@ -43,7 +43,7 @@ def test_kernels_move_the_bytes_of_the_plan(ranks: Ranks, model: str, strategy: 
 
     def is_here(register: int) -> bool:
         """Whether rank 0 has a piece; others may do other branches at the same time."""
-        return all(coordinate == 0 for _, coordinate in pins(tensors[register].layout))
+        return all(coordinate == 0 for _, coordinate in pins_of(tensors[register].layout))
 
     computes = [line.action for line in plan.schedule.lines if isinstance(line.action, Compute)]
     computes = [c for c in computes if is_here(c.results[0])]
@@ -53,7 +53,9 @@ def test_kernels_move_the_bytes_of_the_plan(ranks: Ranks, model: str, strategy: 
     weights = [i.weight for i in plan.program.body if isinstance(i, UpdateWeight) and is_here(i.weight)]
     counted = sum(found) + sum(update_bytes(piece_bytes(plan.program, w), ADAMW) for w in weights) + casts
     assert bool(casts) == (dtype == "mixed")
-    assert counted <= step_bytes(plan) if any(pins(t.layout) for t in tensors.values()) else counted == step_bytes(plan)
+    assert (
+        counted <= step_bytes(plan) if any(pins_of(t.layout) for t in tensors.values()) else counted == step_bytes(plan)
+    )
 
 
 @pytest.mark.slow
@@ -121,7 +123,7 @@ def expected_copies(plan: Plan, rank: int) -> list[tuple[int, int, int, int]]:
         if isinstance(line.action, Start):
             first = moves_of(line.action)[0]
             ends = (first.operand, first.result)
-            here = (all(at[i] == c for i, c in pins(tensors[r].layout)) for r in ends)
+            here = (all(at[i] == c for i, c in pins_of(tensors[r].layout)) for r in ends)
             both = copied(plan.program, line.action, tensors.keys())
             found.append(tuple(n for is_here, c in zip(here, both) for n in (c.kernels * is_here, c.bytes * is_here)))
     return [each for each in found if any(each)]

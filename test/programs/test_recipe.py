@@ -16,7 +16,7 @@ from recipe import against_torch
 
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.elements import in_type
+from unity_ir.pcg.elements import with_dtype
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.optimizer import Optimizer, optimizer_of
 from unity_ir.plan.lower import lower
@@ -95,7 +95,7 @@ def test_the_check_tells_what_is_wrong_with_the_recipe(ranks: Ranks):
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_norms_and_updates_of_16_bits(ranks: Ranks, dtype: str):
     """Norms are not rounded to the gradient's type, in which they may be inf; what is too large for f16 is."""
-    graph, on = in_type(MODELS["mlp"][0](), dtype), machine("ideal:2")
+    graph, on = with_dtype(MODELS["mlp"][0](), dtype), machine("ideal:2")
     optimizer = Optimizer("adam", 0.01, clip=0.1)
     step = fuse_collectives(differentiate(run(graph, on, "fsdp", optimizer).graph, optimizer, on.mesh))
     text = emit(plan_step(lower(step, on)), graph).text

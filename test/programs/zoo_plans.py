@@ -14,7 +14,7 @@ from unity_ir.api.options import search_options
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.machine import Machine
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.elements import in_type
+from unity_ir.pcg.elements import with_dtype
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Node, Pipeline, Value, parallel, rebuild, rewrite
 from unity_ir.pcg.materialise import materialise
@@ -66,7 +66,7 @@ MACHINES = {1: "ideal:1", 2: "ideal:2", 4: "ideal:2x2", 8: "ideal:2x2x2"}
 
 def of_type(graph: Graph, dtype: str) -> Graph:
     """A serial graph computed in another type; `mixed` is bf16 with weights of f32."""
-    return mixed_precision(graph, "bf16") if dtype == "mixed" else in_type(graph, dtype)
+    return mixed_precision(graph, "bf16") if dtype == "mixed" else with_dtype(graph, dtype)
 
 
 def recomputed(graph: Graph, seed: int) -> Graph:

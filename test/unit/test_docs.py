@@ -53,7 +53,7 @@ def test_the_readme_counts_what_there_is():
     assert {what: int(number) for number, what in counted.items()} == {
         "operators": len(operators()),
         "models": len(names()),
-        "substitutions": len(library.load()),
+        "substitutions": len(library.all_substitutions()),
     }
 
 

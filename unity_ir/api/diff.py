@@ -12,7 +12,7 @@ from rich.table import Table
 
 from unity_ir.api.stats import Compared
 from unity_ir.cost.plan import cost
-from unity_ir.cost.stats import WIDTH, bytes_text, divided, seconds_text
+from unity_ir.cost.stats import WIDTH, assignment_text, bytes_text, seconds_text
 from unity_ir.messages import printable
 
 NOTHING = "-"
@@ -117,4 +117,4 @@ def _layouts(plan: Compared) -> Iterator[tuple[str, str, str]]:
             continue
         key = f"{node.op} {printable(node.name)}" if node.op in ("input", "weight") else node.op
         label = re.sub(r"\d+", "*", key) if node.op == "weight" else key
-        yield key, label, divided(placement.assignments.get(node, layout), placement.mesh)
+        yield key, label, assignment_text(placement.assignments.get(node, layout), placement.mesh)

@@ -21,11 +21,11 @@ def read_graphs(name: str) -> list[Graph]:
         from unity_ir.models import from_text
 
         return [from_text(name)]
-    from unity_ir.api.modules import faults, read_file
+    from unity_ir.api.modules import as_unity_errors, read_file
     from unity_ir.dialects.convert import pcg_functions, to_graph
 
     module = read_file(name)
-    with faults(name, module):
+    with as_unity_errors(name, module):
         graphs = [to_graph(f) for f in pcg_functions(module)]
     if not graphs:
         raise UnityError(f"{name}: it has no function of pcg operations")

@@ -40,11 +40,11 @@ def parsed(data: bytes, name: str) -> ModuleOp:
     """
     context = new_context()
     try:
-        with faults(name, ModuleOp([])):
+        with as_unity_errors(name, ModuleOp([])):
             module = read_module(context, data, name)
     except ParseError as error:
         raise UnityError(parse_error(error, [op.name for op in context.loaded_ops])) from error
-    with faults(name, module):
+    with as_unity_errors(name, module):
         verify(module)
     return module
 
@@ -57,7 +57,7 @@ def verify(module: ModuleOp) -> None:
 
 
 @contextmanager
-def faults(name: str, module: ModuleOp) -> Generator[None]:
+def as_unity_errors(name: str, module: ModuleOp) -> Generator[None]:
     """
     Turn exceptions of xDSL and of passes in the `with` statement, about `module`, into `UnityError`s whose message
     begins with `name`, what the module was read from.

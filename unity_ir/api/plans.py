@@ -14,7 +14,7 @@ from xdsl.targets.mlir import MLIRTarget
 from xdsl.utils.arg_spec import ArgSpec
 
 from unity_ir.api.files import write_text
-from unity_ir.api.modules import faults, new_context, verify
+from unity_ir.api.modules import as_unity_errors, new_context, verify
 from unity_ir.api.options import (
     Option,
     check_arguments,
@@ -84,7 +84,7 @@ class Plan:
         """The placed graph, as this package's other parts (costs, simulation, lowering) take it."""
         from unity_ir.dialects.convert import to_graph
 
-        with faults(self._source.name, self._source.module):
+        with as_unity_errors(self._source.name, self._source.module):
             return to_graph(self._function)
 
     @cached_property
@@ -99,7 +99,7 @@ class Plan:
         """Seconds, bytes and tokens per second of an iteration (`stats.Stats`)."""
         from unity_ir.api.stats import stats_of
 
-        with faults(self._source.name, self._source.module):
+        with as_unity_errors(self._source.name, self._source.module):
             return stats_of(self._source.module, self._function)
 
     @property
@@ -108,9 +108,9 @@ class Plan:
         A message that says what ended the search early (Ctrl-C, or its budget); None if nothing did, or the plan was
         read.
         """
-        from unity_ir.passes.search import ending
+        from unity_ir.passes.search import end_message
 
-        return None if self._result is None else ending(self._result, self.name)
+        return None if self._result is None else end_message(self._result, self.name)
 
     @property
     def imported(self) -> Imported | None:
@@ -149,7 +149,7 @@ class Plan:
         """
         from unity_ir.api.report import report_html
 
-        with faults(self._source.name, self._source.module):
+        with as_unity_errors(self._source.name, self._source.module):
             page = report_html(self.compared, None if against is None else against.compared, baselines)
         write_text(path, page)
 
@@ -190,7 +190,7 @@ class Plan:
         spec = ArgSpec("triton", {name: (value,) for name, value in options.items()})
         check_arguments("emit", spec, TritonTarget)
         out, module = StringIO(), self._source.module.clone()
-        with faults(self._source.name, module), as_xdsl("written by -t triton"):
+        with as_unity_errors(self._source.name, module), as_xdsl("written by -t triton"):
             TritonTarget.from_spec(spec).emit(new_context(), module, out)
         return out.getvalue()
 
@@ -207,7 +207,7 @@ class Plan:
     def _step_program(self) -> Program:
         from unity_ir.interop.dtensor.expressible import step_program
 
-        with faults(self._source.name, self._source.module):
+        with as_unity_errors(self._source.name, self._source.module):
             return step_program(self.graph, self.machine)
 
     def stages(self) -> dict[str, Any]:
@@ -218,7 +218,7 @@ class Plan:
         """
         from unity_ir.interop.pipelining import stages
 
-        with faults(self._source.name, self._source.module):
+        with as_unity_errors(self._source.name, self._source.module):
             return stages(self.graph, self.machine)
 
     def parallelize(self, module: nn.Module, mesh: DeviceMesh | None = None) -> nn.Module:
@@ -233,7 +233,7 @@ class Plan:
         `UnityError` for what DTensor cannot say, and where module or mesh are not the plan's.
         """
         try:
-            from unity_ir.api.ranks import backend_of
+            from unity_ir.api.ranks import ensure_process_group
             from unity_ir.interop.dtensor.module import PlannedStep, parallelize
         except ModuleNotFoundError as error:
             missing = not_installed(error)
@@ -246,7 +246,7 @@ class Plan:
         origin = origin_of(self._function, self.graph) or Origin()
         own = {} if self.imported is None else self.imported.tables
         step = PlannedStep(self._step_program, self.machine, origin, own)
-        backend_of(None)
+        ensure_process_group(None)
         return parallelize(module, step, mesh)
 
     def program(
@@ -329,7 +329,7 @@ def plan(
         from unity_ir.passes.mixed_precision import MixedPrecision
 
         options = mixed_precision_options(precision, "plan: precision")
-        with faults(source.name, source.module):
+        with as_unity_errors(source.name, source.module):
             MixedPrecision(**options).apply(new_context(), source.module)
     given: dict[str, Option | None] = {
         "micro_batches": micro_batches,
@@ -373,7 +373,7 @@ def _searched(source: Source, machine: str | None, settings: Mapping[str, Option
 
     made = cast(Any, Search)(machine=machine, **settings)
     Plan(source)  # of one function
-    with faults(source.name, source.module), as_xdsl("planned"):
+    with as_unity_errors(source.name, source.module), as_xdsl("planned"):
         ((_, result),) = made.results(source.module, shown)
         verify(source.module)
     return Plan(source, result)

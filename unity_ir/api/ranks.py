@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 
-def backend_of(backend: str | None) -> str:
+def ensure_process_group(backend: str | None) -> str:
     """
     Return the backend of the ranks, `nccl` or `gloo`: that of the process group if there is one (`backend` is then
     ignored), else `backend`, or if that is None `nccl` where there are GPUs and `gloo` elsewhere.

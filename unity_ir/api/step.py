@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from unity_ir.api.program import as_errors, executed, forget
-from unity_ir.api.ranks import backend_of, leave
+from unity_ir.api.ranks import ensure_process_group, leave
 from unity_ir.errors import UnityError
 
 Batch = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
@@ -339,8 +339,8 @@ def start(model: Model, weights: Weights | None, seed: int, backend: str | None)
     this, with the same arguments.
 
     `weights` are as in `Step.begin`, `seed` is that of random weights, and `backend` is `nccl` or `gloo` (None: as
-    `ranks.backend_of` chooses). Raises `UnityError` for another backend, ranks with different programs, and wrong
-    weights; process groups that were started are then left again.
+    `ranks.ensure_process_group` chooses). Raises `UnityError` for another backend, ranks with different programs, and
+    wrong weights; process groups that were started are then left again.
     """
     if backend not in (None, "nccl", "gloo"):
         raise UnityError(f"program: backend is {backend!a}; it must be nccl or gloo")
@@ -349,7 +349,7 @@ def start(model: Model, weights: Weights | None, seed: int, backend: str | None)
     context = None
     try:
         with as_errors(model.name):
-            context = program.build(backend_of(backend))
+            context = program.build(ensure_process_group(backend))
             texts: list[int] = program.from_all(zlib.crc32(model.text.encode()))
             if len(set(texts)) > 1:
                 program.fail_alike("the ranks have different plans; plan with the same arguments, or load one plan")

@@ -49,7 +49,7 @@ class Term:
 
     def on(self, devices: int) -> float:
         """Return the least bytes of a piece on one of `devices` devices that share the work."""
-        return self.bytes / (devices if self.extents is None else parts(self.extents, devices))
+        return self.bytes / (devices if self.extents is None else most_parts(self.extents, devices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +86,14 @@ class Floor:
 
     def seconds(self, devices: int, device: Device) -> float:
         """Return the least seconds of the kernel on each of `devices` devices of kind `device` that share it."""
-        flops = self.flops / parts(self.extents, devices)
+        flops = self.flops / most_parts(self.extents, devices)
         moved = sum(o.on(devices) for o in self.forced)
         moved += sum(max((o.on(devices) for o in those), default=0.0) for those in self.either)
         return least_seconds(device, flops, moved, self.peak, self.kinds)
 
 
 @lru_cache(maxsize=65536)
-def parts(extents: tuple[int, ...], devices: int) -> int:
+def most_parts(extents: tuple[int, ...], devices: int) -> int:
     """
     Return the most parts into which work over index variables of these extents can be divided on `devices` devices:
     given (6, 5) and 8 devices returns 2, as only 6 can be divided, and once.

@@ -8,7 +8,7 @@ from math import prod
 
 from unity_ir.pcg.graph import Node
 from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import Assignment, Mesh, pins
+from unity_ir.pcg.sharding import Assignment, Mesh, pins_of
 from unity_ir.pcg.types import divided_type
 from unity_ir.tdl.parallel import Configuration, operand_degrees
 
@@ -68,7 +68,7 @@ def halo_moves(node: Node, assignment: Assignment, mesh: Mesh) -> dict[int, tupl
     for e in exchanges(node, degrees):
         axes = tuple(i for i, what in enumerate(assignment) if what == e.variable)
         group = degrees[e.variable]
-        forward = Move("halo", axes, e.dim, e.dim, group, e.elements, e.border, pins(assignment))
-        back = Move("halo_reduce", axes, e.dim, e.dim, group, e.elements + e.border, e.border, pins(assignment))
+        forward = Move("halo", axes, e.dim, e.dim, group, e.elements, e.border, pins_of(assignment))
+        back = Move("halo_reduce", axes, e.dim, e.dim, group, e.elements + e.border, e.border, pins_of(assignment))
         found[e.operand] = (*found.get(e.operand, ()), (forward, back))
     return found

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from unity_ir.cost.work import applied, repeats
 from unity_ir.ops.operator import Attributes
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.recompute import not_kept
 
@@ -35,7 +35,7 @@ class Keeps:
     """The values that a forward graph (serial or parallel) keeps: those that its backward reads, and its outputs."""
 
     def __init__(self, graph: Graph):
-        with_gradient = trained(graph)
+        with_gradient = nodes_with_gradient(graph)
         again = not_kept(graph)
         self._operands: dict[Node, tuple[bool, ...]] = {}
         self.values: set[Value] = set()

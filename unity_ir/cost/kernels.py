@@ -19,7 +19,7 @@ from unity_ir.machine.device import Device
 from unity_ir.ops import operator, savings
 from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import Assignment, Mesh, Pins, pins
+from unity_ir.pcg.sharding import Assignment, Mesh, Pins, pins_of
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import (
@@ -143,23 +143,23 @@ def step_bytes(plan: Plan) -> int:
     optimizer = program.optimizer or Optimizer()
     if plan.pipeline is not None:
         updates = (
-            (pins(program.tensors[i.weight].layout), bytes_of_update(program, i, optimizer))
+            (pins_of(program.tensors[i.weight].layout), bytes_of_update(program, i, optimizer))
             for i in program.body
             if isinstance(i, UpdateWeight)
         )
-        return plan.by_rank(step_bytes) + most_of_a_device(program.mesh, updates)
+        return plan.most_on_a_rank(step_bytes) + most_of_a_device(program.mesh, updates)
 
     def counts() -> Iterator[tuple[Pins, int]]:
         for i in program.body:
             if isinstance(i, Compute):
                 times, loops = program.times(i), program.micro_batches if program.is_in_pieces(i) else 1
                 moved = kernel_of_line(program, i).bytes * times + plan.added_bytes(i) * (times - loops)
-                yield pins(program.tensors[i.results[0]].layout), moved
+                yield pins_of(program.tensors[i.results[0]].layout), moved
             if isinstance(i, TimeStep):
                 times = program.micro_batches if i.is_of_pieces else 1
-                yield pins(program.tensors[i.result].layout), times * sum(plan.time_step_bytes(i))
+                yield pins_of(program.tensors[i.result].layout), times * sum(plan.time_step_bytes(i))
             if isinstance(i, UpdateWeight):
-                yield pins(program.tensors[i.weight].layout), bytes_of_update(program, i, optimizer)
+                yield pins_of(program.tensors[i.weight].layout), bytes_of_update(program, i, optimizer)
 
     return most_of_a_device(program.mesh, counts())
 

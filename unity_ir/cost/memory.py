@@ -17,7 +17,7 @@ from unity_ir.pcg.collectives import FREE
 from unity_ir.pcg.graph import Node, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import Layout, Mesh, pins, shards
+from unity_ir.pcg.sharding import Layout, Mesh, pins_of, shard_count
 from unity_ir.pcg.types import ELEMENT_BYTES
 
 HOLDS = ("weights", "gradients", "optimizer state", "activations")
@@ -92,7 +92,7 @@ class _Parts:
         self._bytes: dict[tuple[tuple[int, int], ...], Counter[str]] = {}
 
     def add(self, what: str, size: int, layout: Layout) -> None:
-        self._bytes.setdefault(pins(layout), Counter())[what] += size
+        self._bytes.setdefault(pins_of(layout), Counter())[what] += size
 
     def most(self) -> dict[str, int]:
         """Return the bytes by kind on the device that holds most; on the first, if several do."""
@@ -108,4 +108,4 @@ class _Parts:
 
 def _layout_bytes(value: Value, layout: Layout, mesh: Mesh) -> int:
     """Return the bytes of a value, in this layout, on each device that holds a shard of it."""
-    return prod(value.type.micro_shape) // shards(layout, mesh.sizes) * ELEMENT_BYTES[value.type.dtype]
+    return prod(value.type.micro_shape) // shard_count(layout, mesh.sizes) * ELEMENT_BYTES[value.type.dtype]

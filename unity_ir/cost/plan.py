@@ -22,13 +22,13 @@ from unity_ir.machine.device import Device
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.anchors import Anchors
 from unity_ir.pcg.collectives import HALO_EXCHANGES
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.loss_part import loss_part
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import Layout, Placement, dual, pins, place
+from unity_ir.pcg.sharding import Layout, Placement, dual, pins_of, place
 from unity_ir.pcg.stages import stage_axes_of
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.moves import plan_moves
@@ -165,7 +165,7 @@ def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Resha
                 found.setdefault((anchors.of(operand), placement.needs(node, i)), []).append(node)
         elif anchors.materialised(node.result) and node.is_parallel:
             found.setdefault((anchors.of(node.operands[0]), placement.layouts[node.result]), []).append(node)
-    with_gradient = frozenset[Node]() if graph.updates else trained(graph)
+    with_gradient = frozenset[Node]() if graph.updates else nodes_with_gradient(graph)
     is_marked = not graph.updates and any(n.op == "recompute" for n in nodes)
     again = Keeps(graph).moved_again if is_marked else set[Node]()
     reused = Counter((_root(value), target) for value, target in found if value.node.op == "reuse")
@@ -221,7 +221,7 @@ def _halo_reduce_move(node: Node, placement: Placement) -> Move:
     axes = tuple(i for i, role in enumerate(layout) if role == dim)
     elements = prod(shape)
     border = elements // shape[dim] * border
-    return Move("halo_reduce", axes, dim, dim, value.type.degrees[dim], elements, border, pins(layout))
+    return Move("halo_reduce", axes, dim, dim, value.type.degrees[dim], elements, border, pins_of(layout))
 
 
 def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> PlanCost:
@@ -235,7 +235,7 @@ def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> 
     nodes = graph.nodes()
     explicit = bool(graph.updates)
     optimizer = graph.optimizer or optimizer or Optimizer()
-    with_gradient = trained(graph)
+    with_gradient = nodes_with_gradient(graph)
     again = set[Node]() if explicit else not_kept(graph)
     read = Keeps(graph).values if again else set[Value]()
     operators: list[OperatorCost] = []
@@ -277,7 +277,7 @@ def _additions(graph: Graph, part: Mapping[Node, str], with_gradient: Collection
             is_alike = variable not in dims.get(parameter.name, ())
             if is_alike and {node, value.node}.issubset(with_gradient):
                 size = prod(value.type.piece_shape) * ELEMENT_BYTES[value.type.grad_dtype]
-                seconds += node.micro_batches * machine.copy_time(again, 3 * again * size)
+                seconds += node.micro_batches * machine.memory_seconds(again, 3 * again * size)
     return seconds
 
 

@@ -9,12 +9,11 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
-from unity_ir.cost.plan import PlanCost, Reshard, cost
-from unity_ir.machine import Machine, load
+from unity_ir.cost.plan import PlanCost, Reshard
 from unity_ir.pcg.collectives import FREE
-from unity_ir.pcg.graph import Graph, Node
+from unity_ir.pcg.graph import Node
 from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, devices_of, pins, role_name
+from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, pins_of, role_name
 from unity_ir.rules.trust import equal_but_at_ties
 
 WIDTH = 140
@@ -50,36 +49,6 @@ class Simulated:
     """Lines with tokens or samples per second, MFU, and the error of predictions (`cost.throughput`)."""
 
 
-def report(
-    graph: Graph, machine: Machine | None = None, derivation: list[str] | None = None, bound: float | None = None
-) -> str:
-    """
-    Return the text of `--stats` for a placed graph: time, communication, memory, and the plan operator by operator.
-
-    `machine` None is the preset `box:N`, with as many devices as the graph's views name or its largest task grid has
-    tasks. `derivation` (rule applications, a text each) and `bound` (lower bound in seconds) are a search's results,
-    None without one. Raises `UnityError` where the graph does not fit the machine.
-    """
-    if machine is None:
-        machine = load(f"box:{devices_of(graph)}")
-    return text(graph.name, cost(graph, machine), derivation, bound)
-
-
-def text(
-    name: str,
-    plan: PlanCost,
-    derivation: list[str] | None = None,
-    bound: float | None = None,
-    simulated: Simulated | None = None,
-    pipelines: tuple[float, str] | None = None,
-) -> str:
-    """
-    Return the text of `--stats` for a plan called `name` whose cost is known: that of `head`, which takes the same
-    arguments, then that of `table`.
-    """
-    return head(name, plan, derivation, bound, simulated, pipelines) + table(plan)
-
-
 def head(
     name: str,
     plan: PlanCost,
@@ -102,7 +71,7 @@ def head(
     console.print(
         f"@{name} on {machine.name} ({machine.devices} x {machine.device.name}), one iteration", soft_wrap=True
     )
-    on_parts = any(map(pins, plan.placement.assignments.values()))
+    on_parts = any(map(pins_of, plan.placement.assignments.values()))
     parts = (
         "stages added up"
         if simulated is not None and simulated.pipeline
@@ -187,7 +156,7 @@ def gap(plan: PlanCost, bound: float | None, pipelines: tuple[float, str] | None
         return None
     if pipelines is not None:
         return pipelines[0] / bound - 1
-    if any(map(pins, plan.placement.assignments.values())) or any(r.again for r in plan.reshards):
+    if any(map(pins_of, plan.placement.assignments.values())) or any(r.again for r in plan.reshards):
         return None
     return plan.time / bound - 1
 
@@ -196,7 +165,7 @@ def _emitted_bounds(plan: PlanCost, simulated: Simulated) -> list[tuple[float, s
     """Return the lower bounds on the simulated time that hold for a plan, in seconds, and of which placements."""
     one = plan.machine.devices == 1
     found = [(simulated.bound, "" if one else " on all or part of the machine")]
-    if not one and not any(map(pins, plan.placement.layouts.values())):
+    if not one and not any(map(pins_of, plan.placement.layouts.values())):
         found.insert(0, (simulated.everywhere, " with everything on all devices"))
     return [(least, where) for least, where in found if least]
 
@@ -233,7 +202,7 @@ def _table(plan: PlanCost) -> Table:
             forward, backward = seconds_text(cost_of.forward * times_run), seconds_text(cost_of.backward * times_run)
         else:
             forward = backward = ""
-        table.add_row(name, _type(value.type), divided(how, mesh), forward, backward, "")
+        table.add_row(name, _type(value.type), assignment_text(how, mesh), forward, backward, "")
     for reshard in plan.weight_reshards:
         _add_reshard(table, plan, reshard)
     if plan.update:
@@ -280,7 +249,7 @@ def _roles(layout: Layout) -> str:
     return ", ".join(dict.fromkeys(role_name(r) for r in layout)) or "one device"
 
 
-def divided(how: Assignment, mesh: Mesh) -> str:
+def assignment_text(how: Assignment, mesh: Mesh) -> str:
     """
     Return the text for an assignment (the role of each axis of `mesh` in an operator) in `--stats`: given index
     variable m, m, COPY on axes of 2, 3, 4 devices, `m by 6, copy by 4`.

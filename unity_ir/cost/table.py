@@ -85,7 +85,7 @@ class Template:
     """Empty if `counts` would be right for no degrees."""
     unknown: tuple[int, ...]
 
-    def tells(self, degrees: Ints) -> npt.NDArray[np.bool_]:
+    def is_exact(self, degrees: Ints) -> npt.NDArray[np.bool_]:
         """
         Return a mask [row]: True where `counts` is exact for that row of `degrees` [row, variable], since no variable
         is divided whose effect is unknown. The other rows need `cost.work.work`.
@@ -122,7 +122,7 @@ def seconds(
     for i, repeated in enumerate(patterns.tolist()):
         at = np.flatnonzero(pattern.reshape(-1) == i)
         template = _template(node.op, _operands(node), node.attributes, variables, needs, tuple(repeated))
-        known = template.tells(degrees[at])
+        known = template.is_exact(degrees[at])
         forward, *backward = (
             (_seconds(c, device) for c in counts(template, degrees[at[known]])) if known.any() else (0.0,)
         )
@@ -169,7 +169,7 @@ def _operands(node: Node) -> tuple[tuple[tuple[int, ...], str], ...]:
 def counts(template: Template, degrees: Ints) -> Iterator[Counts]:
     """
     Evaluate a template for rows of `degrees` [row, variable]: yield, for each kernel (the forward's first), its sizes
-    [row, size], FLOPs [row] and bytes [row] on one device. Only rows for which `Template.tells` are exact.
+    [row, size], FLOPs [row] and bytes [row] on one device. Give only rows of which `Template.is_exact` is true.
     """
     for kernel in template.kernels:
         yield _count(kernel, degrees)

@@ -20,7 +20,7 @@ INTEGERS = ("i32", "i64")
 """Element types of ids."""
 
 
-def counted(graph: Graph, tables: Collection[str] = ()) -> tuple[int, str]:
+def batch_count(graph: Graph, tables: Collection[str] = ()) -> tuple[int, str]:
     """
     Return (how many tokens or samples a step takes, the word for them): the elements of the first input of integers
     that has two or more dims, as `tokens`; without one, the largest first dim of any input, as `samples`.
@@ -68,7 +68,7 @@ def throughput(graph: Graph, machine: Machine, seconds: float) -> Throughput | N
     """
     if graph.updates or seconds <= 0:
         return None
-    count, unit = counted(graph)
+    count, unit = batch_count(graph)
     rate = count / seconds / machine.devices
     dtypes = [v.dtype for n in graph.nodes() if n.is_compute and kind_of(n) == "contraction" for v in n.operands]
     dtype = max(sorted({*dtypes} & machine.device.flops.keys()), key=dtypes.count, default=None)

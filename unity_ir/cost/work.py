@@ -17,7 +17,7 @@ from unity_ir.pcg.differentiate import operand_gradients
 from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, topological
 from unity_ir.pcg.types import ELEMENT_BYTES, HALVES, TensorType, divided_type
 from unity_ir.tdl.counts import contraction_flops, flops
-from unity_ir.tdl.parallel import Configuration, operand_degrees, piece
+from unity_ir.tdl.parallel import Configuration, line_of_task, operand_degrees
 from unity_ir.tdl.syntax import NOT_FLOATING, AttrValue, Entry
 
 
@@ -50,7 +50,7 @@ def kernel_of(node: Node) -> Kernel:
     Return the kernel of one task (the work of one device) of a compute node, sharded as its types say: its sizes,
     FLOPs, and the bytes of the pieces it reads and writes. A value read twice counts once.
     """
-    local = piece(node.analysis.bound, node.configuration, node.analysis)
+    local = line_of_task(node.analysis.bound, node.configuration, node.analysis)
     values = (*node.operands, *node.results)
     moved = sum(_piece_bytes(v.type) for v in dict.fromkeys(values))
     dtypes = tuple(v.type.dtype for v in node.operands)

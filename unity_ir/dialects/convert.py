@@ -16,7 +16,7 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from unity_ir.dialects.machine import ViewAttr
-from unity_ir.dialects.names import check_name, hint, name_text
+from unity_ir.dialects.names import check_name, name_text, ssa_name
 from unity_ir.dialects.pcg.generated import COMPUTE_OPS, PARALLEL_OPS
 from unity_ir.dialects.pcg.operators import ComputeOp, ParallelOp
 from unity_ir.dialects.pcg.ops import (
@@ -286,11 +286,11 @@ def _operation(node: Node, operands: Sequence[SSAValue]) -> Operation:
 def _set_hints(block: Block, inputs: Sequence[str]) -> None:
     """Name arguments after the `inputs`, results after their weights or operators: `%x`, `%fc1.weight`, `%matmul0`."""
     for i, (argument, name) in enumerate(zip(block.args, inputs, strict=True)):
-        argument.name_hint = hint(name, f"arg{i}")
+        argument.name_hint = ssa_name(name, f"arg{i}")
     counts: Counter[str] = Counter()
     for op in block.ops:
         kind = op.name.removeprefix("pcg.")
-        text = hint(op.text, "weight") if isinstance(op, WeightOp) else f"{kind}{counts[kind]}"
+        text = ssa_name(op.text, "weight") if isinstance(op, WeightOp) else f"{kind}{counts[kind]}"
         counts[kind] += 1
         for result in op.results:
             result.name_hint = text

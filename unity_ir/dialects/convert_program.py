@@ -34,7 +34,7 @@ from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.reshard import group_role
-from unity_ir.pcg.sharding import COPY, REPEAT, Mesh, operand_layout, pinned_at, pins, result_layout, role_name
+from unity_ir.pcg.sharding import COPY, REPEAT, Mesh, operand_layout, pinned_at, pins_of, result_layout, role_name
 from unity_ir.plan.program import (
     Compute,
     HaloExchange,
@@ -168,7 +168,9 @@ def from_op(op: ProgramOp) -> Program:
                 raise UnityError(f"@{op.sym_name.data}: {each.name} is not an operation of spmd")
     name = op.sym_name.data
     pipeline = to_pipeline(f"spmd.program @{name}: pipeline", op.pipeline)
-    return Program(name, mesh, tensors, tuple(body), outputs, optimizer, op.loop, op.pieces, frozenset(anew), pipeline)
+    return Program(
+        name, mesh, tensors, tuple(body), outputs, optimizer, op.micro_batch_count, op.pieces, frozenset(anew), pipeline
+    )
 
 
 def _compute(
@@ -184,7 +186,7 @@ def _compute(
     attributes = operator.attributes(given)
     shapes, dtypes = tuple(tensors[r].shape for r in operands), tuple(tensors[r].dtype for r in operands)
     analysis = operator.bind(shapes, attributes, dtypes)
-    pinned = {pinned_at(coordinate): None for r in results for _, coordinate in pins(tensors[r].layout)}
+    pinned = {pinned_at(coordinate): None for r in results for _, coordinate in pins_of(tensors[r].layout)}
     may = (*analysis.splittable, COPY, REPEAT, *analysis.carriers, *pinned)
     by_name = {role_name(what): what for what in may}
     for word in op.over:

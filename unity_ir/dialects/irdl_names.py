@@ -83,7 +83,7 @@ def irdl_name(kind: type[IRDLOperation], operands: int, results: int) -> str:
     return kind.name + "".join(f"_{n}" for n in numbers)
 
 
-def rename(module: ModuleOp) -> None:
+def rename_for_irdl(module: ModuleOp) -> None:
     """
     Give the operations of a module their names for IRDL, in place: an operation whose name changes is replaced by an
     unregistered one of the same operands, attributes and regions.

@@ -32,7 +32,7 @@ def check_name(what: str, name: str) -> None:
         raise UnityError(f"{what}: the name {name!a} has the control character U+{ord(bad):04X}; remove it")
 
 
-def hint(name: str, default: str) -> str:
+def ssa_name(name: str, default: str) -> str:
     """
     Return a name for an SSA value: `name` with every character that MLIR does not allow replaced by `_`.
 

@@ -136,7 +136,7 @@ def dictionary(where: str, attribute: Attribute, known: Sequence[str]) -> Mappin
     return attribute.data
 
 
-def count(where: str, parameters: Sequence[Attribute], names: Mapping[str, AttrConstraint]) -> None:
+def check_count(where: str, parameters: Sequence[Attribute], names: Mapping[str, AttrConstraint]) -> None:
     """
     Check that there are as many `parameters` as `names` (by parameter name) has. Raises `UnityError`, which begins with
     `where`, otherwise.

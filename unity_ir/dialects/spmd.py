@@ -54,7 +54,7 @@ from unity_ir.dialects.parameters import (
     ELEMENT,
     ELEMENT_TYPES,
     ParameterPrinter,
-    count,
+    check_count,
     dictionary,
     element,
     integers,
@@ -67,7 +67,7 @@ from unity_ir.errors import UnityError
 from unity_ir.pcg.collectives import HALO_EXCHANGES, PLANNED
 from unity_ir.pcg.parallel import IN_TIME
 from unity_ir.pcg.reshard import move_kind
-from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, pinned_at, pins, role_class, role_name
+from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, pinned_at, pins_of, role_class, role_name
 from unity_ir.pcg.types import HALVES, tensor_type
 from unity_ir.tdl.divisibility import Halos
 
@@ -211,7 +211,7 @@ def _to_parameters(piece: LocalTensorType) -> list[Attribute]:
 
 def _from_parameters(parameters: Sequence[Attribute]) -> LocalTensorType:
     where = "spmd.piece"
-    count(where, parameters, PieceType.PARAMETERS)
+    check_count(where, parameters, PieceType.PARAMETERS)
     local, shape, dtype, roles, rest = parameters
     more = dictionary(where, rest, ("halo", "halo_sum"))
     borders = {kind: pairs(where, more[kind]) for kind in ("halo", "halo_sum") if kind in more}
@@ -281,7 +281,7 @@ class ProgramOp(IRDLOperation):
         super().__init__(properties=own, regions=[body])
 
     @property
-    def loop(self) -> int:
+    def micro_batch_count(self) -> int:
         """The number of micro-batches of a step; 1 if it does not run its batch in micro-batches."""
         return 1 if self.micro_batches is None else self.micro_batches.value.data
 
@@ -308,9 +308,12 @@ class ProgramOp(IRDLOperation):
         sizes = tuple(int(s) for s in self.mesh.get_values())
         if any(size < 1 for size in sizes) or prod(sizes) > MAX_DEVICES:
             raise VerifyException(f"spmd.program: the mesh {list(sizes)} must be of 1 to {MAX_DEVICES} devices")
-        if self.micro_batches is not None and (self.loop < 2 or not sizes or sizes[-1] != self.loop):
+        if self.micro_batches is not None and (
+            self.micro_batch_count < 2 or not sizes or sizes[-1] != self.micro_batch_count
+        ):
             raise VerifyException(
-                f"spmd.program: {self.loop} micro-batches must be 2 or more, the last axis of the mesh {list(sizes)}"
+                f"spmd.program: {self.micro_batch_count} micro-batches must be 2 or more, the last axis of the mesh "
+                f"{list(sizes)}"
             )
         axis = self.time_axes[1]
         if axis is not None and (self.pieces < 2 or axis < 0 or sizes[axis] != self.pieces):
@@ -336,7 +339,7 @@ class ProgramOp(IRDLOperation):
 def _check_piece(piece: LocalTensorType, mesh: tuple[int, ...], where: str) -> None:
     if len(piece.layout) != len(mesh):
         raise VerifyException(f"{where}: {piece} has {len(piece.layout)} roles, but the mesh has {len(mesh)} axes")
-    for axis, coordinate in pins(piece.layout):
+    for axis, coordinate in pins_of(piece.layout):
         if coordinate >= mesh[axis]:
             raise VerifyException(f"{where}: {piece} is at {coordinate} of an axis of {mesh[axis]} devices")
     for dim, (local, size, (low, high)) in enumerate(zip(piece.local, piece.shape, piece.borders, strict=True)):

@@ -160,7 +160,7 @@ def runs(variables: Sequence[str], extents: Mapping[str, int], where: Address) -
 def operand_shapes(bound: Bound) -> dict[str, tuple[int, ...]]:
     """
     Return the shape of every operand that a bound TDL line reads, by the operand's name. For the line that one device's
-    task computes (`tdl.parallel.piece`), these are the shapes of that task's shards.
+    task computes (`tdl.parallel.line_of_task`), these are the shapes of that task's shards.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for access in _bound_accesses(bound):

@@ -59,7 +59,7 @@ class Scores:
     inner: tuple[str, ...]
     """The variables that the product sums over: features of queries and keys."""
 
-    def causal(self) -> str | None:
+    def causal_row(self) -> str | None:
         """
         Return the name of the queries' index variable in a causal mask, which hides keys at later positions than the
         query's; None if the scores have no causal mask.
@@ -75,7 +75,7 @@ class Scores:
     @property
     def visible(self) -> Expr:
         """The scores of keys that the causal mask does not hide: all scores, if there is no such mask."""
-        return self.score.args[2] if self.causal() is not None and isinstance(self.score, Call) else self.score
+        return self.score.args[2] if self.causal_row() is not None and isinstance(self.score, Call) else self.score
 
     @property
     def scale(self) -> float | None:
@@ -92,7 +92,7 @@ class Scores:
     @property
     def hidden(self) -> Expr | None:
         """The condition under which the causal mask hides a key from a query; None if there is no such mask."""
-        return self.score.args[0] if self.causal() is not None and isinstance(self.score, Call) else None
+        return self.score.args[0] if self.causal_row() is not None and isinstance(self.score, Call) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +379,7 @@ def _outermost(expr: Expr, but: Expr) -> Iterator[Reduce]:
         yield from _outermost(child, but)
 
 
-def constant_of(factor: Expr) -> tuple[float, Expr]:
+def split_constant(factor: Expr) -> tuple[float, Expr]:
     """
     Return (constant, rest), whose product is `factor`: the nonzero constants in a product, multiplied, and the product
     without them. The constant is 1 if there is none; those in a right operand that is a product itself stay in the
@@ -387,10 +387,10 @@ def constant_of(factor: Expr) -> tuple[float, Expr]:
     """
     match factor:
         case Binary("*", Const(value), rest) | Binary("*", rest, Const(value)) if value:
-            constant, rest = constant_of(rest)
+            constant, rest = split_constant(rest)
             return value * constant, rest
         case Binary("*", left, right):
-            constant, left = constant_of(left)
+            constant, left = split_constant(left)
             return constant, Binary("*", left, right)
         case _:
             return 1.0, factor

@@ -114,7 +114,7 @@ def is_opaque(expr: Expr) -> bool:
     return isinstance(expr, Opaque) or any(map(is_opaque, children(expr)))
 
 
-def is_product(result: Result, extents: Mapping[str, int]) -> bool:
+def is_product_or_convolution(result: Result, extents: Mapping[str, int]) -> bool:
     """
     Return whether a result of a bound TDL line is a matrix product, or a convolution or one of its gradients. A matrix
     product may have an activation (relu, gelu) applied to it.

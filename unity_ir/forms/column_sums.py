@@ -59,9 +59,9 @@ def column_sums(line: Bound) -> ColumnSums | None:
     Match a bound TDL line, simplified (`rewrite.simplified`), as sums over the rows of a matrix, perhaps with matrices
     over the same rows and columns; return which index variables are rows and which columns.
 
-    Its results must share their index variables (see `aligned`). Returns None for any other line: one without such
-    sums, with a single sum and no reduction inside of it, or that reads a tensor of rows in several ways, or with
-    columns that are not neighbours in memory.
+    Its results must share their index variables (see `with_common_variables`). Returns None for any other line: one
+    without such sums, with a single sum and no reduction inside of it, or that reads a tensor of rows in several ways,
+    or with columns that are not neighbours in memory.
     """
     rows: Names | None = None
     columns: Names = ()
@@ -116,7 +116,9 @@ def reads_whole_rows(line: Bound, body: Expr, rows: Names, columns: Names) -> bo
     return any(wanted <= {n for i in a.indices for n in index_names(i)} for a in _of_rows(line, body, rows, columns))
 
 
-def aligned(line: Bound, axes: Mapping[str, tuple[int, ...]]) -> tuple[Bound, Mapping[str, tuple[int, ...]]] | None:
+def with_common_variables(
+    line: Bound, axes: Mapping[str, tuple[int, ...]]
+) -> tuple[Bound, Mapping[str, tuple[int, ...]]] | None:
     """
     Rename the index variables of a bound line whose results have variables of their own, so that all have those of the
     first; return the line, and the mesh axes by its variables. None if the results differ in sizes (of a sum, those of

@@ -70,7 +70,10 @@ class Part:
     axes: Mapping[str, Axes]
     """The mesh axes that divide each variable; of a composition, only of variables used as values."""
     apart: bool = False
-    """Whether results may have index variables that no other result has; `column_sums.aligned` can join them."""
+    """
+    Whether results may have index variables that no other result has, which `column_sums.with_common_variables` can
+    join.
+    """
 
 
 def composed(parts: Sequence[Part], kept: Sequence[Register], apart: bool = False) -> Part | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from unity_ir.forms.addresses import Address, address, runs
-from unity_ir.forms.rewrite import map_children, outermost
+from unity_ir.forms.rewrite import map_children, outermost_reductions
 from unity_ir.tdl.syntax import (
     Access,
     Binary,
@@ -192,7 +192,7 @@ def _product_in(expr: Expr) -> Reduce | None:
     Return the sum of products `sum[..](a * b)` in an expression (a matrix product), if it is the only reduction that is
     not inside another one; else None.
     """
-    found = dict.fromkeys(outermost(expr))
+    found = dict.fromkeys(outermost_reductions(expr))
     if len(found) != 1:
         return None
     (one,) = found

@@ -9,7 +9,7 @@ from math import prod
 from unity_ir.forms.addresses import address
 from unity_ir.forms.contraction import one_stride
 from unity_ir.forms.convolution import Convolution
-from unity_ir.forms.windows import reach
+from unity_ir.forms.windows import local_range
 from unity_ir.tdl.syntax import Access, Window, index_extent
 
 _DIMS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
@@ -84,7 +84,7 @@ def implicit_gemm(of: Convolution, result: Sequence[object], extents: Mapping[st
                 "SIZE": s.window.size,
                 "STRIDE": s.stride,
                 "DILATION": s.dilation,
-                "FIRST": reach(s.window, extents)[0],
+                "FIRST": local_range(s.window, extents)[0],
             }
         geometry |= {f"{name}_{k}": value for name, value in values.items()}
     batch, groups, shared, own = (prod(extents[n] for n in some) for some in names.values())

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from unity_ir.forms.addresses import address, flat_address, operand_shapes
-from unity_ir.forms.attention import Attention, AttentionSum, attention, constant_of
+from unity_ir.forms.attention import Attention, AttentionSum, attention, split_constant
 from unity_ir.forms.rewrite import simplified
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.syntax import Access, Binary, Bound, Expr, Reduce, WrittenIndex, accesses
@@ -73,12 +73,12 @@ class _Matching:
 
     def line(self) -> PlainAttention | None:
         of, scores = self.of, self.scores
-        causal = scores.causal() is not None
+        causal = scores.causal_row() is not None
         length = self.extents[scores.rows[-1]]
         keys = self.extents[scores.column]
         divided = any(n in self.starts for n in free_variables(scores.weights))
         scale = scores.scale
-        if scale is None or (causal and (length != keys or scores.causal() != scores.rows[-1] or divided)):
+        if scale is None or (causal and (length != keys or scores.causal_row() != scores.rows[-1] or divided)):
             return None
         q, k = self.named(scores.q, self.by_rows, scores.inner), self.named(scores.k, self.by_columns, scores.inner)
         found = self.forward() if of.is_forward else self.backward(scale)
@@ -129,7 +129,7 @@ class _Matching:
         other = self.named(of.other, self.by_columns if of.over_columns else self.by_rows, of.free)
         if other is None or not self.lies(of.result.indices, (*kept, *of.free)):
             return None
-        constant, factor = constant_of(of.factor)
+        constant, factor = split_constant(of.factor)
         of_scores = mean is not None and factor == Binary("*", weights, Binary("-", second, mean)) and constant == scale
         if of.over_columns:
             return 0 if of_scores and other == self.scores.k.tensor else None

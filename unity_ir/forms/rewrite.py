@@ -21,6 +21,7 @@ from unity_ir.tdl.syntax import (
     Access,
     Binary,
     Bound,
+    CachedExpr,
     Call,
     Cases,
     Composite,
@@ -30,7 +31,6 @@ from unity_ir.tdl.syntax import (
     Opaque,
     PaddedVar,
     Reduce,
-    Remembering,
     Result,
     Segments,
     Slice,
@@ -97,29 +97,29 @@ def reductions(expr: Expr) -> list[Reduce]:
     return list(found)
 
 
-def outermost(expr: Expr) -> list[Reduce]:
+def outermost_reductions(expr: Expr) -> list[Reduce]:
     """
     Return the reductions (`sum[k](..)`, ...) in `expr` that are not inside another reduction, in reading order. Sums
     that gather one element by an integer (`tdl.gather`) are not returned themselves; those inside of them are.
     """
     if isinstance(expr, Reduce) and gather(expr) is None:
         return [expr]
-    return [r for child in children(expr) for r in outermost(child)]
+    return [r for child in children(expr) for r in outermost_reductions(child)]
 
 
-def is_work(expr: Expr) -> bool:
+def is_worth_keeping(expr: Expr) -> bool:
     """
     Return whether an expression that occurs twice is worth computing once and keeping: whether it contains a reduction,
     or a function other than comparisons and logic.
     """
     if isinstance(expr, Reduce):
         return True
-    return isinstance(expr, Remembering) and not isinstance(expr, Access) and _is_work(expr)
+    return isinstance(expr, CachedExpr) and not isinstance(expr, Access) and _is_worth_keeping(expr)
 
 
 @lru_cache(maxsize=16384)
-def _is_work(expr: Expr) -> bool:
-    return (isinstance(expr, Call) and expr.function not in _CHEAP) or any(map(is_work, children(expr)))
+def _is_worth_keeping(expr: Expr) -> bool:
+    return (isinstance(expr, Call) and expr.function not in _CHEAP) or any(map(is_worth_keeping, children(expr)))
 
 
 # --- variables -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from unity_ir.forms.rewrite import outermost
+from unity_ir.forms.rewrite import outermost_reductions
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.syntax import Bound, Result, Segments, Window, index_names
 
@@ -56,7 +56,7 @@ def window_writes(result: Result, extents: Mapping[str, int]) -> WindowWrites | 
     dims, and reductions that would be computed anew in every pass of the loop. `extents` maps each index variable to
     its number of positions.
     """
-    reduced = frozenset[str]().union(*(free_variables(r) for r in outermost(result.expr)))
+    reduced = frozenset[str]().union(*(free_variables(r) for r in outermost_reductions(result.expr)))
     counts = Counter(n for i in result.indices for n in index_names(i) if extents[n] > 1)
     if (
         not result.floating

@@ -17,7 +17,7 @@ NEUTRAL: Mapping[str, float] = {"sum": 0.0, "max": -inf, "min": inf, "prod": 1.0
 """Value of a reduction over no elements."""
 
 
-def reach(window: Window, extents: Mapping[str, int]) -> tuple[int, int]:
+def local_range(window: Window, extents: Mapping[str, int]) -> tuple[int, int]:
     """
     Return (first, last): the least and the greatest position in the local tensor (a task's shard) that a window reads
     as its variables run over their positions. Below 0 or beyond the end of the tensor, they are outside of it.

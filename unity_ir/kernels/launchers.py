@@ -14,7 +14,7 @@ from typing import Any
 from unity_ir.errors import UnityError
 from unity_ir.forms.addresses import Names, needs_int64, operand_shapes
 from unity_ir.forms.attention import Attention
-from unity_ir.forms.classify import Pointwise, classify, is_opaque, is_product, without_activation
+from unity_ir.forms.classify import Pointwise, classify, is_opaque, is_product_or_convolution, without_activation
 from unity_ir.forms.column_sums import ColumnSums
 from unity_ir.forms.compose import AND
 from unity_ir.forms.contraction import Contraction, product_factors
@@ -39,7 +39,7 @@ from unity_ir.kernels.triton.grouped import grouped_launch
 from unity_ir.kernels.triton.launch import POINTERS, Buffer, Compiled, KernelLaunch, Launcher, Stage
 from unity_ir.kernels.triton.matmul import matmul_launch
 from unity_ir.kernels.triton.optimizer import optimizer_launcher
-from unity_ir.kernels.triton.pointwise import are_together, pointwise_launch, reads_nothing_of
+from unity_ir.kernels.triton.pointwise import fit_one_kernel, pointwise_launch, reads_nothing_of
 from unity_ir.kernels.triton.reduction import reduction_launches
 from unity_ir.kernels.triton.results import Results
 from unity_ir.kernels.triton.scatter import scatter_launches
@@ -106,7 +106,7 @@ def can_add(bound: Bound, operand_dtypes: Sequence[str], impl: str, offsets: Seq
     return True
 
 
-def makes_longer(bound: Bound, operand_dtypes: Sequence[str]) -> bool:
+def can_store_float32(bound: Bound, operand_dtypes: Sequence[str]) -> bool:
     """
     Return whether a line is a product of two 16-bit tensors, summed over the first dims of both (a weight's gradient),
     which PyTorch's BLAS can store in float32 at once, not rounded to 16 bits before.
@@ -313,12 +313,14 @@ def torch_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str] =
     function = _Function(bound, dtypes, offsets, adds)
     operands = function.operands
     function.name = f"{function.name}_torch"
-    is_longer = bound.results[0].dtype == "f32" and makes_longer(bound, dtypes)
+    is_longer = bound.results[0].dtype == "f32" and can_store_float32(bound, dtypes)
     if (adds or is_longer) and (factors := torch_factors(bound, operands)) is not None:
         total = [function.total] if adds else []
         text = function.text([f"return matrix_product({', '.join([*factors, *total])})"])
         return Launcher(function.name, MATRIX_PRODUCT + text, {}, ())
-    products = all(is_product(r, bound.extents) or routed(r.expr, bound.extents) is not None for r in bound.results)
+    products = all(
+        is_product_or_convolution(r, bound.extents) or routed(r.expr, bound.extents) is not None for r in bound.results
+    )
     half = any(d in ("f16", "bf16") for d in dtypes) and not Analysis(bound).moves_data_only and not products
     if half:
         # The conversions are part of the text, so the name must differ from that of the same line in float32.
@@ -478,4 +480,4 @@ def _share_a_kernel(one: Stage, other: Stage) -> bool:
     a, b = one.product, other.product
     if a is not None or b is not None:
         return a is not None and b is not None and (a.product, a.names) == (b.product, b.names)
-    return are_together(one, other) or have_rows_in_common(one, other)
+    return fit_one_kernel(one, other) or have_rows_in_common(one, other)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from unity_ir.machine.link_traffic import below
+from unity_ir.machine.link_traffic import devices_per_member
 from unity_ir.machine.links import Level, Wire
 
 
@@ -68,7 +68,7 @@ def _capacity(levels: Sequence[Level], i: int) -> Capacity:
     Return the bandwidth in bytes/s of all links that leave one member (a node, a GPU) of level number `i`, outermost 0.
     """
     found = Capacity()
-    devices = below(levels, i)
+    devices = devices_per_member(levels, i)
     for j in range(i + 1):
         level = levels[j]
         ways = {"all": level.size - 1, "ring": min(level.size - 1, 2)}.get(level.link, 1)
@@ -76,7 +76,7 @@ def _capacity(levels: Sequence[Level], i: int) -> Capacity:
         if level.link == "bus":
             found = found.plus(wire, 1)
         elif level.port == "device":
-            each = below(levels, j) if level.link == "all" else 1
+            each = devices_per_member(levels, j) if level.link == "all" else 1
             found = found.plus(wire, ways * devices * each)
         elif j == i:
             found = found.plus(wire, ways)
@@ -95,7 +95,7 @@ def cuts(levels: Sequence[Level], sizes: Mapping[int, int]) -> Iterator[tuple[in
     for i in range(len(levels)):
         m = prod(n for k, n in sizes.items() if k > i)
         if any(n > 1 for k, n in sizes.items() if k <= i):
-            yield i, m, below(levels, i) // m
+            yield i, m, devices_per_member(levels, i) // m
 
 
 def least_seconds(kind: str, levels: Sequence[Level], sizes: Mapping[int, int], bytes: float) -> float:

@@ -33,7 +33,7 @@ class Fit:
     curve: RooflineCurve
     samples: int
     median: float
-    ninety: float
+    percentile_90: float
     """The error that 90% of the samples do not exceed."""
 
 

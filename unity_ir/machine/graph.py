@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from unity_ir.errors import UnityError
 from unity_ir.machine.bounds import DEMANDS, Capacity
-from unity_ir.machine.link_traffic import below
+from unity_ir.machine.link_traffic import devices_per_member
 from unity_ir.machine.links import Level, Link, Protocol, Wire
 from unity_ir.machine.transfers import PLANS, Indexed, Message, Traffic
 from unity_ir.pcg.collectives import FROM_ONE
@@ -153,7 +153,7 @@ class Topology:
         """
         return sum(arc.wire.hop(protocol, tree) * arc.share for arc in self.route(source, target))
 
-    def busy(self, messages: Iterable[Message]) -> float:
+    def busiest_link_seconds(self, messages: Iterable[Message]) -> float:
         """
         Return the seconds, without latency, that all messages (source, target, bytes) take when sent at once: those of
         the link or medium that is busiest. Sources and targets are device numbers.
@@ -181,7 +181,8 @@ class Topology:
         out: list[tuple[float, float]] = []
         for traffic in PLANS[kind](groups[0].shape):
             seconds = sum(
-                min(self.busy(_placed(messages, groups)) for messages in choices) for choices in traffic.phases
+                min(self.busiest_link_seconds(_placed(messages, groups)) for messages in choices)
+                for choices in traffic.phases
             )
             pairs = _pairs(traffic, groups)
             for protocol in protocols:
@@ -207,7 +208,7 @@ class Topology:
             m = prod(k for level, k in sizes.items() if level > i)
             if not any(k > 1 for level, k in sizes.items() if level <= i):
                 continue
-            size = below(self.levels, i)
+            size = devices_per_member(self.levels, i)
             # Where members differ, one may do with less than its share of an all-reduce, not with less than its piece.
             out, back = (bytes, bytes) if kind == "all_reduce" else DEMANDS[kind](n, m, bytes)
             if kind in FROM_ONE:
@@ -298,7 +299,7 @@ class _Builder:
     def levels_(self) -> None:
         instances = 1
         for i, level in enumerate(self.levels):
-            inner = below(self.levels, i)
+            inner = devices_per_member(self.levels, i)
             for instance in range(instances):
                 self.level(i, level, instance, inner)
                 if level.hub is not None and i > 0:

@@ -29,7 +29,7 @@ class LinkUse:
     """Whether all members of the level's instance share it."""
 
 
-def below(levels: Sequence[Level], i: int) -> int:
+def devices_per_member(levels: Sequence[Level], i: int) -> int:
     """Return the number of devices in one member (a node, a GPU) of level number `i`, outermost 0."""
     return prod(level.size for level in levels[i + 1 :])
 
@@ -117,14 +117,14 @@ def _loads(levels: Sequence[Level], sizes: Mapping[int, int], crossing: Crossing
         j = use.key[1]
         ways = 2.0 if crossing.both else 1.0
         if use.bus and j == i:
-            bytes = below(levels, i - 1) / inside(i - 1) * crossing.total
+            bytes = devices_per_member(levels, i - 1) / inside(i - 1) * crossing.total
         elif use.bus:
             m = inside(j - 1)
-            bytes = below(levels, j - 1) / m * min(crossing.member, m * crossing.device) * ways
+            bytes = devices_per_member(levels, j - 1) / m * min(crossing.member, m * crossing.device) * ways
         else:
             at = len(levels) - 1 if use.below is None else use.below
             m = inside(at)
-            bytes = below(levels, at) / m * min(crossing.member, m * crossing.device)
+            bytes = devices_per_member(levels, at) / m * min(crossing.member, m * crossing.device)
             bytes *= 1.0 if use.wire.duplex else ways
             if j == i:
                 bytes *= _pattern_share(levels[i], sizes[i], crossing.pattern)

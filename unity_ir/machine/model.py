@@ -200,14 +200,14 @@ class Machine:
 
     # --- what is done on a device -------------------------------------------------------------------------------------
 
-    def local_time(self, bytes: float) -> float:
+    def copy_seconds(self, bytes: float) -> float:
         """
         Return the estimated seconds of a kernel that copies `bytes` bytes within a device's own memory (reads and
         writes them).
         """
-        return self.copy_time(1, 2 * bytes)
+        return self.memory_seconds(1, 2 * bytes)
 
-    def copy_time(self, kernels: int, bytes: float) -> float:
+    def memory_seconds(self, kernels: int, bytes: float) -> float:
         """
         Return the estimated seconds of `kernels` kernels, one after the other, that read and write `bytes` bytes in all
         within a device's own memory.
@@ -235,7 +235,7 @@ class Machine:
             if measured is not None:
                 return measured
         if kind in ON_DEVICE:
-            return self.local_time(elements_after * item)
+            return self.copy_seconds(elements_after * item)
         return self.collective_time(kind, sizes, elements * item)
 
     def move_lines(

@@ -24,7 +24,7 @@ Sized: TypeAlias = tuple[str, tuple[int, ...]]
 
 
 @dataclass
-class Table:
+class TuningTable:
     """
     Measured seconds of operators, by key and implementation (`triton` or `torch`), and the cost model's kernel
     (operator, sizes) of each key. `about` describes the table: the machine's device and so on.
@@ -34,7 +34,7 @@ class Table:
     seconds: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     kernels: dict[str, Sized] = field(default_factory=dict[str, Sized])
 
-    def choice(self, key: str) -> str | None:
+    def fastest(self, key: str) -> str | None:
         """
         Return the fastest implementation of an operator, `triton` or `torch`; None if it was not measured. `key` is the
         operator's key in the table (`plan.local_operator`), which stands for its line, local shapes and element types.
@@ -62,7 +62,7 @@ class Table:
         os.replace(new, path)
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> TuningTable:
     """Read the JSON table of `unity-tune` at `path`. Raises `UnityError` if it cannot be read or is no such table."""
     try:
         read: Any = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once)
@@ -81,7 +81,7 @@ def read_table(path: Path) -> Table:
             raise UnityError(f"tune: {path}: {key!a} has no seconds of {' or '.join(IMPLEMENTATIONS)}")
         seconds[key] = {name: float(s) for name, s in found.items()}
     kernels = {key: _sized(path, key, row) for key, row in (_mapping(fields.get("kernels", {})) or {}).items()}
-    return Table({name: str(v) for name, v in about.items()}, seconds, kernels)
+    return TuningTable({name: str(v) for name, v in about.items()}, seconds, kernels)
 
 
 def read_tuned(path: Path, device: str) -> Profile:

@@ -69,6 +69,6 @@ class ApplyDerivation(GraphPass):
         return parse_derivations(text, self.file)
 
     def _known(self) -> dict[str, Rule] | None:
-        from unity_ir.rules.library import group, read
+        from unity_ir.rules.library import group_cases, read_rules
 
-        return None if self.rules is None else group(read(self.rules))
+        return None if self.rules is None else group_cases(read_rules(self.rules))

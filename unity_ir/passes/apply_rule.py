@@ -76,6 +76,6 @@ class ApplyRule(GraphPass):
         return unproved(self._rule()) if self.unproved is not False else ()
 
     def _rule(self) -> Rule:
-        from unity_ir.rules.library import find, group, read
+        from unity_ir.rules.library import find, group_cases, read_rules
 
-        return find(self.rule, None if self.file is None else group(read(self.file)))
+        return find(self.rule, None if self.file is None else group_cases(read_rules(self.file)))

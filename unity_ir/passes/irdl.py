@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.utils.target import Target
 
 from unity_ir.dialects.convert import pcg_functions, write_names
-from unity_ir.dialects.irdl_names import rename
+from unity_ir.dialects.irdl_names import rename_for_irdl
 from unity_ir.dialects.parameters import ParameterPrinter
 
 
@@ -28,7 +28,7 @@ class IrdlTarget(Target):
         copy = module.clone()
         for func in pcg_functions(copy):
             write_names(func)
-        rename(copy)
+        rename_for_irdl(copy)
         # Dialects in IRDL have no properties.
         printer = ParameterPrinter(stream=output, print_generic_format=True, print_properties_as_attributes=True)
         printer.print_op(copy)

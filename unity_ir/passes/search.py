@@ -94,7 +94,7 @@ class _Search(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         for name, result in self.results(op, _shown):
-            said = ending(result, name)
+            said = end_message(result, name)
             if said is not None:
                 tell(said)
             if self.explain is not None:
@@ -203,7 +203,7 @@ def _certificate(result: SearchResult) -> Certificate:
     return Certificate(derivation, result.bound, pipelines)
 
 
-def ending(result: SearchResult, name: str) -> str | None:
+def end_message(result: SearchResult, name: str) -> str | None:
     """
     Return a message that says what ended the search of the function called `name` early, its budget or an interrupt;
     None if nothing did.

@@ -17,7 +17,19 @@ from math import gcd, inf, prod
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.reshard import Move, Price, group_role, move_kind
-from unity_ir.pcg.sharding import COPY, PINNED, REPEAT, SUM, Layout, Mesh, is_pinned, is_shard, pins, role_class, shards
+from unity_ir.pcg.sharding import (
+    COPY,
+    PINNED,
+    REPEAT,
+    SUM,
+    Layout,
+    Mesh,
+    is_pinned,
+    is_shard,
+    pins_of,
+    role_class,
+    shard_count,
+)
 
 FINE_AXES = 3
 """Plan axis by axis on meshes of at most 3 axes: the number of layouts grows exponentially with the axes."""
@@ -173,9 +185,9 @@ class _Space:
 
     def _move(self, out: list[Move], now: Layout, axes: tuple[int, ...], role: int, shape: tuple[int, ...]) -> Layout:
         sizes = self.mesh.sizes
-        elements = prod(shape) // shards(now, sizes)
+        elements = prod(shape) // shard_count(now, sizes)
         old = group_role(now, axes, self.mesh)
-        aside = tuple(pin for pin in pins(now) if pin[0] not in axes)
+        aside = tuple(pin for pin in pins_of(now) if pin[0] not in axes)
         group = prod(sizes[a] for a in axes)
         move = Move(move_kind(old, role), axes, old, role, group, elements, pins=aside)
         out.append(move)

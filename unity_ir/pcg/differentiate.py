@@ -50,7 +50,7 @@ def needs_gradient(nodes: Iterable[Node]) -> set[Node]:
 
 
 @lru_cache(maxsize=64)
-def trained(graph: Graph) -> frozenset[Node]:
+def nodes_with_gradient(graph: Graph) -> frozenset[Node]:
     """
     Return the nodes whose values have a gradient: those on a path from a weight to the loss, which is the first output.
 
@@ -116,7 +116,7 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
         raise UnityError(f"func.func @{graph.name}: already has a backward")
     if not graph.outputs or graph.outputs[0].shape != ():
         raise UnityError(f"func.func @{graph.name}: its first output must be a scalar loss to differentiate")
-    if graph.outputs[0].node not in trained(graph):
+    if graph.outputs[0].node not in nodes_with_gradient(graph):
         raise UnityError(f"func.func @{graph.name}: no weight reaches its loss")
     return training_step(graph, optimizer, mesh)
 
@@ -133,7 +133,7 @@ def training_step(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
     is_whole = bool(graph.outputs) and graph.outputs[0].shape == ()
     roots = graph.outputs[:1] if is_whole else graph.outputs
     order = topological(roots)
-    with_gradient = trained(graph)
+    with_gradient = nodes_with_gradient(graph)
     if all(root.node not in with_gradient for root in roots):
         return graph
 

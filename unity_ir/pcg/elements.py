@@ -11,7 +11,7 @@ from unity_ir.pcg.types import divided_type
 FLOATS = ("f32", "bf16", "f16")
 
 
-def in_type(graph: Graph, dtype: str) -> Graph:
+def with_dtype(graph: Graph, dtype: str) -> Graph:
     """
     Return the graph computed in the floating point type `dtype`, `f32`, `bf16` or `f16`: its floating point inputs,
     weights, constants and casts are converted. Weights then have no masters (longer copies that are stored and updated

@@ -21,7 +21,7 @@ from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.elements import NUMPY, converted
 from unity_ir.tdl.evaluate import evaluate
 from unity_ir.tdl.functions import Array
-from unity_ir.tdl.parallel import Carriers, Configuration, piece
+from unity_ir.tdl.parallel import Carriers, Configuration, line_of_task
 
 Pieces = dict[Piece, Array]
 
@@ -272,7 +272,7 @@ _STEPS = {
 def _compute(node: Node, operands: Sequence[Pieces]) -> list[Pieces]:
     """Return the results of a compute operator: every task of its grid is evaluated on its pieces."""
     analysis, configuration = node.analysis, node.configuration
-    local = piece(analysis.bound, configuration)
+    local = line_of_task(analysis.bound, configuration)
     results: list[Pieces] = [{} for _ in node.types]
     variables = [v for v in analysis.bound.extents if configuration.degree(v) > 1]
     carriers = list(configuration.sums)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value, rebuild, topological
 
 LONGEST = 64
@@ -45,7 +45,7 @@ def parts(graph: Graph) -> tuple[Part, ...]:
     nodes that have a gradient and depend on more than weights. Other values, such as masks that every layer reads, do
     not count, as they are kept anyway. Memoised.
     """
-    order = [n for n in graph.nodes() if n.is_compute and n in trained(graph)]
+    order = [n for n in graph.nodes() if n.is_compute and n in nodes_with_gradient(graph)]
     flow = set[Node]()
     for node in graph.nodes():
         if node.op == "input" or any(v.node in flow for v in node.operands):
@@ -148,7 +148,7 @@ def shortened(graph: Graph, keep: int) -> Graph | None:
     return replace(graph, outputs=tuple(new.get(v, v) for v in graph.outputs))
 
 
-def like_shortened(graph: Graph, keep: int) -> tuple[Graph, tuple[int, ...]]:
+def shortened_with_map(graph: Graph, keep: int) -> tuple[Graph, tuple[int, ...]]:
     """
     Return (short, of): the graph with at most `keep` layers in its longest run of equal ones (`shortened`; the graph
     itself if there are no more), and for each part of `graph` (`parts`), in order, the index of the part of `short`

@@ -29,7 +29,7 @@ def head(graph: Graph) -> Node:
         if node in seen:
             continue
         seen.add(node)
-        if node.is_compute and is_product(node.analysis):
+        if node.is_compute and has_contraction(node.analysis):
             found[node] = None
         else:
             pending += [v.node for v in node.operands]
@@ -42,7 +42,7 @@ def head(graph: Graph) -> Node:
     return next(iter(found))
 
 
-def is_product(analysis: Analysis) -> bool:
+def has_contraction(analysis: Analysis) -> bool:
     """
     Return whether an operator is a contraction (it has a matrix product, a convolution or attention). The head is one;
     in the backward, the contractions that make its operands' gradients end the part.
@@ -111,7 +111,7 @@ def _along(graph: Graph, start: Node, variable: str) -> Mapping[Node, str]:
         if divided is None:
             return {}
         found[node] = divided
-        if node is start or not is_product(node.analysis):
+        if node is start or not has_contraction(node.analysis):
             roles = ((v, result_role(node.analysis, i, divided)) for i, v in enumerate(node.results))
             dims.update((v, role) for v, role in roles if is_shard(role))
     return found

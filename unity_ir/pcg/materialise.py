@@ -88,13 +88,13 @@ def materialise(
             new[value] = _stored_leaf(value, rests[value], mesh)
             leaves[node] = new[value].node
             if relays is not None and value in relays:
-                new[value] = reshard(new[value], made[value], relays[value], mesh)
+                new[value] = apply_reshard(new[value], made[value], relays[value], mesh)
                 made[value] = relays[value]
             continue
         assignment = assignments[node]
         operands: list[Value] = []
         for i, value in enumerate(node.operands):
-            operand = reshard(new[value], made[value], operand_layout(node.analysis, i, assignment), mesh)
+            operand = apply_reshard(new[value], made[value], operand_layout(node.analysis, i, assignment), mesh)
             is_again = value.node.is_leaf and value.node in again and operand != new[value]
             operands.append(parallel("recompute", operand).result if is_again else operand)
         built = _assigned(node, operands, assignment, mesh)
@@ -102,7 +102,7 @@ def materialise(
             made[value] = result_layout(node.analysis, i, assignment)
             new[value] = parallel("recompute", built.results[i]).result if node in again else built.results[i]
             if value in rests:
-                new[value] = reshard(new[value], made[value], rests[value], mesh)
+                new[value] = apply_reshard(new[value], made[value], rests[value], mesh)
                 made[value] = rests[value]
     return Graph(graph.name, tuple(leaves[n] for n in graph.inputs), tuple(new[v] for v in graph.outputs))
 
@@ -113,7 +113,7 @@ def _stored_leaf(value: Value, layout: Layout, mesh: Mesh) -> Value:
     return _retyped(value.node, type, layout_view(layout, len(value.type.shape), mesh))
 
 
-def stored_piece(node: Node, type: TensorType) -> Node:
+def piece_as_weight(node: Node, type: TensorType) -> Node:
     """
     Return a weight node of type `type`, named "piece", with the other attributes of the leaf `node`, such as its
     master: a stand-in for one piece of that leaf, to price its update, say.
@@ -138,14 +138,14 @@ def _assigned(node: Node, operands: Sequence[Value], assignment: Assignment, mes
     `operands` must be in the layouts in which the operator reads them under that assignment; halo exchanges, where it
     needs any, are added here.
     """
-    configuration = Configuration(degrees(assignment, mesh.sizes))
+    configuration = Configuration(variable_degrees(assignment, mesh.sizes))
     needs = operand_degrees(node.analysis, configuration)
     operands = [_with_halo(v, d.halo) for v, d in zip(operands, needs, strict=True)]
     view = view_of(assignment, grid_order(node), mesh) if mesh.sizes else None
     return divide(node, operands, configuration, view)
 
 
-def reshard(value: Value, source: Layout, target: Layout, mesh: Mesh) -> Value:
+def apply_reshard(value: Value, source: Layout, target: Layout, mesh: Mesh) -> Value:
     """
     Apply the parallel operators that bring a value from layout `source` to `target` (a role per mesh axis each); return
     the result. The last operator has the target's view.
@@ -172,7 +172,7 @@ def _with_halo(value: Value, halo: Halos) -> Value:
     return value
 
 
-def degrees(assignment: Assignment, sizes: Sequence[int]) -> dict[str, int]:
+def variable_degrees(assignment: Assignment, sizes: Sequence[int]) -> dict[str, int]:
     """
     Return the degree (number of parts) of every index variable that an assignment (the role of each mesh axis in an
     operator) divides, by name: the product of the `sizes` of the mesh axes that divide it.

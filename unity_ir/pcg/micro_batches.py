@@ -39,7 +39,7 @@ _BEFORE, _AFTER = _Role("before"), _Role("after")
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class TimeDivision:
     """
     Which part of each value of a serial graph a micro-batch has, for `count` micro-batches.
 
@@ -112,7 +112,7 @@ class _Follower:
         self.wanted: dict[Value, int] = {}
         """Dims that a reader in the loop divides, of values that depend on no sample."""
 
-    def times(self) -> Times:
+    def times(self) -> TimeDivision:
         """Return the roles of all values. Raises `UnityError` where an operator cannot be divided so."""
         while True:
             before = len(self.wanted)
@@ -125,7 +125,7 @@ class _Follower:
                     break  # what it reads is to be divided, too
             else:
                 if len(self.wanted) == before:
-                    return Times(self.count, self.roles, self.whole)
+                    return TimeDivision(self.count, self.roles, self.whole)
 
     def _leaf(self, node: Node) -> None:
         value = node.result

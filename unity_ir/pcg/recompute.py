@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from unity_ir.pcg.graph import Graph, Node, Value, parallel, rebuild, rewrite
-from unity_ir.pcg.sharding import Placement, same_pieces
+from unity_ir.pcg.sharding import Placement, copies_as_repeats
 
 RENAMING = ("replicate", "pick", "recompute")
 """Operators after which the pieces are the same tensors, unless a view says that they are elsewhere."""
@@ -108,7 +108,7 @@ class Recomputation:
             return True
         if self.placement is None:
             return False
-        before, after = (same_pieces(self.placement.layouts[v]) for v in (node.operands[0], node.result))
+        before, after = (copies_as_repeats(self.placement.layouts[v]) for v in (node.operands[0], node.result))
         return before != after
 
 

@@ -29,7 +29,7 @@ from unity_ir.pcg.sharding import (
     is_pinned,
     is_shard,
     pinned_at,
-    pins,
+    pins_of,
     role_class,
 )
 
@@ -137,7 +137,9 @@ def group_role(layout: Layout, axes: tuple[int, ...], mesh: Mesh) -> int:
     return pinned_at(position)
 
 
-def moves(layout: Layout, shape: tuple[int, ...], mesh: Mesh, towards: Layout = ()) -> Iterator[tuple[Move, Layout]]:
+def moves_from(
+    layout: Layout, shape: tuple[int, ...], mesh: Mesh, towards: Layout = ()
+) -> Iterator[tuple[Move, Layout]]:
     """
     Yield every move that can start from a layout, each as (move, layout after it).
 
@@ -146,7 +148,7 @@ def moves(layout: Layout, shape: tuple[int, ...], mesh: Mesh, towards: Layout = 
     coordinates; () pins none. Pieces stay contiguous: axes leave a dim innermost first, and enter it inside those that
     already divide it.
     """
-    pinned, wanted = pins(layout), pins(towards)
+    pinned, wanted = pins_of(layout), pins_of(towards)
     piece = [s // prod(m for m, r in zip(mesh.sizes, layout, strict=True) if r == d) for d, s in enumerate(shape)]
     elements = prod(piece)
     classes = [role_class(r) for r in layout]
@@ -173,10 +175,10 @@ def moves(layout: Layout, shape: tuple[int, ...], mesh: Mesh, towards: Layout = 
 @lru_cache(maxsize=4096)
 def _moves(layout: Layout, shape: tuple[int, ...], mesh: Mesh, towards: Layout) -> tuple[tuple[Move, Layout], ...]:
     """`moves`, remembered: the same layouts are left on the ways between many."""
-    return tuple(moves(layout, shape, mesh, towards))
+    return tuple(moves_from(layout, shape, mesh, towards))
 
 
-def plan(
+def cheapest_moves(
     source: Layout,
     target: Layout,
     shape: tuple[int, ...],
@@ -196,7 +198,7 @@ def plan(
     best = {source: 0.0}
     via: dict[Layout, tuple[Layout, Move]] = {}
     queue: list[tuple[float, int, Layout]] = [(0.0, next(tie), source)]
-    towards = target if pins(target) else ()
+    towards = target if pins_of(target) else ()
     while queue:
         cost, _, layout = heapq.heappop(queue)
         if layout == target:

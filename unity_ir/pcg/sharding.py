@@ -74,7 +74,7 @@ Pins = tuple[tuple[int, int], ...]
 """(mesh axis, coordinate) pairs: the devices at these coordinates; () are all devices."""
 
 
-def pins(layout: Sequence[GridRole]) -> Pins:
+def pins_of(layout: Sequence[GridRole]) -> Pins:
     """Return (mesh axis, coordinate) for each pinned axis of a layout: given (0, pinned_at(1)) returns ((1, 1),)."""
     return _pins(tuple(layout))
 
@@ -84,7 +84,7 @@ def _pins(layout: tuple[GridRole, ...]) -> Pins:
     return tuple((i, PINNED - r) for i, r in enumerate(layout) if isinstance(r, int) and r <= PINNED)
 
 
-def shards(layout: Layout, sizes: Sequence[int]) -> int:
+def shard_count(layout: Layout, sizes: Sequence[int]) -> int:
     """
     Return the number of shards into which a layout (a role per mesh axis) divides a value: the product of the `sizes`
     of the axes that shard a dim.
@@ -96,7 +96,7 @@ Layout = tuple[int, ...]
 """A role per mesh axis."""
 
 
-def same_pieces(layout: Layout) -> Layout:
+def copies_as_repeats(layout: Layout) -> Layout:
     """
     Return a layout with REPEAT for COPY, which differ in gradients alone: two layouts put the same pieces on the same
     devices if this makes them equal.
@@ -222,7 +222,7 @@ def _view_of(assignment: Assignment, order: Assignment, mesh: Mesh) -> View:
     def axis(what: GridRole) -> tuple[tuple[int, int], ...]:
         return merged([(s, t) for s, t, a in zip(mesh.sizes, mesh.strides, assignment, strict=True) if a == what])
 
-    start = sum(coordinate * mesh.strides[i] for i, coordinate in pins(assignment))
+    start = sum(coordinate * mesh.strides[i] for i, coordinate in pins_of(assignment))
     return View(start, tuple(a for what in order if (a := axis(what))), axis(REPEAT))
 
 
@@ -234,7 +234,7 @@ def layout_view(layout: Layout, rank: int, mesh: Mesh) -> View | None:
     `rank` is the number of dims of the result.
     """
     view = view_of(layout, (*range(rank), COPY, SUM), mesh)
-    return view if view.axes or view.repeat or pins(layout) else None
+    return view if view.axes or view.repeat or pins_of(layout) else None
 
 
 def merged(axis: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -448,7 +448,7 @@ def assignment_for(analysis: Analysis, operands: Sequence[Layout], result: Layou
 
     Given `out[v, e] = sum[b](..ids[b]..g[b, e])`, g and ids sharded along b, and a result in partial sums, returns b.
     """
-    pinned = [pinned_at(coordinate) for _, coordinate in pins(result)]
+    pinned = [pinned_at(coordinate) for _, coordinate in pins_of(result)]
     may: list[GridRole] = [*analysis.splittable, COPY, REPEAT, *analysis.carriers, *pinned]
     out: list[GridRole] = []
     for axis, made in enumerate(result):
@@ -548,7 +548,7 @@ def _spread(node: Node, hints: Assignment, mesh: Mesh) -> Assignment:
     """Give every grid axis mesh axes that make up its degree: hinted ones first, then outermost first."""
     degrees = _grid_degrees(node)
     out: list[GridRole] = [REPEAT] * len(mesh.sizes)
-    for axis, _ in pins(hints):
+    for axis, _ in pins_of(hints):
         out[axis] = hints[axis]
     for prefer_hint in (True, False):
         for what, left in list(degrees.items()):

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from unity_ir.forms.compose import AND
-from unity_ir.kernels.launchers import can_add, makes_longer
-from unity_ir.pcg.sharding import pins
+from unity_ir.kernels.launchers import can_add, can_store_float32
+from unity_ir.pcg.sharding import pins_of
 from unity_ir.pcg.types import HALVES
 from unity_ir.plan.local_operator import local_operator
 from unity_ir.plan.program import Compute, Fused, Instruction, Program, Register, TimeStep, makers_of, makes, reads
@@ -44,7 +44,7 @@ def with_longer_products(program: Program, choice: Choice) -> Program:
         if isinstance(product, Fused) or not _run_together(program, product, cast):
             continue
         operator = local_operator(program, product)
-        if not makes_longer(operator.line, operator.dtypes) or choice(program, product) != "torch":
+        if not can_store_float32(operator.line, operator.dtypes) or choice(program, product) != "torch":
             continue
         (result,) = operator.line.results
         name = AND.join((product.operator, cast.operator))
@@ -101,7 +101,7 @@ def _run_together(program: Program, one: Instruction, other: Instruction) -> boo
     return (
         program.when[a] == program.when[b]
         and program.is_in_pieces(one) == program.is_in_pieces(other)
-        and pins(program.tensors[a].layout) == pins(program.tensors[b].layout)
+        and pins_of(program.tensors[a].layout) == pins_of(program.tensors[b].layout)
     )
 
 

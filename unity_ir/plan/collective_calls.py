@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import pins
+from unity_ir.pcg.sharding import pins_of
 from unity_ir.plan.program import HaloExchange, Program, ReshardMove
 
 
@@ -20,7 +20,7 @@ def move_of(program: Program, moved: ReshardMove | HaloExchange) -> Move:
     local = held.local(program.mesh)
     elements = prod(local)
     group = prod(program.mesh.sizes[axis] for axis in moved.axes)
-    others = tuple((axis, at) for axis, at in pins(held.layout) if axis not in moved.axes)
+    others = tuple((axis, at) for axis, at in pins_of(held.layout) if axis not in moved.axes)
     if isinstance(moved, HaloExchange):
         border = elements // local[moved.dim] * (moved.low + moved.high)
         return Move(moved.kind, moved.axes, moved.dim, moved.dim, group, elements, border, others)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.sharding import is_shard
 from unity_ir.plan.program import HaloExchange, Program, Register, ReshardMove
-from unity_ir.plan.schedule import Bucket, Start, crosses, piece_bytes
+from unity_ir.plan.schedule import Bucket, Start, communicates, piece_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def copies(program: Program, start: Start, in_place: Collection[Register]) -> tu
     """
     if isinstance(start, Bucket):
         return _of_bucket(program, start)
-    if not crosses(start):
+    if not communicates(start):
         return NONE, NONE
     if isinstance(start, HaloExchange):
         return _of_halo(program, start)

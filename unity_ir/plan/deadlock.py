@@ -13,9 +13,9 @@ from itertools import product
 from math import prod
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.sharding import Pins, pins
+from unity_ir.pcg.sharding import Pins, pins_of
 from unity_ir.plan.program import Compute, Fused, HaloExchange, Leaf, Program, Register, ReshardMove, TimeStep
-from unity_ir.plan.schedule import Schedule, Start, crosses, moves_of, piece_bytes
+from unity_ir.plan.schedule import Schedule, Start, communicates, moves_of, piece_bytes
 
 MOST_PLACES = 2**16
 """Most places whose calls are compared; each is a few hundred bytes per call."""
@@ -51,14 +51,14 @@ def calls(program: Program, schedule: Schedule) -> dict[Place, list[CollectiveCa
     """
     sizes = program.mesh.sizes
     layouts = [t.layout for t in program.tensors.values()]
-    apart = tuple(sorted({axis for layout in layouts for axis, _ in pins(layout)}))
+    apart = tuple(sorted({axis for layout in layouts for axis, _ in pins_of(layout)}))
     if (count := prod(sizes[axis] for axis in apart)) > MOST_PLACES:
         raise UnityError(
             f"spmd.program @{program.name}: values are pinned along axes of {count:,} devices, of which each may make "
             f"other calls; at most {MOST_PLACES:,} can be checked for deadlocks, so use fewer devices"
         )
     places = list(product(*(range(sizes[axis]) for axis in apart)))
-    names = makers(program)
+    names = register_names(program)
     groups: dict[tuple[int, ...], dict[Place, tuple[Place, ...]]] = {}
     found: dict[Place, list[CollectiveCall]] = {place: [] for place in places}
     for line in schedule.lines:
@@ -66,9 +66,9 @@ def calls(program: Program, schedule: Schedule) -> dict[Place, list[CollectiveCa
             continue
         moves = moves_of(line.action)
         first = moves[0]
-        if not crosses(first):
+        if not communicates(first):
             continue
-        pinned = dict(there(program, first))
+        pinned = dict(ranks_of_move(program, first))
         size = sum(piece_bytes(program, m.operand) for m in moves)
         for place in places:
             if all(c == pinned.get(axis, c) for axis, c in zip(apart, place, strict=True)):
@@ -129,7 +129,7 @@ def _words(call: CollectiveCall) -> str:
     return f"{call.kind} of {call.of} along {list(call.axes)}, {call.bytes:,} bytes"
 
 
-def there(program: Program, move: ReshardMove | HaloExchange) -> Pins:
+def ranks_of_move(program: Program, move: ReshardMove | HaloExchange) -> Pins:
     """
     Return which ranks do a move: (mesh axis, coordinate) pairs that a rank's coordinates must match; () if all do.
 
@@ -137,12 +137,12 @@ def there(program: Program, move: ReshardMove | HaloExchange) -> Pins:
     For the kind `retype`, which moves nothing, they are all axes on which the result is pinned.
     """
     if isinstance(move, HaloExchange):
-        return pins(program.tensors[move.operand].layout)
+        return pins_of(program.tensors[move.operand].layout)
     layout = program.tensors[move.result if move.kind == "retype" else move.operand].layout
-    return tuple(pin for pin in pins(layout) if move.kind == "retype" or pin[0] not in move.axes)
+    return tuple(pin for pin in pins_of(layout) if move.kind == "retype" or pin[0] not in move.axes)
 
 
-def makers(program: Program) -> dict[Register, str]:
+def register_names(program: Program) -> dict[Register, str]:
     """
     Return a name for every register of a program, for messages and traces: that of the operator that made the value, or
     of the leaf (its `op` if it has no name). What moves and steps in time make is named like their operand; names

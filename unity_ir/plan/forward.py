@@ -25,8 +25,8 @@ from unity_ir.plan.program import (
     ReshardMove,
     Tensor,
     TimeStep,
+    equal_registers,
     global_line,
-    made_twice,
     makers_of,
     makes,
     reads,
@@ -59,7 +59,7 @@ def forward_of(program: Program, machine: Machine) -> Program:
         if not wanted.isdisjoint(makes(instruction)):
             wanted.update(reads(instruction))
             kept.append(_without_dropout(instruction) if isinstance(instruction, Compute) else instruction)
-    anew = frozenset(made_twice(program.body) & wanted)
+    anew = frozenset(equal_registers(program.body) & wanted)
     return replace(program, body=tuple(reversed(kept)), outputs=outputs, optimizer=None, anew=anew)
 
 

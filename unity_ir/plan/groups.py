@@ -22,13 +22,13 @@ from types import MappingProxyType
 
 from unity_ir.errors import UnityError
 from unity_ir.forms.addresses import operand_shapes
-from unity_ir.forms.column_sums import aligned, is_column_sum
+from unity_ir.forms.column_sums import is_column_sum, with_common_variables
 from unity_ir.forms.compose import AND, Part, composed, relabelled
 from unity_ir.forms.kinds import kind
 from unity_ir.forms.rows import can_be_padded
 from unity_ir.kernels.launchers import launcher
 from unity_ir.kernels.triton.launch import LaunchWork
-from unity_ir.pcg.sharding import COPY, pins
+from unity_ir.pcg.sharding import COPY, pins_of
 from unity_ir.plan.local_operator import LocalOperator, local_operator
 from unity_ir.plan.own_casts import IsKernel, with_own_casts
 from unity_ir.plan.program import (
@@ -46,7 +46,7 @@ from unity_ir.plan.program import (
     makes,
     reads,
 )
-from unity_ir.plan.schedule import crosses, piece_bytes
+from unity_ir.plan.schedule import communicates, piece_bytes
 from unity_ir.tdl.syntax import NOT_FLOATING, Bound, accesses, index_names
 
 MOST_OPERATORS = 12
@@ -306,7 +306,7 @@ class _Fuser:
         not wait for, and delays none.
         """
         tensors, body = self.program.tensors, self.program.body
-        if len({pins(tensors[r].layout) for m in members for r in m.results}) > 1:
+        if len({pins_of(tensors[r].layout) for m in members for r in m.results}) > 1:
             return False
         made = {r for m in members for r in m.results}
         first = {self._source(r)[0] for r in members[0].operands}
@@ -341,7 +341,7 @@ class _Fuser:
         move = self.program.body[self.maker[register]]
         while isinstance(move, ReshardMove | HaloExchange | TimeStep) or self._is_weight_cast(move):
             (register,) = reads(move)
-            crossed = crossed or crosses(move)
+            crossed = crossed or communicates(move)
             move = self.program.body[self.maker[register]]
         return register, crossed
 
@@ -426,7 +426,7 @@ class _Fuser:
             apart = composed(parts, kept, apart=True) if several else None
             return apart if apart is not None and _reads_once(apart.line) else None
         apart = composed(parts, kept, apart=True)
-        whole = apart and aligned(apart.line, apart.axes)
+        whole = apart and with_common_variables(apart.line, apart.axes)
         return None if apart is None or not whole else replace(apart, line=whole[0], axes=whole[1])
 
     def _with_types(self, line: Part) -> Part:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from unity_ir.plan.deadlock import makers
+from unity_ir.plan.deadlock import register_names
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import Compute, Leaf, Register, TimeStep, UpdateWeight
-from unity_ir.plan.schedule import Action, Bucket, Wait, crosses
+from unity_ir.plan.schedule import Action, Bucket, Wait, communicates
 
 
 def listing(plan: Plan) -> str:
@@ -37,7 +37,7 @@ def listing(plan: Plan) -> str:
     loop = f", in a loop over {program.micro_batches} micro-batches" if program.micro_batches > 1 else ""
     loop += f", the loss in {program.loss_pieces} pieces" if program.loss_pieces > 1 else ""
     out = [f"@{_printable(program.name)} on {_count(program.devices, 'device')}: {', '.join(counts)}{loop}"]
-    names = makers(program)
+    names = register_names(program)
     for line in plan.schedule.lines:
         reads, makes = plan.schedule.reads_and_makes(line.action)
         text = f"{_registers(reads)}{' -> ' * bool(reads and makes)}{_registers(makes)}"
@@ -75,7 +75,7 @@ def _what(action: Action) -> str:
         case TimeStep():
             return "local"
         case _:
-            return "start" if crosses(action) else "local"
+            return "start" if communicates(action) else "local"
 
 
 def _of(plan: Plan, action: Action, names: dict[Register, str]) -> str:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from unity_ir.errors import UnityError
-from unity_ir.pcg.loss_part import dims_along, is_product, piece_variable
+from unity_ir.pcg.loss_part import dims_along, has_contraction, piece_variable
 from unity_ir.pcg.sharding import REPEAT, SUM, Assignment, GridRole, Mesh, is_shard, operand_role, result_role
 from unity_ir.pcg.types import HALVES
 from unity_ir.plan.program import (
@@ -35,7 +35,7 @@ from unity_ir.plan.program import (
     Tensor,
     TimeStep,
     UpdateWeight,
-    made_twice,
+    equal_registers,
     makes,
     reads,
 )
@@ -81,7 +81,7 @@ def _without_repeats(program: Program, head: Register) -> Program:
     Return the program in which what is made twice of equal tensors, as recompute does for the backward, is made once
     where the loop over pieces reads it: forward and backward stand together there.
     """
-    twice = made_twice(program.body)
+    twice = equal_registers(program.body)
     if not twice:
         return program
     first: dict[Register, Register] = {}
@@ -97,7 +97,9 @@ def _without_repeats(program: Program, head: Register) -> Program:
     for instruction in program.body:
         again = _reading(instruction, first)
         if not inside.isdisjoint((*reads(again), *makes(again))):
-            is_end = isinstance(again, Compute) and head not in again.results and is_product(program.analysis(again))
+            is_end = (
+                isinstance(again, Compute) and head not in again.results and has_contraction(program.analysis(again))
+            )
             inside.update(() if is_end else makes(again))
             instruction = again
         body.append(instruction)
@@ -211,7 +213,7 @@ class _Loop:
         if self._axes(compute.assignment, variable) != self._tokens:
             raise self._moved(compute.operator)
         self.inside[place] = variable
-        is_last = not is_start and is_product(analysis)
+        is_last = not is_start and has_contraction(analysis)
         for i, register in enumerate(compute.results):
             role = result_role(analysis, i, variable)
             if is_last or role == SUM:

@@ -25,10 +25,10 @@ from unity_ir.pcg.sharding import (
     Layout,
     Mesh,
     assignment_for,
+    copies_as_repeats,
     is_pinned,
-    pins,
+    pins_of,
     place,
-    same_pieces,
 )
 from unity_ir.pcg.stages import stage_axes_of
 from unity_ir.plan.collective_calls import move_of
@@ -299,8 +299,8 @@ class _Lowering:
                     found = self._exchange("halo_reduce", found, dim, replace(self.tensors[found], halo_sum=left))
             self.registers.setdefault((anchor, at, type.halo, type.halo_sum), found)
             # Replicas that do the same work, or not, are the same pieces: only the role changes.
-            alike = (anchor, same_pieces(layout), type.halo_sum)
-            found = self.pieces.setdefault((anchor, same_pieces(at), type.halo_sum), found)
+            alike = (anchor, copies_as_repeats(layout), type.halo_sum)
+            found = self.pieces.setdefault((anchor, copies_as_repeats(at), type.halo_sum), found)
             if alike in self.pieces:
                 found = self.pieces[alike]
                 at = self.tensors[found].layout[: len(layout)]
@@ -382,7 +382,7 @@ def with_single_calls(program: Program, machine: Machine) -> Program:
 def _joined(program: Program, first: ReshardMove, then: ReshardMove) -> ReshardMove | None:
     """Return the collective that does what two in a row do; None where none does."""
     alike = (first.kind, first.source, first.target) == (then.kind, then.source, then.target)
-    if not alike or first.kind not in JOINED or pins(program.tensors[first.operand].layout):
+    if not alike or first.kind not in JOINED or pins_of(program.tensors[first.operand].layout):
         return None
     return replace(then, operand=first.operand, axes=tuple(sorted((*first.axes, *then.axes))))
 

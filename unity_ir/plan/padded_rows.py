@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from unity_ir.errors import UnityError
-from unity_ir.forms.classify import is_product
+from unity_ir.forms.classify import is_product_or_convolution
 from unity_ir.forms.contraction import contraction
 from unity_ir.forms.rewrite import simplified
 from unity_ir.forms.rows import can_be_padded
@@ -75,7 +75,7 @@ def _takes(program: Program, use: Compute, register: Register, choice: Choice) -
         return False
     if choice(operator) == "torch":
         # PyTorch's products read any stride; others may make results like their operands.
-        return register in use.operands and all(is_product(r, line.extents) for r in line.results)
+        return register in use.operands and all(is_product_or_convolution(r, line.extents) for r in line.results)
     try:
         made = launcher(line, operator.dtypes, "triton", operator.divided)
     except UnityError:

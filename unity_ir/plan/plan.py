@@ -23,16 +23,16 @@ from unity_ir.forms.rewrite import simplified
 from unity_ir.forms.rows import has_padded_results
 from unity_ir.forms.scatter import scattered
 from unity_ir.kernels.launchers import launcher
-from unity_ir.kernels.pytorch.attention import cudnn_attention, is_faster
+from unity_ir.kernels.pytorch.attention import cudnn_attention, cudnn_is_faster
 from unity_ir.machine.model import Machine
-from unity_ir.machine.tuned import IMPLEMENTATIONS, Table
+from unity_ir.machine.tuned import IMPLEMENTATIONS, TuningTable
 from unity_ir.pcg.differentiate import training_step
 from unity_ir.pcg.graph import Graph, Pipeline
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import Pins, is_shard, pins
+from unity_ir.pcg.sharding import Pins, is_shard, pins_of
 from unity_ir.plan.additions import with_additions, with_longer_products
 from unity_ir.plan.copies import Copies, copies
-from unity_ir.plan.deadlock import calls, check_order, there
+from unity_ir.plan.deadlock import calls, check_order, ranks_of_move
 from unity_ir.plan.groups import GroupMemo, with_fusions
 from unity_ir.plan.kept_casts import with_kept_casts
 from unity_ir.plan.local_operator import LocalOperator, local_operator
@@ -58,7 +58,7 @@ from unity_ir.plan.program import (
     most_of_a_device,
 )
 from unity_ir.plan.saved_softmax import with_savings
-from unity_ir.plan.schedule import BUCKET_BYTES, Schedule, Start, Wait, crosses, moves_of, schedule
+from unity_ir.plan.schedule import BUCKET_BYTES, Schedule, Start, Wait, communicates, moves_of, schedule
 from unity_ir.plan.short_gradients import with_short_gradients
 from unity_ir.tdl.syntax import Bound, Slice, accesses
 
@@ -80,7 +80,7 @@ class PlanOptions:
     matmul: str = AUTO
     kernels: str = "triton"
     convolution: str = "torch"
-    tuned: Table | None = None
+    tuned: TuningTable | None = None
     """Measured implementations: operators that it has get the faster one, whatever the other options say."""
     fuse: bool = True
     """Whether operators that one Triton kernel can compute are one group."""
@@ -135,7 +135,7 @@ class PlanOptions:
             known[key] = self.implementation(local_operator(program, compute))
         return known[key]
 
-    def fusible(self, operator: LocalOperator) -> str:
+    def fusion_choice(self, operator: LocalOperator) -> str:
         """
         Return whether fusion is allowed, as an implementation: for an operator, `triton` if it may become part of a
         kernel of several (also a product whose implementation is still `auto`), else `torch`; for a group, `triton` if
@@ -151,7 +151,7 @@ class PlanOptions:
         """Return the implementation of one operator, or `auto` for a product for which nothing else says it."""
         if self.kernels == "torch":
             return "torch"
-        measured = None if self.tuned is None else self.tuned.choice(operator.key)
+        measured = None if self.tuned is None else self.tuned.fastest(operator.key)
         if measured is not None:
             return measured
         line = operator.line
@@ -161,7 +161,7 @@ class PlanOptions:
             return self.matmul
         if self.attention != "triton" and (
             (found := cudnn_attention(line, operator.dtypes, {n: n for n in operator.divided})) is not None
-            and (self.attention == "torch" or is_faster(line, found))
+            and (self.attention == "torch" or cudnn_is_faster(line, found))
         ):
             return "cudnn"
         return self.kernels
@@ -209,7 +209,7 @@ class Plan:
         waited = {r for action in lines if isinstance(action, Wait) for r in action.registers}
         return *found, (after, _plan_part(_without_waits(after, waited), self.options))
 
-    def by_rank(self, count: Callable[[Plan], int]) -> int:
+    def most_on_a_rank(self, count: Callable[[Plan], int]) -> int:
         """
         Return the largest sum, over the ranks of the pipeline, of `count` over the plans of the parts that a rank runs.
         Only for a step in stages (`pipeline` is not None).
@@ -289,17 +289,17 @@ class Plan:
         """
         The number of kernels that a rank launches in the forward and backward of a step, over all micro-batches: those
         of each Triton operator, one for each PyTorch call, and those of steps in time; without copies for collectives
-        (`copied`). Where ranks differ, those of the rank with the most.
+        (`copy_kernels`). Where ranks differ, those of the rank with the most.
         """
         if self.pipeline is not None:
-            return self.by_rank(lambda part: part.launches)
+            return self.most_on_a_rank(lambda part: part.launches)
         tensors = self.program.tensors
         return most_of_a_device(
             self.program.mesh,
             (
-                (pins(tensors[i.result].layout), self._copies(i))
+                (pins_of(tensors[i.result].layout), self._copies(i))
                 if isinstance(i, TimeStep)
-                else (pins(tensors[i.results[0]].layout), self._launches(i) * self.program.times(i))
+                else (pins_of(tensors[i.results[0]].layout), self._launches(i) * self.program.times(i))
                 for i in self.program.body
                 if isinstance(i, Compute | TimeStep)
             ),
@@ -360,23 +360,25 @@ class Plan:
         """
         if self.pipeline is not None:
             sends = max(sum(a.kind in TRANSFERS for a in actions) for actions in self.pipeline.schedule.ranks)
-            return sends + self.by_rank(lambda part: part.collectives)
+            return sends + self.most_on_a_rank(lambda part: part.collectives)
         firsts = (moves_of(start)[0] for start in self._starts)
         times = self.program.times
-        return most_of_a_device(self.program.mesh, ((there(self.program, first), times(first)) for first in firsts))
+        return most_of_a_device(
+            self.program.mesh, ((ranks_of_move(self.program, first), times(first)) for first in firsts)
+        )
 
     @property
-    def copied(self) -> int:
+    def copy_kernels(self) -> int:
         """
         The number of kernels that a rank launches in a step to copy for collectives. Where ranks differ, of the rank
         with the most.
         """
         if self.pipeline is not None:
-            return self.by_rank(lambda part: part.copied)
+            return self.most_on_a_rank(lambda part: part.copy_kernels)
         counts: list[tuple[Pins, int]] = []
         for start in self._starts:
             first = moves_of(start)[0]
-            ends = (pins(self.program.tensors[r].layout) for r in (first.operand, first.result))
+            ends = (pins_of(self.program.tensors[r].layout) for r in (first.operand, first.result))
             times = self.program.times(first)
             counts += zip(ends, (times * copied.kernels for copied in self.copies(start)), strict=True)
         return most_of_a_device(self.program.mesh, counts)
@@ -385,7 +387,7 @@ class Plan:
     def _starts(self) -> Iterator[Start]:
         """The calls of collectives, in order."""
         for line in self.schedule.lines:
-            if isinstance(line.action, Start) and crosses(moves_of(line.action)[0]):
+            if isinstance(line.action, Start) and communicates(moves_of(line.action)[0]):
                 yield line.action
 
 
@@ -407,7 +409,7 @@ def with_kernels(program: Program, options: PlanOptions) -> Program:
     # First for what is known of single operators, as a product's speed depends on it; then for groups.
     program = with_padded_rows(program, options.implementation)
     if options.fuse:
-        program = with_fusions(program, options.fusible, options.memo)
+        program = with_fusions(program, options.fusion_choice, options.memo)
     return with_padded_rows(program, options.implementation)
 
 

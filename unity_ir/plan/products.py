@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from unity_ir.errors import UnityError
 from unity_ir.forms.contraction import Contraction, contraction
-from unity_ir.kernels.launchers import launcher, makes_longer
+from unity_ir.kernels.launchers import can_store_float32, launcher
 from unity_ir.plan.local_operator import LocalOperator
 from unity_ir.tdl.syntax import Reduce
 
@@ -68,7 +68,7 @@ def product_implementation(operator: LocalOperator) -> str:
     rate = _rate(of, [shape[-1] for shape in line.result_shapes])
     others = 2 * 2 * elements / BANDWIDTH + LAUNCH
     is_bare = all(isinstance(r.expr, Reduce) for r in line.results)
-    is_bare = is_bare and (not operator.fused or makes_longer(line, operator.dtypes))
+    is_bare = is_bare and (not operator.fused or can_store_float32(line, operator.dtypes))
     by_torch = 2 * elements * sizes["k"] / rate + (0.0 if is_bare else others)
     return "triton" if work[0].seconds < by_torch else "torch"
 

@@ -29,7 +29,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, Pins, role_name
 from unity_ir.pcg.types import ELEMENT_BYTES, HALVES
 from unity_ir.tdl.divisibility import Analysis, Halos
-from unity_ir.tdl.parallel import Configuration, piece
+from unity_ir.tdl.parallel import Configuration, line_of_task
 from unity_ir.tdl.syntax import Bound
 
 Register = int
@@ -312,7 +312,7 @@ class Program:
         found: dict[Register, When] = dict.fromkeys(early, "early")
         late: set[Register] = set()
         alike: set[Register] = set()
-        twice = made_twice(self.body) | self.anew
+        twice = equal_registers(self.body) | self.anew
         for instruction in self.body:
             made = makes(instruction)
             if not early.isdisjoint(made):
@@ -519,7 +519,7 @@ def _early(body: Sequence[Instruction]) -> set[Register]:
     return (early - others - leaves) | wanted
 
 
-def made_twice(body: Iterable[Instruction]) -> set[Register]:
+def equal_registers(body: Iterable[Instruction]) -> set[Register]:
     """
     Return all registers that hold the same values as another one, as recompute makes them: those whose operator, move
     or step in time, attributes and assignment are equal, and whose operands are the same or so related.
@@ -562,7 +562,7 @@ def piece_of_line(analysis: Analysis, assignment: Assignment, mesh: Mesh) -> Bou
     for what, size in zip(assignment, mesh.sizes, strict=True):
         if isinstance(what, str):
             degrees[what] = degrees.get(what, 1) * size
-    return piece(analysis.bound, Configuration(degrees))
+    return line_of_task(analysis.bound, Configuration(degrees))
 
 
 def most_of_a_device(mesh: Mesh, counts: Iterable[tuple[Pins, int]]) -> int:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from unity_ir.pcg.collectives import AMONG_ALL, BETWEEN_DEVICES, COLLECTIVES
-from unity_ir.pcg.sharding import is_pinned, pins
+from unity_ir.pcg.sharding import is_pinned, pins_of
 from unity_ir.plan.program import (
     Compute,
     HaloExchange,
@@ -156,7 +156,7 @@ def moves_of(start: Start) -> tuple[ReshardMove | HaloExchange, ...]:
     return start.moves if isinstance(start, Bucket) else (start,)
 
 
-def crosses(instruction: Instruction) -> bool:
+def communicates(instruction: Instruction) -> bool:
     """Return whether an instruction starts communication between ranks, whose result must be waited for."""
     return isinstance(instruction, HaloExchange) or (
         isinstance(instruction, ReshardMove) and instruction.kind in BETWEEN_DEVICES
@@ -375,7 +375,7 @@ class _Scheduler:
             ahead = max(reader - 1, 0)
             if isinstance(move, _Cast):
                 continue
-            if not crosses(move):
+            if not communicates(move):
                 # An early slice lets its operand be freed; other local steps only take memory.
                 if isinstance(move, ReshardMove) and move.kind == "slice" and not late and self._made_at(operand) > 0:
                     slots[move.result] = self._made_at(operand)
@@ -443,7 +443,7 @@ class _Scheduler:
         """Return a key that is equal for moves that may be done by one call."""
         result = move.result
         tensor = self.program.tensors[result]
-        return move.kind, move.axes, tensor.dtype, self.program.when[result], pins(tensor.layout)
+        return move.kind, move.axes, tensor.dtype, self.program.when[result], pins_of(tensor.layout)
 
     def _is_full(self, moves: Sequence[ReshardMove]) -> bool:
         return sum(map(self._bytes, moves)) >= self.bucket or len(moves) == BUCKET_MEMBERS
@@ -541,7 +541,7 @@ class _Scheduler:
             self.lines.append(move.compute)
             return
         self.lines.append(move)
-        if crosses(move):
+        if communicates(move):
             self.pending[register] = (register,)
             self.started[register] = self.done
             self._bound((move,))
@@ -664,4 +664,4 @@ def _made_by(action: Leaf | Compute | Start | TimeStep) -> tuple[Register, ...]:
 
 
 def _crosses(move: Move | _Cast | None) -> bool:
-    return move is not None and not isinstance(move, _Cast) and crosses(move)
+    return move is not None and not isinstance(move, _Cast) and communicates(move)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from unity_ir.pcg.sharding import pins
+from unity_ir.pcg.sharding import pins_of
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.plan.program import Compute, Program, Register, UpdateWeight, reads
 
@@ -36,7 +36,7 @@ def with_short_gradients(program: Program) -> Program:
                 and readers[result] == 1
                 and result not in program.outputs
                 and _is_longer(program, result, operand)
-                and not pins(program.tensors[result].layout)
+                and not pins_of(program.tensors[result].layout)
                 and not program.tensors[operand].row
             ):
                 short[result] = operand

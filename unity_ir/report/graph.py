@@ -14,7 +14,7 @@ from math import prod
 from typing import NamedTuple
 
 from unity_ir.cost.plan import PlanCost, Reshard
-from unity_ir.cost.stats import divided, reshard_words
+from unity_ir.cost.stats import assignment_text, reshard_words
 from unity_ir.messages import printable
 from unity_ir.pcg.collectives import FREE
 from unity_ir.pcg.graph import Graph, Node, Value, erase_with
@@ -131,7 +131,7 @@ class _GraphData:
             self.texts[node.op],
             self.texts[name],
             self.texts[str(type).removeprefix("!pcg.tensor<").removesuffix(">")],
-            self.texts[divided(roles, placement.mesh) or "one device"],
+            self.texts[assignment_text(roles, placement.mesh) or "one device"],
             self.layouts[tuple(self.texts[role_name(role)] for role in roles)],
             0 if cost is None else nanoseconds(cost.forward * times),
             0 if cost is None else nanoseconds(cost.backward * times),

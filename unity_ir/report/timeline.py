@@ -6,7 +6,7 @@ import numpy as np
 
 from unity_ir.report.packed import Json, Table, differences, rounded
 from unity_ir.simulate.full import Timeline
-from unity_ir.simulate.memory import memory
+from unity_ir.simulate.memory import held_over_time
 from unity_ir.simulate.tasks import KINDS
 from unity_ir.simulate.timeline import COLOURS, MAX_CLASSES
 from unity_ir.simulate.trace import name
@@ -44,7 +44,7 @@ def timeline_data(timeline: Timeline, note: str = "") -> dict[str, Json]:
             since: list[int] = (begin - np.concatenate([[0], end[:-1]])).tolist() if len(here) else []
             lane = {"name": streams.name(stream), "link": stream % streams.width > 0, "since": since}
             lanes.append({**lane, "length": (end - begin).tolist(), "label": numbers})
-        curve = memory(timeline, k)
+        curve = held_over_time(timeline, k)
         classes.append(
             {
                 "title": f"{alike} devices alike" if alike > 1 else f"device {k}",

@@ -7,7 +7,7 @@ from __future__ import annotations
 from functools import cache
 
 from unity_ir.errors import UnityError
-from unity_ir.rules.library import families, family, find, group, rules
+from unity_ir.rules.library import families, family, find, group_cases, rules
 from unity_ir.rules.rule import Rule
 from unity_ir.rules.trust import check_trusted
 
@@ -40,7 +40,7 @@ def algebraic() -> tuple[Rule, ...]:
     Return the rules of the library that searches rewrite with by default, which are known to pay in real models (those
     named in `SEARCHED`), in the order in which they are tried.
     """
-    known = group(rule for name in FAMILIES for rule in family(name))
+    known = group_cases(rule for name in FAMILIES for rule in family(name))
     return tuple(known[name] for name in SEARCHED)
 
 
@@ -79,7 +79,7 @@ def _named(name: str) -> tuple[Rule, ...]:
         case "library":
             return (*algebraic(), *(r for r in rules().values() if r.name not in SEARCHED))
         case _ if name in families():
-            return tuple(group(family(name)).values())
+            return tuple(group_cases(family(name)).values())
         case _:
             try:
                 return (find(name),)

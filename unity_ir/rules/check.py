@@ -30,7 +30,7 @@ from unity_ir.rules.pattern import (
     attribute_expression,
     build,
     input_type,
-    ints,
+    value_of,
 )
 from unity_ir.rules.poly import Poly
 
@@ -221,7 +221,7 @@ def samples(rule: Substitution) -> Iterator[Bindings]:
         bindings |= {s: random.randint(1, 3) for s in others}
         bindings |= dict.fromkeys(degrees, 2)
         bindings |= {p: tuple(next(numbers) for _ in range(random.randint(0, 2))) for p in packs}
-        if all(ints(c.poly, bindings) >= 0 for c in rule.conditions):
+        if all(value_of(c.poly, bindings) >= 0 for c in rule.conditions):
             yield bindings
 
 

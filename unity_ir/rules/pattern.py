@@ -158,7 +158,7 @@ class Substitution:
         return polys
 
 
-def ints(poly: Poly, bindings: Bindings) -> int:
+def value_of(poly: Poly, bindings: Bindings) -> int:
     """
     Return the value of a polynomial, an integer, when its symbols have the values in `bindings`, by name. Raises
     `UnityError` naming a symbol without a value.
@@ -192,9 +192,9 @@ def input_type(of: Input, dtype: str, bindings: Bindings) -> TensorType:
             shape += dims
             degrees += [1] * len(dims)
         else:
-            shape.append(ints(size, bindings))
-            degrees.append(ints(of.degrees[i], bindings) if of.degrees else 1)
-    return tensor_type(tuple(shape), dtype, tuple(degrees), ints(of.sum, bindings), ints(of.copy, bindings))
+            shape.append(value_of(size, bindings))
+            degrees.append(value_of(of.degrees[i], bindings) if of.degrees else 1)
+    return tensor_type(tuple(shape), dtype, tuple(degrees), value_of(of.sum, bindings), value_of(of.copy, bindings))
 
 
 def _attribute_value(value: AttrExpr, bindings: Bindings) -> AttrValue:
@@ -205,9 +205,9 @@ def _attribute_value(value: AttrExpr, bindings: Bindings) -> AttrValue:
     """
     match value:
         case Poly():
-            return ints(value, bindings)
+            return value_of(value, bindings)
         case tuple():
-            return tuple(ints(p, bindings) for p in value)
+            return tuple(value_of(p, bindings) for p in value)
         case AttrParameter(name):
             return bindings[name]
         case _:
@@ -256,8 +256,3 @@ def _apply(operation: Operation, operands: list[Value], bindings: Bindings) -> t
             operation.op, operands[0], None, **{k: v for k, v in values.items() if isinstance(v, int)}
         ).results
     return apply(operation.op, operands, values).results
-
-
-def fixed(value: int) -> Poly:
-    """Return the constant polynomial `value`."""
-    return number(value)

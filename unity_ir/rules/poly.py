@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, Self, TypeAlias, TypeVar, overload
-
-from unity_ir.errors import UnityError
 
 T = TypeVar("T")
 
@@ -47,8 +44,8 @@ MOST_INTERNED = 2**16
 @dataclass(frozen=True)
 class Poly:
     """
-    A multivariate polynomial with integer coefficients, in normal form. Made by `number`, `symbol`, `parse` and
-    arithmetic.
+    A multivariate polynomial with integer coefficients, in normal form. Made by `number`, `symbol`, arithmetic,
+    and `parse.parse_poly` from text.
     """
 
     terms: tuple[Term, ...]
@@ -204,35 +201,4 @@ def product(polys: Iterable[Poly]) -> Poly:
     out = ONE
     for p in polys:
         out = out * p
-    return out
-
-
-def parse(text: str) -> Poly:
-    """
-    Return a polynomial from text such as `2*d*m + n - 1`. Symbols are names, with `#a` for the number of dims in a pack
-    `a..`.
-
-    Raises `UnityError` for any other text.
-    """
-    out = ZERO
-    tokens = re.findall(r"\s*([+-]|[^+\-\s][^+-]*)", text)
-    if "".join(tokens).replace(" ", "") != text.replace(" ", "") or not tokens:
-        raise UnityError(f"cannot read {text!a} as a sum of products")
-    sign, wanted = 1, True
-    for i, token in enumerate(tokens):
-        if token in "+-":
-            if not wanted and i + 1 < len(tokens):
-                sign, wanted = (1 if token == "+" else -1), True
-                continue
-            if i == 0 and token == "-" and len(tokens) > 1:
-                sign = -1
-                continue
-            raise UnityError(f"cannot read {text!a} as a sum of products")
-        factors = [f.strip() for f in token.split("*")]
-        if not wanted or not all(re.fullmatch(r"\d+|#?[a-zA-Z_]\w*", f) for f in factors):
-            raise UnityError(f"cannot read {text!a} as a sum of products")
-        out = out + product([number(sign), *(number(int(f)) if f.isdecimal() else symbol(f) for f in factors)])
-        wanted = False
-    if wanted:
-        raise UnityError(f"cannot read {text!a} as a sum of products")
     return out

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Update, Value, rebuild
 from unity_ir.rules.match import Match, OpIndex, matches
 from unity_ir.rules.pattern import Bindings, Substitution
@@ -139,7 +139,7 @@ def _together(graph: Graph, found: Sequence[Match]) -> Graph | None:
 
 
 def _trained_weights(graph: Graph) -> set[Node]:
-    return {n for n in trained(graph) if n.op == "weight"}
+    return {n for n in nodes_with_gradient(graph) if n.op == "weight"}
 
 
 def substitute(graph: Graph, *replacements: Mapping[Value, Value]) -> Graph | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.types import TensorType
-from unity_ir.rules.pattern import AttrExpr, AttrParameter, Bindings, Condition, DimPack, Input, ints
+from unity_ir.rules.pattern import AttrExpr, AttrParameter, Bindings, Condition, DimPack, Input, value_of
 from unity_ir.rules.poly import ONE, Poly
 from unity_ir.tdl.syntax import AttrValue
 
@@ -182,6 +182,6 @@ def solve(
 
 def _hold(conditions: Iterable[Condition], bindings: Mapping[str, int | float | str | tuple[int, ...]]) -> bool:
     try:
-        return all(ints(c.poly, bindings) >= 0 for c in conditions)
+        return all(value_of(c.poly, bindings) >= 0 for c in conditions)
     except UnityError:
         return False

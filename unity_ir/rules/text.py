@@ -81,7 +81,7 @@ def _proof_text(proof: ProofRecord) -> str:
     return f"proof = {{verdict = {_quoted(proof.verdict)}, seconds = {proof.seconds!r}{assumed}{digest}}}"
 
 
-def applications(rule: Substitution, side: tuple[Term, ...]) -> list[tuple[Operation, int]]:
+def operations_with_results(rule: Substitution, side: tuple[Term, ...]) -> list[tuple[Operation, int]]:
     """
     Return the operations of one side of a rule, operands first, each with the number of results that its text names:
     one more than the highest number of a result that is used, at least 1.
@@ -108,7 +108,7 @@ def _side_text(rule: Substitution, side: tuple[Term, ...]) -> Iterator[str]:
         taken.add(found)
         return found
 
-    for o, results in applications(rule, side):
+    for o, results in operations_with_results(rule, side):
         names[id(o)] = [fresh(o.op) for _ in range(results)]
         made = ", ".join(f"%{n}" for n in names[id(o)])
         values = ", ".join(f"{key} = {_attribute_text(value)}" for key, value in o.attributes)

@@ -21,7 +21,7 @@ from typing import get_args
 from unity_ir.errors import UnityError
 from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Operator
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
 from unity_ir.rules.library import rules
@@ -66,7 +66,7 @@ def _kept() -> Mapping[str, str]:
     return {str(entry["digest"]): str(entry["verdict"]) for entry in table.values()}
 
 
-def kept_text(proofs: Iterable[tuple[Substitution, Proof]]) -> str:
+def verdicts_text(proofs: Iterable[tuple[Substitution, Proof]]) -> str:
     """
     Return the text of the file that keeps the verdicts on the library's rules, one line per (rule, proof) in `proofs`.
     """
@@ -128,7 +128,7 @@ def check_trusted(rule: Rule, allow_unproved: bool = False, graph: Graph | None 
             raise UnityError(
                 f"{case.name}: is not proved ({proof.verdict}: {proof.detail}); mend it, or apply it with unproved"
             )
-        if proof.verdict == "forward only" and (graph is None or (not graph.updates and trained(graph))):
+        if proof.verdict == "forward only" and (graph is None or (not graph.updates and nodes_with_gradient(graph))):
             raise UnityError(
                 f"{case.name}: keeps values but not gradients ({proof.detail}); apply it after pcg-differentiate"
             )

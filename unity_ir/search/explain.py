@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 
 from unity_ir.cost.plan import PlanCost
-from unity_ir.cost.stats import WIDTH, bytes_text, divided, reshard_words, seconds_text
+from unity_ir.cost.stats import WIDTH, assignment_text, bytes_text, reshard_words, seconds_text
 from unity_ir.errors import UnityError
 from unity_ir.pcg.collectives import FREE
 from unity_ir.pcg.graph import Graph, Node, Value, erase_with
 from unity_ir.pcg.recompute import not_kept
-from unity_ir.pcg.sharding import Assignment, Mesh, pins
+from unity_ir.pcg.sharding import Assignment, Mesh, pins_of
 from unity_ir.search.exact.plan_graph import roles_of_axes
 from unity_ir.search.exact.solver import ExactPlan, FactorGraphBuilder, Solver
 from unity_ir.search.joint.best_first import JointPlan
@@ -116,13 +116,13 @@ def _class(how: Assignment, mesh: Mesh) -> str:
     """
     Return an assignment as text without saying which axes: given k, m, m on axes of size 2, returns `k by 2, m by 4`.
     """
-    parts = divided(how, mesh).split(", ") if how else ["one device"]
+    parts = assignment_text(how, mesh).split(", ") if how else ["one device"]
     return ", ".join(sorted(parts))
 
 
 def _solver(found: JointPlan) -> Solver:
     """Return the solver with the plan's price of bytes."""
-    return found.solver if found.price == 0 else found.solver.at(Price(1.0, found.price))
+    return found.solver if found.price == 0 else found.solver.with_price(Price(1.0, found.price))
 
 
 def _alternative(how: str, node: Node, plan: ExactPlan, model: CostModel, price: float) -> Alternative:
@@ -152,7 +152,7 @@ def explain(found: JointPlan, plan: PlanCost, name: str) -> str:
     console.print(f"  kernels        {forward} forward, {backward} backward{again}")
     for line in _reshards(plan, placed):
         console.print(f"  reshard        {line}", soft_wrap=True)
-    if pins(plan.placement.assignments[placed]):
+    if pins_of(plan.placement.assignments[placed]):
         console.print("  on a part of the machine, beside other branches; below, plans have everything on all of it")
     ways = alternatives(found, node)
     if found.price:

@@ -19,7 +19,7 @@ from unity_ir.pcg.recompute import not_kept
 from unity_ir.search.baselines.batch_dims import sample_dims
 from unity_ir.search.bounds.axis_counts import of_kernels
 from unity_ir.search.choose.candidates import SimulatedPlans
-from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, certain
+from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, without_free_moves
 from unity_ir.search.exact.solver import Solver
 from unity_ir.search.exact.trw_s import Messages
 from unity_ir.search.in_time import in_time
@@ -27,10 +27,10 @@ from unity_ir.search.joint.best_first import Progress
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME
 from unity_ir.search.layouts.space import Spaces
-from unity_ir.search.memory.lagrangian import MORE, lacking, needed, size_text
+from unity_ir.search.memory.lagrangian import MORE, needed, shortage_text, size_text
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.chosen import check_kind
-from unity_ir.search.recompute.fit import fitted, without_recompute
+from unity_ir.search.recompute.fit import with_recompute_and_pieces, without_recompute
 from unity_ir.search.result import SearchResult
 from unity_ir.search.strategies.by_hand import OnePlan
 from unity_ir.search.strategy import OptionValue, SearchContext, make_options, strategy_named
@@ -113,7 +113,7 @@ def run(
         return [plan for plan, _ in _baselines(serial, on, optimizer)] if strategy == "joint" else []
 
     def again(plan: Graph, whole: Callable[[Graph], Graph] | None = None) -> Graph:
-        found = fitted(plan, kind, pieces, on, optimizer, whole, on=machine)
+        found = with_recompute_and_pieces(plan, kind, pieces, on, optimizer, whole, on=machine)
         if stages is None or whole is None or kind != "auto":
             return found
 
@@ -124,7 +124,11 @@ def run(
         if need(found) <= machine.device.usable:
             return found
         # Where recompute is not enough, stages gather weights in every micro-batch, and again for its backward.
-        return min(found, fitted(plan, kind, pieces, on, optimizer, whole, weights=True, on=machine), key=need)
+        return min(
+            found,
+            with_recompute_and_pieces(plan, kind, pieces, on, optimizer, whole, weights=True, on=machine),
+            key=need,
+        )
 
     with _seldom_collected():
         if micro_batches == 1:
@@ -148,7 +152,7 @@ def run(
     if need > machine.device.usable:
         is_whole = kind == "auto" or micro_batches > 1
         advice = "" if is_whole else _with_recompute(result.graph, need, pieces, machine, optimizer)
-        said = f"search: the plan found {lacking(need, machine.device)}; {advice}use {MORE}"
+        said = f"search: the plan found {shortage_text(need, machine.device)}; {advice}use {MORE}"
         raise DoesNotFit(said, result, machine)
     return result
 
@@ -163,7 +167,7 @@ def _with_loss_pieces(result: SearchResult, machine: Machine, optimizer: Optimiz
         return result
     if len(result.cost.operators) > limits().rewritten_operators:
         return result
-    plan = fitted(without_recompute(result.graph), "auto", None, machine, optimizer, weights=True)
+    plan = with_recompute_and_pieces(without_recompute(result.graph), "auto", None, machine, optimizer, weights=True)
     priced = cost(plan, machine, optimizer)
     fits = plan.loss_pieces > 1 and needed(plan, priced, optimizer) <= machine.device.usable
     now, other = (as_emitted(each, machine, optimizer)[0] for each in (result.graph, plan))
@@ -181,7 +185,7 @@ def _with_recompute(plan: Graph, need: int, pieces: int | None, machine: Machine
     for options, count in (("recompute=auto", plan.loss_pieces), ("recompute=auto,loss_pieces=auto", None)):
         if count is None and pieces != 1:
             break
-        less = fitted(plan, "auto", count, machine, optimizer)
+        less = with_recompute_and_pieces(plan, "auto", count, machine, optimizer)
         least = needed(less, cost(less, machine, optimizer), optimizer)
         if least < need:
             found = "fits into" if least <= machine.device.usable else "still needs"
@@ -286,7 +290,7 @@ def _at_hand(serial: Graph, machine: Machine, strategy: str, optimizer: Optimize
     best: SearchResult | None = None
     for plan, priced in _baselines(serial, machine, optimizer):
         if strategy in WITHIN_MEMORY:
-            less = fitted(plan, "auto", None, machine, optimizer, weights=True)
+            less = with_recompute_and_pieces(plan, "auto", None, machine, optimizer, weights=True)
             plan, priced = less, priced if less == plan else cost(less, machine, optimizer)
         fits = needed(plan, priced, optimizer) <= machine.device.usable
         if fits and (best is None or priced.time < best.cost.time):
@@ -336,4 +340,4 @@ def _of_messages(graph: Graph, solver: Solver | None) -> float:
         for _ in range(limits().ended_passes):
             messages.forward()
             messages.backward()
-    return certain(max(messages.bound, 0.0), graph, solver.spaces.machine)
+    return without_free_moves(max(messages.bound, 0.0), graph, solver.spaces.machine)

@@ -17,10 +17,10 @@ import numpy as np
 from unity_ir.cost.keeps import Keeps
 from unity_ir.cost.memory import cast_bytes
 from unity_ir.cost.plan import PlanCost, update_time
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value, topological
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import Layout, dual, shards
+from unity_ir.pcg.sharding import Layout, dual, shard_count
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.simulate.chains import Key, Task, arrivals, chain, stall
 from unity_ir.simulate.hops import Hop, Use, hops
@@ -69,7 +69,7 @@ class _Builder:
         self.streams = streams
         self.overlap = True
         self.explicit = bool(graph.updates)
-        self.with_gradient = trained(graph)
+        self.with_gradient = nodes_with_gradient(graph)
         self.keeps = Keeps(graph)
         self.order = [n for n in graph.nodes() if n.is_compute]
         # In a whole step only the forward reaches the outputs.
@@ -368,4 +368,4 @@ def _source_name(value: Value) -> str:
 
 def _piece_elements(value: Value, layout: Layout, sizes: Sequence[int]) -> int:
     """Return the elements of a value's shard on each device."""
-    return value.type.elements // shards(layout, sizes)
+    return value.type.elements // shard_count(layout, sizes)

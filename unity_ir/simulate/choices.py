@@ -15,7 +15,7 @@ from unity_ir.ops import operator as find_operator
 from unity_ir.ops.operator import Attributes
 from unity_ir.pcg.coarse import FINE_AXES
 from unity_ir.pcg.graph import Node
-from unity_ir.pcg.materialise import degrees
+from unity_ir.pcg.materialise import variable_degrees
 from unity_ir.pcg.sharding import (
     COPY,
     REPEAT,
@@ -33,7 +33,7 @@ from unity_ir.pcg.types import TensorType
 from unity_ir.tdl.divisibility import Analysis
 
 
-def roles(node: Node) -> tuple[GridRole, ...]:
+def possible_roles(node: Node) -> tuple[GridRole, ...]:
     """
     Return the roles that a mesh axis may have in a serial compute node: an index variable, COPY, REPEAT, or a set of
     operands that are in partial sums. Pinning (to the devices at one coordinate) is not among them.
@@ -49,7 +49,7 @@ def _roles(analysis: Analysis) -> tuple[GridRole, ...]:
 def fits(node: Node, assignment: Assignment, mesh: Mesh) -> bool:
     """
     Return whether a serial compute node can have an assignment (the role of each axis of `mesh`): its roles are the
-    node's (see `roles`) or pinned, sizes are divisible, and no integers or booleans are in partial sums.
+    node's (`possible_roles`) or pinned, sizes are divisible, and no integers or booleans are in partial sums.
     """
     return _fits(node.op, tuple(v.type for v in node.operands), node.attributes, node.types, assignment, mesh)
 
@@ -69,7 +69,7 @@ def _fits(
     may = _roles(analysis)
     if len(assignment) != len(mesh.sizes) or not all(what in may or is_pinned(what) for what in assignment):
         return False
-    if any(analysis.bound.extents[v] % degree for v, degree in degrees(assignment, mesh.sizes).items()):
+    if any(analysis.bound.extents[v] % degree for v, degree in variable_degrees(assignment, mesh.sizes).items()):
         return False
     placed = [
         *((t, operand_layout(analysis, i, assignment)) for i, t in enumerate(operands)),
@@ -103,7 +103,7 @@ def random_assignment(
     `pinned` is the probability that an axis is pinned at a random coordinate; `axes` are the numbers of those it
     applies to, by default all.
     """
-    may = roles(node)
+    may = possible_roles(node)
     mesh = machine.mesh
     few = len(mesh.sizes) <= FINE_AXES
     while True:

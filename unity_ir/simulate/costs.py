@@ -9,7 +9,7 @@ from unity_ir.cost.halos import halo_moves
 from unity_ir.cost.plan import update_time
 from unity_ir.cost.work import work
 from unity_ir.pcg.graph import Node, Value, leaf
-from unity_ir.pcg.materialise import degrees, stored_piece
+from unity_ir.pcg.materialise import piece_as_weight, variable_degrees
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Assignment, Layout, dual, layout_type, operand_layout, result_layout
 from unity_ir.pcg.types import TensorType
@@ -77,7 +77,7 @@ class Costs:
             node.op,
             tuple((v.type.shape, v.type.dtype) for v in node.operands),
             node.attributes,
-            tuple(degrees(assignment, machine.mesh.sizes).items()),
+            tuple(variable_degrees(assignment, machine.mesh.sizes).items()),
             needs,
             tuple(places.index(place) for place in places),
         )
@@ -138,6 +138,6 @@ class Costs:
         key = (value.type.shape, value.type.dtype, value.node.master, layout)
         if key not in self._updates:
             machine = self.streams.machine
-            piece = stored_piece(value.node, layout_type(value.type, layout, machine.mesh))
+            piece = piece_as_weight(value.node, layout_type(value.type, layout, machine.mesh))
             self._updates[key] = ticks(update_time(piece, self.optimizer, machine))
         return self._updates[key]

@@ -18,11 +18,11 @@ from typing import Any
 from unity_ir.budget import spend
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node
 from unity_ir.pcg.materialise import materialise, resting
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, dual, pins, role_name
+from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, dual, pins_of, role_name
 from unity_ir.simulate.chains import Key, Task, arrivals
 from unity_ir.simulate.choices import fits
 from unity_ir.simulate.costs import Choice, Costs
@@ -99,7 +99,7 @@ class Simulation:
 
     def _index(self, graph: Graph, like: Simulation | None) -> None:
         """Number values and operators, in graph order."""
-        with_gradient = trained(graph)
+        with_gradient = nodes_with_gradient(graph)
         self.position = {n: p for p, n in enumerate(self.nodes)}
         nodes = graph.nodes()
         self.values = [v for n in nodes for v in n.results]
@@ -206,7 +206,7 @@ class Simulation:
                 raise UnityError(
                     f"pcg.{node.op}: the assignment {said} does not fit it on {self.streams.machine.devices} devices"
                 )
-            apart = [axis for axis, _ in pins(assignment) if axis not in self.streams.axes]
+            apart = [axis for axis, _ in pins_of(assignment) if axis not in self.streams.axes]
             if apart:
                 raise UnityError(
                     f"pcg.{node.op}: it is pinned on mesh axis {apart[0]}; simulate with axes that have it"
@@ -215,7 +215,7 @@ class Simulation:
             self._kept_choices[p, assignment] = found
         return found
 
-    def number(self, v: int, layout: Layout) -> int:
+    def reshard_number(self, v: int, layout: Layout) -> int:
         """
         Return the number by which tasks wait for the reshard of a value to `layout`; that of its gradient's reshard
         back is one more. `v` is the value's index in `values`.
@@ -228,7 +228,8 @@ class Simulation:
         key = (v, source, target, back)
         found = self._sends.get(key)
         if found is None:
-            number, ends = self.number(v, target) + back, (dual(target), dual(source)) if back else (source, target)
+            number = self.reshard_number(v, target) + back
+            ends = (dual(target), dual(source)) if back else (source, target)
             found = self._sends[key] = self.costs.send(self.types[v], ends, number, self.overlap, back)
         return found
 
@@ -265,7 +266,7 @@ class Simulation:
                 last[need] = use
         return [(source, need, use, last.get(need)) for need, use in first.items() if need != source]
 
-    def forward(self, p: int) -> Block:
+    def forward_tasks(self, p: int) -> Block:
         """
         Return the tasks of the forward of an operator, with its halo exchanges and the reshards issued around it: with
         overlap, of leaves for the next operator and of this one's results; without, of its own operands. `p` is its
@@ -279,7 +280,7 @@ class Simulation:
         else:
             self._ahead(p, dict.fromkeys(self.operands[p]), out)
         choice = self.choices[p]
-        numbers = [self.number(v, need) for v, need in zip(self.operands[p], choice.needs, strict=True)]
+        numbers = [self.reshard_number(v, need) for v, need in zip(self.operands[p], choice.needs, strict=True)]
         for k in choice.classes:
             stream = (self.streams.compute(k),)
             waits = arrivals(numbers, self.streams, k)
@@ -317,7 +318,7 @@ class Simulation:
         for v in self.results[p]:
             for group in self.groups[v]:
                 if group[3] is not None:
-                    numbers.append(self.number(v, group[1]) + 1)
+                    numbers.append(self.reshard_number(v, group[1]) + 1)
                 if not self.overlap and group[3] is not None:
                     out += self._send(v, group, back=True)
         for k in choice.classes:
@@ -346,7 +347,7 @@ class Simulation:
 
     def _block(self, b: int) -> Block:
         count = len(self.nodes)
-        return self.forward(b) if b < count else self._backward(2 * count - 1 - b)
+        return self.forward_tasks(b) if b < count else self._backward(2 * count - 1 - b)
 
     def _places(self, v: int, group: Group) -> Iterable[int]:
         """Yield the blocks in which a reshard and that of its gradient are issued or waited for."""
@@ -395,7 +396,7 @@ class Simulation:
         self._run(range(len(self.blocks)))
         self.accept()
 
-    def full(self) -> int:
+    def full_makespan(self) -> int:
         """
         Return the makespan, in ticks, by full simulation: all tasks are built and simulated anew. It equals `makespan`.
         """

@@ -23,7 +23,7 @@ class Curve:
         return int(self.bytes.max())
 
 
-def memory(timeline: Timeline, of: int = 0) -> Curve:
+def held_over_time(timeline: Timeline, of: int = 0) -> Curve:
     """
     Return the bytes over time that each device of class number `of` holds in a simulated iteration; devices of a class
     do the same (see `Streams`), and with one class it stands for all.

@@ -27,10 +27,10 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Layout
 from unity_ir.plan.collective_calls import bucket_move
 from unity_ir.plan.copies import Copies
-from unity_ir.plan.deadlock import makers
+from unity_ir.plan.deadlock import register_names
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import Compute, HaloExchange, Leaf, Program, Register, ReshardMove, TimeStep, UpdateWeight
-from unity_ir.plan.schedule import ScheduledLine, Start, Wait, crosses, moves_of, piece_bytes
+from unity_ir.plan.schedule import ScheduledLine, Start, Wait, communicates, moves_of, piece_bytes
 from unity_ir.simulate.streams import Classes, Streams, pinned_axes, ticks
 from unity_ir.simulate.tasks import BACKWARD, BACKWARD_MOVE, FORWARD, FORWARD_MOVE, SYNC, UPDATE, Label, TaskGraph, flat
 
@@ -79,7 +79,7 @@ class _Replay:
         self.program = plan.program
         self.streams = streams
         self.overlap = overlap
-        self.names = makers(plan.program)
+        self.names = register_names(plan.program)
         self.ticks: list[int] = []
         self.before: list[list[int]] = []
         self.held: list[tuple[int, ...]] = []
@@ -179,7 +179,7 @@ class _Replay:
             self._use((step.operand, step.result), [])
             return
         moved = every[self.piece if step.is_of_pieces else self.micro_batch]
-        length = ticks(self.streams.machine.copy_time(1, moved)) if moved else 0
+        length = ticks(self.streams.machine.memory_seconds(1, moved)) if moved else 0
         kind = SYNC if step.result in self.syncs else BACKWARD if self.is_backward else FORWARD
         label = Label(kind, step.kind, self.names[step.operand], self.program.tensors[step.result])
         done = [self._on_compute(k, length, label) for k in self.streams.where(self._layout(step.operand))]
@@ -204,7 +204,7 @@ class _Replay:
         of = self.names[first.operand] if len(moves) == 1 else f"{len(moves)} values"
         label = Label(self._kind(first.result), kind, of, tensor)
         operands, results = [m.operand for m in moves], [m.result for m in moves]
-        if not crosses(first):
+        if not communicates(first):
             done = [self._on_compute(k, length, label) for group in groups for k in group]
             self._use((*operands, *results), done)
             return
@@ -235,7 +235,7 @@ class _Replay:
         """Add the kernels that copy for a collective, as one task, on the devices that hold something of a layout."""
         if not copied.kernels:
             return []
-        length = ticks(self.streams.machine.copy_time(copied.kernels, copied.bytes))
+        length = ticks(self.streams.machine.memory_seconds(copied.kernels, copied.bytes))
         label = replace(of, what="copy")
         return [self._on_compute(k, length, label) for k in self.streams.where(layout)]
 

@@ -14,7 +14,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.moves import MachineKey
 from unity_ir.plan.plan import Plan, plan_graph
 from unity_ir.simulate.full import Timeline, simulate
-from unity_ir.simulate.memory import memory
+from unity_ir.simulate.memory import held_over_time
 from unity_ir.simulate.replay import replay
 from unity_ir.simulate.stages import StagedStep, simulate_stages
 
@@ -60,7 +60,7 @@ def simulated(graph: Graph, machine: Machine, optimizer: Optimizer | None = None
     """
     if graph.pipeline is not None:
         plan, staged = _in_stages(graph, MachineKey(machine), graph.optimizer or optimizer)
-        counts = plan.launches, plan.collectives, plan.copied, step_bytes(plan)
+        counts = plan.launches, plan.collectives, plan.copy_kernels, step_bytes(plan)
         waiting = simulate_stages(plan, machine, overlap=False)
         peaks = max(staged.peaks)
         lines = throughput_lines(graph, machine, staged.seconds)
@@ -68,7 +68,7 @@ def simulated(graph: Graph, machine: Machine, optimizer: Optimizer | None = None
             staged.seconds, waiting.seconds, peaks, *counts, 0.0, 0.0, pipeline=staged.lines, throughput=lines
         )
     plan = plan_graph(graph, machine, optimizer)
-    counts = plan.launches, plan.collectives, plan.copied, step_bytes(plan)
+    counts = plan.launches, plan.collectives, plan.copy_kernels, step_bytes(plan)
     seconds, timeline = step_seconds(plan, machine)
     waiting, _ = step_seconds(plan, machine, overlap=False)
     bounds = (emitted_bound(graph, machine, optimizer, everywhere) for everywhere in (False, True))
@@ -78,7 +78,7 @@ def simulated(graph: Graph, machine: Machine, optimizer: Optimizer | None = None
 
 def peak(timeline: Timeline) -> int:
     """Return the most bytes that any device holds at once in a simulated iteration."""
-    return max(memory(timeline, k).peak for k in range(timeline.tasks.streams.classes))
+    return max(held_over_time(timeline, k).peak for k in range(timeline.tasks.streams.classes))
 
 
 def as_emitted(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> tuple[float, int]:

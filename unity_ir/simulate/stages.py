@@ -23,7 +23,7 @@ from unity_ir.cost.plan import norm_seconds
 from unity_ir.cost.stats import bytes_text, seconds_text
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import Layout, Pins, pins
+from unity_ir.pcg.sharding import Layout, Pins, pins_of
 from unity_ir.plan.collective_calls import move_of
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
 from unity_ir.plan.pipeline.live import peak_live
@@ -43,7 +43,7 @@ from unity_ir.plan.program import (
     reads,
 )
 from unity_ir.simulate.full import Timeline, simulate
-from unity_ir.simulate.memory import memory
+from unity_ir.simulate.memory import held_over_time
 from unity_ir.simulate.pipeline import PipelineTimes, Seconds, StageSeconds, sends_waited_for, simulate_pipeline
 from unity_ir.simulate.replay import StartedSum, leaf_bytes, replay
 from unity_ir.simulate.streams import TICKS, Streams, ticks
@@ -425,7 +425,7 @@ class _Stages:
         found: dict[Register, Pins] = {}
         for register, tensor in self.program.tensors.items():
             if tensor.layout not in of:
-                of[tensor.layout] = tuple(pin for pin in pins(tensor.layout) if pin[0] < axes)
+                of[tensor.layout] = tuple(pin for pin in pins_of(tensor.layout) if pin[0] < axes)
             found[register] = of[tensor.layout]
         return found
 
@@ -520,7 +520,7 @@ class _Stages:
         key = name, rank, is_last and name in self.lasts
         if key not in self._most:
             timeline = self.lasts[name].timeline if key[2] else self.timelines[name]
-            self._most[key] = max(memory(timeline, k).peak for k in self._classes(timeline, rank))
+            self._most[key] = max(held_over_time(timeline, k).peak for k in self._classes(timeline, rank))
         return self._most[key]
 
     def _received(self, part: StepPart) -> int:
@@ -591,7 +591,7 @@ def _additions(plan: Plan, machine: Machine) -> float:
 
 
 def _copy_seconds(bytes: int, machine: Machine) -> float:
-    return machine.copy_time(1, bytes) if bytes else 0.0
+    return machine.memory_seconds(1, bytes) if bytes else 0.0
 
 
 def _last_run(plan: Plan, timeline: Timeline) -> _LastRun:

@@ -19,7 +19,7 @@ from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.collectives import BETWEEN_DEVICES, FREE
 from unity_ir.pcg.reshard import Move
-from unity_ir.pcg.sharding import REPEAT, GridRole, Layout, is_pinned, pinned_at, pins
+from unity_ir.pcg.sharding import REPEAT, GridRole, Layout, is_pinned, pinned_at, pins_of
 
 TICKS = 10**12
 """Ticks per second. Times are whole picoseconds, so that sums are exact."""
@@ -111,7 +111,7 @@ class Streams:
         Return the device classes that take part in an operator, or hold a value, given the role of each mesh axis: all
         or, with pinned axes, those at the coordinates pinned. Axes pinned in `roles` must be among `axes`.
         """
-        fixed = [(self.axes.index(axis), pin) for axis, pin in pins(roles)]
+        fixed = [(self.axes.index(axis), pin) for axis, pin in pins_of(roles)]
         return tuple(k for k, at in enumerate(self._coordinates) if all(at[i] == pin for i, pin in fixed))
 
     def step(self, move: Move, before: Layout, dtype: str) -> Step:
@@ -121,7 +121,7 @@ class Streams:
 
         The move starts from the layout `before` (a role per mesh axis), of values of element type `dtype`.
         """
-        pinned, end = pins(before), move.target if is_pinned(move.target) else None
+        pinned, end = pins_of(before), move.target if is_pinned(move.target) else None
         key = (move.kind, move.axes, move.elements, move.elements_after, move.border, end, pinned, dtype)
         found = self._steps.get(key)
         if found is None:
@@ -171,4 +171,4 @@ def pinned_axes(layouts: Iterable[Sequence[GridRole]]) -> tuple[int, ...]:
     Return the mesh axes that some layout pins (holds its value at one coordinate only), along which devices have
     different things to do. `layouts` may be operators' assignments, too.
     """
-    return tuple(sorted({axis for roles in layouts for axis, _ in pins(roles)}))
+    return tuple(sorted({axis for roles in layouts for axis, _ in pins_of(roles)}))

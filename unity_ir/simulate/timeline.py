@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from html import escape
 
 from unity_ir.simulate.full import Timeline
-from unity_ir.simulate.memory import memory
+from unity_ir.simulate.memory import held_over_time
 from unity_ir.simulate.streams import TICKS
 from unity_ir.simulate.tasks import KINDS
 from unity_ir.simulate.trace import name
@@ -52,13 +52,13 @@ def timeline_svg(timeline: Timeline, title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
-        _text(8, 20, f"{title}: {seconds(timeline.makespan)}", "bold"),
+        _text(8, 20, f"{title}: {ticks_text(timeline.makespan)}", "bold"),
         *_legend(),
     ]
     return "\n".join([*head, *body, "</svg>"]) + "\n"
 
 
-def seconds(ticks: int) -> str:
+def ticks_text(ticks: int) -> str:
     """Return the text for a number of ticks (picoseconds): given 1.5e9, returns `1.5 ms`."""
     for unit, scale in (("s", 1), ("ms", 10**3), ("us", 10**6)):
         if ticks * scale >= TICKS:
@@ -91,7 +91,7 @@ def _tasks(timeline: Timeline, stream: int, y: int) -> Iterator[str]:
             continue
         if run is not None:
             yield _bar(*run, y)
-        run = (begin, end, label.kind, [f"{name(label)}, {seconds(int(tasks.ticks[t]))}"])
+        run = (begin, end, label.kind, [f"{name(label)}, {ticks_text(int(tasks.ticks[t]))}"])
     if run is not None:
         yield _bar(*run, y)
 
@@ -106,7 +106,7 @@ def _bar(begin: float, end: float, kind: int, names: list[str], y: int) -> str:
 
 
 def _memory(timeline: Timeline, k: int, y: int) -> Iterator[str]:
-    curve = memory(timeline, k)
+    curve = held_over_time(timeline, k)
     peak = max(1, curve.peak)
     # The most in each half pixel.
     held = [0] * (2 * WIDTH + 1)
@@ -127,7 +127,7 @@ def _axis(timeline: Timeline, y: int) -> Iterator[str]:
     for i in range(6):
         x = LEFT + WIDTH * i / 5
         yield f'<line x1="{x}" y1="{y - GAP}" x2="{x}" y2="{y - 2}" stroke="black"/>'
-        yield _text(x, y + 12, seconds(timeline.makespan * i // 5) if i else "0", anchor="middle")
+        yield _text(x, y + 12, ticks_text(timeline.makespan * i // 5) if i else "0", anchor="middle")
 
 
 def _legend() -> Iterator[str]:

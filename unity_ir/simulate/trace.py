@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from unity_ir.simulate.full import Timeline
-from unity_ir.simulate.memory import memory
+from unity_ir.simulate.memory import held_over_time
 from unity_ir.simulate.streams import TICKS
 from unity_ir.simulate.tasks import KINDS, Label
 
@@ -70,7 +70,7 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
         for s in tasks.held[t] if tasks.ticks[t] else ():
             held[s].append(t)
     starts, ticks = timeline.starts.tolist(), tasks.ticks.tolist()
-    curves = {k: memory(timeline, k) for k in range(streams.classes)}
+    curves = {k: held_over_time(timeline, k) for k in range(streams.classes)}
     for process, (row, k) in enumerate(rows(timeline)):
         yield {"ph": "M", "pid": process, "tid": 0, "name": "process_name", "args": {"name": row}}
         yield {"ph": "M", "pid": process, "tid": 0, "name": "process_sort_index", "args": {"sort_index": process}}

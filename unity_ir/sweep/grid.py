@@ -47,11 +47,11 @@ class Point:
         return ",".join(part for part in self.text.split(",") if not part.startswith(f"{BATCH}="))
 
     @property
-    def said(self) -> str:
+    def title(self) -> str:
         """The point as messages name it: model, machine, and all knobs."""
         return ", ".join([self.model, self.machine, *(f"{name}={value:g}" for name, value in self.settings)])
 
-    def place(self) -> Machine:
+    def changed_machine(self) -> Machine:
         """
         Return the machine of the point, with the knobs of machines set; memoised. Raises `UnityError` where the machine
         lacks such a knob, and for impossible figures.
@@ -89,7 +89,7 @@ class Grid:
         settings = [tuple(zip(names, each, strict=True)) for each in values]
         found = tuple(Point(*each) for each in product(self.models, self.machines, settings))
         for point in found:
-            _check(point, point.place(), self.mixed)
+            _check(point, point.changed_machine(), self.mixed)
         return found
 
 
@@ -221,7 +221,7 @@ def _set_sizes(name: str, tables: dict[str, Any], levels: Sequence[dict[str, Any
         level["size"] = size
 
 
-def key_of(machine: Machine) -> dict[str, Any]:
+def machine_tables(machine: Machine) -> dict[str, Any]:
     """
     Return the tables that describe a machine (`machine.toml`) and its measured seconds: equal for machines that differ
     in name alone.
@@ -235,12 +235,12 @@ def key_of(machine: Machine) -> dict[str, Any]:
     return {**described(machine), "profile": sha256(measured.encode()).hexdigest()}
 
 
-def mesh_of(machine: Machine) -> str:
+def mesh_key(machine: Machine) -> str:
     """
     Return a text (JSON) that is equal for machines that differ in figures (`programs.figures`) and size of memory
     alone: a program of one runs on the others, and takes no longer where no figure is less.
     """
-    tables = key_of(machine)
+    tables = machine_tables(machine)
     if "device" in tables:
         changing = ("memory_bandwidth", "memory", "reserve")
         tables["device"] = {key: value for key, value in tables["device"].items() if key not in changing}

@@ -18,7 +18,7 @@ from unity_ir.sweep.point import Answer
 def monotone(answers: Sequence[Answer]) -> list[Answer]:
     """
     Return the answers, in order, each with the seconds, memory and recipe of the fastest other one that is faster and
-    can be run at its point (`Answer.is_harder`), if there is one; `taken` names the point it is from.
+    can be run at its point (`Answer.can_run_at`), if there is one; `taken` names the point it is from.
     """
     of_mesh: dict[str, list[Answer]] = {}
     for answer in answers:
@@ -29,10 +29,10 @@ def monotone(answers: Sequence[Answer]) -> list[Answer]:
 def _least(answer: Answer, others: Sequence[Answer]) -> Answer:
     best = answer
     for other in others:
-        if other.seconds is None or not other.is_harder(answer):
+        if other.seconds is None or not other.can_run_at(answer):
             continue
         if best.seconds is None or other.seconds < best.seconds:
             best = other
     if best is answer:
         return answer
-    return replace(answer, seconds=best.seconds, memory=best.memory, recipe=best.recipe, taken=best.point.said)
+    return replace(answer, seconds=best.seconds, memory=best.memory, recipe=best.recipe, taken=best.point.title)

@@ -57,13 +57,13 @@ class Answer:
         """Samples per second of all devices together; None without a step."""
         return None if self.seconds is None else self.samples / self.seconds
 
-    def is_harder(self, than: Answer) -> bool:
+    def can_run_at(self, other: Answer) -> bool:
         """
-        Return whether the step of this answer can also be run at the point of `than`, in no more time: both share a
+        Return whether the step of this answer can also be run at the point of `other`, in no more time: both share a
         mesh, and no figure, no usable memory is larger here, and no batch smaller.
         """
-        slower = all(a <= b for a, b in zip(self.figures, than.figures, strict=True))
-        return self.mesh == than.mesh and slower and self.usable <= than.usable and self.samples >= than.samples
+        slower = all(a <= b for a, b in zip(self.figures, other.figures, strict=True))
+        return self.mesh == other.mesh and slower and self.usable <= other.usable and self.samples >= other.samples
 
     def table(self) -> dict[str, Any]:
         """Return the answer as a dict for JSON, which `answer_from` reads. It has no `gap`, `mfu` and `rate`."""

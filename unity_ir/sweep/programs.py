@@ -49,7 +49,7 @@ class Played:
 class Program:
     """
     The program of a step: its placed graph, planned at most once, and what the step took on each machine where it was
-    replayed. Methods take machines whose mesh (`grid.mesh_of`) is that of `machine`.
+    replayed. Methods take machines whose mesh (`grid.mesh_key`) is that of `machine`.
     """
 
     graph: Graph

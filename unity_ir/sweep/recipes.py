@@ -22,7 +22,7 @@ from unity_ir.search.baselines.batch_dims import sample_dims
 from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.search.in_time import in_time
 from unity_ir.search.pipeline.staged import Stages
-from unity_ir.search.recompute.fit import fitted
+from unity_ir.search.recompute.fit import with_recompute_and_pieces
 from unity_ir.search.result import SearchResult
 
 PLAIN = "dp"
@@ -92,7 +92,7 @@ class Recipe:
         pieces = None if self.has_pieces else 1
         on = machine if self.pipeline is None else self.pipeline.part(machine)
         if self.micro_batches == 1:
-            return fitted(recipe(graph, on, degrees), self.recompute, pieces, on, optimizer)
+            return with_recompute_and_pieces(recipe(graph, on, degrees), self.recompute, pieces, on, optimizer)
         dims = sample_dims(graph)
         small = micro_batch(graph, dims, self.micro_batches)
 
@@ -101,7 +101,7 @@ class Recipe:
             return SearchResult("degrees", plan, cost(plan, part, optimizer))
 
         def again(plan: Graph, whole: Callable[[Graph], Graph]) -> Graph:
-            return fitted(plan, self.recompute, pieces, on, optimizer, whole, on=machine)
+            return with_recompute_and_pieces(plan, self.recompute, pieces, on, optimizer, whole, on=machine)
 
         each, count = self.zero >= 2, self.micro_batches
         found = in_time(search, small, dims, count, machine, optimizer, False, each, lambda: (), again, self.pipeline)
@@ -174,7 +174,7 @@ class Family:
         most = self._most(of)
         return most > 0 and of.micro_batches >= 1 and most % of.micro_batches == 0
 
-    def beside(self, of: Recipe) -> Iterator[Recipe]:
+    def neighbours(self, of: Recipe) -> Iterator[Recipe]:
         """
         Yield the neighbours of a recipe in the family, those that most often pay first: recipes in which the
         micro-batches, recompute, ZeRO, tensor parallelism, parts or chunks are one step up or down, some with other

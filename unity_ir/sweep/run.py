@@ -15,7 +15,7 @@ from unity_ir.cost.work import model_flops
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.optimizer import Optimizer, optimizer_of
 from unity_ir.search.baselines.recipe import has_sequence
-from unity_ir.sweep.grid import Point, graph_of, key_of, mesh_of, samples
+from unity_ir.sweep.grid import Point, graph_of, machine_tables, mesh_key, samples
 from unity_ir.sweep.monotone import monotone
 from unity_ir.sweep.point import Answer
 from unity_ir.sweep.programs import figures
@@ -54,7 +54,7 @@ def sweep(
         first.setdefault(_key(point), point)
     groups: dict[tuple[str, str], list[Point]] = {}
     for point in first.values():
-        groups.setdefault((point.text, mesh_of(point.place())), []).append(point)
+        groups.setdefault((point.text, mesh_key(point.changed_machine())), []).append(point)
     work = partial(_answers, how=how, store=store)
     for found in _each(work, _shared(list(groups.values()), jobs), jobs):
         answers.update({_key(answer.point): answer for answer in found})
@@ -64,19 +64,19 @@ def sweep(
 
 
 def _key(point: Point) -> str:
-    return json.dumps([point.text, key_of(point.place())], sort_keys=True)
+    return json.dumps([point.text, machine_tables(point.changed_machine())], sort_keys=True)
 
 
 def _shared(groups: list[list[Point]], jobs: int) -> list[list[Point]]:
     """Return groups of points, those that take longest first, cut in two until there is one for each process."""
 
     def seconds(group: Sequence[Point]) -> float:
-        micro_batches = samples(group[0].text) / group[0].place().devices
+        micro_batches = samples(group[0].text) / group[0].changed_machine().devices
         return (len(group) + 4) * (1 + min(micro_batches, 4))
 
     while len(groups) < jobs and max(map(len, groups), default=0) > 1:
         groups.sort(key=len)
-        last = sorted(groups.pop(), key=lambda p: figures(p.place()))
+        last = sorted(groups.pop(), key=lambda p: figures(p.changed_machine()))
         groups += [last[: len(last) // 2], last[len(last) // 2 :]]
     return sorted(groups, key=seconds, reverse=True)
 
@@ -104,7 +104,7 @@ def _answers(points: list[Point], how: How, store: Store) -> list[Answer]:
     if (found := [answer for answer in known.values() if answer is not None]) and len(found) == len(points):
         return found
     start = process_time()
-    machines = {point: point.place() for point in points}
+    machines = {point: point.changed_machine() for point in points}
     order = sorted(points, key=lambda p: (figures(machines[p]), machines[p].device.usable))
     search = PointSearch(
         points[0].text,
@@ -130,10 +130,10 @@ def _answers(points: list[Point], how: How, store: Store) -> list[Answer]:
         else:
             answers[point] = answer
             if answer.recipe not in (None, JOINT):
-                search.known(read_recipe(answer.recipe), machines[point])
+                search.plan_recipe(read_recipe(answer.recipe), machines[point])
     for point in order:
         # Programs that were found later.
-        best, was = search.again(machines[point]), answers[point]
+        best, was = search.best_known(machines[point]), answers[point]
         if best is not None and (was.seconds is None or best.seconds < was.seconds):
             add(point, best, was.processor)
     return [answers[point] for point in points]
@@ -151,7 +151,7 @@ class _About:
 
 def _about(point: Point, machine: Machine, how: How) -> _About:
     graph = graph_of(point.text, how.mixed)
-    mesh = hashlib.sha256(f"{point.family} {mesh_of(machine)}".encode()).hexdigest()[:16]
+    mesh = hashlib.sha256(f"{point.family} {mesh_key(machine)}".encode()).hexdigest()[:16]
     kinds = machine.device.flops
     dtype = how.mixed or ("f32" if "f32" in kinds else next(iter(kinds)))
     flops = model_flops(graph) / machine.devices / machine.device.peak(dtype)

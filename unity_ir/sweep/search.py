@@ -79,41 +79,41 @@ class PointSearch:
         self.joint_at = {id(machine) for machine in ends}
         self._bounds: dict[float, float] = {}
 
-    def known(self, recipe: Recipe, machine: Machine) -> None:
+    def plan_recipe(self, recipe: Recipe, machine: Machine) -> None:
         """
-        Plan a recipe, such as the best of another point, so that `best` and `again` compare it; nothing if it cannot be
-        planned.
+        Plan a recipe, such as the best of another point, so that `best` and `best_known` compare it; nothing if it
+        cannot be planned.
         """
         self._program(recipe, machine)
 
     def best(self, machine: Machine) -> Best | None:
         """Search the fastest step on a machine and return it; None if no plan was found that fits."""
-        found = self.again(machine)
+        found = self.best_known(machine)
         if id(machine) in self.joint_at and self._joint(machine):
-            found = self.again(machine)
+            found = self.best_known(machine)
         if found is None or found.recipe is None:
             for recipe in self.family.starts():
                 self._program(recipe, machine)
-        if self.again(machine) is None:
+        if self.best_known(machine) is None:
             self._shrink(machine)
-        while (found := self.again(machine)) is not None and found.recipe is not None:
+        while (found := self.best_known(machine)) is not None and found.recipe is not None:
             least = found.seconds * FASTER
-            if not any(self._is_faster(recipe, machine, least) for recipe in self.family.beside(found.recipe)):
+            if not any(self._is_faster(recipe, machine, least) for recipe in self.family.neighbours(found.recipe)):
                 break
         return found
 
     def _shrink(self, machine: Machine) -> None:
         """Go from the smallest recipe known to smaller neighbours, until a program fits or there are none."""
         done: set[Recipe] = set()
-        while self.again(machine) is None:
+        while self.best_known(machine) is None:
             smallest = min((r for r in self.held if r not in done), key=lambda r: self.held[r], default=None)
             if smallest is None or self.held[smallest] > min(map(self.held.__getitem__, self.held)):
                 break
             done.add(smallest)
-            for recipe in self.family.beside(smallest):
+            for recipe in self.family.neighbours(smallest):
                 self._program(recipe, machine)
 
-    def again(self, machine: Machine) -> Best | None:
+    def best_known(self, machine: Machine) -> Best | None:
         """
         Return the fastest of the programs planned so far that fit a machine, without planning more; None if none fits.
         """

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from unity_ir.errors import UnityError
-from unity_ir.sweep.grid import Point, key_of
+from unity_ir.sweep.grid import Point, machine_tables
 from unity_ir.sweep.point import Answer, answer_from
 from unity_ir.version import __version__
 
@@ -44,7 +44,9 @@ class Store:
         """Return the file of a point's answer, whether it exists or not; None if nothing is kept."""
         if self.folder is None:
             return None
-        said = json.dumps({**self.about, "model": point.text, "machine": key_of(point.place())}, sort_keys=True)
+        said = json.dumps(
+            {**self.about, "model": point.text, "machine": machine_tables(point.changed_machine())}, sort_keys=True
+        )
         return self.folder / f"{hashlib.sha256(said.encode()).hexdigest()[:24]}.json"
 
     def read(self, point: Point) -> Answer | None:

@@ -20,13 +20,13 @@ from unity_ir.tdl.syntax import (
     Access,
     Binary,
     Bound,
+    CachedExpr,
     Call,
     Cases,
     Expr,
     Name,
     Opaque,
     Reduce,
-    Remembering,
     Var,
     accesses,
     children,
@@ -221,7 +221,7 @@ def free_variables(expr: Expr) -> frozenset[str]:
     Return the names of the index variables that an expression's value depends on: those not bound by a reduction inside
     of it.
     """
-    if not isinstance(expr, Remembering):
+    if not isinstance(expr, CachedExpr):
         return frozenset({expr.name}) if isinstance(expr, Name) else frozenset()
     try:
         return expr.free

@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from types import MappingProxyType
 
-from unity_ir.tdl.regions import halo, leading
+from unity_ir.tdl.regions import halo, sharding_variable
 from unity_ir.tdl.syntax import (
     Access,
     Binary,
@@ -128,9 +128,9 @@ class Analysis:
     def leading(self, index: object) -> str | None:
         """
         Return the index variable by whose division a dim with the bound index `index` can be sharded, its outermost
-        one: of `(h d)`, h. None if the dim cannot be sharded; `regions.leading` says when.
+        one: of `(h d)`, h. None if the dim cannot be sharded; `regions.sharding_variable` says when.
         """
-        return leading(_bound_index(index), self.bound.extents)
+        return sharding_variable(_bound_index(index), self.bound.extents)
 
 
 @lru_cache(maxsize=65536)
@@ -223,7 +223,7 @@ class _Derivation:
         return tuple(tensors(r.expr) for r in self.results)
 
     def leading(self, index: object) -> str | None:
-        return leading(_bound_index(index), self.extents)
+        return sharding_variable(_bound_index(index), self.extents)
 
     def _halos(self, indices: Sequence[object], dims: Sequence[str | None]) -> Halos:
         return tuple(

@@ -20,7 +20,7 @@ from unity_ir.tdl.syntax import (
     Window,
     WrittenIndex,
     index_names,
-    is_number,
+    is_constant_position,
 )
 
 
@@ -83,7 +83,7 @@ class Extents(Indices):
 
     def _check_numbered(self) -> None:
         """Check that a dim that is read only at numbers has one position more than the largest of them."""
-        if not any(r.reads_numbers for r in self.line.results):
+        if not any(r.reads_constant_positions for r in self.line.results):
             return
         read: dict[tuple[str, int], list[int | None]] = {}
         for result in self.line.results:
@@ -92,7 +92,7 @@ class Extents(Indices):
                     continue
                 dim = 0
                 for index in access.indices:
-                    at = self._window(index.terms, 0).offset if is_number(index) else None
+                    at = self._window(index.terms, 0).offset if is_constant_position(index) else None
                     read.setdefault((self._first(access), dim), []).append(at)
                     dim += self.ranks[index.name] if isinstance(index, Pack) else 1
         for (tensor, dim), positions in read.items():

@@ -271,7 +271,7 @@ def _check_halo(operator: str, name: str, have: Degrees, need: Degrees) -> None:
             )
 
 
-def piece(bound: Bound, configuration: Configuration, analysis: Analysis | None = None) -> Bound:
+def line_of_task(bound: Bound, configuration: Configuration, analysis: Analysis | None = None) -> Bound:
     """
     Return the bound TDL line that one task computes under a configuration: the same expressions, the extent of each
     index variable divided by its number of parts (which must divide it), windows with the sizes of the task's shards

@@ -89,7 +89,7 @@ def region(index: Index, variable: str) -> Region | None:
             return None
 
 
-def leading(index: Index, extents: Mapping[str, int]) -> str | None:
+def sharding_variable(index: Index, extents: Mapping[str, int]) -> str | None:
     """
     Return the index variable by which a dim with this `index` can be sharded, the outermost one; None if the dim cannot
     be sharded.

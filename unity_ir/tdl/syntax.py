@@ -169,7 +169,7 @@ WrittenIndex: TypeAlias = Index | Starred | StarredSegments | Pack | Affine
 # --- expressions -----------------------------------------------------------------------------------------------------
 
 
-class Remembering:
+class CachedExpr:
     """
     An expression that keeps its hash and its free variables once they are computed.
 
@@ -182,7 +182,7 @@ class Remembering:
     hashed: int
 
 
-E = TypeVar("E", bound=Remembering)
+E = TypeVar("E", bound=CachedExpr)
 
 
 def _hashed_once(cls: type[E]) -> type[E]:
@@ -230,7 +230,7 @@ class Position:
 
 @_hashed_once
 @dataclass(frozen=True, slots=True)
-class Access(Remembering):
+class Access(CachedExpr):
     """A read of a tensor: `x[m, k]`; `starred` if it reads every variadic operand."""
 
     tensor: str
@@ -240,7 +240,7 @@ class Access(Remembering):
 
 @_hashed_once
 @dataclass(frozen=True, slots=True)
-class Binary(Remembering):
+class Binary(CachedExpr):
     """Arithmetic on two expressions: `+`, `-`, `*` or `/`."""
 
     op: str
@@ -251,7 +251,7 @@ class Binary(Remembering):
 
 @_hashed_once
 @dataclass(frozen=True, slots=True)
-class Call(Remembering):
+class Call(CachedExpr):
     """A scalar function of expressions."""
 
     function: str
@@ -261,7 +261,7 @@ class Call(Remembering):
 
 @_hashed_once
 @dataclass(frozen=True, slots=True)
-class Reduce(Remembering):
+class Reduce(CachedExpr):
     """A reduction over index variables: `sum[k](...)`."""
 
     reducer: str
@@ -280,7 +280,7 @@ class Reduce(Remembering):
 
 @_hashed_once
 @dataclass(frozen=True, slots=True)
-class Cases(Remembering):
+class Cases(CachedExpr):
     """
     The value along a `Segments` dim of the result: one expression for each segment, by its variable. Where the segments
     are equally long, composed lines (`forms.compose`) may have a `Composite` dim instead: then all branches have the
@@ -292,7 +292,7 @@ class Cases(Remembering):
 
 @_hashed_once
 @dataclass(frozen=True, slots=True)
-class Opaque(Remembering):
+class Opaque(CachedExpr):
     """
     A call of a function that TDL has no formula for, such as top-k (`tdl.opaque`): it replaces the dims `inputs` of its
     argument `body` by the dims `outputs`.
@@ -375,11 +375,11 @@ class WrittenResult:
         return accesses(self.expr)
 
     @cached_property
-    def reads_numbers(self) -> bool:
+    def reads_constant_positions(self) -> bool:
         """
         Whether a dim of an operand is read at a constant position, such as `z[b.., 0, n]` for a gate of an LSTM cell.
         """
-        return any(is_number(i) for a in self.accesses for i in a.indices)
+        return any(is_constant_position(i) for a in self.accesses for i in a.indices)
 
     @cached_property
     def broadcast(self) -> frozenset[str]:
@@ -479,7 +479,7 @@ class Bound:
         return any(isinstance(r.expr, Cases) for r in self.results)
 
 
-def is_number(index: WrittenIndex) -> TypeGuard[Affine]:
+def is_constant_position(index: WrittenIndex) -> TypeGuard[Affine]:
     """
     Return whether an index as written names no variable, so that the dim is read at one constant position, such as the
     0 of `z[b.., 0, n]`.
@@ -565,7 +565,7 @@ def accesses(expr: Expr) -> tuple[Access, ...]:
     """Return every read of a tensor in `expr`, in reading order, repeated as often as it occurs."""
     if isinstance(expr, Access):
         return (expr,)
-    return _accesses(expr) if isinstance(expr, Remembering) else ()
+    return _accesses(expr) if isinstance(expr, CachedExpr) else ()
 
 
 @lru_cache(maxsize=16384)

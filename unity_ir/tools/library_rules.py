@@ -23,7 +23,7 @@ from unity_ir.rules.pattern import ProofRecord, Substitution
 from unity_ir.rules.proof.obligations import obligations
 from unity_ir.rules.proof.prove import Proof, prove
 from unity_ir.rules.text import rule_text, side_text
-from unity_ir.rules.trust import LIBRARY, digest, kept_text
+from unity_ir.rules.trust import LIBRARY, digest, verdicts_text
 
 Subcommand = tuple[str, Callable[[ArgumentParser], None], Callable[[Namespace], int]]
 """
@@ -32,7 +32,7 @@ A subcommand: its help, the function that adds its options, and the function tha
 
 
 def _rules(path: str | None) -> tuple[Substitution, ...]:
-    return library.load() if path is None else library.read(path)
+    return library.all_substitutions() if path is None else library.read_rules(path)
 
 
 def _file_option(parser: ArgumentParser) -> None:
@@ -77,7 +77,7 @@ def _show_options(parser: ArgumentParser) -> None:
 
 def _show(options: Namespace) -> int:
     """Print a rule as text, a summary in a line, and whether it is proved."""
-    known = library.group(_rules(options.file))
+    known = library.group_cases(_rules(options.file))
     for case in library.find(options.rule, known).cases:
         print(rule_text(case))
         print(f"// {side_text(case.source)}  ->  {side_text(case.target)}")
@@ -105,7 +105,7 @@ def _prove(options: Namespace) -> int:
     """
     Prove the rules of a file. The exit code is 1 if any of them may not be applied before a graph is differentiated.
     """
-    proofs = [(rule, prove(rule)) for rule in library.read(options.file)]
+    proofs = [(rule, prove(rule)) for rule in library.read_rules(options.file)]
     for rule, proof in proofs:
         print(f"{rule.name}: {_words(proof)}")
     if options.output is not None:
@@ -131,10 +131,13 @@ def _check(options: Namespace) -> int:
     begin = perf_counter()
     found: dict[str, list[tuple[str, Proof]]] = {"rules of the library": [], "parallelization of operators": []}
     quiet = not console.is_terminal
-    proofs = [(r, prove(r)) for r in track(library.load(), "library", console=console, transient=True, disable=quiet)]
+    proofs = [
+        (r, prove(r))
+        for r in track(library.all_substitutions(), "library", console=console, transient=True, disable=quiet)
+    ]
     found["rules of the library"] = [(rule.name, proof) for rule, proof in proofs]
     if options.write is not None:
-        options.write.write_text(kept_text(proofs), encoding="utf-8")
+        options.write.write_text(verdicts_text(proofs), encoding="utf-8")
     for operator in track(operators().values(), "operators", console=console, transient=True, disable=quiet):
         found["parallelization of operators"] += [(f"{o.operator}: {o.about}", o.proof) for o in obligations(operator)]
     failed = [(name, proof) for those in found.values() for name, proof in those if not proof.trainable]

@@ -45,7 +45,7 @@ from unity_ir.machine.tuned import IMPLEMENTATIONS
 from unity_ir.messages import tell
 from unity_ir.models import from_text, names
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.elements import in_type
+from unity_ir.pcg.elements import with_dtype
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.mixed_precision import mixed_precision
@@ -160,7 +160,7 @@ def _ask(
             continue
         placed, on = planned
         what = f"{model}, {plan}, {dtype}"
-        typed = placed if dtype == MIXED else in_type(placed, dtype)
+        typed = placed if dtype == MIXED else with_dtype(placed, dtype)
         optimizer = Optimizer("adam" if dtype == types[-1] else "sgd")
         try:
             step = fuse_collectives(differentiate(typed, optimizer, on.mesh))
@@ -192,7 +192,7 @@ def _planned(
     return None
 
 
-def compiled(asked: CompileRequests, targets: Sequence[str], options: Namespace) -> Iterator[CompiledKernel]:
+def compile_and_check(asked: CompileRequests, targets: Sequence[str], options: Namespace) -> Iterator[CompiledKernel]:
     """
     Compile the requested kernels for each target, such as `cuda:90`, and check them; yield a result per kernel and
     target, until `options.seconds` are over, after which no kernel is begun.
@@ -271,7 +271,7 @@ def _by_model(rows: Sequence[CompiledKernel]) -> list[dict[str, object]]:
     ]
 
 
-def launch(one: Compiled) -> str:
+def launch_text(one: Compiled) -> str:
     """
     Return text that describes a kernel's launch (nothing is launched): element types of its pointers, tile sizes,
     warps, such as `bf16 bf16 128x128x64, 8 warps`.
@@ -281,7 +281,7 @@ def launch(one: Compiled) -> str:
     return f"{' '.join(types)} {'x'.join(tiles)}, {one.num_warps} warps"
 
 
-def described(row: CompiledKernel) -> dict[str, object]:
+def table_row(row: CompiledKernel) -> dict[str, object]:
     """
     Return a compiled kernel as a table row, values by column title: its name, models, target, launch, resources and
     failed checks. Resources are None if it did not compile.
@@ -291,7 +291,7 @@ def described(row: CompiledKernel) -> dict[str, object]:
         "kernel": row.job.compiled.kernel,
         "models": ", ".join(row.models),
         "target": row.target,
-        "launch": launch(row.job.compiled),
+        "launch": launch_text(row.job.compiled),
         "registers": took.registers if took else None,
         "spills": took.spills if took else None,
         "shared bytes": took.shared_bytes if took else None,
@@ -314,7 +314,7 @@ def show(rows: Sequence[CompiledKernel], asked: CompileRequests, every: bool) ->
         console.print(_table("kernels", lines[1:]))
         columns = ("model", "target", "kernels", "violations")
         console.print(_table("by model", [{name: each[name] for name in columns} for each in _by_model(rows)]))
-    shown = [described(row) for row in rows if every or row.wrong]
+    shown = [table_row(row) for row in rows if every or row.wrong]
     if shown:
         console.print(_table("every kernel" if every else "violations", shown))
 
@@ -346,7 +346,7 @@ def _report(rows: Sequence[CompiledKernel], asked: CompileRequests, options: Nam
         "distinct kernels": len(asked.jobs),
         "targets": _summary(rows, asked),
         "models": _by_model(rows),
-        "violations": [described(row) for row in rows if row.wrong],
+        "violations": [table_row(row) for row in rows if row.wrong],
     }
 
 
@@ -407,7 +407,7 @@ def check(options: Namespace) -> int:
     asked = compile_requests(
         options.models or names(), plans, types, options.machine or MACHINES, options.convolution, options.jobs
     )
-    rows = list(compiled(asked, targets, options))
+    rows = list(compile_and_check(asked, targets, options))
     show(rows, asked, options.all)
     for what, reason in asked.refused.items():
         tell(f"not emitted: {what}: {reason}")

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from unity_ir.pcg.optimizer import Optimizer
 
 
-class Kept(StringIO):
+class UnclosedBuffer(StringIO):
     """String buffer that keeps its text when it is closed, as the driver does even after an error."""
 
     def close(self) -> None:
@@ -435,7 +435,7 @@ class UnityOpt(xDSLOptMain):
         """
         if self.args.output_file is None:
             return sys.stdout
-        self.output = Kept()
+        self.output = UnclosedBuffer()
         return self.output
 
     def write_output_file(self) -> None:

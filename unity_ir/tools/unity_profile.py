@@ -42,7 +42,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.machine.profile import CollectiveRow, KernelRow, ProfileFile, open_profile
 from unity_ir.messages import tell
 from unity_ir.pcg.collectives import PROFILED
-from unity_ir.pcg.differentiate import differentiate, trained
+from unity_ir.pcg.differentiate import differentiate, nodes_with_gradient
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Node
 from unity_ir.pcg.optimizer import Optimizer
@@ -163,7 +163,7 @@ def _configurations(
     degrees by index variable.
     """
     spaces = Spaces(machine)
-    with_gradient = trained(graph)
+    with_gradient = nodes_with_gradient(graph)
     for node in graph.nodes():
         if not node.is_compute:
             continue
@@ -326,7 +326,7 @@ def fit_text(found: Mapping[str, Fit], moves: Mapping[str, FittedLine], about: M
         text += [
             f"samples = {each.samples}",
             f"median_error = {each.median:.3f} # |estimated / measured - 1|",
-            f"ninety_percent_error = {each.ninety:.3f} # 90% of the samples are no further off",
+            f"ninety_percent_error = {each.percentile_90:.3f} # 90% of the samples are no further off",
         ]
     for name, line in moves.items():
         text += [
@@ -434,7 +434,7 @@ def _print(found: Mapping[str, Fit], path: Path) -> None:
     for heading in ("kind", "samples", "median error", "90% within"):
         table.add_column(heading, justify="left" if heading == "kind" else "right")
     for kind, each in found.items():
-        table.add_row(kind, str(each.samples), f"{each.median:.1%}", f"{each.ninety:.1%}")
+        table.add_row(kind, str(each.samples), f"{each.median:.1%}", f"{each.percentile_90:.1%}")
     Console().print(table)
 
 

@@ -101,7 +101,7 @@ def run(options: Namespace) -> int:
     def progress(found: Sequence[Answer]) -> None:
         nonlocal done
         done += len(found)
-        tell(f"unity-sweep: {done} points found, the last {found[-1].point.said}")
+        tell(f"unity-sweep: {done} points found, the last {found[-1].point.title}")
 
     answers = sweep(points, how, store, options.jobs, progress)
     if options.csv is not None:

@@ -27,10 +27,10 @@ from rich.table import Table as Shown
 from unity_ir.api.graphs import read_graphs
 from unity_ir.errors import UnityError
 from unity_ir.machine import load
-from unity_ir.machine.tuned import IMPLEMENTATIONS, Table, read_table
+from unity_ir.machine.tuned import IMPLEMENTATIONS, TuningTable, read_table
 from unity_ir.messages import tell
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.elements import in_type
+from unity_ir.pcg.elements import with_dtype
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.mixed_precision import mixed_precision
@@ -69,13 +69,15 @@ def programs(
         if is_plan and mixed is not None:
             raise UnityError(f"unity-tune: @{graph.name} is a plan already; search with --mixed-precision")
         placed = graph if is_plan else run(graph, on, plan).graph
-        for typed in [in_type(placed, dtype) for dtype in types] or [placed]:
+        for typed in [with_dtype(placed, dtype) for dtype in types] or [placed]:
             yield step(typed)
         if mixed is not None:
             yield step(run(mixed_precision(graph, mixed), on, plan).graph)
 
 
-def tune(wanted: Iterable[TuningTask], measure: Measure, table: Table, refused: dict[str, str], seconds: float) -> None:
+def tune(
+    wanted: Iterable[TuningTask], measure: Measure, table: TuningTable, refused: dict[str, str], seconds: float
+) -> None:
     """
     Time each implementation (Triton's, PyTorch's) of the operators in `wanted` that `table` lacks, beginning none after
     `seconds`, and add the times to the table, in place.
@@ -154,7 +156,7 @@ def work(options: Namespace, measure: Measure | None = None) -> int:
     if not options.seconds > 0:
         raise UnityError("unity-tune: --seconds is above 0")
     about = describe(options.machine)
-    table = read_table(options.out) if options.out.exists() else Table()
+    table = read_table(options.out) if options.out.exists() else TuningTable()
     different = [k for k, v in about.items() if table.about and table.about.get(k) != v]
     if different:
         raise UnityError(f"unity-tune: {options.out} was measured with another {', '.join(different)}; name a new file")
@@ -179,7 +181,7 @@ def work(options: Namespace, measure: Measure | None = None) -> int:
     return 130 if interrupted else 0
 
 
-def show(table: Table) -> None:
+def show(table: TuningTable) -> None:
     """
     Print, for each implementation in the table, for how many operators it is the fastest, and how many times as fast as
     the other at most.
@@ -188,7 +190,7 @@ def show(table: Table) -> None:
     for heading in ("implementation", "operators", "most times as fast"):
         shown.add_column(heading)
     for name in IMPLEMENTATIONS:
-        own = [row for key, row in table.seconds.items() if table.choice(key) == name]
+        own = [row for key, row in table.seconds.items() if table.fastest(key) == name]
         ratios = [max(row.values()) / row[name] for row in own]
         shown.add_row(name, str(len(own)), f"{max(ratios, default=1.0):.2f}")
     Console().print(shown)

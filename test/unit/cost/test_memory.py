@@ -18,7 +18,7 @@ from unity_ir.cost.plan import cost
 from unity_ir.pcg.graph import Graph, leaf
 from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import REPEAT, Layout, Mesh, layout_type, pinned_at, pins
+from unity_ir.pcg.sharding import REPEAT, Layout, Mesh, layout_type, pinned_at, pins_of
 from unity_ir.pcg.types import tensor_type
 
 OPTIMIZERS = (Optimizer(), Optimizer("adam"))
@@ -46,7 +46,7 @@ def test_what_counts_is_what_the_fullest_device_holds(seed: int, sizes: tuple[in
         total = 0
         for node, where in zip(nodes, layouts, strict=True):
             tensors = 1 if node.op == "input" else 2 if optimizer.name == "sgd" else 4
-            total += there(device, pins(where), mesh) * prod(node.types[0].piece_shape) * 4 * tensors
+            total += there(device, pins_of(where), mesh) * prod(node.types[0].piece_shape) * 4 * tensors
         devices.append(total)
     weights = [n for n in nodes if n.op == "weight"]
     found = held([(n.result, where) for n, where in zip(nodes, layouts, strict=True)], weights, [], mesh, optimizer)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from unity_ir.cost.throughput import counted, error_text, throughput_lines
+from unity_ir.cost.throughput import batch_count, error_text, throughput_lines
 from unity_ir.cost.work import model_flops
 from unity_ir.machine import load
 from unity_ir.models import from_text
@@ -18,9 +18,9 @@ SMALL = "gpt2,batch=16,sequence=256,layers=2,hidden=256,heads=4,vocabulary=512"
 
 
 def test_tokens_are_those_of_ids_and_samples_of_what_has_none():
-    assert counted(from_text(SMALL)) == (16 * 256, "tokens")
-    assert counted(from_text("resnet101,batch=8")) == (8, "samples")
-    assert counted(from_text("mlp,batch=32")) == (32, "samples")
+    assert batch_count(from_text(SMALL)) == (16 * 256, "tokens")
+    assert batch_count(from_text("resnet101,batch=8")) == (8, "samples")
+    assert batch_count(from_text("mlp,batch=32")) == (32, "samples")
 
 
 def test_throughput_and_mfu_are_of_the_whole_step():

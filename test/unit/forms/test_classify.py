@@ -16,7 +16,7 @@ from unity_ir.forms.classify import (
     classify,
     form_of,
     is_convolution,
-    is_product,
+    is_product_or_convolution,
 )
 from unity_ir.forms.contraction import Contraction
 from unity_ir.forms.convolution import Convolution
@@ -129,11 +129,11 @@ def test_one_tap_convolutions_are_products_and_convolutions() -> None:
     product = bound_of("matmul", ((8, 16), (16, 4)), {})
     assert is_convolution(one_tap.results[0], one_tap.extents)
     assert not is_convolution(product.results[0], product.extents)
-    assert is_product(product.results[0], product.extents)
+    assert is_product_or_convolution(product.results[0], product.extents)
 
 
 def test_epilogues_are_contractions_but_no_bare_products() -> None:
     """Catches a sum added to a product that is left in half precision as the product itself may be."""
     bound = line("f(x, w, b)  out[m, n] = sum[k](x[m, k] * w[k, n]) + b[n]", (8, 16), (16, 4), (4,))
     assert isinstance(classified(bound), Contraction)
-    assert not is_product(bound.results[0], bound.extents)
+    assert not is_product_or_convolution(bound.results[0], bound.extents)

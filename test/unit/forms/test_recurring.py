@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from zoo_plans import SIZES
 
-from unity_ir.forms.rewrite import canonical, is_work, recurring
+from unity_ir.forms.rewrite import canonical, is_worth_keeping, recurring
 from unity_ir.kernels.triton import expression
 from unity_ir.kernels.triton.expression import tdl_lines
 from unity_ir.machine import load
@@ -45,7 +45,7 @@ def lines() -> list[Bound]:
 def test_nothing_that_occurs_twice_is_missed(lines: list[Bound]):
     number = 0
     for line in lines:
-        every = [e for r in line.results for e in subexpressions(r.expr) if is_work(e)]
+        every = [e for r in line.results for e in subexpressions(r.expr) if is_worth_keeping(e)]
         forms = Counter(canonical(e, line.extents, {})[0] for e in every)
         recurs = recurring(r.expr for r in line.results)
         twice = [e for e in every if forms[canonical(e, line.extents, {})[0]] > 1]

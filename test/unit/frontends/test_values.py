@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from unity_ir.frontends.torch import values
 from unity_ir.frontends.torch.maps.indexing import flat_index
-from unity_ir.frontends.torch.masks import is_lower, visible
+from unity_ir.frontends.torch.masks import is_causal_mask, visible
 from unity_ir.frontends.torch.padded import Padded
 from unity_ir.frontends.torch.site import shrink, uniform
 from unity_ir.pcg.graph import Graph, Value, leaf
@@ -130,7 +130,7 @@ LOWEST = torch.finfo(torch.float32).min
 def test_causal_masks(mask: torch.Tensor, is_causal: bool | None):
     seen = visible(mask)
     assert (seen is None) == (is_causal is None)
-    assert seen is None or is_lower(seen, 3, 3) == is_causal
+    assert seen is None or is_causal_mask(seen, 3, 3) == is_causal
 
 
 @given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 3), st.data())

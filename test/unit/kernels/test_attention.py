@@ -15,7 +15,7 @@ from kernel_checks import check, random_operands
 from unity_ir.kernels.launchers import launcher
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.evaluate import evaluate
-from unity_ir.tdl.parallel import Configuration, piece
+from unity_ir.tdl.parallel import Configuration, line_of_task
 from unity_ir.tdl.parse import parse_line
 from unity_ir.tdl.syntax import Bound
 
@@ -160,7 +160,7 @@ def test_a_piece_of_a_sequence_is_masked_where_it_lies(
     """Causal attention whose rows are divided: positions count from where the piece starts, those of dropout, too."""
     bound, operands = case(name, (1, heads, 2, 96, 96, 16, 16), {"causal": 1, **attributes})
     expected = evaluate(bound, operands)
-    part = piece(bound, Configuration({"i": 3}))
+    part = line_of_task(bound, Configuration({"i": 3}))
     made = launcher(part, ("f32",) * len(operands), offsets=("i",))
     assert any("forward" in c.kernel or "rows" in c.kernel for c in made.compiled)
     by_rows = {"q", "y", "a", "logsum"}
@@ -182,7 +182,7 @@ def test_a_piece_of_the_keys_is_masked_where_it_lies(heads: int, runner: Any) ->
     """A causal backward whose columns are divided: their positions count from where the piece starts."""
     bound, operands = case("attention_saved_grad", (1, heads, 2, 96, 96, 16, 16), {"causal": 1})
     expected = evaluate(bound, operands)
-    made = launcher(piece(bound, Configuration({"t": 3})), ("f32",) * len(operands), offsets=("t",))
+    made = launcher(line_of_task(bound, Configuration({"t": 3})), ("f32",) * len(operands), offsets=("t",))
     assert kinds(bound) == [c.kernel.split("_")[-2] for c in made.compiled]
     total = [np.zeros_like(e) for e in expected]
     for start in range(0, 96, 32):

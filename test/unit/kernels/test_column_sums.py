@@ -12,7 +12,7 @@ import torch
 from models import data, weight
 from operator_cases import DTYPES
 
-from unity_ir.forms.column_sums import aligned, column_sums, is_column_sum
+from unity_ir.forms.column_sums import column_sums, is_column_sum, with_common_variables
 from unity_ir.kernels.launchers import launcher
 from unity_ir.kernels.triton import column_sums as generator
 from unity_ir.machine import load
@@ -154,7 +154,7 @@ def test_results_get_variables_in_common() -> None:
     total = Result("b", (Var("e"),), Reduce("sum", (Var("k"),), read("k", "e")))
     own = line(Result("out", (Var("r"), Var("c")), read("r", "c")), total, r=8, c=4, k=8, e=4)
     assert column_sums(own) is None
-    made = aligned(own, {"k": (0,)})
+    made = with_common_variables(own, {"k": (0,)})
     assert made is not None
     common, axes = made
     assert common.results[1] == Result("b", (Var("c"),), Reduce("sum", (Var("r"),), read("r", "c")))
@@ -164,7 +164,7 @@ def test_results_get_variables_in_common() -> None:
     assert (form.rows, form.columns, form.has_statistics) == (("r",), ("c",), False)
     # A sum alone, one of another size, and one of what is read across are none.
     assert column_sums(line(common.results[1], r=8, c=4)) is None
-    assert aligned(line(own.results[0], total, r=8, c=4, k=9, e=4), {}) is None
+    assert with_common_variables(line(own.results[0], total, r=8, c=4, k=9, e=4), {}) is None
     across = Result("b", (Var("c"),), Reduce("sum", (Var("r"),), read("c", "r")))
     assert column_sums(line(common.results[0], across, r=4, c=4)) is None
     assert is_column_sum(total)

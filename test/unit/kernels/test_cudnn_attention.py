@@ -19,7 +19,7 @@ from unity_ir.plan.local_operator import LocalOperator
 from unity_ir.plan.plan import PlanOptions
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.evaluate import evaluate
-from unity_ir.tdl.parallel import Configuration, piece
+from unity_ir.tdl.parallel import Configuration, line_of_task
 from unity_ir.tdl.parse import parse_line
 from unity_ir.tdl.syntax import Bound
 
@@ -117,9 +117,9 @@ def test_what_is_not_given_to_it() -> None:
     bound, _ = case("attention_saving", plain, {"causal": 1})
     assert cudnn_attention(bound, dtypes(bound), {}) is not None
     assert cudnn_attention(bound, dtypes(bound, "f32"), {}) is None
-    divided = piece(bound, Configuration({"i": 2}))
+    divided = line_of_task(bound, Configuration({"i": 2}))
     assert cudnn_attention(divided, dtypes(bound), {"i": "i_start"}) is None
-    assert cudnn_attention(piece(bound, Configuration({"h": 2})), dtypes(bound), {}) is not None
+    assert cudnn_attention(line_of_task(bound, Configuration({"h": 2})), dtypes(bound), {}) is not None
 
 
 @pytest.mark.parametrize("change", ["y[b, (h g), i, d] * v", "scale * p", "sum[x](y", "* k[b, h, t, c]", "* q["])

@@ -28,7 +28,7 @@ from unity_ir.ops.optimizers import OPTIMIZERS
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.evaluate import evaluate
 from unity_ir.tdl.functions import FUNCTIONS
-from unity_ir.tdl.parallel import Configuration, piece
+from unity_ir.tdl.parallel import Configuration, line_of_task
 from unity_ir.tdl.parse import parse_line
 
 KEPT_BACK = ("detach", "batch_mean", "batch_stats", "batch_norm")
@@ -266,7 +266,7 @@ def test_a_piece_draws_what_the_whole_draws_there(impl: str, runner: Any) -> Non
     whole = bind(parse_line(line), ((70, 90),), {})
     x = np.arange(1.0, 6301.0).reshape(70, 90)
     (expected,) = evaluate(whole, [x])
-    part = piece(whole, Configuration({"i": 2, "j": 3}))
+    part = line_of_task(whole, Configuration({"i": 2, "j": 3}))
     made = launcher(part, ("f32",), impl, offsets=("i", "j"))
     corner = torch.from_numpy(x[35:, 60:]).float().contiguous()
     (got,) = runner.run(made, [corner], 35, 60)

@@ -15,7 +15,7 @@ from torch import Tensor
 from unity_ir.kernels import launchers
 from unity_ir.kernels.launchers import launcher
 from unity_ir.ops import operator
-from unity_ir.tdl.parallel import Configuration, piece
+from unity_ir.tdl.parallel import Configuration, line_of_task
 
 TOKENS, EXPERTS, K, N = 45, 6, 36, 20
 """No multiples of a block."""
@@ -59,7 +59,7 @@ def test_pieces_of_the_experts(name: str, impl: str, route: str, dtype: str, par
     of_weights = name == "routed_matmul_tn"
     attributes = {"size": EXPERTS, "degrees": (1,)} if of_weights else {}
     bound = one.bind(tuple(t.shape for t in tensors), one.attributes(attributes)).bound
-    part = piece(bound, Configuration({"v": parts} if parts > 1 else {}))
+    part = line_of_task(bound, Configuration({"v": parts} if parts > 1 else {}))
     made = launcher(part, operand_dtypes(part, dtype), impl, ("v",) if parts > 1 else ())
     if impl == "triton":
         assert list(made.kernels) == ["routed_weight_kernel" if of_weights else "routed_kernel"]

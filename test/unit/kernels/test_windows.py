@@ -19,7 +19,7 @@ from unity_ir.pcg.types import Piece, divided_type
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.evaluate import evaluate
-from unity_ir.tdl.parallel import Configuration, operand_degrees, piece
+from unity_ir.tdl.parallel import Configuration, line_of_task, operand_degrees
 from unity_ir.tdl.parse import parse_line
 from unity_ir.tdl.syntax import Bound
 
@@ -160,7 +160,7 @@ def test_pieces(name: str, impl: str, drawn: Any, runner: Any) -> None:
     for case in drawn(name, 25 if impl == "torch" else 8):
         bound = bound_of(name, case)
         for configuration in pieces(bound):
-            local = piece(bound, configuration)
+            local = line_of_task(bound, configuration)
             degrees = operand_degrees(Analysis(bound), configuration)
             if not any(d.halo for d in degrees) and tried % 5:
                 continue

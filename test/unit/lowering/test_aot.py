@@ -18,7 +18,7 @@ from unity_ir.machine import load
 from unity_ir.models import build
 from unity_ir.ops import operator
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.elements import in_type
+from unity_ir.pcg.elements import with_dtype
 from unity_ir.pcg.graph import Graph, Value, apply, leaf
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
@@ -283,9 +283,9 @@ def test_groups_of_operators(target: str) -> None:
     for dtype in ("f32", "bf16"):
         steps = [
             epilogues(dtype),
-            differentiate(in_type(build("bert_large", **sizes), dtype), Optimizer(), on.mesh),
+            differentiate(with_dtype(build("bert_large", **sizes), dtype), Optimizer(), on.mesh),
             differentiate(
-                in_type(build("llama3_8b", **sizes, kv_heads=4, intermediate=3072), dtype), Optimizer(), on.mesh
+                with_dtype(build("llama3_8b", **sizes, kv_heads=4, intermediate=3072), dtype), Optimizer(), on.mesh
             ),
         ]
         for step in steps:

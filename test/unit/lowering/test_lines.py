@@ -29,7 +29,7 @@ from unity_ir.pcg.sharding import is_pinned
 from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Compute, HaloExchange, Leaf, Program, ReshardMove, UpdateWeight
-from unity_ir.plan.schedule import Bucket, Wait, crosses, schedule
+from unity_ir.plan.schedule import Bucket, Wait, communicates, schedule
 from unity_ir.search import run
 from unity_ir.search.baselines.random_plan import sample
 
@@ -56,7 +56,7 @@ def said(program: Program, bucket: int) -> tuple[list[Event], list[str]]:
             case ReshardMove(operand, result, "retype", _, source) if not is_pinned(source):
                 values[result] = values[found.held(operand)]
             case ReshardMove(operand, result) | HaloExchange(operand, result) as action:
-                kind = action.kind if crosses(action) else "local"
+                kind = action.kind if communicates(action) else "local"
                 events.append((kind, action.axes, values[found.held(operand)]))
                 values[result] = next(numbers)
     updated = [found.held(i.grad) for i in program.body if isinstance(i, UpdateWeight)]

@@ -198,7 +198,7 @@ def test_fit_finds_the_curve_it_was_made_with():
     found = fit([Measurement(f, b, 1e12, s) for f, b, s in zip(flops, bytes, times, strict=True)], 1e10)
     assert found.samples == 200
     assert found.median < 0.04
-    assert found.ninety < 0.12
+    assert found.percentile_90 < 0.12
     assert float(found.curve.seconds(1e10, 1e3, 1e12, 1e10)) == pytest.approx(
         float(made.seconds(1e10, 1e3, 1e12, 1e10)), rel=0.1
     )

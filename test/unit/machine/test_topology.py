@@ -72,7 +72,7 @@ def test_messages_take_the_quickest_way_then_the_widest():
         taken = len(topology.route(0, 1))
         assert taken == (1 if latency < 3e-6 else 3)
         assert topology.latency(0, 1, "plain", tree=False) == pytest.approx(min(latency, 3e-6))
-        assert topology.busy([(0, 1, 4.0)]) == pytest.approx(4 / (bandwidth if taken == 1 else 1e9))
+        assert topology.busiest_link_seconds([(0, 1, 4.0)]) == pytest.approx(4 / (bandwidth if taken == 1 else 1e9))
 
 
 def test_half_duplex_and_hubs():

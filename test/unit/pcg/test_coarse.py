@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from unity_ir.machine import Machine
 from unity_ir.pcg.coarse import RunMemo, plan_coarsely
-from unity_ir.pcg.reshard import Move, group_role, plan
-from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, Mesh, is_shard, pinned_at, role_class, shards
+from unity_ir.pcg.reshard import Move, cheapest_moves, group_role
+from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, Mesh, is_shard, pinned_at, role_class, shard_count
 
 MACHINES = {sizes: boxes(*sizes, overhead=1e-6) for sizes in [(2, 2), (3, 2), (2, 4), (4, 4), (2, 2, 4), (8,), (16,)]}
 SHAPES = [(16,), (8, 16), (4, 6, 16), (64, 3), (2, 2, 2, 16)]
@@ -55,7 +55,7 @@ def coarsened(machine: Machine, shape: tuple[int, ...], source: Layout, target: 
         return machine.move_seconds(move.kind, sizes, move.elements, move.elements_after, 4)
 
     begin, end = (tuple(group_role(layout, run, mesh) for run in runs) for layout in (source, target))
-    return sum(map(price, plan(begin, end, shape, coarse, price)))
+    return sum(map(price, cheapest_moves(begin, end, shape, coarse, price)))
 
 
 @given(problems())
@@ -68,7 +68,7 @@ def test_the_cheapest_with_axes_that_go_together(problem: tuple[Machine, tuple[i
     )
     now = source
     for move in moves:
-        pieces = shards(now, machine.mesh.sizes)
+        pieces = shard_count(now, machine.mesh.sizes)
         assert move.elements * pieces == prod(shape)
         assert move.source == group_role(now, move.axes, machine.mesh)
         assert len({role_class(now[axis]) for axis in move.axes}) == 1
@@ -89,7 +89,7 @@ def test_no_cheaper_than_axis_by_axis(problem: tuple[Machine, tuple[int, ...], L
         return machine.move_time(move, "f32")
 
     moves = plan_coarsely(source, target, shape, machine.mesh, machine.axis_levels, price)
-    exact = spent(machine, plan(source, target, shape, machine.mesh, price))
+    exact = spent(machine, cheapest_moves(source, target, shape, machine.mesh, price))
     assert spent(machine, moves) >= exact - 1e-10
     if len(machine.mesh.sizes) <= 3:
         assert spent(machine, moves) == pytest.approx(exact, abs=1e-10)

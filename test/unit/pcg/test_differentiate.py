@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
-from unity_ir.pcg.differentiate import differentiate, trained
+from unity_ir.pcg.differentiate import differentiate, nodes_with_gradient
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, apply, erase, leaf, parallel
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
@@ -38,7 +38,7 @@ def test_gradients_are_slopes(random: Random):
     graph = random_graph(random, random.randint(1, 9))
     inputs, weights = data_for(graph)
     found = gradients(differentiate(graph, SGD), inputs, weights)
-    assert set(found) == {n.name for n in graph.weights() if n in trained(graph)}
+    assert set(found) == {n.name for n in graph.weights() if n in nodes_with_gradient(graph)}
     (loss, *_) = graph.outputs
     for name, gradient in found.items():
         way = np.random.default_rng(1).standard_normal(gradient.shape)

@@ -6,7 +6,7 @@ import pytest
 from zoo import SMALL
 
 from unity_ir.models import build, names
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.layers import layers, parts
 
@@ -16,7 +16,7 @@ def test_one_value_passes_from_part_to_part(model: str):
     graph = build(model, **SMALL[model])
     found = parts(graph)
     where = {node: i for i, part in enumerate(found) for node in part.nodes}
-    assert set(where) <= {n for n in graph.nodes() if n.is_compute and n in trained(graph)}
+    assert set(where) <= {n for n in graph.nodes() if n.is_compute and n in nodes_with_gradient(graph)}
     for i, part in enumerate(found):
         read = {v for n in where if where[n] > i for v in n.operands if where.get(v.node, i + 1) <= i}
         assert read == ({part.end} if part.end is not None else set())

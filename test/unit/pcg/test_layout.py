@@ -26,7 +26,7 @@ from unity_ir.pcg.sharding import (
     mesh_of,
     piece_index,
     pinned_at,
-    pins,
+    pins_of,
     place,
     prime_factors,
     view_of,
@@ -47,7 +47,7 @@ def test_view_says_what_every_axis_does(sizes: tuple[int, ...], data: st.DataObj
     assignment = tuple(data.draw(st.sampled_from([*order, REPEAT, *map(pinned_at, range(size))])) for size in sizes)
     view = view_of(assignment, order, mesh)
     used = [what for what in order if what in assignment]
-    assert sorted(view.devices()) == [d for d in range(mesh.devices) if there(d, pins(assignment), mesh)]
+    assert sorted(view.devices()) == [d for d in range(mesh.devices) if there(d, pins_of(assignment), mesh)]
     assert axes_of(view, used, mesh, "f") == assignment
 
 

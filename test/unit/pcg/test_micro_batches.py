@@ -19,7 +19,7 @@ from xdsl.universe import Universe
 from unity_ir.dialects.convert import from_graph, to_graph
 from unity_ir.errors import UnityError
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.elements import in_type
+from unity_ir.pcg.elements import with_dtype
 from unity_ir.pcg.graph import Graph, apply, erase, leaf, parallel
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
 from unity_ir.pcg.micro_batches import in_micro_batches, micro_batch
@@ -62,7 +62,7 @@ def test_a_step_in_micro_batches_is_the_step_of_the_whole_batch(random: Random):
         sample(small, machine, random.randrange(1000)), dims, count, lambda weight: random.random() < 0.5
     )
     assert erase(plan) == graph
-    short = in_type(plan, "bf16")
+    short = with_dtype(plan, "bf16")
     assert [n.result.type.time for n in short.inputs] == [n.result.type.time for n in plan.inputs]
     step = differentiate(plan, SGD, machine.mesh)
     assert parsed(str(from_graph(step))) == step

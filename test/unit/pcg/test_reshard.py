@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from unity_ir.machine import Machine
 from unity_ir.pcg.collectives import FROM_ONE, PLANNED
-from unity_ir.pcg.reshard import Move, move_kind, moves, plan
-from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, Mesh, dual, layout_type, pinned_at, pins
+from unity_ir.pcg.reshard import Move, cheapest_moves, move_kind, moves_from
+from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Layout, Mesh, dual, layout_type, pinned_at, pins_of
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search.layouts.space import Spaces
 
@@ -56,8 +56,8 @@ def test_moves_are_just_those_that_work(sizes: tuple[int, ...], shape: tuple[int
     for a in legal_ones:
         held = scatter(value(shape), a, mesh)
         assert stands_for(held, value(shape), a, mesh)
-        found = {after: move for move, after in moves(a, shape, mesh)}
-        assert len(found) == sum(1 for _ in moves(a, shape, mesh))
+        found = {after: move for move, after in moves_from(a, shape, mesh)}
+        assert len(found) == sum(1 for _ in moves_from(a, shape, mesh))
         for b in legal_ones:
             move = between(a, b, shape, mesh) if a != b else None
             works = move is not None and stands_for(perform(move, held, mesh), value(shape), b, mesh)
@@ -77,7 +77,7 @@ def test_plan_leads_to_the_target(problem: tuple[Mesh, tuple[int, ...], Layout, 
     machine = boxes(*mesh.sizes, overhead=overhead)
     for a, b in ((source, target), (dual(target), dual(source))):
         held = scatter(value(shape), a, mesh)
-        for move in plan(a, b, shape, mesh, lambda m: machine.move_time(m, "f32")):
+        for move in cheapest_moves(a, b, shape, mesh, lambda m: machine.move_time(m, "f32")):
             held = perform(move, held, mesh)
         assert stands_for(held, value(shape), b, mesh)
 
@@ -130,7 +130,7 @@ def test_plan_and_search_agree_with_bellman_ford(sizes: tuple[int, ...], shape: 
     )
     for i in range(0, len(nodes), 3):
         for j in range(0, len(nodes), 2):
-            steps = plan(nodes[i], nodes[j], shape, mesh, lambda m: machine.move_time(m, "f32"))
+            steps = cheapest_moves(nodes[i], nodes[j], shape, mesh, lambda m: machine.move_time(m, "f32"))
             assert sum(machine.move_time(m, "f32") for m in steps) == pytest.approx(expected[i, j], abs=1e-10)
 
 
@@ -158,17 +158,17 @@ def entering(machine: Machine, shape: tuple[int, ...], source: Layout, target: L
 @settings(max_examples=examples(200))
 def test_no_plan_beats_the_cut(problem: tuple[Mesh, tuple[int, ...], Layout, Layout]):
     mesh, shape, source, target = problem
-    if pins(source) or pins(target):
+    if pins_of(source) or pins_of(target):
         return
     if SUM in source or SUM in target:
         source, target = (tuple(REPEAT if r == SUM else r for r in x) for x in (source, target))
     machine = boxes(*mesh.sizes)
-    steps = plan(source, target, shape, mesh, lambda m: machine.move_time(m, "f32"))
+    steps = cheapest_moves(source, target, shape, mesh, lambda m: machine.move_time(m, "f32"))
     assert sum(machine.move_time(m, "f32") for m in steps) >= entering(machine, shape, source, target) * (1 - 1e-9)
 
 
 def test_moves_within_one_level_are_one_collective():
     machine = boxes(8)
     mesh = machine.mesh
-    (gather,) = plan((0, 0, 0), (REPEAT,) * 3, (64,), machine.mesh, lambda m: machine.move_time(m, "f32"))
+    (gather,) = cheapest_moves((0, 0, 0), (REPEAT,) * 3, (64,), machine.mesh, lambda m: machine.move_time(m, "f32"))
     assert (gather.kind, gather.group, gather.elements, gather.traffic(mesh)) == ("all_gather", 8, 8, 8 * 7 * 8)

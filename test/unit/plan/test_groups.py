@@ -22,7 +22,7 @@ from unity_ir.kernels.launchers import launcher
 from unity_ir.machine import Machine, load
 from unity_ir.models import build
 from unity_ir.pcg.differentiate import differentiate
-from unity_ir.pcg.elements import in_type
+from unity_ir.pcg.elements import with_dtype
 from unity_ir.pcg.fuse_collectives import fuse_collectives
 from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, parallel
 from unity_ir.pcg.mixed_precision import mixed_precision
@@ -35,7 +35,7 @@ from unity_ir.plan.lower import lower
 from unity_ir.plan.plan import PlanOptions, plan_step
 from unity_ir.plan.program import Compute, Fused, HaloExchange, Leaf, Program, ReshardMove
 from unity_ir.plan.saved_softmax import with_savings
-from unity_ir.plan.schedule import Schedule, Wait, crosses, piece_bytes, schedule
+from unity_ir.plan.schedule import Schedule, Wait, communicates, piece_bytes, schedule
 from unity_ir.search import run
 from unity_ir.tdl.evaluate import evaluate
 
@@ -348,7 +348,7 @@ SMALL: Mapping[str, Callable[[], Graph]] = {
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "mixed"])
 @pytest.mark.parametrize("name", SMALL)
 def test_groups_of_models(name: str, dtype: str, runner: Any) -> None:
-    graph = mixed_precision(SMALL[name](), "bf16") if dtype == "mixed" else in_type(SMALL[name](), dtype)
+    graph = mixed_precision(SMALL[name](), "bf16") if dtype == "mixed" else with_dtype(SMALL[name](), dtype)
     program = with_fusions(lowered(graph, load("box:1")), in_triton)
     known = values(program)
     found = groups(program)
@@ -493,7 +493,7 @@ def test_collectives_start_and_are_waited_for_where_they_were(name: str, where: 
         starts, waits = dict[int, int](), dict[int, int]()
         operators = {r for i in program.body if isinstance(i, Compute) for r in i.results if r in read}
         for action, count in made(program, schedule(program, 0), read):
-            if isinstance(action, ReshardMove) and crosses(action) and action.operand in operators:
+            if isinstance(action, ReshardMove) and communicates(action) and action.operand in operators:
                 starts[action.result] = count
             if isinstance(action, Wait) and not weights & {*action.registers}:
                 waits |= dict.fromkeys(action.registers, count)

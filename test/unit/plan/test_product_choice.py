@@ -56,11 +56,11 @@ def product(
 def test_measured(operator: LocalOperator, faster: str) -> None:
     """The estimate is as it was on an H100."""
     assert product_implementation(operator) == faster
-    assert PlanOptions().fusible(operator) == ("triton" if not operator.fused else faster)
-    assert PlanOptions("triton").fusible(operator) == "triton"
+    assert PlanOptions().fusion_choice(operator) == ("triton" if not operator.fused else faster)
+    assert PlanOptions("triton").fusion_choice(operator) == "triton"
     if not operator.fused:
         assert PlanOptions().implementation(operator) == faster
-        assert PlanOptions("torch").implementation(operator) == PlanOptions("torch").fusible(operator) == "torch"
+        assert PlanOptions("torch").implementation(operator) == PlanOptions("torch").fusion_choice(operator) == "torch"
 
 
 def test_gradient_in_float32() -> None:

@@ -33,7 +33,7 @@ from unity_ir.plan.program import (
     Tensor,
     UpdateWeight,
 )
-from unity_ir.plan.schedule import LAG, Action, Bucket, Schedule, Wait, crosses, piece_bytes, schedule
+from unity_ir.plan.schedule import LAG, Action, Bucket, Schedule, Wait, communicates, piece_bytes, schedule
 from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
 from unity_ir.search.baselines.follow import follow
 from unity_ir.search.baselines.random_plan import sample
@@ -82,7 +82,7 @@ def test_what_is_read_is_there_and_nothing_stays(seed: int, with_pins: bool, buc
             case ReshardMove(operand, result) | HaloExchange(operand, result) as move:
                 assert found.held(operand) in there - pending
                 there.add(result)
-                if crosses(move):
+                if communicates(move):
                     pending.add(result)
         assert set(line.dies) <= there
         there.difference_update(line.dies)
@@ -257,7 +257,7 @@ def actions(found: Schedule) -> list[object]:
 
 
 def crosses_(action: object) -> bool:
-    return isinstance(action, ReshardMove | HaloExchange) and crosses(action)
+    return isinstance(action, ReshardMove | HaloExchange) and communicates(action)
 
 
 # --- the order on every rank

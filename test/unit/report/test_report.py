@@ -21,7 +21,7 @@ from unity_ir.report.links import link_loads
 from unity_ir.report.page import as_json
 from unity_ir.report.timeline import timeline_data
 from unity_ir.simulate.full import Timeline, simulate
-from unity_ir.simulate.memory import memory
+from unity_ir.simulate.memory import held_over_time
 from unity_ir.simulate.replay import replay
 from unity_ir.tools.unity_opt import main
 
@@ -123,7 +123,7 @@ def test_the_timeline_unpacks_to_what_was_simulated(gpt2: ui.Plan):
         assert sum(lengths) == pytest.approx(timeline.busy(stream) / 1000, abs=len(lengths))
         assert sum(lane["since"]) + sum(lengths) <= data["length"]
         assert min((*lane["since"], *lengths), default=0) >= 0
-    curve = memory(timeline, 0)
+    curve = held_over_time(timeline, 0)
     assert max(accumulate(only["memory"]["bytes"])) == curve.peak == gpt2.stats.peak
     named = {data["texts"][text] for _, text, _ in data["labels"]}
     assert any(text.startswith("all_reduce of ") for text in named)

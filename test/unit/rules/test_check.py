@@ -8,7 +8,7 @@ from unity_ir.errors import UnityError
 from unity_ir.rules.check import check, free, samples
 from unity_ir.rules.parse import parse_poly, parse_rules, parse_tensor
 from unity_ir.rules.pattern import Substitution
-from unity_ir.rules.poly import parse as parse_sum
+from unity_ir.rules.poly import Poly, number, symbol
 from unity_ir.rules.text import rule_text, tensor_text
 
 ROUND = (
@@ -30,9 +30,22 @@ def test_what_is_written_is_read_back():
     assert [t.index for t in again.source if not hasattr(t, "name")] == [0, 1]
 
 
-@pytest.mark.parametrize("text", ["2*d*m + n - 1", "-n + 2", "0", "#a + 1", "n*n", "- 3"])
-def test_polynomials_are_read_as_the_prover_reads_them(text: str):
-    assert parse_poly(text) == parse_sum(text)
+N = symbol("n")
+
+
+@pytest.mark.parametrize(
+    ("text", "poly"),
+    [
+        ("2*d*m + n - 1", number(2) * symbol("d") * symbol("m") + N - number(1)),
+        ("-n + 2", number(2) - N),
+        ("0", number(0)),
+        ("#a + 1", symbol("#a") + number(1)),
+        ("n*n", N * N),
+        ("- 3", number(-3)),
+    ],
+)
+def test_polynomials_are_read_as_sums_of_products(text: str, poly: Poly):
+    assert parse_poly(text) == poly
 
 
 def rule(source: str, target: str, inputs: str = "%x: [n, m]", rest: str = "") -> Substitution:

@@ -11,13 +11,13 @@ from unity_ir.errors import UnityError
 from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.interpret import interpret
 from unity_ir.rules.check import check, sample_inputs, samples
-from unity_ir.rules.library import families, family, find, group, load, read, rules
+from unity_ir.rules.library import all_substitutions, families, family, find, group_cases, read_rules, rules
 from unity_ir.rules.match import OpIndex, matches
 from unity_ir.rules.parse import parse_rules
 from unity_ir.rules.pattern import Bindings, Substitution, build
 from unity_ir.rules.text import rule_text
 
-LIBRARY = load()
+LIBRARY = all_substitutions()
 
 
 def fitting(rule: Substitution) -> list[Bindings]:
@@ -74,30 +74,30 @@ def test_rule_matches_its_own_source(rule: Substitution):
 
 
 def test_names():
-    assert set(rules()) == set(group(LIBRARY))
+    assert set(rules()) == set(group_cases(LIBRARY))
     assert [c.name for c in find("fuse-activation").cases] == ["fuse-activation.relu", "fuse-activation.gelu"]
     assert [c.name for c in find("fuse-activation.gelu").cases] == ["fuse-activation.gelu"]
     assert sum(len(family(f)) for f in families()) == len(LIBRARY)
     with pytest.raises(UnityError, match=r"^unknown rule merge-matmul; did you mean merge-matmuls"):
         find("merge-matmul")
     with pytest.raises(UnityError, match=r"^subst\.rule: relu-of-relu: there are two of this name; rename one"):
-        group([find("relu-of-relu").cases[0]] * 2)
+        group_cases([find("relu-of-relu").cases[0]] * 2)
 
 
 def test_file_of_rules(tmp_path):
     rule = find("relu-of-relu").cases[0]
     file = tmp_path / "mine.pcg"
     file.write_text(f"// Mine.\nbuiltin.module {{\n{rule_text(rule)}\n}}\n")
-    (found,) = read(str(file))
+    (found,) = read_rules(str(file))
     assert rule_text(found) == rule_text(rule)
     file.write_text('subst.rule "x" (%x: [n]) {\n  %y = relu %x\n  yield %z } to { yield %x }')
     with pytest.raises(UnityError, match=r"mine\.pcg:3:9: %z is not defined; it must be an input or a result before"):
-        read(str(file))
+        read_rules(str(file))
     file.write_text(
         'subst.rule "x" (%x: [n, m]) { %y = relu %x yield %y } to { %y = reduce_sum %x {dim = 0} yield %y }'
     )
     with pytest.raises(UnityError, match=r"^subst\.rule: x: result 0 is .* in the source and .* in the target at m = "):
-        read(str(file))
+        read_rules(str(file))
     file.write_bytes(b"\xff")
     with pytest.raises(UnityError, match=r"mine\.pcg: byte 0 is not UTF-8 text"):
-        read(str(file))
+        read_rules(str(file))

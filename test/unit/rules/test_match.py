@@ -15,7 +15,7 @@ from unity_ir.pcg.graph import Graph, Node, Value, apply, leaf, parallel
 from unity_ir.pcg.interpret import interpret
 from unity_ir.pcg.types import tensor_type
 from unity_ir.rules.check import attribute_defaults, free
-from unity_ir.rules.library import family, find, load
+from unity_ir.rules.library import all_substitutions, family, find
 from unity_ir.rules.match import COMMUTATIVE, Match, OpIndex, matches
 from unity_ir.rules.parse import parse_rules
 from unity_ir.rules.pattern import Input, ResultOf, Substitution, build
@@ -106,7 +106,7 @@ def sets(of: set[frozenset[tuple[Value, Value]]]) -> set[frozenset[Value]]:
 def test_matches_are_those_that_trying_everything_finds(seed: int):
     random = Random(seed)
     index = OpIndex(random_cnn(random, 8) if seed % 4 == 0 else random_graph(random, 12, dims=(2, 4)))
-    for rule in load():
+    for rule in all_substitutions():
         if free(rule):
             continue
         all_found = exhaustive(rule, index)
@@ -125,7 +125,7 @@ def test_every_replacement_computes_the_same(seed: int):
     inputs, weights = data_for(source)
     values = interpret(source, inputs, weights)
     index = OpIndex(source)
-    for rule in load():
+    for rule in all_substitutions():
         for match in matches(rule, index, {"d": 2} if rule in family("parallel") else {}):
             after = substitute(source, match.replaced)
             new = interpret(after, inputs, weights)
@@ -139,7 +139,7 @@ def test_random_graphs_match_many_rules():
         rule.name
         for seed in range(40)
         for index in [OpIndex(random_graph(Random(seed), 12, dims=(2, 4))), OpIndex(random_cnn(Random(seed), 8))]
-        for rule in load()
+        for rule in all_substitutions()
         if next(matches(rule, index), None) is not None
     }
     assert len(names) >= 30, sorted(names)

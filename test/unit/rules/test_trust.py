@@ -15,7 +15,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.rules import trust
 from unity_ir.rules.algebraic import selected
-from unity_ir.rules.library import group, load, read
+from unity_ir.rules.library import all_substitutions, group_cases, read_rules
 from unity_ir.rules.parse import parse_rules
 from unity_ir.rules.pattern import ProofRecord, Substitution
 from unity_ir.rules.rule import Rule
@@ -55,14 +55,14 @@ def test_the_library_needs_no_prover(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(trust, "_proofs", {})
     monkeypatch.setattr("unity_ir.rules.proof.prove.prove", prove)
-    assert all(proof_of(r).trainable for r in load())
+    assert all(proof_of(r).trainable for r in all_substitutions())
 
 
 def test_a_proof_in_the_text_counts_for_nothing(tmp_path: Path):
     record = ProofRecord("proved", 0.1, (), digest(rule(FALSE)))
     file = tmp_path / "rules.pcg"
     file.write_text(rule_text(replace(rule(FALSE), proof=record)))
-    (mine,) = group(read(str(file))).values()
+    (mine,) = group_cases(read_rules(str(file))).values()
     with pytest.raises(UnityError, match=r"mine: is not proved \(refuted: .*\); mend it, or apply it with unproved"):
         check_trusted(mine)
     check_trusted(mine, allow_unproved=True)

@@ -13,16 +13,16 @@ from zoo import SMALL
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.models import build
-from unity_ir.pcg.differentiate import differentiate, trained
+from unity_ir.pcg.differentiate import differentiate, nodes_with_gradient
 from unity_ir.pcg.graph import Graph, apply, erase, leaf
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import pins, place
+from unity_ir.pcg.sharding import pins_of, place
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search import run
 from unity_ir.search.baselines.recipe import megatron_form
-from unity_ir.search.tofu.coarsen import alone, coarsen
-from unity_ir.search.tofu.search import VARIANTS, fewest, tofu
+from unity_ir.search.tofu.coarsen import coarsen, without_groups
+from unity_ir.search.tofu.search import VARIANTS, fewest_bytes, tofu
 from unity_ir.search.tofu.step import StepBuilder
 
 BASELINES = ("data-parallel", "fsdp", "expert", *VARIANTS)
@@ -80,7 +80,7 @@ def test_layers_of_a_recurrent_network_have_devices_of_their_own():
     graph, machine = build("lstm_stack", **{**SMALL["lstm_stack"], "layers": 4, "steps": 3, "batch": 4}), boxes(4)
     plan = run(graph, machine, "expert").graph
     placement = place(plan, machine.mesh)
-    where = {n.name: pins(placement.layouts[n.result]) for n in plan.weights()}
+    where = {n.name: pins_of(placement.layouts[n.result]) for n in plan.weights()}
     devices = {where[f"lstm.{i}.weight_hh"] for i in range(4)}
     assert all(len(d) == 2 for d in devices)
     assert len(devices) > 1
@@ -102,7 +102,7 @@ def test_a_step_of_tofu_moves_the_fewest_bytes():
     checked = 0
     for seed in range(40):
         graph = random_graph(Random(seed), 3, dims=(2, 4))
-        axes = StepBuilder(graph, alone(graph))
+        axes = StepBuilder(graph, without_groups(graph))
         step = axes.step(2)
         counts = [*map(len, step.operators), *map(len, step.values)]
         if np.prod(counts) > 20000:
@@ -114,7 +114,7 @@ def test_a_step_of_tofu_moves_the_fewest_bytes():
             own = sum(float(o[choice[i]]) for i, o in enumerate(step.own))
             return own + sum(float(t[choice[i], choice[n + j]]) for (i, j), t in step.edges.items())
 
-        operators, values = fewest(step)
+        operators, values = fewest_bytes(step)
         best = min(map(bytes, product(*map(range, counts))))
         assert bytes((*operators, *values)) == best
     assert checked > 15
@@ -135,6 +135,6 @@ def test_unrolled_steps_are_one_group():
 def test_no_reduction_divides_nothing_along_what_is_summed():
     graph = build("mlp", batch=64, hidden=64, layers=3, classes=64)
     plan = tofu(graph, boxes(2, 2), "tofu-no-reduction")
-    made = [v for n in plan.nodes() if n in trained(plan) and n.is_compute for v in n.results if v.shape]
+    made = [v for n in plan.nodes() if n in nodes_with_gradient(plan) and n.is_compute for v in n.results if v.shape]
     assert all(v.type.sum == 1 for v in made)
     assert cost(plan, boxes(2, 2)).bytes >= cost(tofu(graph, boxes(2, 2)), boxes(2, 2)).bytes

@@ -8,12 +8,12 @@ from graphs import boxes
 from small import given, op, weight, whole
 
 from unity_ir import models
-from unity_ir.cost.stats import text
+from unity_ir.cost.stats import head
 from unity_ir.machine import Machine, load
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Value, erase
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import pins, place
+from unity_ir.pcg.sharding import pins_of, place
 from unity_ir.rules.derivation import replay
 from unity_ir.search import SearchResult, run
 from unity_ir.search.choose.parallel_branches import place_branches
@@ -45,7 +45,7 @@ def as_emitted(found: SearchResult, machine: Machine) -> float:
 def parts(found: SearchResult, machine: Machine, operator: str) -> set[tuple[tuple[int, int], ...]]:
     """Where the operators of a name are pinned."""
     placement = place(found.graph, machine.mesh)
-    return {pins(a) for node, a in placement.assignments.items() if node.op == operator}
+    return {pins_of(a) for node, a in placement.assignments.items() if node.op == operator}
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_towers_that_nothing_divides_are_side_by_side(machine: Machine, count: i
     assert found.bound is not None
     assert found.bound <= found.proved.time
     assert found.gap == pytest.approx(0, abs=1e-4)
-    said = text("towers", found.cost, [], found.bound)
+    said = head("towers", found.cost, [], found.bound)
     assert "branches on parts of the machine added up" in said
     assert "for any placement with everything on all devices; here branches are on parts, at once" in said
     assert found.joint is not None
@@ -82,7 +82,7 @@ def test_embeddings_have_devices_of_their_own(model: str, where: str):
 
 def test_what_has_no_branches_stays_on_all_devices():
     found = run(models.build("mlp", layers=3), TWO)
-    assert not any(map(pins, place(found.graph, TWO.mesh).assignments.values()))
+    assert not any(map(pins_of, place(found.graph, TWO.mesh).assignments.values()))
 
 
 @pytest.mark.slow

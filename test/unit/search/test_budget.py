@@ -6,7 +6,7 @@ import pytest
 from extent import sample
 from graphs import with_memory
 
-from unity_ir.budget import Budget, OutOfBudget, beside, spend, within
+from unity_ir.budget import Budget, OutOfBudget, own_budget, spend, within
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine import load
@@ -129,7 +129,7 @@ def test_memory_is_short_and_nothing_fits():
 def test_work_beside_a_search_is_not_its_own():
     budget = Budget(100)
     with within(budget):
-        with beside():
+        with own_budget():
             spend(25)
             with pytest.raises(OutOfBudget):
                 spend(1)

@@ -154,7 +154,7 @@ def test_cheapest_moves_from_some_layouts_are_those_of_all_and_never_too_dear_in
         first = np.array([int(np.flatnonzero(there == i)[0]) for i in range(count)])
         free = FREE_MOVE
         np.testing.assert_allclose(found, expected[np.ix_(first[some], first)], rtol=1e-9, atol=2 * free)
-        single = np.array(space.least(some, some), dtype=np.float64)
+        single = np.array(space.lower_bounds(some, some), dtype=np.float64)
         exact = found if single.shape == (count, count) else found[:, some]
         single = single[some] if single.shape == (count, count) else single
         assert np.all(single <= exact)

@@ -22,7 +22,7 @@ from unity_ir.machine import Machine
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Node, Value, apply, erase, leaf
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.reshard import plan
+from unity_ir.pcg.reshard import cheapest_moves
 from unity_ir.pcg.sharding import (
     COPY,
     REPEAT,
@@ -149,7 +149,7 @@ class Everything:
         return sum(
             self.machine.move_time(m, dtype)
             for a, b in ways
-            for m in plan(a, b, value.shape, self.mesh, lambda m: self.machine.move_time(m, dtype))
+            for m in cheapest_moves(a, b, value.shape, self.mesh, lambda m: self.machine.move_time(m, dtype))
         )
 
 

@@ -103,7 +103,7 @@ def test_sums_count_each_piece():
     whole, pieces = cost(plan, on, SGD), cost(replace(plan, loss_pieces=4), on, SGD)
     assert whole.additions == 0
     table = 2048 * 16 * 4
-    assert pieces.additions == pytest.approx(on.copy_time(3, 9 * table))
+    assert pieces.additions == pytest.approx(on.memory_seconds(3, 9 * table))
     launches = (pieces.compute_time - pieces.additions - whole.compute_time) / on.device.launch
     assert launches >= 3 * 4
     logits = 8 * 16 * 2048 * 4

@@ -12,12 +12,12 @@ from unity_ir.errors import UnityError
 from unity_ir.models import build
 from unity_ir.pcg.graph import Graph, apply, erase, leaf
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import Assignment, pinned_at, pins
+from unity_ir.pcg.sharding import Assignment, pinned_at, pins_of
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search.flexflow.mcmc import Settings, assignments_of, mcmc, pinnable_axes
 from unity_ir.search.layouts.limits import limits
 from unity_ir.simulate.build import task_graph
-from unity_ir.simulate.choices import fits, random_assignment, roles
+from unity_ir.simulate.choices import fits, possible_roles, random_assignment
 from unity_ir.simulate.delta import Simulation
 from unity_ir.simulate.full import simulate
 from unity_ir.simulate.streams import TICKS
@@ -38,7 +38,8 @@ def test_the_optimum_of_a_small_space(size: int):
     graph, machine = chain(size), boxes(2, overhead=1e-6)
     nodes = [n for n in graph.nodes() if n.is_compute]
     may: list[list[Assignment]] = [
-        [(what,) for what in (*roles(n), pinned_at(0), pinned_at(1)) if fits(n, (what,), machine.mesh)] for n in nodes
+        [(what,) for what in (*possible_roles(n), pinned_at(0), pinned_at(1)) if fits(n, (what,), machine.mesh)]
+        for n in nodes
     ]
     assert all(len(m) > 3 for m in may)
     least = min(
@@ -83,7 +84,7 @@ def test_operators_are_pinned_on_the_innermost_axes():
     machine, random = boxes(2, 2), Random(0)
     node = next(n for n in chain().nodes() if n.op == "relu")
     drawn = {random_assignment(node, machine, random, 0.5, (1,)) for _ in range(300)}
-    assert {axis for a in drawn for axis, _ in pins(a)} == {1}
+    assert {axis for a in drawn for axis, _ in pins_of(a)} == {1}
 
 
 def test_settings_that_cannot_be_are_refused():

@@ -34,7 +34,7 @@ from unity_ir.search.choose.candidates import Candidate
 from unity_ir.search.choose.winner import choosing
 from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.exact.recompute import may_recompute
-from unity_ir.search.exact.shared_moves import bounded, has_shared_moves
+from unity_ir.search.exact.shared_moves import has_shared_moves, least_cost_bound
 from unity_ir.search.exact.solver import Solver
 from unity_ir.search.layouts.objective import SPACE, Price
 from unity_ir.search.layouts.space import FREE_MOVE, Spaces
@@ -44,9 +44,9 @@ from unity_ir.search.memory.lagrangian import (
     NothingFits,
     Refused,
     Solvers,
-    all_at_once,
     fitting,
     needed,
+    peak_upper_bound,
 )
 from unity_ir.search.memory.seconds_and_bytes import Choice, CostModel
 from unity_ir.simulate.report import as_emitted
@@ -89,7 +89,7 @@ def test_prices_are_minimised(seed: int, part: float, optimizer: Optimizer):
     solver = Solver(Spaces(FOUR), optimizer)
     model = CostModel(solver, graph)
     for price in (SPACE, Price(1.0, part * 1e-8)):
-        found, least = solver.at(price).solve(graph), bounded(solver.at(price), graph)
+        found, least = solver.with_price(price).solve(graph), least_cost_bound(solver.with_price(price), graph)
         choice, other = model.choice(found), chosen_at_random(model, random)
         # Each user pays for its moves; what is charged once for several that share one is bounded apart.
         assert worth(price, model.charged(choice)) == pytest.approx(found.seconds)
@@ -130,9 +130,9 @@ def test_no_choice_is_below_the_bound_at_a_price(seed: int, power: float):
     low, high = min(b for _, b in every), max(b for _, b in every)
     price = Price(1.0, (slow - fast) / max(1.0, high - low) * 10**power)
     least = min(worth(price, costs) for costs in every)
-    assert bounded(solver.at(price), graph) <= least * (1 + 1e-9)
+    assert least_cost_bound(solver.with_price(price), graph) <= least * (1 + 1e-9)
     if not has_shared_moves(graph):
-        assert solver.at(price).solve(graph).seconds == pytest.approx(least)
+        assert solver.with_price(price).solve(graph).seconds == pytest.approx(least)
 
 
 @pytest.mark.parametrize("byte", [1e-13, 1e-12, 1e-11, 1e-10])
@@ -147,8 +147,8 @@ def test_two_users_of_an_output_may_share_a_move_at_a_price_of_bytes(byte: float
     priced = cost(realise(graph, model.plan(best, 0.0), solver), machine, optimizer)
     least = worth(price, (priced.time, priced.memory_bytes))
     assert has_shared_moves(graph)
-    assert solver.at(price).solve(graph).seconds > least * 1.001
-    assert bounded(solver.at(price), graph) <= least * (1 + 1e-9) + FREE_MOVE * 12 * len(graph.nodes())
+    assert solver.with_price(price).solve(graph).seconds > least * 1.001
+    assert least_cost_bound(solver.with_price(price), graph) <= least * (1 + 1e-9) + FREE_MOVE * 12 * len(graph.nodes())
 
 
 @given(st.integers(0, 10**6), st.floats(-0.1, 1.05))
@@ -234,7 +234,7 @@ def test_no_peak_is_above_all_at_once(seed: int, optimizer: Optimizer, on_parts:
     graph = small(seed, size) if seed % 2 else random_graph(Random(seed), size, dims=(2, 4, 6, 12))
     plan, machine = pinned(graph, seed) if on_parts else (sample(graph, FOUR, seed), FOUR)
     priced = cost(plan, machine, optimizer)
-    assert need_of(plan, machine, optimizer) <= all_at_once(plan, priced, optimizer)
+    assert need_of(plan, machine, optimizer) <= peak_upper_bound(plan, priced, optimizer)
 
 
 def test_replicas_of_either_role_are_sent_once():
@@ -315,7 +315,7 @@ def test_weights_are_gathered_again_where_nothing_else_fits(monkeypatch: pytest.
     assert needs["zero3"] < needs["fsdp"]
     monkeypatch.setattr("unity_ir.search.strategies.joint.joint_within", refuses)
     monkeypatch.setattr("unity_ir.search.choose.candidates.USUAL", ("data-parallel", "fsdp"))
-    monkeypatch.setattr("unity_ir.search.choose.candidates.fitted", lambda plan, *_, **__: plan)
+    monkeypatch.setattr("unity_ir.search.choose.candidates.with_recompute_and_pieces", lambda plan, *_, **__: plan)
     monkeypatch.setattr("unity_ir.search.choose.winner.Chooser._recomputed", lambda *_: (None, []))
     found = run(graph, with_memory(FOUR, needs["zero3"]))
     assert found.graph == plans["zero3"]
@@ -334,8 +334,8 @@ def test_no_plan_with_recompute_is_below_the_bound(seed: int, power: float, mach
     graph = random_graph(random, random.randint(2, 6), dims=(2, 4, 8))
     optimizer, price = OPTIMIZERS[seed % 2], Price(1.0, 10**power, again=True)
     solver = Solver(Spaces(machine), optimizer)
-    least = bounded(solver.at(price), graph)
-    placed = realise(graph, solver.at(price).solve(graph), solver)
+    least = least_cost_bound(solver.with_price(price), graph)
+    placed = realise(graph, solver.with_price(price).solve(graph), solver)
     compute = [n for n in placed.nodes() if n.is_compute]
     weights = {n for n in placed.nodes() if n.op == "weight"}
     found: list[tuple[float, PlanCost]] = []

@@ -31,7 +31,7 @@ from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.pipeline.staged import Stages
 from unity_ir.search.recompute.chosen import groups
 from unity_ir.search.recompute.fit import recomputed
-from unity_ir.search.recompute.min_cut import SavedValues, cheapest
+from unity_ir.search.recompute.min_cut import SavedValues, recomputed_at_price
 from unity_ir.search.run import DoesNotFit
 from unity_ir.simulate.report import as_emitted
 
@@ -79,7 +79,7 @@ def test_a_cut_is_the_cheapest_of_all_sets(layer: SavedValues, price: float):
     every = range(len(layer.read))
     subsets = chain.from_iterable(combinations(every, n) for n in range(len(layer.read) + 1))
     least = min(price_of(layer, frozenset(each), price) for each in subsets)
-    assert price_of(layer, cheapest(layer, price), price) == pytest.approx(least)
+    assert price_of(layer, recomputed_at_price(layer, price), price) == pytest.approx(least)
 
 
 # --- kinds

@@ -202,7 +202,7 @@ def test_plans_with_moves_hidden_are_those_of_every_part(batch: int, others: int
     found = joint(graph, machine, (), Optimizer())
     plans = [
         realise(graph, s.solve(graph), s)
-        for s in (found.solver.at(Price(hidden=part)) for part in limits().hidden_shares)
+        for s in (found.solver.with_price(Price(hidden=part)) for part in limits().hidden_shares)
     ]
     every = [plan for plan in dict.fromkeys(plans) if plan != found.graph]
     assert [plan for plan, _ in plans_with_hidden_moves(found, machine, Optimizer())] == every

@@ -12,7 +12,7 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, erase
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import pins, place
+from unity_ir.pcg.sharding import pins_of, place
 from unity_ir.search import run
 from unity_ir.search.baselines.expert import by_layer
 from unity_ir.search.choose.parallel_siblings import place_siblings
@@ -33,7 +33,7 @@ def test_tables_side_by_side_are_faster_than_all_devices_alike():
     times = [as_emitted(plan, machine)[0] for plan in (found.graph, alike.graph)]
     assert times[0] < 0.7 * times[1]
     placement = place(found.graph, machine.mesh)
-    tables = {pins(placement.layouts[n.result]) for n in found.graph.weights() if n.name.startswith("table")}
+    tables = {pins_of(placement.layouts[n.result]) for n in found.graph.weights() if n.name.startswith("table")}
     assert len([t for t in tables if t]) > 1
     for strategy in ("data-parallel", "expert", "tofu"):
         other = run(graph, machine, strategy)
@@ -89,7 +89,7 @@ def test_a_plan_that_is_on_parts_already_is_gone_on_from():
     """The expert's plan of a recurrent network pins its layers; it was refused as the start of a search for parts."""
     graph = build("lstm_stack", batch=8, steps=2, hidden=8, features=4, classes=8, layers=2)
     machine = load("dgx-h100:1")
-    plans = (p for p in by_layer(graph, machine) if any(map(pins, place(p, machine.mesh).assignments.values())))
+    plans = (p for p in by_layer(graph, machine) if any(map(pins_of, place(p, machine.mesh).assignments.values())))
     plan = next(plans)
     found = place_siblings(graph, machine, Optimizer(), plan)
     assert found is None or as_emitted(found[0], machine)[0] <= as_emitted(plan, machine)[0] * (1 + 1e-9)

@@ -16,7 +16,7 @@ from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.graph import Graph, Node, apply, erase, leaf
 from unity_ir.pcg.interpret import interpret, interpret_pieces, join
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import SUM, operand_layout, pins, place, result_layout
+from unity_ir.pcg.sharding import SUM, operand_layout, pins_of, place, result_layout
 from unity_ir.pcg.types import tensor_type
 from unity_ir.rules.algebraic import algebraic
 from unity_ir.rules.derivation import replay
@@ -140,7 +140,7 @@ def test_branches_at_once_take_as_long_as_the_longest():
     graph, machine = towers(3), boxes(3, bandwidth=1e13)
     piece, mapper = Subgraph(graph), Mapper(ViewCosts(machine, Optimizer()))
     ways = mapper.views(piece, {})
-    where = {tuple(pins(ways[n])) for n in piece.flow.nodes if n.op == "matmul"}
+    where = {tuple(pins_of(ways[n])) for n in piece.flow.nodes if n.op == "matmul"}
     assert where == {((0, 0),), ((0, 1),), ((0, 2),)}
     alone = mapper.costs(Subgraph(towers(1)), {})[0, 0]
     together = mapper.costs(piece, {})[0, 0]
@@ -164,7 +164,7 @@ def test_views_make_the_degrees():
                 assert np.prod([s for s, r in zip(sizes, view, strict=True) if r == role]) == degree
         half = (1, *sizes[1:])
         for view in views(degrees, half, sizes, machine.axis_levels):
-            assert pins(view) == ((0, 0),)
+            assert pins_of(view) == ((0, 0),)
 
 
 # --- plans
@@ -204,7 +204,7 @@ def test_any_plan_has_the_serial_gradients(options: Options):
 def test_branches_placed_apart_have_the_serial_gradients():
     graph, machine = towers(2, rows=7), boxes(2, bandwidth=1e13)
     found = unity(graph, machine, (), Optimizer())
-    assert any(pins(r) for r in place(found.graph, machine.mesh).assignments.values())
+    assert any(pins_of(r) for r in place(found.graph, machine.mesh).assignments.values())
     check_gradients(graph, found.graph, machine)
 
 

@@ -62,14 +62,14 @@ def test_random_changes_of_models(text: str, overlap: bool):
         node = random.choice(state.nodes)
         before = state.makespan
         found = state.propose(node, random_assignment(node, MACHINES[1], random))
-        assert found == state.makespan == state.full()
+        assert found == state.makespan == state.full_makespan()
         if i % 20 == 0:
             assert found == written_out(state)
         if random.random() < 0.5:
             state.accept()
         else:
             state.reject()
-            assert state.makespan == before == state.full()
+            assert state.makespan == before == state.full_makespan()
     assert erase(state.realised()) == graph
 
 
@@ -85,7 +85,7 @@ def test_random_changes_of_random_graphs(seed: int, machine: Machine, overlap: b
         node = random.choice(state.nodes)
         assert state.propose(node, random_assignment(node, machine, random)) == written_out(state)
         state.accept() if random.random() < 0.7 else state.reject()
-    assert state.makespan == state.full() == written_out(state)
+    assert state.makespan == state.full_makespan() == written_out(state)
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -96,7 +96,7 @@ def test_weights_that_no_operator_reads_are_updated(alone: bool, machine: Machin
     outputs = (weight,) if alone else (*grown.outputs, weight)
     graph = Graph("f", () if alone else grown.inputs, outputs)
     state = start(graph, machine, Random(0))
-    assert state.makespan == state.full() == written_out(state) > 0
+    assert state.makespan == state.full_makespan() == written_out(state) > 0
     for strategy in ("joint", "mcmc", "unity", "sequential", "data-parallel", "tofu"):
         found = run(graph, machine, strategy, options={"budget": 4} if strategy == "mcmc" else None)
         assert simulate(task_graph(found.graph, found.cost)).makespan > 0
@@ -113,7 +113,7 @@ def test_devices_told_apart_are_as_one_class(seed: int, machine: Machine):
     for _ in range(5):
         node = random.choice(state.nodes)
         assignment = random_assignment(node, machine, random)
-        assert every.propose(node, assignment) == state.propose(node, assignment) == every.full()
+        assert every.propose(node, assignment) == state.propose(node, assignment) == every.full_makespan()
         for one in (every, state):
             one.accept()
 
@@ -129,7 +129,7 @@ def test_operators_on_parts_of_the_machine(seed: int, machine: Machine):
     first = {n: random_assignment(n, machine, random, pinned=0.3) for n in nodes}
     state = Simulation(graph, machine, first, axes=axes)
     for _ in range(5):
-        assert state.makespan == state.full()
+        assert state.makespan == state.full_makespan()
         try:
             plan = state.realised()
             said = cost(plan, machine)
@@ -180,7 +180,7 @@ def test_what_does_not_fit_changes_nothing():
         assert not fits(nodes[0], wrong, machine.mesh)
         with pytest.raises(UnityError, match="does not fit"):
             state.propose(nodes[0], wrong)
-    assert state.makespan == before == state.full()
+    assert state.makespan == before == state.full_makespan()
     assert state.propose(nodes[0], (REPEAT,)) == before
     state.accept()
 

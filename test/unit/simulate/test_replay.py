@@ -26,7 +26,7 @@ from unity_ir.plan.plan import plan_graph
 from unity_ir.plan.program import Compute, Fused
 from unity_ir.search.run import run
 from unity_ir.simulate.full import simulate
-from unity_ir.simulate.memory import memory
+from unity_ir.simulate.memory import held_over_time
 from unity_ir.simulate.replay import replay
 from unity_ir.simulate.report import as_emitted, simulated, step_seconds
 from unity_ir.simulate.tasks import UPDATE
@@ -114,7 +114,7 @@ def test_the_loop_over_micro_batches_is_played_as_it_runs(model: str, strategy: 
     # Launches are those of all micro-batches together.
     assert plan.launches >= count * (len(kernels) // 2)
     assert step_seconds(plan, machine)[0] == pytest.approx(simulate(tasks).seconds, rel=1e-6)
-    assert memory(simulate(tasks)).bytes[-1] == tasks.always[0]
+    assert held_over_time(simulate(tasks)).bytes[-1] == tasks.always[0]
 
 
 def on_each_rank(step: ast.FunctionDef, sizes: Sequence[int]) -> Iterator[list[str]]:
@@ -191,7 +191,7 @@ def test_overlap_never_takes_longer_and_memory_ends_as_it_began():
         assert found.overlapped <= found.waiting
         assert as_emitted(graph, machine) == (found.overlapped, found.peak)
         timeline = simulate(replay(plan_graph(graph, machine), machine))
-        assert memory(timeline).bytes[-1] == timeline.tasks.always[0]
+        assert held_over_time(timeline).bytes[-1] == timeline.tasks.always[0]
 
 
 def test_the_listing_has_a_line_per_line_of_the_plan():

@@ -28,7 +28,7 @@ from unity_ir.search.baselines.random_plan import sample
 from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.chains import chain
 from unity_ir.simulate.full import Timeline, simulate
-from unity_ir.simulate.memory import memory
+from unity_ir.simulate.memory import held_over_time
 from unity_ir.simulate.streams import TICKS, Streams, ticks
 from unity_ir.simulate.tasks import KINDS, TaskGraph
 from unity_ir.simulate.timeline import timeline_svg
@@ -89,9 +89,9 @@ def test_one_class_stands_for_every_device(seed: int, machine: Machine):
         assert every.tasks.streams.classes == machine.devices
         assert every.makespan == one.makespan
         assert len(every.tasks) > len(one.tasks)
-        curve = memory(one)
+        curve = held_over_time(one)
         for of in range(machine.devices):
-            other = memory(every, of)
+            other = held_over_time(every, of)
             assert np.array_equal(curve.ticks, other.ticks)
             assert np.array_equal(curve.bytes, other.bytes)
 
@@ -114,7 +114,7 @@ def test_memory_is_that_of_the_cost_model_at_most(seed: int, machine: Machine):
     """Nothing is held twice: at once there is at most what there ever is, and what is always there is."""
     plan = random_plan(seed, machine, False)
     timeline = simulate(tasks_of(plan, machine))
-    curve = memory(timeline)
+    curve = held_over_time(timeline)
     assert np.all(curve.bytes >= timeline.tasks.always[0])
     assert curve.peak <= timeline.tasks.always[0] + timeline.tasks.bytes.sum()
     assert np.all(np.diff(curve.ticks) > 0)
@@ -154,12 +154,12 @@ def test_gradients_are_synchronised_beside_the_backward():
 def test_memory_of_two_layers():
     """Each activation until its backward; the peak is when the gradient of the second product's operand is there."""
     timeline = timeline_of_two_layers()
-    curve = memory(timeline)
+    curve = held_over_time(timeline)
     weights, piece = 2 * 512 * 512 * 4, 512 * 512 * 4
     assert timeline.tasks.always[0] == weights + piece
     # Both products' results, gradients of both, and that of the second weight.
     assert curve.peak == pytest.approx(weights + piece + 5 * piece, rel=0.01)
-    assert memory(timeline).bytes[-1] == weights + piece
+    assert held_over_time(timeline).bytes[-1] == weights + piece
 
 
 def test_weights_that_rest_divided_are_gathered_one_operator_ahead():
@@ -217,7 +217,7 @@ def test_trace_is_of_the_trace_event_format():
     names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
     assert names == ["device 0", "device 1"]
     held = [e for e in events if e["ph"] == "C" and e["pid"] == 0]
-    assert max(e["args"]["bytes"] for e in held) == memory(timeline).peak
+    assert max(e["args"]["bytes"] for e in held) == held_over_time(timeline).peak
     assert "all_reduce of b" in {e["name"] for e in shown}
 
 

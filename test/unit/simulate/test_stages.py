@@ -14,7 +14,7 @@ from unity_ir.machine import Machine, load
 from unity_ir.models import from_text
 from unity_ir.pcg.graph import Graph, Pipeline
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import pins
+from unity_ir.pcg.sharding import pins_of
 from unity_ir.plan.plan import Plan, plan_graph
 from unity_ir.plan.program import Instruction, Leaf, TimeStep
 from unity_ir.plan.schedule import piece_bytes, schedule
@@ -166,7 +166,7 @@ def test_two_versions_are_held_and_no_rank_waits_for_a_step_to_end():
     for rank in range(RANKS):
         here = set(enumerate(pipeline.mesh.coordinates(rank)))
         leaves = [i for i in program.body if isinstance(i, Leaf) and i.op in ("weight", "input")]
-        held = [i.result for i in leaves if here.issuperset(pins(program.tensors[i.result].layout))]
+        held = [i.result for i in leaves if here.issuperset(pins_of(program.tensors[i.result].layout))]
         count = {r: MICRO_BATCHES if program.when[r] == "every" else 1 for r in held}
         assert two.always[rank] - one.always[rank] == sum(count[r] * piece_bytes(program, r) for r in held) > 0
         assert two.kept[f"{rank}F"] == one.kept[f"{rank}F"]

@@ -19,7 +19,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search import run
 from unity_ir.simulate.report import as_emitted
 from unity_ir.sweep import run as run_module
-from unity_ir.sweep.grid import Grid, Point, key_of
+from unity_ir.sweep.grid import Grid, Point, machine_tables
 from unity_ir.sweep.knobs import Knob
 from unity_ir.sweep.monotone import monotone
 from unity_ir.sweep.point import Answer
@@ -87,7 +87,7 @@ def test_the_plan_of_a_harder_point_is_taken():
     worse = [a if a is slow else replace(a, seconds=2 * slow.seconds, recipe="other") for a in answers]
     found = monotone(worse)
     assert [a.seconds for a in found] == [slow.seconds] * 4
-    assert {a.taken for a in found if a.point != slow.point} == {slow.point.said}
+    assert {a.taken for a in found if a.point != slow.point} == {slow.point.title}
     assert monotone(answers) == [replace(a) for a in answers]
 
 
@@ -105,7 +105,7 @@ def test_points_of_a_store_are_not_searched_again(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(run_module.PointSearch, "best", spied)
     again = sweep(points, How(), store)
-    assert searched == [points[3].place().name]
+    assert searched == [points[3].changed_machine().name]
     assert again[:3] == some
     assert [a.seconds for a in again] == [a.seconds for a in sweep(points, How(), NOTHING)]
     other = Store(tmp_path, {"search": "another"})
@@ -190,10 +190,10 @@ def test_machines_with_other_profiles_are_others():
     machine = load("box:2")
     profiles = [Profile("v100", {"matmul": {(8, 8, 8): seconds}}) for seconds in (1e-5, 2e-5, 1e-5)]
     measured = [replace(machine, device=replace(machine.device, profile=profile)) for profile in profiles]
-    first, second, same = map(key_of, measured)
+    first, second, same = map(machine_tables, measured)
     assert first == same
     assert first != second
-    assert key_of(machine) not in (first, second)
+    assert machine_tables(machine) not in (first, second)
 
 
 @settings(max_examples=5)
@@ -203,7 +203,7 @@ def test_what_a_program_takes_elsewhere_bounds_it(rates: list[float], which: int
     recipe = (Recipe(zero=2), Recipe(2, 2), Recipe(2, 1, None, 2))[which]
     text = f"{SMALL},batch=64"
     figures_there = tuple(zip(("hbm", "bandwidth.nodes", "bandwidth.gpus"), (30 * rates[0], *rates[1:]), strict=True))
-    here, there = load("dgx-h100:2x2"), Point(text, "dgx-h100:2x2", figures_there).place()
+    here, there = load("dgx-h100:2x2"), Point(text, "dgx-h100:2x2", figures_there).changed_machine()
     graph, optimizer = from_text(text), Optimizer()
     program = Program(recipe.plan(graph, here, optimizer), here, optimizer, recipe)
     assert program.play(here).seconds == as_emitted(program.graph, here, optimizer)[0]

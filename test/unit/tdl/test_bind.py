@@ -13,7 +13,7 @@ from unity_ir.ops.operator import Shapes
 from unity_ir.tdl.bind import bind
 from unity_ir.tdl.counts import contraction_flops, flops
 from unity_ir.tdl.functions import FUNCTIONS
-from unity_ir.tdl.parallel import Configuration, piece
+from unity_ir.tdl.parallel import Configuration, line_of_task
 from unity_ir.tdl.parse import parse_line
 from unity_ir.tdl.syntax import AttrValue, Bound
 
@@ -165,9 +165,9 @@ def test_what_integers_pick_counts_once_for_each(name: str, shapes: Shapes, attr
     """Not once for each of what they pick from; a piece of that has its share of them."""
     line = bound(name, shapes, **attributes)
     assert contraction_flops(line) == flops(line) == 2 * 12 * 5 * 7
-    half = piece(line, Configuration({"v": 2}))
+    half = line_of_task(line, Configuration({"v": 2}))
     assert flops(half, line.extents) == flops(line) // 2
-    rows = piece(line, Configuration({"t0": 3, "v": 2}))
+    rows = line_of_task(line, Configuration({"t0": 3, "v": 2}))
     assert flops(rows, line.extents) == flops(line) // 6
 
 

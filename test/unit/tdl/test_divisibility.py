@@ -17,7 +17,7 @@ from unity_ir.tdl.bind import bind
 from unity_ir.tdl.divisibility import Analysis
 from unity_ir.tdl.evaluate import evaluate
 from unity_ir.tdl.functions import Array
-from unity_ir.tdl.parallel import Configuration, infer_configuration, operand_degrees, piece, result_degrees
+from unity_ir.tdl.parallel import Configuration, infer_configuration, line_of_task, operand_degrees, result_degrees
 from unity_ir.tdl.parse import parse_line
 from unity_ir.tdl.syntax import Window, accesses
 
@@ -65,7 +65,7 @@ def addends(array: Array, count: int, random: np.random.Generator) -> list[Array
 def piecewise(analysis: Analysis, by: Configuration, operands: Sequence[Array]) -> list[Array]:
     """The results, put together from what every task makes of its pieces."""
     random = np.random.default_rng(7)
-    bound, local = analysis.bound, piece(analysis.bound, by)
+    bound, local = analysis.bound, line_of_task(analysis.bound, by)
     results = [np.zeros(shape) for shape in bound.result_shapes]
     pieces: list[Counter[tuple[int, ...]]] = [Counter() for _ in results]
     typed = operand_degrees(analysis, by)
@@ -271,7 +271,7 @@ def test_window_that_reaches_beyond_the_whole_dim_is_not_divided():
 
 def test_windows_under_an_opaque_function_are_of_the_piece():
     line = "f(x) out[a, b] = opaque topk_values[a; j](sum[i](x[j, b + i - 1])) where size(a) = 2, size(i) = 3"
-    half = piece(analyse(line, (3, 6)).bound, Configuration({"b": 2}))
+    half = line_of_task(analyse(line, (3, 6)).bound, Configuration({"b": 2}))
     window = accesses(half.results[0].expr)[0].indices[1]
     assert isinstance(window, Window)
     assert (window.size, window.low) == (5, 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unity_ir.rules.library import read
+from unity_ir.rules.library import read_rules
 from unity_ir.rules.proof.prove import prove
 from unity_ir.tools.unity_rules import main
 
@@ -21,7 +21,7 @@ def test_proved_rules_are_written_as_text(tmp_path: Path, capsys: pytest.Capture
     assert "10 proved" in out
     assert "relu-before-sum" in out
     assert "weights-summed" not in out
-    found = read(str(rules))
+    found = read_rules(str(rules))
     assert len(found) == 10
     assert all(prove(r).proved and r.proof is not None and r.proof.verdict == "proved" for r in found)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from unity_ir.rules.library import read
+from unity_ir.rules.library import read_rules
 from unity_ir.rules.text import rule_text
 from unity_ir.tools.unity_rules import main
 
@@ -21,7 +21,7 @@ def test_generate_writes_rules_and_prints_counts(tmp_path: Path, capsys: pytest.
     out = capsys.readouterr().out
     assert "28,744" in out
     assert "651" in out
-    found = read(str(rules))
+    found = read_rules(str(rules))
     assert [r.name for r in found] == ["transpose-transpose", "transpose-relu"]
 
 
@@ -38,9 +38,9 @@ def test_two_processes_find_what_one_does(tmp_path: Path):
     files = [tmp_path / f"{jobs}.pcg" for jobs in (1, 2)]
     for jobs, file in enumerate(files, 1):
         assert main([*GENERATE[:-1], str(jobs), "-o", str(file)]) == 0
-    first, second = ([replace(r, proof=None) for r in read(str(file))] for file in files)
+    first, second = ([replace(r, proof=None) for r in read_rules(str(file))] for file in files)
     assert list(map(rule_text, first)) == list(map(rule_text, second))
-    assert all(r.proof is not None and r.proof.verdict == "proved" for r in read(str(files[0])))
+    assert all(r.proof is not None and r.proof.verdict == "proved" for r in read_rules(str(files[0])))
 
 
 @pytest.mark.parametrize(

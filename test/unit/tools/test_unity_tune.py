@@ -15,7 +15,7 @@ from unity_ir.errors import UnityError
 from unity_ir.lowering.emit.printer import emit
 from unity_ir.lowering.measure.implementations import TuningTask, tuning_tasks
 from unity_ir.machine import load
-from unity_ir.machine.tuned import Table, read_table
+from unity_ir.machine.tuned import TuningTable, read_table
 from unity_ir.models import build, from_text
 from unity_ir.pcg.differentiate import differentiate
 from unity_ir.pcg.fuse_collectives import fuse_collectives
@@ -39,7 +39,7 @@ class Timer:
         return {name: self.seconds[name] for name in implementations}
 
 
-def tuned(path: Path, timer: Timer, *options: str) -> Table:
+def tuned(path: Path, timer: Timer, *options: str) -> TuningTable:
     assert unity_tune.main([MODEL, "--out", str(path), *options], timer) == 0
     return read_table(path)
 
@@ -145,7 +145,7 @@ def test_what_was_not_measured_is_as_it_is_told(tmp_path: Path) -> None:
     graph = build("mlp", batch=8, hidden=16, layers=2, classes=4)
     (program,) = unity_tune.programs([MODEL], ["f32"], "data-parallel", "box:1")
     products = {key: row for key, row in table.seconds.items() if "matmul" in key}
-    made = emit(plan_step(program, PlanOptions(tuned=Table(seconds=products))), graph)
+    made = emit(plan_step(program, PlanOptions(tuned=TuningTable(seconds=products))), graph)
     assert "matmul_kernel" not in made.kernels
     assert len(made.kernels) > 1
 

@@ -17,7 +17,7 @@ from unity_ir.dialects.parameters import (
     ARRAY,
     INTEGER,
     ParameterPrinter,
-    count,
+    check_count,
     from_numbers,
     integer,
     pairs,
@@ -117,7 +117,7 @@ def _parse_parameters(parser: AttrParser) -> View:
 
 def _from_parameters(parameters: Sequence[Attribute]) -> View:
     where = "machine.view"
-    count(where, parameters, ViewAttr.PARAMETERS)
+    check_count(where, parameters, ViewAttr.PARAMETERS)
     axes, start, repeat = parameters
     found = cast("tuple[tuple[tuple[int, ...], ...], ...]", from_numbers(where, axes, 3))
     if any(len(pair) != 2 for axis in found for pair in axis):

@@ -40,7 +40,9 @@ from unity_ir.tdl.syntax import AttrValue
 
 
 @lru_cache(maxsize=16384)
-def infer(op: str, operands: tuple[TensorType, ...], attributes: Attributes, view: View | None) -> list[PcgTensorType]:
+def infer_types(
+    op: str, operands: tuple[TensorType, ...], attributes: Attributes, view: View | None
+) -> list[PcgTensorType]:
     """
     Infer the result types of the operator named `op`, parallel or compute, on operands of these types; check that its
     machine view, the devices it runs on, fits (None: it has none).
@@ -87,7 +89,9 @@ class OperatorOp(NodeOp, ABC):
         """
         values = cls.checked(values)
         types = tuple(core_type(v) for v in operands)
-        results = infer(cls.operator_name(), types, tuple(sorted(values.items())), None if view is None else view.data)
+        results = infer_types(
+            cls.operator_name(), types, tuple(sorted(values.items())), None if view is None else view.data
+        )
         properties = {name: to_attribute(cls.kinds()[name], value) for name, value in values.items()}
         if view is not None:
             properties["view"] = view
@@ -115,7 +119,7 @@ class OperatorOp(NodeOp, ABC):
             self.verify_attributes()
             types = tuple(core_type(v) for v in self.operands)
             attributes = tuple(sorted(self.checked(self.values).items()))
-            expected = infer(self.operator_name(), types, attributes, self.core_view)
+            expected = infer_types(self.operator_name(), types, attributes, self.core_view)
             if expected != list(self.result_types):
                 inferred, given = (", ".join(map(str, types)) for types in (expected, self.result_types))
                 raise UnityError(f"{self.name}: the result type is {inferred}, not {given}; correct it")

@@ -20,7 +20,7 @@ from unity_ir.dialects.parameters import (
     ELEMENT_TYPES,
     INTEGER,
     ParameterPrinter,
-    count,
+    check_count,
     dictionary,
     element,
     integer,
@@ -150,7 +150,7 @@ def _to_parameters(type: TensorType) -> list[Attribute]:
 
 def _from_parameters(parameters: Sequence[Attribute]) -> TensorType:
     where = "pcg.tensor"
-    count(where, parameters, PcgTensorType.PARAMETERS)
+    check_count(where, parameters, PcgTensorType.PARAMETERS)
     shape, degrees, dtype, sum, copy, rest = parameters
     more = dictionary(where, rest, ("grad", "halo", "halo_sum", "time"))
     sizes = integers(where, shape)

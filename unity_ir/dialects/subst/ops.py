@@ -45,7 +45,7 @@ from unity_ir.errors import UnityError
 from unity_ir.rules.check import check
 from unity_ir.rules.parse import RuleTextError, check_rule_name, parse_rules, parse_tensor
 from unity_ir.rules.pattern import Condition, Input, Operation, ProofRecord, ResultOf, Substitution, Term
-from unity_ir.rules.text import applications, rule_text, tensor_text
+from unity_ir.rules.text import operations_with_results, rule_text, tensor_text
 
 _VALUE: AttrConstraint = BaseAttr(SubstTensorType) | BaseAttr(SubstValueType)
 
@@ -199,7 +199,7 @@ def _region(rule: Substitution, side: tuple[Term, ...]) -> Region:
     def value(term: Term) -> SSAValue:
         return inputs[term.name] if isinstance(term, Input) else made[id(term.operation)][term.index]
 
-    for operation, results in applications(rule, side):
+    for operation, results in operations_with_results(rule, side):
         op = ApplyOp.create(
             operands=[value(t) for t in operation.operands],
             properties={

@@ -18,7 +18,7 @@ def visible(mask: torch.Tensor) -> torch.Tensor | None:
     return none if bool((none | far).all()) else None
 
 
-def is_lower(seen: torch.Tensor, queries: int, keys: int) -> bool:
+def is_causal_mask(seen: torch.Tensor, queries: int, keys: int) -> bool:
     """
     Return whether a boolean mask `seen` that broadcasts to [.., queries, keys] is causal: `queries` equals `keys`, and
     every matrix is lower triangular.

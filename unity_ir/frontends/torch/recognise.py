@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import isclose, pi, sqrt
 
-from unity_ir.frontends.torch.masks import is_lower, visible
+from unity_ir.frontends.torch.masks import is_causal_mask, visible
 from unity_ir.frontends.torch.site import Tables
 from unity_ir.frontends.torch.values import op
 from unity_ir.pcg.graph import Value
@@ -30,7 +30,7 @@ def _number_of(value: Value, name: str, attribute: str) -> tuple[Value, float] |
     return (value.node.operands[0], value.node.attribute(attribute)) if value.node.op == name else None
 
 
-def before_repeat_kv(x: Value) -> Value:
+def undo_repeat_kv(x: Value) -> Value:
     """
     Undo grouped-query attention's repetition of heads (`repeat_kv`): given keys or values [b, heads, s, d], return [b,
     kv heads, s, d] as they were before each head was repeated for a group of queries' heads; `x` itself if they were
@@ -58,13 +58,13 @@ def attention(weights: Value, v: Value, tables: Tables) -> Value | None:
             scores, mask = scores.node.operands
             table = tables.values.get(mask.node.name) if mask.node.op == "input" else None
             seen = None if table is None else visible(table)
-            if seen is None or not is_lower(seen, scores.shape[-2], scores.shape[-1]):
+            if seen is None or not is_causal_mask(seen, scores.shape[-2], scores.shape[-1]):
                 return None
             causal = 1
         scores, by = _number_of(scores, "scale", "by") or (scores, 1.0)
         if scores.node.op == "batch_matmul_nt" and len(scores.shape) == 4:
             q, k = scores.node.operands
-            narrow_k, narrow_v = before_repeat_kv(k), before_repeat_kv(v)
+            narrow_k, narrow_v = undo_repeat_kv(k), undo_repeat_kv(v)
             if narrow_k.shape[1] == narrow_v.shape[1]:
                 k, v = narrow_k, narrow_v
             return op("attention", q, k, v, scale=by, causal=causal)

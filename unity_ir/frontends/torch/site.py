@@ -236,7 +236,7 @@ def shrink(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def tensor(x: Operand, what: str) -> Value:
+def require_value(x: Operand, what: str) -> Value:
     """
     Return the operand `x`, which must be a value of the graph. Raises `UnityError` if it is a tensor or number known at
     import; `what` names the operand in the message.

@@ -10,7 +10,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.differentiate import training_step
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import coordinate_of, pins
+from unity_ir.pcg.sharding import coordinate_of, pins_of
 from unity_ir.plan.lower import lower
 from unity_ir.plan.program import Compute, HaloExchange, Program, Register, makes, reads
 
@@ -57,7 +57,7 @@ def check(program: Program) -> None:
     where = f"dtensor: @{program.name}"
     for instruction in program.body:
         for register in makes(instruction):
-            if pinned := pins(program.tensors[register].layout):
+            if pinned := pins_of(program.tensors[register].layout):
                 axis, role = pinned[0][0], program.tensors[register].layout[pinned[0][0]]
                 raise UnityError(
                     f"{where}: {names[register]} is pinned, at {coordinate_of(role)} along mesh axis {axis}: "

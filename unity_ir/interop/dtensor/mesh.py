@@ -8,7 +8,7 @@ from math import prod
 
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.sharding import REPEAT, SUM, Layout, is_shard, same_pieces
+from unity_ir.pcg.sharding import REPEAT, SUM, Layout, copies_as_repeats, is_shard
 from unity_ir.plan.program import Program, makes
 
 
@@ -35,7 +35,7 @@ class TorchMesh:
         shards, SUM or REPEAT. Where several dims shard one dim of a tensor, the outer divides first, as DTensor has it
         left to right.
         """
-        pieces = same_pieces(layout)
+        pieces = copies_as_repeats(layout)
         return tuple(pieces[axes[0]] if axes else REPEAT for axes in self.axes)
 
     def placements(self, layout: Layout) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def torch_mesh(program: Program, machine: Machine) -> TorchMesh:
     and `gpu` of 4; given data parallelism over all, one dim `node_gpu` of 8.
     """
     sizes = program.mesh.sizes
-    layouts = {same_pieces(program.tensors[r].layout) for instruction in program.body for r in makes(instruction)}
+    layouts = {copies_as_repeats(program.tensors[r].layout) for instruction in program.body for r in makes(instruction)}
     groups: list[tuple[int, ...]] = []
     for axis in range(len(sizes)):
         if groups and all(layout[axis - 1] == layout[axis] for layout in layouts):

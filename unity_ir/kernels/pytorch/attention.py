@@ -39,7 +39,7 @@ def cudnn_attention(bound: Bound, dtypes: Sequence[str], starts: Mapping[str, st
     return of if same and saved and sums == "f32" else None
 
 
-def is_faster(bound: Bound, of: PlainAttention) -> bool:
+def cudnn_is_faster(bound: Bound, of: PlainAttention) -> bool:
     """
     Return whether cuDNN computes a line matched as `of` faster than our kernels.
 

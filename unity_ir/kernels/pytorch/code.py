@@ -13,10 +13,10 @@ from dataclasses import replace
 from math import isinf, prod
 
 from unity_ir.forms.addresses import Names
-from unity_ir.forms.rewrite import canonical, is_work
+from unity_ir.forms.rewrite import canonical, is_worth_keeping
 from unity_ir.forms.softmax import softmax
 from unity_ir.forms.windows import masked_body
-from unity_ir.kernels.pytorch.functions import BINARY, FUNCTIONS, chosen, compared, joined, of_two, opaque, uniform
+from unity_ir.kernels.pytorch.functions import BINARY, FUNCTIONS, binary_call, chosen, compared, joined, opaque, uniform
 from unity_ir.kernels.pytorch.grouped import routed_product
 from unity_ir.kernels.pytorch.indexing import gathered, scattered
 from unity_ir.kernels.pytorch.reads import atom, read
@@ -191,7 +191,7 @@ class _Lines(TorchWriter):
     def value(self, expr: Expr) -> TensorText:
         """Write an expression in the first form that matches it."""
         sharing = self.sharing
-        if sharing is None or not is_work(expr):
+        if sharing is None or not is_worth_keeping(expr):
             return self._value(expr)
         form, free = canonical(expr, self.extents, self.starts)
         sharing.uses[form] += 1
@@ -236,7 +236,7 @@ class _Lines(TorchWriter):
             case Call("philox", (Const(seed), position)):
                 return uniform(self, int(seed), self.value(position))
             case Call(function, (left, right)) if function in BINARY:
-                return of_two(self, BINARY[function], self.value(left), self.value(right))
+                return binary_call(self, BINARY[function], self.value(left), self.value(right))
             case Call("where", _) if (product_of_one := routed_product(self, expr)) is not None:
                 return product_of_one
             case Call("where", (condition, yes, no)):

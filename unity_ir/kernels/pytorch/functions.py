@@ -63,7 +63,7 @@ def compared(writer: TorchWriter, op: str, left: TensorText, right: TensorText, 
     return TensorText(Text(f"{a.at(level)} {op} {b.at(level)}", 0), order, kind="bool")
 
 
-def of_two(writer: TorchWriter, function: str, left: TensorText, right: TensorText) -> TensorText:
+def binary_call(writer: TorchWriter, function: str, left: TensorText, right: TensorText) -> TensorText:
     """
     Return code for the call of a PyTorch function of two arguments, such as `torch.maximum` or `torch.pow`: tensors, of
     which integers are first converted to floating point, or Python numbers.

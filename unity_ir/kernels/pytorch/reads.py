@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from unity_ir.forms.windows import reach
+from unity_ir.forms.windows import local_range
 from unity_ir.kernels.pytorch.tensor_text import TensorText, letters
 from unity_ir.kernels.pytorch.writer import TorchWriter
 from unity_ir.kernels.text import ATOM, Text
 from unity_ir.tdl.syntax import Access, Composite, Segments, Window, index_names
 
 
-def token(number: int) -> str:
+def window_dim_name(number: int) -> str:
     """
     Return the placeholder name (`#0`, `#1`, ..) of the dim of an operand that its window number `number`, from 0,
     indexes, for the text in which that dim is not yet unfolded into one dim per variable of the window.
@@ -30,7 +30,7 @@ def read(writer: TorchWriter, access: Access) -> TensorText:
     Composite dims are unflattened, segments cut out, windows unfolded (0 outside of the tensor); of dims with the same
     variable, the diagonal is taken.
     """
-    value = whole(writer, access)
+    value = read_windows_folded(writer, access)
     windows = [i for i in access.indices if isinstance(i, Window)]
     text, dims = value.text, list(value.dims)
     if windows:
@@ -45,10 +45,10 @@ def read(writer: TorchWriter, access: Access) -> TensorText:
     return replace(value, text=text, dims=tuple(dims))
 
 
-def whole(writer: TorchWriter, access: Access) -> TensorText:
+def read_windows_folded(writer: TorchWriter, access: Access) -> TensorText:
     """
     Return code for a read of an operand, with composite dims unflattened and segments cut out, but windows left as they
-    are: the dim of window number i, from 0, is called `token(i)`.
+    are: the dim of window number i, from 0, is called `window_dim_name(i)`.
     """
     text = atom(writer, access.tensor)
     dims: list[str] = []
@@ -66,7 +66,7 @@ def whole(writer: TorchWriter, access: Access) -> TensorText:
                 dims.append(names[active])
                 continue
             case Window():
-                dims.append(token(windows))
+                dims.append(window_dim_name(windows))
                 windows += 1
                 continue
             case _:
@@ -85,16 +85,16 @@ def atom(writer: TorchWriter, tensor: str) -> Text:
 
 def _unfolded(writer: TorchWriter, text: Text, dims: list[str], windows: Sequence[Window]) -> Text:
     """
-    Return code for the tensor `text` with its windows unfolded: the dim `token(i)` becomes a dim per variable of
-    `windows[i]`.
+    Return code for the tensor `text` with its windows unfolded: the dim `window_dim_name(i)` becomes a dim per variable
+    of `windows[i]`.
 
     `dims`, the names of the tensor's dims, is changed in place accordingly. Positions outside of the tensor are 0.
     """
-    reaches = [reach(window, writer.extents) for window in windows]
+    reaches = [local_range(window, writer.extents) for window in windows]
     around = [(max(0, -first), max(0, last - w.size + 1)) for (first, last), w in zip(reaches, windows, strict=True)]
-    text = padded(writer, text, len(dims), {dims.index(token(n)): pair for n, pair in enumerate(around)})
+    text = padded(writer, text, len(dims), {dims.index(window_dim_name(n)): pair for n, pair in enumerate(around)})
     for number, (window, (first, last), (before, after)) in enumerate(zip(windows, reaches, around, strict=True)):
-        dim = dims.index(token(number))
+        dim = dims.index(window_dim_name(number))
         whole = first + before == 0 and last + before + 1 == window.size + before + after
         if not window.terms:
             text = writer.method(text, f"select({dim}, {first + before})")

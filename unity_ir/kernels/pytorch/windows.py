@@ -20,8 +20,8 @@ from unity_ir.forms.convolution import (
     pooled_sum,
     pooling,
 )
-from unity_ir.forms.windows import exceeds_tensor, reach
-from unity_ir.kernels.pytorch.reads import padded, token, whole
+from unity_ir.forms.windows import exceeds_tensor, local_range
+from unity_ir.kernels.pytorch.reads import padded, read_windows_folded, window_dim_name
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES, TensorText
 from unity_ir.kernels.pytorch.writer import TorchWriter
 from unity_ir.kernels.text import Text
@@ -69,7 +69,7 @@ def _added(writer: TorchWriter, result: Result, windows: Sequence[Window]) -> Te
     text = writer.expanded(value, tuple(order))
     dims = list(order)
     for number, window in enumerate(windows):
-        first, last = reach(window, writer.extents)
+        first, last = local_range(window, writer.extents)
         own = [n for _, n in window.terms]
         dim = dims.index(own[0]) if own else len(names) + number
         if len(own) > 1:
@@ -103,7 +103,7 @@ def convolved(writer: TorchWriter, expr: Reduce) -> TensorText | None:
 
 def _convolution(writer: TorchWriter, of: Convolution) -> TensorText:
     n = len(of.slidings)
-    image, other = whole(writer, of.image), whole(writer, of.other)
+    image, other = read_windows_folded(writer, of.image), read_windows_folded(writer, of.other)
     if image.kind != "float" or other.kind != "float":
         image, other = writer.floating(image), writer.floating(other)
     outer, inner = tuple(s.outer for s in of.slidings), tuple(s.inner for s in of.slidings)
@@ -116,7 +116,7 @@ def _convolution(writer: TorchWriter, of: Convolution) -> TensorText:
         text, crop = _transposed(writer, of.slidings, f"{F}.conv_transpose{n}d({x.text}, {w.text}", groups)
         text = padded(writer, text, n + 2, {2 + k: c for k, c in enumerate(crop)})
         return _ungrouped(writer, text, [of.batch, (*of.groups, *of.shared), *((target(k),) for k in range(n))])
-    still = [of.batch, (*of.groups, *of.shared), *((token(k),) for k in range(n))]
+    still = [of.batch, (*of.groups, *of.shared), *((window_dim_name(k),) for k in range(n))]
     x, (padding, pads) = _grouped(writer, image, still), _padding(writer, of.slidings, None)
     x = padded(writer, x, n + 2, {2 + k: p for k, p in enumerate(pads)})
     if of.form == "forward":
@@ -137,7 +137,7 @@ def _transposed(
 
     Returns it with the elements to add before and after each dim (cut off if below 0) to get the result's sizes.
     """
-    ends = [(*reach(s.window, writer.extents), s) for s in slidings]
+    ends = [(*local_range(s.window, writer.extents), s) for s in slidings]
     padding = tuple(-first for first, _, _ in ends)
     more = tuple(s.window.size - 1 - last - first for first, last, s in ends)
     crop = [(0, 0)] * len(slidings)
@@ -159,11 +159,11 @@ def _padding(
     """
     padding: list[int] = []
     for k, s in enumerate(slidings):
-        first, _ = reach(s.window, writer.extents)
+        first, _ = local_range(s.window, writer.extents)
         kernel = s.dilation * (_size(writer, s.inner) - 1)
         count = (s.window.size - 2 * first - kernel - 1) // s.stride + 1
         if first > 0 or count != _size(writer, s.outer) or (most is not None and -first > most[k]):
-            ends = [(a, b, t.window.size) for t in slidings for a, b in (reach(t.window, writer.extents),)]
+            ends = [(a, b, t.window.size) for t in slidings for a, b in (local_range(t.window, writer.extents),)]
             return (0,) * len(slidings), [(-a, b - size + 1) for a, b, size in ends]
         padding.append(-first)
     return tuple(padding), [(0, 0)] * len(slidings)
@@ -252,8 +252,8 @@ def _pooled_image(
     Return the image as a pooling function takes it, the variables of its first two dims, the `padding` argument, and
     the elements already added before and after its other dims.
     """
-    image = writer.floating(whole(writer, of.image))
-    tokens = [token(k) for k in range(len(of.slidings))]
+    image = writer.floating(read_windows_folded(writer, of.image))
+    tokens = [window_dim_name(k) for k in range(len(of.slidings))]
     groups = _lead([n for n in image.dims if n not in tokens])
     text = _grouped(writer, image, [*groups, *((t,) for t in tokens)])
     padding, pads = _padding(writer, of.slidings, [_size(writer, s.inner) // 2 for s in of.slidings])

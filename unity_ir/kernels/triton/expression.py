@@ -13,7 +13,7 @@ from math import isinf
 
 from unity_ir.errors import UnityError
 from unity_ir.forms.addresses import Address, Names, Run, address, runs
-from unity_ir.forms.rewrite import canonical, is_work, recurring, rename
+from unity_ir.forms.rewrite import canonical, is_worth_keeping, recurring, rename
 from unity_ir.kernels.text import ATOM, COMPARISONS, LOGIC, PRODUCT, SUM, UNARY, Text, binary
 from unity_ir.tdl.counts import free_variables
 from unity_ir.tdl.gather import Pick, gather
@@ -515,7 +515,7 @@ class _Tdl:
         self.definitions: list[str] = []
 
     def text(self, expr: Expr) -> Text:
-        if self.wanted is None or isinstance(expr, Cases) or not is_work(expr) or not self.recurs(expr):
+        if self.wanted is None or isinstance(expr, Cases) or not is_worth_keeping(expr) or not self.recurs(expr):
             return self._text(expr)
         form, free = canonical(expr, self.extents, {})
         self.uses[form] += 1

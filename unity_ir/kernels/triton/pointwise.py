@@ -21,7 +21,7 @@ SMALLEST_BLOCK = 128
 def pointwise_launch(stage: Stage, more: Sequence[Stage] = ()) -> KernelLaunch:
     """
     Return the launch of one kernel that computes `stage`, a result whose expression has no reductions, and `more`
-    stages over the same index variables (see `are_together`).
+    stages over the same index variables (see `fit_one_kernel`).
 
     The expression may have any function of elements, broadcasts, permutations, composite dims, segments
     (concatenation), and indices used as values. What the stages share is read once. Of equal segments stacked along a
@@ -70,7 +70,7 @@ def _plain(kernel: KernelBuilder, stage: Stage) -> str:
     return (writer.value(expr) if stage.output.dtype in NOT_FLOATING else writer.number(expr)).text
 
 
-def are_together(one: Stage, other: Stage) -> bool:
+def fit_one_kernel(one: Stage, other: Stage) -> bool:
     """
     Return whether one pointwise kernel can compute both stages (results to compute): neither has reductions or segments
     (concatenation), and their results have the same index variables. The caller sees to it that neither reads the

@@ -9,7 +9,7 @@ from math import prod
 
 from unity_ir.forms.addresses import Names
 from unity_ir.forms.contraction import contraction, product_factors, with_factors
-from unity_ir.forms.rewrite import canonical, map_children, outermost, reductions
+from unity_ir.forms.rewrite import canonical, map_children, outermost_reductions, reductions
 from unity_ir.forms.scatter import scattered
 from unity_ir.forms.window_writes import writes_windows
 from unity_ir.kernels.triton.launch import Buffer
@@ -60,7 +60,7 @@ class Results:
 
     def _add(self, result: Result, output: Buffer) -> None:
         if writes_windows(result):
-            result = replace(result, expr=self._without(result.expr, outermost(result.expr)))
+            result = replace(result, expr=self._without(result.expr, outermost_reductions(result.expr)))
         elif (places := scattered(result, self.extents)) is not None and places.total is not None:
             pass
         elif self._is_product(result):
@@ -132,7 +132,7 @@ class Results:
     def _without_dependent(self, expr: Expr, bound: frozenset[str]) -> Expr:
         if not any(free_variables(r) & bound for r in reductions(expr)):
             return expr
-        needed = frozenset[str]().union(*(free_variables(r) for r in outermost(expr)))
+        needed = frozenset[str]().union(*(free_variables(r) for r in outermost_reductions(expr)))
         if free_variables(expr) == needed:
             return self._compute_before(expr)
         return map_children(expr, lambda child: self._without_dependent(child, bound))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from unity_ir.cost.throughput import counted
+from unity_ir.cost.throughput import batch_count
 from unity_ir.cost.work import model_flops
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.emit.repeats import LEAST, Repeat, numbered, pattern, repeats
@@ -84,7 +84,7 @@ def plan_text(
         f"PARAMETER_GROUPS = {_parameter_groups(optimizer.groups, reference)!r}  # own settings, by patterns of names",
         f"CLIP = {optimizer.clip!r}  # most the norm of the whole gradient may be; 0.0 for no limit",
         f"ON_HOST = {on_host!r}  # why a step needs the host, and is no CUDA graph; None if it does not",
-        f"COUNTED = {counted(reference, tables)!r}  # how many, and of what, a step takes",
+        f"COUNTED = {batch_count(reference, tables)!r}  # how many, and of what, a step takes",
         f"FLOPS, PEAK = {model_flops(reference)!r}, {peaks.get(coarsest)!r}  # of a step; per second, of all devices",
     ]
     if origin is None:

@@ -11,7 +11,7 @@ from itertools import groupby
 from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.emit.rows import Row, merged
 from unity_ir.lowering.emit.step_text import WIDTH, StepWriter, stored
-from unity_ir.pcg.sharding import Pins, pins
+from unity_ir.pcg.sharding import Pins, pins_of
 from unity_ir.plan.pipeline.parts import StepPart, StepParts
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import Compute, Leaf, Program, Register, TimeStep, UpdateWeight, makers_of
@@ -261,5 +261,5 @@ def _wrapped(words: str, width: int = 100) -> str:
 
 def _received(parts: StepParts, program: Program, register: Register) -> str:
     tensor = program.tensors[register]
-    pinned = pins(tensor.layout)
+    pinned = pins_of(tensor.layout)
     return f"({parts.keys[register]!r}, {tensor.local(program.mesh)!r}, {TORCH_DTYPES[tensor.dtype]}, {pinned!r})"

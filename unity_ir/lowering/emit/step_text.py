@@ -10,9 +10,9 @@ from unity_ir.kernels.pytorch.tensor_text import TORCH_DTYPES
 from unity_ir.lowering.emit.rows import Row, merged
 from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.reshard import role_kind
-from unity_ir.pcg.sharding import REPEAT, SUM, coordinate_of, is_pinned, is_shard, pins, role_name
+from unity_ir.pcg.sharding import REPEAT, SUM, coordinate_of, is_pinned, is_shard, pins_of, role_name
 from unity_ir.pcg.types import HALVES
-from unity_ir.plan.deadlock import makers, there
+from unity_ir.plan.deadlock import ranks_of_move, register_names
 from unity_ir.plan.plan import Plan
 from unity_ir.plan.program import (
     Compute,
@@ -54,7 +54,7 @@ class StepWriter:
         self.in_place = plan.in_place
         self.calls = calls
         self.identifier = identifier
-        self.makers = makers(plan.program)
+        self.makers = register_names(plan.program)
         self.groups: dict[tuple[int, ...], None] = {}
         """Mesh axes of every process group that the step uses, as an ordered set."""
         self.own: dict[Register, str] = {}
@@ -174,7 +174,7 @@ class StepWriter:
     def _rows(self, line: ScheduledLine) -> list[Row]:
         action = line.action
         match action:
-            case Leaf("weight" | "cast", result) if not pins(self.program.tensors[result].layout):
+            case Leaf("weight" | "cast", result) if not pins_of(self.program.tensors[result].layout):
                 self.own[result] = stored(action)
                 return []
             case Leaf():
@@ -209,7 +209,7 @@ class StepWriter:
         if leaf.op == "input" and is_shard(time):
             texts["input"] = self._part(texts["input"], time)
         text = texts.get(leaf.op) or self._constant(leaf.result, leaf.value)
-        text = self._only(text, pins(self.program.tensors[leaf.result].layout))
+        text = self._only(text, pins_of(self.program.tensors[leaf.result].layout))
         return Row([target], text, self._comment(leaf.op, leaf.result))
 
     def _compute(self, compute: Compute) -> Row:
@@ -218,17 +218,17 @@ class StepWriter:
         if (step := self.adds.get(compute.results[0])) is not None:
             target, before = self._total_of(step)
             text = self._only(
-                f"{name}({', '.join([*operands, before])})", pins(self.program.tensors[step.result].layout)
+                f"{name}({', '.join([*operands, before])})", pins_of(self.program.tensors[step.result].layout)
             )
             self.own[step.operand] = target
             return Row([target], text, self._comment(f"{compute.operator}, added up", step.operand))
         text = f"{name}({', '.join(operands)})"
         targets = [self._name(r, self.makers[r]) for r in compute.results]
-        text = self._only(text, pins(self.program.tensors[compute.results[0]].layout), len(targets))
+        text = self._only(text, pins_of(self.program.tensors[compute.results[0]].layout), len(targets))
         return Row(targets, text, self._comment(compute.operator, *compute.results))
 
     def _reshard(self, move: ReshardMove) -> Row:
-        pinned, operand = there(self.program, move), self._use(move.operand)
+        pinned, operand = ranks_of_move(self.program, move), self._use(move.operand)
         row = Row([self._name(move.result, move.kind)], moves=[(move.kind, role_name(move.source))])
         around = self._call(move)
         row.code = self._only(operand.join(around), pinned)
@@ -246,7 +246,7 @@ class StepWriter:
 
     def _exchange(self, move: HaloExchange) -> Row:
         self.groups.setdefault(move.axes)
-        pinned = there(self.program, move)
+        pinned = ranks_of_move(self.program, move)
         arguments = f"{self._use(move.operand)}, {move.dim}, {move.low}, {move.high}, {move.axes!r}"
         text = self._only(f"{move.kind}(ctx, {arguments})", pinned)
         target = self._name(move.result, move.kind)
@@ -268,7 +268,7 @@ class StepWriter:
         dim = f", {self._role_in_time(step.operand)}" if step.kind == "batch" else ""
         function = {"accumulate": "accumulated", "batch": "join_micro_batches"}[step.kind]
         text = f"{function}({before}, {operand}{copied}{dim}, {self.flags['last']})"
-        return Row([target], self._only(text, pins(self.program.tensors[step.operand].layout)), comment)
+        return Row([target], self._only(text, pins_of(self.program.tensors[step.operand].layout)), comment)
 
     def _total_of(self, step: TimeStep) -> tuple[str, str]:
         """Return what `_total` does, of micro-batches or of the pieces of the loss."""
@@ -287,7 +287,7 @@ class StepWriter:
     def _step_of_pieces(self, step: TimeStep, operand: str, target: str) -> str:
         """Return the expression of a step into the loop over the pieces of the loss, or out of it."""
         axis, tensors, count = self.program.axes, self.program.tensors, self.program.loss_pieces
-        pinned = pins(tensors[step.operand].layout)
+        pinned = pins_of(tensors[step.operand].layout)
         if step.kind == "pipeline":
             return self._only(f"take_piece(ctx, {operand}, {tensors[step.result].layout[axis]}, {count})", pinned)
         self.sums_of_pieces.append(target)
@@ -318,7 +318,7 @@ class StepWriter:
             self.buckets[move.result] = target
             self._name(move.result, move.kind)
         what = f"{first.kind} of {len(moves)} {'weights' if first.kind == 'all_gather' else 'gradients'}"
-        pinned = there(self.program, first)
+        pinned = ranks_of_move(self.program, first)
         text = self._only(f"{first.kind}_many(ctx, ({operands}), {dims}{first.axes!r})", pinned)
         row = Row([target], text, what, () if pinned else tuple(m.result for m in moves))
         row.pinned = bool(pinned)
@@ -328,10 +328,10 @@ class StepWriter:
         first = wait.registers[0]
         row = Row(list(map(self._use, wait.registers)), awaits=wait.registers)
         if first in self.buckets:
-            pinned = pins(self.program.tensors[first].layout)
+            pinned = pins_of(self.program.tensors[first].layout)
             row.code = self._only(f"{self.buckets[first]}.wait()", pinned, len(wait.registers))
         else:
-            row.waits, row.pinned = True, bool(pins(self.program.tensors[first].layout))
+            row.waits, row.pinned = True, bool(pins_of(self.program.tensors[first].layout))
         return row
 
     # -- parts of a row

@@ -37,7 +37,7 @@ from unity_ir.pcg.collectives import COLLECTIVES, ON_DEVICE
 from unity_ir.pcg.graph import Node
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import ELEMENT_BYTES
-from unity_ir.tdl.parallel import piece
+from unity_ir.tdl.parallel import line_of_task
 
 DTYPES = {
     "f64": torch.float64,
@@ -140,7 +140,7 @@ def operator_job(node: Node) -> OperatorJob:
     Raises `UnityError` for an operator that no launcher covers, or whose operands are too large.
     """
     configuration = node.configuration
-    local = piece(node.analysis.bound, configuration)
+    local = line_of_task(node.analysis.bound, configuration)
     dtypes = [v.type.dtype for v in node.operands]
     starts = [v for v in local.extents if configuration.degree(v) > 1 and needs_start(local, v)]
     made = launcher(local, dtypes, "torch", starts)

@@ -175,7 +175,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
         off = {n: line for n in WEIGHTS if (line := compare(f"step {t}: gradient of {n}", got[n], want[n]))}
         if not everywhere(ctx, not off):
             ctx.moved()
-            wrong += tell(ctx, off, got, want, plain, batch, mine, local, notes)
+            wrong += unexplained_gradients(ctx, off, got, want, plain, batch, mine, local, notes)
         ctx.moved()
         scale = 1.0
         if CLIP:
@@ -213,7 +213,7 @@ def _is_cast(cast, weight):
     return bool(((cast == wanted) | (cast.isnan() & wanted.isnan())).all())
 
 
-def tell(ctx, off, got, want, plain, batch, weights, local, notes):
+def unexplained_gradients(ctx, off, got, want, plain, batch, weights, local, notes):
     """
     Return those messages of `off` ({weight: message}) that rounding does not explain, and one for each other gradient
     that is off in float64, too (`in_double`). `got` has the program's whole gradients, `want` PyTorch's in f64 of

@@ -70,7 +70,7 @@ def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=(), skipped=0,
     Write a checkpoint, after `t` steps, to `folder`/step_N (N: `t` in 8 digits), under another name that is changed at
     the end, so that none is seen incomplete. `tables` ({name: tensor}) are in it; its `complete.json` has `seed`,
     `skipped` and checksums. Remove all but the newest `keep` (0: remove none). All ranks call it; the run ends if it
-    fails. Given `beside` (a `Beside`), wait for its last one, copy the state, and write in its thread.
+    fails. Given `beside` (a `BackgroundWriter`), wait for its last one, copy the state, and write in its thread.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -137,7 +137,7 @@ def _remove(checkpoints):
         shutil.rmtree(gone, ignore_errors=True)
 
 
-class Beside:
+class BackgroundWriter:
     """
     Writer of one checkpoint at a time beside training, in a thread, over a process group of its own. All ranks call
     each method alike.
@@ -162,7 +162,7 @@ class Beside:
         Context.writing = threading.Thread(target=run)
         Context.writing.start()
 
-    def look(self):
+    def poll(self):
         """End the run if the checkpoint under way has failed; if it is not done on all ranks, return at once."""
         if Context.writing is not None and everywhere(self.ctx, not Context.writing.is_alive()):
             self.wait()

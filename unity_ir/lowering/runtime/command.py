@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from unity_ir.lowering.runtime.check import check
-from unity_ir.lowering.runtime.checkpoints import MOST_SEED, Beside, Locked, load, newest, save
+from unity_ir.lowering.runtime.checkpoints import MOST_SEED, BackgroundWriter, Locked, load, newest, save
 from unity_ir.lowering.runtime.data import Data
 from unity_ir.lowering.runtime.evaluation import Evaluation
 from unity_ir.lowering.runtime.files import why_not_written
@@ -38,7 +38,7 @@ from unity_ir.lowering.runtime.plan import (
     update,
 )
 from unity_ir.lowering.runtime.profile import Profile
-from unity_ir.lowering.runtime.ranks import Context, build, fail, fail_alike, from_first, lost
+from unity_ir.lowering.runtime.ranks import Context, build, fail, fail_alike, from_first, is_connection_lost
 from unity_ir.lowering.runtime.recipe import (
     RECIPE,
     SCHEDULES,
@@ -110,7 +110,7 @@ def train(ctx, options, data, seed, folder, skipped=0):
             read_weights(ctx, weights, options.weights)
         first = load(ctx, weights, moments, folder, options.changed, data.tables) if folder else 0
     evaluation = Evaluation(ctx, options, data) if options.eval_data else None
-    beside = Beside(ctx) if options.save_async else None
+    beside = BackgroundWriter(ctx) if options.save_async else None
     log, in_a_row, following = Log(ctx, options.log, skipped), 0, None
     graph, started = None, []  # steps of which the host decides nothing, and what is to be reported of the latest
     why = ON_HOST
@@ -141,7 +141,7 @@ def train(ctx, options, data, seed, folder, skipped=0):
     for t in range(first, options.steps):
         ctx.moved()
         if beside:
-            beside.look()
+            beside.poll()
         is_last = t + 1 == options.steps
         rate = rate_at(t, RECIPE["schedule"])
         local = data.pieces(ctx, t) if following is None else following
@@ -338,7 +338,7 @@ def main():
         if ctx.watchdog:
             dist.barrier()  # rank 0 may keep the store, and must not end before the others are done
     except RuntimeError as e:
-        if not lost(e):
+        if not is_connection_lost(e):
             raise
         time.sleep(1)  # let the rank that has ended, or the watchdog, say why first
         fail(f"another rank has ended: {str(e).strip().splitlines()[-1]}")

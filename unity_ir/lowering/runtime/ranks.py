@@ -180,6 +180,6 @@ def everywhere(ctx, flag):
     return bool(number)
 
 
-def lost(error) -> bool:
+def is_connection_lost(error) -> bool:
     """Return whether an error means that the connection to another rank, which must have ended, is lost."""
     return isinstance(error, getattr(dist, "DistError", ())) or "gloo/" in str(error)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from unity_ir.errors import UnityError
 from unity_ir.plan.pipeline.actions import StageAction
-from unity_ir.plan.pipeline.schedule import PipelineSchedule, by_rank, looped
+from unity_ir.plan.pipeline.schedule import PipelineSchedule, looped_ranks, schedule_by_rank
 
 
 def gpipe(ranks: int, micro_batches: int) -> PipelineSchedule:
@@ -22,7 +22,7 @@ def gpipe(ranks: int, micro_batches: int) -> PipelineSchedule:
         forwards = [StageAction(rank, "F", k) for k in range(micro_batches)]
         return [*forwards, *(StageAction(rank, "B", k) for k in range(micro_batches))]
 
-    return by_rank("gpipe", micro_batches, looped(ranks), order)
+    return schedule_by_rank("gpipe", micro_batches, looped_ranks(ranks), order)
 
 
 def one_f_one_b(ranks: int, micro_batches: int) -> PipelineSchedule:
@@ -35,7 +35,7 @@ def one_f_one_b(ranks: int, micro_batches: int) -> PipelineSchedule:
     def order(rank: int) -> list[StageAction]:
         return _one_forward_one_backward(rank, ranks, micro_batches, first=ranks - 1 - rank)
 
-    return by_rank("1f1b", micro_batches, looped(ranks), order)
+    return schedule_by_rank("1f1b", micro_batches, looped_ranks(ranks), order)
 
 
 def eager_one_f_one_b(ranks: int, micro_batches: int) -> PipelineSchedule:
@@ -50,7 +50,7 @@ def eager_one_f_one_b(ranks: int, micro_batches: int) -> PipelineSchedule:
     def order(rank: int) -> list[StageAction]:
         return _one_forward_one_backward(rank, ranks, micro_batches, first=2 * (ranks - 1 - rank))
 
-    return by_rank("eager-1f1b", micro_batches, looped(ranks), order)
+    return schedule_by_rank("eager-1f1b", micro_batches, looped_ranks(ranks), order)
 
 
 def interleaved(ranks: int, micro_batches: int, chunks: int) -> PipelineSchedule:
@@ -71,7 +71,7 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> PipelineSchedule
         first = (chunks - 1) * group + 2 * (ranks - 1 - rank)
         return _one_forward_one_backward(rank, ranks, micro_batches, first, chunks, group)
 
-    return by_rank("interleaved", micro_batches, looped(ranks, chunks), order)
+    return schedule_by_rank("interleaved", micro_batches, looped_ranks(ranks, chunks), order)
 
 
 def looped_breadth_first(ranks: int, micro_batches: int, chunks: int) -> PipelineSchedule:
@@ -85,7 +85,7 @@ def looped_breadth_first(ranks: int, micro_batches: int, chunks: int) -> Pipelin
         forwards = [StageAction(stage, "F", k) for stage in stages for k in range(micro_batches)]
         return [*forwards, *(StageAction(a.stage, "B", a.micro_batch) for a in reversed(forwards))]
 
-    return by_rank("looped-bfs", micro_batches, looped(ranks, chunks), order)
+    return schedule_by_rank("looped-bfs", micro_batches, looped_ranks(ranks, chunks), order)
 
 
 def zb_h1(ranks: int, micro_batches: int) -> PipelineSchedule:
@@ -98,7 +98,7 @@ def zb_h1(ranks: int, micro_batches: int) -> PipelineSchedule:
     def order(rank: int) -> list[StageAction]:
         return _one_forward_one_backward(rank, ranks, micro_batches, first=ranks - 1 - rank, late=rank)
 
-    return by_rank("zb-h1", micro_batches, looped(ranks), order)
+    return schedule_by_rank("zb-h1", micro_batches, looped_ranks(ranks), order)
 
 
 def zb_h2(ranks: int, micro_batches: int) -> PipelineSchedule:
@@ -110,7 +110,7 @@ def zb_h2(ranks: int, micro_batches: int) -> PipelineSchedule:
     def order(rank: int) -> list[StageAction]:
         return _one_forward_one_backward(rank, ranks, micro_batches, first=2 * (ranks - 1 - rank), late=2 * rank)
 
-    return by_rank("zb-h2", micro_batches, looped(ranks), order)
+    return schedule_by_rank("zb-h2", micro_batches, looped_ranks(ranks), order)
 
 
 def double_buffered(ranks: int, micro_batches: int, steps: int = 2) -> PipelineSchedule:

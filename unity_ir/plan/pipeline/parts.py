@@ -18,9 +18,9 @@ from typing import Literal, cast
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.collectives import COLLECTIVES
-from unity_ir.pcg.sharding import Mesh, Pins, pins
+from unity_ir.pcg.sharding import Mesh, Pins, pins_of
 from unity_ir.pcg.stages import stage_axes
-from unity_ir.plan.deadlock import makers
+from unity_ir.plan.deadlock import register_names
 from unity_ir.plan.pipeline.actions import COMPUTE
 from unity_ir.plan.pipeline.schedule import PipelineSchedule
 from unity_ir.plan.program import (
@@ -188,7 +188,7 @@ class _Parts:
 
     def _rank(self, register: Register) -> int | None:
         """Return the rank in the pipeline that holds a register; None if all do."""
-        found = [(axis, c) for axis, c in pins(self.program.tensors[register].layout) if axis < self.leading]
+        found = [(axis, c) for axis, c in pins_of(self.program.tensors[register].layout) if axis < self.leading]
         if not found:
             return None
         if len(found) < self.leading:
@@ -501,7 +501,7 @@ class _Parts:
         sums = [i.result for i in steps if i.kind == "accumulate" and i.result in self.part]
         joined = [i.result for i in steps if i.kind == "batch"]
         found: dict[Register, str] = {}
-        names = makers(self.program)
+        names = register_names(self.program)
         taken: set[str] = set()
         for register in (*read_in, *sums, *joined):
             if register in found:

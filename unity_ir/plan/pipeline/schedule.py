@@ -75,17 +75,17 @@ class PipelineSchedule:
         return replace(self, ranks=tuple(tuple(a for a in actions if a.kind in COMPUTE) for actions in self.ranks))
 
 
-def looped(ranks: int, chunks: int = 1) -> tuple[int, ...]:
+def looped_ranks(ranks: int, chunks: int = 1) -> tuple[int, ...]:
     """Return the rank of each stage, dealt round-robin: given 3 ranks and 2 chunks, returns (0, 1, 2, 0, 1, 2)."""
     return tuple(stage % ranks for stage in range(ranks * chunks))
 
 
-def vee(ranks: int) -> tuple[int, ...]:
+def vee_ranks(ranks: int) -> tuple[int, ...]:
     """Return the rank of each of 2 stages per rank, there and back: given 3 ranks, returns (0, 1, 2, 2, 1, 0)."""
     return (*range(ranks), *reversed(range(ranks)))
 
 
-def by_rank(
+def schedule_by_rank(
     name: str, micro_batches: int, rank_of: Sequence[int], order: Callable[[int], Sequence[StageAction]]
 ) -> PipelineSchedule:
     """

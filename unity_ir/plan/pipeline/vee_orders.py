@@ -11,7 +11,7 @@ from collections import Counter, deque
 
 from unity_ir.errors import UnityError
 from unity_ir.plan.pipeline.actions import Kind, StageAction
-from unity_ir.plan.pipeline.schedule import PipelineSchedule, by_rank, vee
+from unity_ir.plan.pipeline.schedule import PipelineSchedule, schedule_by_rank, vee_ranks
 
 
 class _Tape:
@@ -74,7 +74,7 @@ def zb_v(ranks: int, micro_batches: int) -> PipelineSchedule:
             tape.add(stage, "W", times=count - tape.done["W", stage])
         return [a for a in tape.actions if a.micro_batch is not None and a.micro_batch < micro_batches]
 
-    return by_rank("zb-v", micro_batches, vee(ranks), order)
+    return schedule_by_rank("zb-v", micro_batches, vee_ranks(ranks), order)
 
 
 def dual_pipe_v(ranks: int, micro_batches: int) -> PipelineSchedule:
@@ -121,4 +121,4 @@ def dual_pipe_v(ranks: int, micro_batches: int) -> PipelineSchedule:
             tape.add_weight_gradient()
         return tape.actions
 
-    return by_rank("dualpipe-v", micro_batches, vee(ranks), order)
+    return schedule_by_rank("dualpipe-v", micro_batches, vee_ranks(ranks), order)

@@ -36,12 +36,12 @@ def families() -> tuple[str, ...]:
     return tuple(sorted(f.name.removesuffix(".pcg") for f in files(__name__).iterdir() if f.name.endswith(".pcg")))
 
 
-def load() -> tuple[Substitution, ...]:
+def all_substitutions() -> tuple[Substitution, ...]:
     """Return every substitution of the library, by family (sorted by name) and in the order of the text."""
     return tuple(rule for name in families() for rule in family(name))
 
 
-def read(path: str) -> tuple[Substitution, ...]:
+def read_rules(path: str) -> tuple[Substitution, ...]:
     """
     Read the substitutions in the file at `path`, and check that they are well formed.
 
@@ -56,7 +56,7 @@ def read(path: str) -> tuple[Substitution, ...]:
     return rules
 
 
-def group(substitutions: Iterable[Substitution]) -> dict[str, Rule]:
+def group_cases(substitutions: Iterable[Substitution]) -> dict[str, Rule]:
     """
     Group substitutions that are cases of one rule; return the rules by name, which is that of their cases up to the
     first dot: `fuse-activation.relu` and `fuse-activation.gelu` are cases of `fuse-activation`.
@@ -76,7 +76,7 @@ def group(substitutions: Iterable[Substitution]) -> dict[str, Rule]:
 @cache
 def rules() -> dict[str, Rule]:
     """Return all rules of the library by name. Cached: do not change the dict."""
-    return group(load())
+    return group_cases(all_substitutions())
 
 
 def find(name: str, known: dict[str, Rule] | None = None) -> Rule:

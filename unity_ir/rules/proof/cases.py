@@ -58,7 +58,7 @@ def cases(rule: Substitution) -> Iterator[Case]:
         reason: Undecided | None = None
         for given in given_names(rule):
             try:
-                sample, types = spelled_at(rule, ranks, given)
+                sample, types = sample_at(rule, ranks, given)
             except Undecided as error:
                 reason = error
                 continue
@@ -96,7 +96,7 @@ def given_names(rule: Substitution) -> Iterator[dict[str, float | str]]:
         yield {**numbers, **dict(zip(names, choice, strict=True))}
 
 
-def spelled_at(
+def sample_at(
     rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, float | str]
 ) -> tuple[dict[str, int], list[Mapping[str, str]]]:
     """

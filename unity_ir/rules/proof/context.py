@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from unity_ir.rules.poly import ZERO, Poly, symbol
 from unity_ir.rules.proof.forms import Constraint, box, fresh
-from unity_ir.rules.proof.tensors import divided
+from unity_ir.rules.proof.tensors import exact_quotient
 
 
 @dataclass
@@ -63,7 +63,7 @@ class ProofContext:
         this size by `inner` (`splits`).
         """
         inner = self.splits.get(size)
-        outer = None if inner is None else divided(size, inner)
+        outer = None if inner is None else exact_quotient(size, inner)
         if inner is None or outer is None or inner == size:
             name = fresh(stem)
             self.sizes[symbol(name)] = size
@@ -83,8 +83,8 @@ class ProofContext:
 
         Given the position c + i, where i runs over a dim of size c, and c, returns (1, i).
         """
-        rest = Poly(tuple(t for t in position.terms if divided(Poly((t,)), inner) is None))
-        multiple = divided(position - rest, inner)
+        rest = Poly(tuple(t for t in position.terms if exact_quotient(Poly((t,)), inner) is None))
+        multiple = exact_quotient(position - rest, inner)
         return (multiple, rest) if multiple is not None and self.sizes.get(rest) == inner else None
 
     def count(self, size: Poly, before: Poly, step: Poly, reach: Poly) -> Poly:

@@ -14,7 +14,7 @@ from unity_ir.tdl.bind import Spelled
 from unity_ir.tdl.syntax import Affine, Entry, WrittenIndex, joined_extent
 
 
-def given_number(of: Entry | int, attributes: Mapping[str, AttrExpr]) -> Poly:
+def number_of(of: Entry | int, attributes: Mapping[str, AttrExpr]) -> Poly:
     """
     Return a number that stands in a TDL line, `of`, as a polynomial: a constant for an integer, else the value of the
     attribute (or of its entry) that `of` names, from `attributes`, values by name.
@@ -43,5 +43,5 @@ def dim_size(
     where that is no number.
     """
     if isinstance(index, Affine):
-        return given_number(spelled.windows[index], attributes)
+        return number_of(spelled.windows[index], attributes)
     return joined_extent(index, extents)

@@ -24,10 +24,10 @@ from unity_ir.rules.proof.forms import (
     Quantified,
     Read,
     SymbolValue,
-    renamed,
     renamed_bound,
     scaled,
     substitute_factor,
+    with_fresh_binders,
 )
 from unity_ir.rules.proof.normal import normal
 from unity_ir.rules.proof.solver import Facts
@@ -168,7 +168,7 @@ def _cancelled(form: Form, facts: Facts) -> list[Mono]:
                 break
         else:
             # With binders nothing else has: other monomials get them, whose own inner binders they must not meet.
-            mono = renamed(mono)
+            mono = with_fresh_binders(mono)
             classes.append((mono, [mono]))
     left: list[Mono] = []
     for _, members in classes:

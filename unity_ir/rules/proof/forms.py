@@ -286,7 +286,7 @@ def times(left: Form, right: Form) -> Form:
     out: list[Mono] = []
     for a in left:
         for b in right:
-            b = renamed(b)
+            b = with_fresh_binders(b)
             coefficient = _product(a.coefficient, b.coefficient)
             out.append(Mono(coefficient, a.binders + b.binders, a.domain | b.domain, a.factors + b.factors))
     return tuple(out)
@@ -362,7 +362,7 @@ def _recip(argument: Form) -> Form:
 # --- substitution ----------------------------------------------------------------------------------------------------
 
 
-def renamed(mono: Mono) -> Mono:
+def with_fresh_binders(mono: Mono) -> Mono:
     """
     Return a monomial with fresh symbols for its binders (the symbols it is summed over); the same monomial if it has
     none.

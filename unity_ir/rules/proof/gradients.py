@@ -22,7 +22,7 @@ from unity_ir.rules.proof.cases import Case, attributes_at, result_of, tensors
 from unity_ir.rules.proof.context import ProofContext
 from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.proof.lines import apply_operator
-from unity_ir.rules.proof.tensors import TensorForm, added, divided, named, zeros
+from unity_ir.rules.proof.tensors import TensorForm, added, exact_quotient, named, zeros
 from unity_ir.tdl.syntax import AttrValue
 
 
@@ -73,7 +73,7 @@ class SymbolicInt(int):
         return SymbolicInt.of(-self.poly, -_int(self))
 
     def __floordiv__(self, other: int) -> SymbolicInt:
-        quotient = divided(self.poly, _poly(other))
+        quotient = exact_quotient(self.poly, _poly(other))
         if quotient is None:
             raise Undecided(f"a gradient divides {self.poly} by {_poly(other)}")
         return SymbolicInt.of(quotient, _int(self) // _int(other))

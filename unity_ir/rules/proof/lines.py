@@ -18,7 +18,7 @@ from unity_ir.rules.pattern import AttrExpr, AttrParameter
 from unity_ir.rules.poly import ZERO, Poly, product
 from unity_ir.rules.proof.casts import converted
 from unity_ir.rules.proof.context import ProofContext
-from unity_ir.rules.proof.dims import given_number
+from unity_ir.rules.proof.dims import number_of
 from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.proof.expressions import ExpressionForms
 from unity_ir.rules.proof.forms import Constraint, Form, Mono, guarded, summed
@@ -88,7 +88,7 @@ def _moved(context: ProofContext, name: str, of: TensorForm, attributes: Mapping
     """Return the result of an operator whose line is written from the sizes."""
     match name, attributes.get("shape"):
         case "pad", _:
-            dim, before, after, interior = (given_number(Entry(n), {n: ZERO, **attributes}) for n in PADDING)
+            dim, before, after, interior = (number_of(Entry(n), {n: ZERO, **attributes}) for n in PADDING)
             return padded(of, dim, before, after, interior)
         case "reshape", tuple() as shape:
             return reshaped(of, shape, context.digits)

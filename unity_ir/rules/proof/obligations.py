@@ -22,7 +22,7 @@ from unity_ir.ops.operator import Operator
 from unity_ir.rules.pattern import AttrExpr
 from unity_ir.rules.poly import ONE, ZERO, Poly, number, product, symbol
 from unity_ir.rules.proof.context import ProofContext
-from unity_ir.rules.proof.dims import given_number
+from unity_ir.rules.proof.dims import number_of
 from unity_ir.rules.proof.equal import Undecided, equal
 from unity_ir.rules.proof.forms import UNIT, Constraint, Mono, Read, box, summed
 from unity_ir.rules.proof.lines import line_results
@@ -228,7 +228,7 @@ def _size(
     # The steps of the outermost variable fill the dim where it is divided; else its size is its own.
     first = index.terms[0]
     if first.variable == divided and divided is not None:
-        return given_number(first.factor, attributes) * extents[divided]
+        return number_of(first.factor, attributes) * extents[divided]
     numbers.setdefault(name, sample_size)
     return symbol(name)
 
@@ -288,7 +288,7 @@ def _interval(
         case Affine(terms) if any(t.variable == variable for t in terms):
             position, low, high, step = ZERO, ZERO, ZERO, ONE
             for t in terms:
-                factor = given_number(t.factor, it.attributes)
+                factor = number_of(t.factor, it.attributes)
                 if t.variable is None:
                     position = position + factor * t.sign
                     low, high = low - factor * t.sign, high + factor * t.sign

@@ -13,10 +13,10 @@ from unity_ir.ops.operator import Operator
 from unity_ir.rules.pattern import AttrExpr, attribute_expression
 from unity_ir.rules.poly import ZERO, Poly, number, product
 from unity_ir.rules.proof.context import ProofContext
-from unity_ir.rules.proof.dims import dim_size, given_number
+from unity_ir.rules.proof.dims import dim_size, number_of
 from unity_ir.rules.proof.equal import Undecided
 from unity_ir.rules.proof.forms import Constraint
-from unity_ir.rules.proof.tensors import TensorForm, divided
+from unity_ir.rules.proof.tensors import TensorForm, exact_quotient
 from unity_ir.tdl import syntax
 from unity_ir.tdl.bind import Spelled
 from unity_ir.tdl.syntax import Affine, Composite, Entry, Var, WrittenIndex
@@ -58,9 +58,9 @@ class SymbolicLine:
         found: list[tuple[Poly, str]] = []
         offset = ZERO
         for term in index.terms:
-            factor, variable = given_number(term.factor, self.attributes), term.variable
+            factor, variable = number_of(term.factor, self.attributes), term.variable
             if variable in self.attributes:
-                factor, variable = factor * given_number(Entry(str(variable)), self.attributes), None
+                factor, variable = factor * number_of(Entry(str(variable)), self.attributes), None
             if variable is None:
                 offset = offset + factor * term.sign
             else:
@@ -68,7 +68,7 @@ class SymbolicLine:
         return found, offset
 
     def _extents(self) -> dict[str, Poly]:
-        extents: dict[str, Poly] = {v: given_number(of, self.attributes) for v, of in self.spelled.sizes.items()}
+        extents: dict[str, Poly] = {v: number_of(of, self.attributes) for v, of in self.spelled.sizes.items()}
         places: list[tuple[str, object, Poly]] = []
         for result in self.spelled.bound.results:
             for access in result.accesses:
@@ -99,7 +99,7 @@ class SymbolicLine:
             if known != size:
                 raise UnityError(f"{self.name}: {tensor} has a dim of {size}, which {known} does not fill")
             return
-        quotient = divided(size, known)
+        quotient = exact_quotient(size, known)
         if len(unknown) > 1 or quotient is None:
             raise Undecided(f"{self.name}: {size} is not written as a product with {known}")
         extents[unknown[0]] = quotient

@@ -68,7 +68,7 @@ def added(one: TensorForm, other: TensorForm) -> TensorForm:
     return TensorForm(one.shape, lambda at: (*one.element(at), *other.element(at)), one.dtype, False, one.gradient)
 
 
-def divided(size: Poly, by: Poly) -> Poly | None:
+def exact_quotient(size: Poly, by: Poly) -> Poly | None:
     """
     Return the quotient `size / by` of two polynomials; None unless `by` is `size`, or one monomial that divides every
     term of `size`.
@@ -167,9 +167,9 @@ def _groups(old: Sequence[Poly], new: Sequence[Poly]) -> list[tuple[list[int], l
         a, b = left[:1], right[:1]
         del left[:1], right[:1]
         while (p := product(old[i] for i in a)) != (q := product(new[i] for i in b)):
-            if left and divided(q, p) is not None:
+            if left and exact_quotient(q, p) is not None:
                 a.append(left.pop(0))
-            elif right and divided(p, q) is not None:
+            elif right and exact_quotient(p, q) is not None:
                 b.append(right.pop(0))
             else:
                 raise Undecided(f"reshape: {p} and {q} are not written with common factors")

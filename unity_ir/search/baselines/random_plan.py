@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.exact.axis_groups import first_cuts
@@ -29,7 +29,7 @@ def sample(graph: Graph, machine: Machine, seed: int) -> Graph:
         Spaces(machine, first_cuts(machine, min(limits().exact_axes, len(machine.mesh.sizes)))), Optimizer()
     )
     nodes = graph.nodes()
-    with_gradient = trained(graph)
+    with_gradient = nodes_with_gradient(graph)
     users = graph.users()
     random = Random(seed)
     rows: dict[Node, int] = {}

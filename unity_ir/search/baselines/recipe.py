@@ -24,7 +24,7 @@ from math import prod
 
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, GridRole, Layout, Mesh, is_shard, place
 from unity_ir.search.baselines.attention import has_sequence
@@ -257,7 +257,7 @@ def megatron_plan(graph: Graph, mesh: Mesh, axes: Axes, sp: bool) -> Graph:
     With `sp` (sequence parallelism), results between such tensor-parallel regions are sharded along the sequence over
     the same axes: what enters a region is all-gathered, what leaves it is reduce-scattered.
     """
-    dense, with_gradient, tensor = weight_operands(graph), trained(graph), axes.tensor
+    dense, with_gradient, tensor = weight_operands(graph), nodes_with_gradient(graph), axes.tensor
 
     def choose(node: Node, axis: int, followed: str | None) -> GridRole | None:
         if all(map(is_weight, node.operands)) and node.operands:

@@ -14,7 +14,7 @@ from itertools import islice, permutations, product
 
 import numpy as np
 
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.sharding import (
@@ -118,7 +118,7 @@ _Key = Node | Value | _Rest
 class _AxisAssignment:
     def __init__(self, serial: Graph, plan: ExactPlan, solver: Solver):
         self.serial, self.solver, self.prices = serial, solver, _MoveCosts(solver)
-        self.with_gradient = trained(serial)
+        self.with_gradient = nodes_with_gradient(serial)
         groups = solver.spaces.groups
         self.numbers: dict[_Key, int] = {}
         self.ways: list[list[Assignment]] = []

@@ -19,10 +19,10 @@ from typing import Literal
 
 import numpy as np
 
-from unity_ir.budget import OutOfBudget, beside
+from unity_ir.budget import OutOfBudget, own_budget
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.bounds.assign_axes import assign_axes
@@ -30,8 +30,8 @@ from unity_ir.search.bounds.ordered_axes import with_axis_order
 from unity_ir.search.bounds.refine import refine_messages, refine_rows, two_way_cost
 from unity_ir.search.exact.elimination import Memo
 from unity_ir.search.exact.factor_graph import FactorGraph
-from unity_ir.search.exact.shared_moves import ROUNDED, SharedFactorGraphBuilder, certain, with_shared_moves
-from unity_ir.search.exact.shared_moves import bounded as bounded_sum
+from unity_ir.search.exact.shared_moves import ROUNDED, SharedFactorGraphBuilder, with_shared_moves, without_free_moves
+from unity_ir.search.exact.shared_moves import least_cost_bound as bounded_sum
 from unity_ir.search.exact.solver import Solver, among_best
 from unity_ir.search.exact.trw_s import Messages
 from unity_ir.search.layouts.axes import AxisGroup
@@ -91,7 +91,7 @@ class Bounds:
         kind = _kind(graph, self.machine)
         if kind == "alone":
             return
-        with_gradient = trained(graph)
+        with_gradient = nodes_with_gradient(graph)
         for solver in (
             [self.solver(merge) for merge in limits().merges[:-1]] if kind == "messages" else [self.solver(0, False)]
         ):
@@ -112,7 +112,7 @@ class Bounds:
         """
         least, plan = 0.0, None
         try:
-            with beside():
+            with own_budget():
                 if known.price > 0:
                     least = bound_within(known, self, self.machine.device.usable)
                 if not known.again or least == 0:
@@ -123,7 +123,7 @@ class Bounds:
         return least, plan
 
 
-def certified(
+def plan_with_bound(
     serial: Graph,
     machine: Machine,
     optimizer: Optimizer,
@@ -139,10 +139,10 @@ def certified(
     memory, that one is returned instead. `steps` is the most additions of one pass of messages (TRW-S); problems that
     need more are bounded by coarser ones.
     """
-    return bounded((plan, priced), bound(serial, machine, optimizer, priced.time, steps), optimizer)
+    return faster_with_bound((plan, priced), bound(serial, machine, optimizer, priced.time, steps), optimizer)
 
 
-def bounded(
+def faster_with_bound(
     plan: tuple[Graph, PlanCost], found: tuple[float, Graph | None], optimizer: Optimizer
 ) -> tuple[Graph, PlanCost, float]:
     """
@@ -177,7 +177,7 @@ def bound(
     one pass of messages (TRW-S); `bounds` keeps tables between calls, None uses new ones.
     """
     least, plan = _bound(graph, bounds or Bounds(machine, optimizer), known, steps)
-    return certain(least, graph, machine), plan
+    return without_free_moves(least, graph, machine), plan
 
 
 def _kind(graph: Graph, machine: Machine) -> Literal["alone", "messages", "tables"]:
@@ -221,7 +221,7 @@ def bound_within(known: KnownPlan, bounds: Bounds, limit: float) -> float:
     priced = known.seconds + known.price * known.bytes
     price = Price(1.0, known.price, again=known.again)
     least = _messages(known.graph, bounds, priced, limits().pass_sums, price)
-    return certain(least, known.graph, bounds.machine) - known.price * limit
+    return without_free_moves(least, known.graph, bounds.machine) - known.price * limit
 
 
 def is_tabulated(graph: Graph, bounds: Bounds) -> bool:
@@ -245,8 +245,8 @@ def bound_at(graph: Graph, bounds: Bounds, price: Price, known: float) -> float:
         case "messages":
             least = _messages(graph, bounds, known, limits().pass_sums, price)
         case "tables":
-            least = bounded_sum(bounds.solver(0, stepwise=False).at(price), graph)
-    return certain(least, graph, bounds.machine)
+            least = bounded_sum(bounds.solver(0, stepwise=False).with_price(price), graph)
+    return without_free_moves(least, graph, bounds.machine)
 
 
 def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Price = TIME) -> float:
@@ -258,7 +258,7 @@ def _messages(graph: Graph, bounds: Bounds, known: float, steps: int, price: Pri
     best = 0.0
     coarse: tuple[SharedFactorGraphBuilder, Messages] | None = None
     for merge in limits().merges:
-        builder = SharedFactorGraphBuilder(bounds.solver(merge).at(price), graph)
+        builder = SharedFactorGraphBuilder(bounds.solver(merge).with_price(price), graph)
         problem = builder.problem()
         if coarse is not None:
             left = refine_rows(coarse[0], coarse[1].problem.rows, builder)
@@ -361,7 +361,7 @@ def of_kernels(graph: Graph, machine: Machine, optimizer: Optimizer) -> float:
 
     The bound is 0 on a device with a measured profile, since smaller kernels may have any time there.
     """
-    return certain(_alone(graph, machine, optimizer), graph, machine)
+    return without_free_moves(_alone(graph, machine, optimizer), graph, machine)
 
 
 def _alone(graph: Graph, machine: Machine, optimizer: Optimizer) -> float:

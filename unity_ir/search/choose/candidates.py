@@ -12,19 +12,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf, isfinite
 
-from unity_ir.budget import OutOfBudget, beside, spend
+from unity_ir.budget import OutOfBudget, own_budget, spend
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.sharding import pins
+from unity_ir.pcg.sharding import pins_of
 from unity_ir.search.baselines.data_parallel import data_parallel, fsdp
 from unity_ir.search.baselines.expert import expert
 from unity_ir.search.baselines.recipe import Degrees, recipe
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
-from unity_ir.search.recompute.fit import fitted
+from unity_ir.search.recompute.fit import with_recompute_and_pieces
 from unity_ir.search.tofu.search import tofu
 from unity_ir.simulate.build import task_graph
 from unity_ir.simulate.full import simulate
@@ -49,13 +49,13 @@ QUICK = ("data-parallel", "fsdp")
 """The baselines that are made without a search."""
 
 
-PricedGraph = tuple[Graph, PlanCost]
+PricedPlan = tuple[Graph, PlanCost]
 """A parallel graph and its cost."""
 
 
 def _by_hand(
     graph: Graph, machine: Machine, optimizer: Optimizer, strategies: Iterable[str] = USUAL
-) -> Iterator[tuple[str, PricedGraph]]:
+) -> Iterator[tuple[str, PricedPlan]]:
     """
     Yield the distinct baseline plans of a serial graph, each with its strategy's name and its cost.
 
@@ -82,7 +82,7 @@ def _by_hand(
             yield name, (plan, price(plan))
 
 
-def estimated(plan: PricedGraph, optimizer: Optimizer) -> float:
+def estimated(plan: PricedPlan, optimizer: Optimizer) -> float:
     """
     Return the seconds of an iteration of a plan by quick simulation, in which operators are not fused and collectives
     start in the order of the forward (`simulate.build`). Searches for plans on parts of the machine compare their many
@@ -104,7 +104,7 @@ def beyond_bounds(priced: PlanCost) -> bool:
     Return whether lower bounds do not cover a plan: it pins some operators to a part of the machine, or gathers weights
     again for the backward.
     """
-    return any(map(pins, priced.placement.assignments.values())) or any(r.again for r in priced.reshards)
+    return any(map(pins_of, priced.placement.assignments.values())) or any(r.again for r in priced.reshards)
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Baselines:
 
     def _candidates(self, graph: Graph, strategies: Iterable[str], recompute: bool = True) -> list[Candidate]:
         candidates: list[Candidate] = []
-        with beside(), suppress(OutOfBudget):
+        with own_budget(), suppress(OutOfBudget):
             for name, plan in _by_hand(graph, self.machine, self.optimizer, strategies):
                 needs = needed(*plan, self.optimizer)
                 fit = needs <= self.machine.device.usable
@@ -170,9 +170,11 @@ class Baselines:
                     candidates += self._recomputed(name, plan)
         return candidates
 
-    def _recomputed(self, name: str, plan: PricedGraph) -> list[Candidate]:
+    def _recomputed(self, name: str, plan: PricedPlan) -> list[Candidate]:
         """Return a baseline that does not fit with as little recompute as makes it fit, or with the least peak."""
-        graph = fitted(plan[0], "auto", None, self.machine, self.optimizer, weights=True, compared=False)
+        graph = with_recompute_and_pieces(
+            plan[0], "auto", None, self.machine, self.optimizer, weights=True, compared=False
+        )
         if graph == plan[0]:
             return []
         priced = cost(graph, self.machine, self.optimizer)
@@ -192,9 +194,9 @@ class SimulatedPlans:
     machine: Machine
     optimizer: Optimizer
     _seconds: dict[Graph, float] = field(default_factory=dict[Graph, float])
-    _plans: dict[Graph, PricedGraph] = field(default_factory=dict[Graph, PricedGraph])
+    _plans: dict[Graph, PricedPlan] = field(default_factory=dict[Graph, PricedPlan])
 
-    def seconds(self, plan: PricedGraph) -> float:
+    def seconds(self, plan: PricedPlan) -> float:
         """
         Return the simulated seconds of a plan's step as it is emitted (`simulate.report.as_emitted`), memoised; the
         first call charges work to the budget.
@@ -204,13 +206,13 @@ class SimulatedPlans:
             self._seconds[plan[0]] = as_emitted(plan[0], self.machine, self.optimizer)[0]
         return self._seconds[plan[0]]
 
-    def plan(self, candidate: Candidate) -> PricedGraph:
+    def plan(self, candidate: Candidate) -> PricedPlan:
         """Return the parallel graph of a candidate with its cost."""
         if candidate.graph not in self._plans:
             self._plans[candidate.graph] = candidate.graph, cost(candidate.graph, self.machine, self.optimizer)
         return self._plans[candidate.graph]
 
-    def fastest(self, plans: Sequence[PricedGraph], candidates: Sequence[Candidate] = ()) -> PricedGraph:
+    def fastest(self, plans: Sequence[PricedPlan], candidates: Sequence[Candidate] = ()) -> PricedPlan:
         """
         Return the plan with the least simulated time as emitted: the first of `plans`, at least one, unless another one
         that fits the memory takes less than `limits().faster` times its seconds. `candidates` are baselines that fit,
@@ -226,5 +228,5 @@ class SimulatedPlans:
                 best = self.plan(candidate)
         return best
 
-    def _is_faster(self, seconds: float, best: PricedGraph) -> bool:
+    def _is_faster(self, seconds: float, best: PricedPlan) -> bool:
         return seconds < self.seconds(best) * limits().faster

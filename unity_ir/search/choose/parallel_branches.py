@@ -19,7 +19,7 @@ from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import Assignment, Layout, pinned_at
-from unity_ir.search.choose.candidates import PricedGraph, estimated, fits
+from unity_ir.search.choose.candidates import PricedPlan, estimated, fits
 from unity_ir.search.flexflow.mcmc import assignments_of
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.unity import series_parallel
@@ -33,7 +33,7 @@ def place_branches(
     optimizer: Optimizer,
     plan: Graph,
     places: Sequence[Mapping[Value, Layout]] = ({}, {}),
-) -> PricedGraph | None:
+) -> PricedPlan | None:
     """
     Return a plan, with its cost, in which some parallel branches run at once on disjoint parts of the machine, and that
     fits the memory and is faster than `plan` by quick simulation (`estimated`); None if none was found.
@@ -47,7 +47,7 @@ def place_branches(
         return None
     assignments = assignments_of(plan, machine)
     least = estimated((plan, cost(plan, machine, optimizer)), optimizer) * (1 - limits().branch_gain)
-    best: PricedGraph | None = None
+    best: PricedPlan | None = None
     left = min(limits().branch_proposals, limits().branch_operators // len(assignments))
     for axes in _parts(machine, assignments):
         changed, used = _pinned(graph, machine, optimizer, assignments, sites, axes, left)

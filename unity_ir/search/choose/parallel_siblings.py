@@ -18,22 +18,22 @@ from math import prod
 from unity_ir.cost.plan import cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.sharding import REPEAT, GridRole, pinned_at
 from unity_ir.search.baselines.data_parallel import data_parallel
 from unity_ir.search.baselines.expert import expert
-from unity_ir.search.choose.candidates import PricedGraph, estimated
+from unity_ir.search.choose.candidates import PricedPlan, estimated
 from unity_ir.search.flexflow.mcmc import Assignments, Settings, assignments_of, mcmc
 from unity_ir.search.layouts.limits import limits
-from unity_ir.simulate.choices import fits, roles
+from unity_ir.simulate.choices import fits, possible_roles
 from unity_ir.simulate.delta import Simulation
 from unity_ir.simulate.streams import TICKS, pinned_axes
 
 
-def place_siblings(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> PricedGraph | None:
+def place_siblings(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> PricedPlan | None:
     """
     Return a plan, with its cost, in which equal independent operators (embedding tables, towers, experts) run at once
     on disjoint parts of the machine; if that is not worth it, one in which operators that no other one equals are
@@ -85,7 +85,7 @@ def _one_by_one(
     best = simulation.makespan
     levels = sorted(set(machine.axis_levels))
     for node in odd:
-        may = roles(node)
+        may = possible_roles(node)
         if len(may) ** len(levels) > limits().sibling_assignments:
             continue
         for way in product(may, repeat=len(levels)):
@@ -111,7 +111,10 @@ def _odd(graph: Graph, large: bool) -> list[Node]:
     odd = [n for n in nodes if kinds[_kind(n)] == 1]
     if not large:
         return odd
-    with_gradient, much = trained(graph), limits().sibling_weights * sum(_size(n.result) for n in graph.weights())
+    with_gradient, much = (
+        nodes_with_gradient(graph),
+        limits().sibling_weights * sum(_size(n.result) for n in graph.weights()),
+    )
 
     def first(node: Node) -> bool:
         others = [v for v in node.operands if v.node.op != "weight"]

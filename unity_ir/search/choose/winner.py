@@ -19,8 +19,8 @@ from unity_ir.pcg.graph import Graph, Value
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
 from unity_ir.pcg.sharding import Layout
-from unity_ir.search.bounds.axis_counts import Bounds, KnownPlan, bounded
-from unity_ir.search.choose.candidates import Baselines, Candidate, PricedGraph, SimulatedPlans, fits, that_fit
+from unity_ir.search.bounds.axis_counts import Bounds, KnownPlan, faster_with_bound
+from unity_ir.search.choose.candidates import Baselines, Candidate, PricedPlan, SimulatedPlans, fits, that_fit
 from unity_ir.search.choose.parallel_branches import place_branches
 from unity_ir.search.choose.parallel_siblings import place_siblings
 from unity_ir.search.choose.worker import ForkedWorker
@@ -28,9 +28,9 @@ from unity_ir.search.exact.plan_graph import placed, realise
 from unity_ir.search.joint.best_first import JointPlan, joint
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import Price
-from unity_ir.search.layouts.operator_table import kernels_found
+from unity_ir.search.layouts.operator_table import cache_kernel_templates
 from unity_ir.search.memory.lagrangian import Refused
-from unity_ir.search.recompute.fit import fitted
+from unity_ir.search.recompute.fit import with_recompute_and_pieces
 from unity_ir.search.recompute.priced import LayoutsWithRecompute, layouts_with_recompute
 from unity_ir.search.result import SearchResult
 
@@ -48,12 +48,12 @@ def choosing(strategy: str, serial: Graph, machine: Machine, optimizer: Optimize
     large = _is_large(machine)
     with ExitStack() as stack:
         by_hand = stack.enter_context(ForkedWorker(baselines, beside=large))
-        as_it_was = by_hand.ask((serial, True)) if strategy == "joint" else None
+        unrewritten = by_hand.ask((serial, True)) if strategy == "joint" else None
         if large:
             # Both processes need them, and the second fork inherits them.
-            kernels_found(serial)
+            cache_kernel_templates(serial)
         bounding = stack.enter_context(ForkedWorker(bounds, bounds.ahead(serial), beside=large))
-        yield Chooser(strategy, serial, machine, SimulatedPlans(machine, optimizer), by_hand, bounding, as_it_was)
+        yield Chooser(strategy, serial, machine, SimulatedPlans(machine, optimizer), by_hand, bounding, unrewritten)
 
 
 def _is_large(machine: Machine) -> bool:
@@ -80,7 +80,7 @@ class Chooser:
     """Makes the baselines of a serial graph."""
     bounding: ForkedWorker[KnownPlan, tuple[float, Graph | None]]
     """Computes a lower bound, given a plan, and maybe a faster plan."""
-    as_it_was: Callable[[], list[Candidate]] | None
+    unrewritten_baselines: Callable[[], list[Candidate]] | None
     """Returns the baselines of the graph without rewrites."""
     _asked: dict[Graph, Callable[[], list[Candidate]]] = field(
         default_factory=dict[Graph, Callable[[], list[Candidate]]]
@@ -106,8 +106,8 @@ class Chooser:
         try:
             if not result.interrupted:
                 result = self._with_rival(result, found)
-            if self.as_it_was is not None and result.derivation and not result.interrupted:
-                result = self.with_unrewritten(result, unrewritten(), that_fit(self.as_it_was()))
+            if self.unrewritten_baselines is not None and result.derivation and not result.interrupted:
+                result = self.with_unrewritten(result, unrewritten(), that_fit(self.unrewritten_baselines()))
         except KeyboardInterrupt:
             result = replace(result, interrupted=True)
         return result
@@ -144,24 +144,26 @@ class Chooser:
         if that does not fit either. It takes no budget.
         """
         with within(None):
-            known = [] if self.as_it_was is None else that_fit(self.as_it_was())
+            known = [] if self.unrewritten_baselines is None else that_fit(self.unrewritten_baselines())
             if known:
                 best = self.emitted.plan(min(known, key=lambda c: c.emitted))
                 return SearchResult(self.strategy, *best, explored=fastest.explored, interrupted=True)
             optimizer = self.emitted.optimizer
             plan = self._priced(
-                fitted(fastest.graph, "auto", None, self.machine, optimizer, weights=True, compared=False)
+                with_recompute_and_pieces(
+                    fastest.graph, "auto", None, self.machine, optimizer, weights=True, compared=False
+                )
             )
         if not fits(*plan, self.emitted.optimizer):
             return None
         return SearchResult(self.strategy, *plan, fastest.derivation, fastest.bound, fastest.explored, interrupted=True)
 
-    def _recomputed(self, fastest: JointPlan) -> tuple[LayoutsWithRecompute, list[PricedGraph]]:
+    def _recomputed(self, fastest: JointPlan) -> tuple[LayoutsWithRecompute, list[PricedPlan]]:
         """
         Return the first layouts found from `fastest`, the plan found as if memory were not short, with which plans fit,
         and these plans, with recompute; the last layouts, and no plan, if none fits.
         """
-        tried: list[tuple[LayoutsWithRecompute, list[PricedGraph]]] = []
+        tried: list[tuple[LayoutsWithRecompute, list[PricedPlan]]] = []
         for found in layouts_with_recompute(fastest, self.serial, self.emitted.optimizer):
             plans = map(self._priced, found.plans(self.emitted.optimizer))
             tried.append((found, [plan for plan in plans if fits(*plan, self.emitted.optimizer)]))
@@ -171,8 +173,8 @@ class Chooser:
 
     def _of_recompute(
         self,
-        best: PricedGraph,
-        plans: Sequence[PricedGraph],
+        best: PricedPlan,
+        plans: Sequence[PricedPlan],
         found: LayoutsWithRecompute,
         explored: int,
         bound: Callable[[], float],
@@ -186,7 +188,7 @@ class Chooser:
         of_bound, least = None if proved[0] is best[0] else proved[1], min(proved[1].time, bound())
         return SearchResult(self.strategy, *best, found.of.derivation, least, explored, proved=of_bound)
 
-    def _bounded(self, found: LayoutsWithRecompute, plans: Sequence[PricedGraph]) -> Callable[[], float]:
+    def _bounded(self, found: LayoutsWithRecompute, plans: Sequence[PricedPlan]) -> Callable[[], float]:
         """
         Have a lower bound computed on all plans of the graph of `found` that fit, of which `plans`, at least one, are
         some; return a function that waits for it.
@@ -195,7 +197,7 @@ class Chooser:
             return found.bound
         return self._bound_with_recompute(found.of.rewritten, min(plans, key=lambda p: p[1].time), found.price)
 
-    def _bound_with_recompute(self, graph: Graph, plan: PricedGraph, price: float) -> Callable[[], float]:
+    def _bound_with_recompute(self, graph: Graph, plan: PricedPlan, price: float) -> Callable[[], float]:
         """
         Have a lower bound computed on all plans of a serial graph that fit, at the price of a byte `price`; return a
         function that waits for it. `plan` is one of them.
@@ -216,8 +218,8 @@ class Chooser:
         known = by_hand()
         candidates = that_fit(known)
         if not plans and not candidates:
-            smallest = min(known, key=lambda c: c.needs, default=None)
-            raise refused if smallest is None else refused.known(smallest.name, smallest.needs, smallest.seconds)
+            least = min(known, key=lambda c: c.needs, default=None)
+            raise refused if least is None else refused.naming_smaller(least.name, least.needs, least.seconds)
         best = self.emitted.fastest(plans or [self.emitted.plan(min(candidates, key=lambda c: c.emitted))], candidates)
         is_own = any(best[0] is plan[0] for plan in plans)
         if found is not None and (found.of.rewritten == self.serial or is_own):
@@ -228,7 +230,7 @@ class Chooser:
         bound = self._bound_with_recompute(self.serial, best, 0.0 if found is None else found.price)
         return SearchResult(self.strategy, *best, (), min(best[1].time, bound()), fastest.explored)
 
-    def _priced(self, graph: Graph) -> PricedGraph:
+    def _priced(self, graph: Graph) -> PricedPlan:
         return graph, cost(graph, self.machine, self.emitted.optimizer)
 
     def _choose(self, found: JointPlan, meanwhile: Callable[[], object] = lambda: None) -> SearchResult:
@@ -247,7 +249,7 @@ class Chooser:
             return replace(result, interrupted=True)
 
     def _chosen(
-        self, result: SearchResult, own: PricedGraph, found: JointPlan, meanwhile: Callable[[], object]
+        self, result: SearchResult, own: PricedPlan, found: JointPlan, meanwhile: Callable[[], object]
     ) -> SearchResult:
         """
         Complete the result of `own`, the plan found.
@@ -271,7 +273,7 @@ class Chooser:
         first = self.emitted.fastest([proved, *plans], candidates)
         best = self._on_parts(first, found)
         if bounding is not None:
-            graph, priced, bound = bounded(proved, bounding(), self.emitted.optimizer)
+            graph, priced, bound = faster_with_bound(proved, bounding(), self.emitted.optimizer)
             result = replace(result, bound=bound)
             if graph is not proved[0]:
                 proved = graph, priced
@@ -281,12 +283,12 @@ class Chooser:
         of_bound = None if best is proved else proved[1]
         return replace(result, graph=best[0], cost=best[1], joint=explained, proved=of_bound)
 
-    def _least_sum(self, own: PricedGraph, candidates: Sequence[Candidate]) -> PricedGraph:
+    def _least_sum(self, own: PricedPlan, candidates: Sequence[Candidate]) -> PricedPlan:
         """Return the plan found or, if all its moves waited for take less, the baseline of the least seconds."""
         least = min((c for c in candidates if not c.beyond_bounds), key=lambda c: c.seconds, default=None)
         return own if least is None or own[1].time <= least.seconds else self.emitted.plan(least)
 
-    def _on_parts(self, plan: PricedGraph, found: JointPlan) -> PricedGraph:
+    def _on_parts(self, plan: PricedPlan, found: JointPlan) -> PricedPlan:
         """Return a plan of the rewritten graph, or a faster one with siblings or branches on parts of the machine."""
         if not_kept(plan[0]):
             return plan
@@ -328,7 +330,7 @@ class Chooser:
             result = replace(result, interrupted=chosen.interrupted)
         return result
 
-    def _unrewritten(self, found: JointPlan) -> list[PricedGraph]:
+    def _unrewritten(self, found: JointPlan) -> list[PricedPlan]:
         """
         Return the plan of the graph without rewrites, if the found one has rewrites and memory is not short, and that
         with branches on parts of the machine: rewrites may have joined branches.
@@ -345,7 +347,7 @@ class Chooser:
         return [priced] if on_parts is None else [priced, on_parts]
 
     def with_unrewritten(
-        self, result: SearchResult, plans: Sequence[PricedGraph], candidates: Sequence[Candidate]
+        self, result: SearchResult, plans: Sequence[PricedPlan], candidates: Sequence[Candidate]
     ) -> SearchResult:
         """
         Return the result or, if it simulates faster, that for a plan of the graph without rewrites, with a bound for
@@ -361,12 +363,12 @@ class Chooser:
         # Bounds do not cover plans on parts of the machine, nor ZeRO-3.
         proved = min((*plans[:1], *least), key=lambda p: p[1].time, default=best)
         found = self.bounding.ask(KnownPlan(self.serial, proved[1].time))()
-        graph, priced, bound = bounded(proved, found, self.emitted.optimizer)
+        graph, priced, bound = faster_with_bound(proved, found, self.emitted.optimizer)
         of_bound = None if graph is best[0] else priced
         return SearchResult(result.strategy, *best, (), bound, result.explored, proved=of_bound)
 
 
-def plans_with_hidden_moves(found: JointPlan, machine: Machine, optimizer: Optimizer) -> Iterator[PricedGraph]:
+def plans_with_hidden_moves(found: JointPlan, machine: Machine, optimizer: Optimizer) -> Iterator[PricedPlan]:
     """
     Yield further plans of `found.rewritten`, each with its cost: the optima if a share of the seconds of weights' moves
     (each of `limits().hidden_shares`) is taken as free, as overlapped with kernels. Plans equal to `found.graph` are
@@ -374,7 +376,7 @@ def plans_with_hidden_moves(found: JointPlan, machine: Machine, optimizer: Optim
     """
 
     def fastest(part: float) -> Graph:
-        solver = found.solver.at(Price(hidden=part))
+        solver = found.solver.with_price(Price(hidden=part))
         return realise(found.rewritten, solver.solve(found.rewritten), solver)
 
     def between(low: Graph, parts: Sequence[float], high: Graph) -> list[Graph]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.materialise import materialise
 from unity_ir.pcg.sharding import COPY, REPEAT, SUM, Assignment, GridRole, Layout, as_layout
@@ -33,7 +33,7 @@ def placed(
     is resharded to it once, and from there by each of them. `graph` is the serial graph, `solver` the one that found
     the plan.
     """
-    groups, with_gradient = solver.spaces.groups, trained(graph)
+    groups, with_gradient = solver.spaces.groups, nodes_with_gradient(graph)
     assignments: dict[Node, Assignment] = {}
     for node, row in plan.rows.items():
         table = solver.table(node, with_gradient)

@@ -163,7 +163,7 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
         trainings = len({self.training(value, [user]) for user, _ in self.uses[value]})
         return sum(comb(tracked, count) * trainings**count for count in range(len(self.uses[value]) // 2 + 1))
 
-    def found(self, value: Value, row: int) -> int:
+    def layout_of_row(self, value: Value, row: int) -> int:
         """
         Return the number of the layout in which readers find a value, given the index of the row chosen for its relay.
 
@@ -275,9 +275,9 @@ def with_shared_moves(solver: Solver, graph: Graph, plan: ExactPlan) -> ExactPla
     on all plans of the serial graph.
 
     `plan` is the plan of `solver`, in which each reader pays for itself: the one to improve. `seconds` of the result
-    are those of `cost.plan`, up to the seconds charged for free moves (see `certain`). Returns `plan` itself if no
-    moves can be shared, if the solver's objective is not seconds alone (those once per step may count less), or on a
-    machine of one device.
+    are those of `cost.plan`, up to the seconds charged for free moves (see `without_free_moves`). Returns `plan` itself
+    if no moves can be shared, if the solver's objective is not seconds alone (those once per step may count less), or
+    on a machine of one device.
     """
     builder = SharedFactorGraphBuilder(solver, graph)
     values = [v for v in builder.uses if builder.may_share(v)]
@@ -305,7 +305,7 @@ def with_shared_moves(solver: Solver, graph: Graph, plan: ExactPlan) -> ExactPla
     return replace(best, bound=bound)
 
 
-def certain(bound: float, graph: Graph, machine: Machine) -> float:
+def without_free_moves(bound: float, graph: Graph, machine: Machine) -> float:
     """
     Return `bound` in seconds, lowered so that no plan of the serial graph counts fewer seconds in `cost.plan`.
 
@@ -316,7 +316,7 @@ def certain(bound: float, graph: Graph, machine: Machine) -> float:
     return max(0.0, bound * (1 - ROUNDED) - FREE_MOVE * 4 * len(machine.mesh.sizes) * ends)
 
 
-def bounded(solver: Solver, graph: Graph) -> float:
+def least_cost_bound(solver: Solver, graph: Graph) -> float:
     """
     Return a lower bound on the cost of every choice for a serial graph, in the solver's objective (`Solver.price`),
     even where readers share moves. Raises `OutOfBudget` if the budget ends before it is found.

@@ -27,9 +27,9 @@ from unity_ir.budget import OutOfBudget, spend
 from unity_ir.cost.memory import leaf_bytes
 from unity_ir.cost.plan import update_time
 from unity_ir.cost.work import adds_gradients, repeats
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
-from unity_ir.pcg.materialise import stored_piece
+from unity_ir.pcg.materialise import piece_as_weight
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.types import tensor_type
 from unity_ir.search.exact.elimination import Factor, Memo, every, minimise_within
@@ -161,7 +161,7 @@ class Solver:
     price: Price = TIME
     """The price that is minimised; plans' `seconds` and `bound` are in its unit."""
 
-    def at(self, price: Price) -> Solver:
+    def with_price(self, price: Price) -> Solver:
         """
         Return a solver that minimises the objective `price` (a weight per second and per byte); it shares operator
         tables with this one.
@@ -173,7 +173,7 @@ class Solver:
         Return the table of a serial compute node: a row per configuration (how its work is sharded), with the layouts
         it needs and makes, its seconds and its bytes; memoised.
 
-        `with_gradient` are the graph's nodes whose values have a gradient (`differentiate.trained`).
+        `with_gradient` are the graph's nodes whose values have a gradient (`differentiate.nodes_with_gradient`).
         """
         needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)
         weights = tuple(v.node.op == "weight" for v in node.operands)
@@ -382,7 +382,7 @@ class Solver:
             return seconds, bytes
         for i in np.flatnonzero(~barred):
             degrees = tuple(int(d) for d in space.degrees[i, : space.rank])
-            piece = stored_piece(node, tensor_type(space.shape, type.dtype, degrees))
+            piece = piece_as_weight(node, tensor_type(space.shape, type.dtype, degrees))
             seconds[i] = update_time(piece, self.optimizer, self.spaces.machine)
         return seconds, bytes
 
@@ -481,7 +481,7 @@ class FactorGraphBuilder:
         self.solver = solver
         self.whole = whole
         self.nodes = graph.nodes()
-        self.with_gradient = trained(graph)
+        self.with_gradient = nodes_with_gradient(graph)
         self.keeps = ALL_SAVED if solver.price.byte == 0 else SavedForBackward(graph)
         self.uses = graph.users()
         self.numbers: dict[Node | Value, int] = {}
@@ -536,7 +536,7 @@ class FactorGraphBuilder:
         `seconds` is the choice's cost, and `bound` a lower bound on all choices; the plan records both.
         """
         rows = {key: chosen[i] for key, i in self.numbers.items() if isinstance(key, Node)}
-        layouts = {key: self.found(key, chosen[i]) for key, i in self.numbers.items() if isinstance(key, Value)}
+        layouts = {key: self.layout_of_row(key, chosen[i]) for key, i in self.numbers.items() if isinstance(key, Value)}
         rests = {
             v: int(self.at(v.node).leaf(v, self.with_gradient, True, self.keeps.value(v))[1][found])
             for v, found in layouts.items()
@@ -560,7 +560,7 @@ class FactorGraphBuilder:
         chosen = [rows[key] if isinstance(key, Node) else plan.layouts[key] for key in self.numbers]
         return self.chosen(self.problem(), plan.seconds, chosen, plan.bound)
 
-    def found(self, value: Value, row: int) -> int:
+    def layout_of_row(self, value: Value, row: int) -> int:
         """
         Return the number of the layout in which users find a value, given the index of the row chosen for its relay:
         here the row itself, as the rows of a relay are layouts.

@@ -132,13 +132,13 @@ class TwoWayCost:
     def _out(self) -> Singles:
         """Seconds of the value's reshards [where made, where needed]."""
         made, needs = self._ends
-        return self.space.least(made.theres, needs.theres)
+        return self.space.lower_bounds(made.theres, needs.theres)
 
     @cached_property
     def _home(self) -> Singles:
         """Seconds of the gradient's reshards [from where needed, to where made]."""
         made, needs = self._ends
-        return self.space.gradient.least(needs.backs, made.backs)
+        return self.space.gradient.lower_bounds(needs.backs, made.backs)
 
     def there(self, of_made: Floats) -> Floats:
         """

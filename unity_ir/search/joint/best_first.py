@@ -21,7 +21,7 @@ from unity_ir.rules.match import OpIndex
 from unity_ir.rules.rule import Rule
 from unity_ir.search.exact.axis_groups import shortened_if_large, solve
 from unity_ir.search.exact.plan_graph import realise
-from unity_ir.search.exact.shared_moves import certain, with_shared_moves
+from unity_ir.search.exact.shared_moves import with_shared_moves, without_free_moves
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.layouts.limits import limits
 
@@ -139,7 +139,7 @@ def joint(
 
     def plan_of(found: PricedGraph) -> JointPlan:
         exact = solver.spaces.axis_by_axis and not interrupted
-        bound = certain(found.plan.bound, found.graph, machine) if exact else None
+        bound = without_free_moves(found.plan.bound, found.graph, machine) if exact else None
         graph, seen = realise(found.graph, found.plan, solver), len(search.seen) + search.explored
         return JointPlan(graph, bound, found.derivation, seen, found.graph, found.plan, solver, interrupted=interrupted)
 

@@ -11,7 +11,7 @@ import numpy as np
 from unity_ir.budget import spend
 from unity_ir.cost.halos import exchanges
 from unity_ir.cost.table import distinct, seconds, template
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node
 from unity_ir.pcg.sharding import COPY, REPEAT, GridRole, operand_role, result_role
 from unity_ir.pcg.types import ELEMENT_BYTES
@@ -100,13 +100,13 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
     )
 
 
-def kernels_found(graph: Graph) -> None:
+def cache_kernel_templates(graph: Graph) -> None:
     """
     Compute and cache how the FLOPs and bytes of each operator of a serial graph depend on how it is sharded
     (`cost.table.template`); `operator_table` then finds them, for any machine. Called before processes fork, so that
     they share the cache.
     """
-    with_gradient = trained(graph)
+    with_gradient = nodes_with_gradient(graph)
     for node in graph.nodes():
         if node.is_compute:
             needs = tuple(node in with_gradient and v.node in with_gradient for v in node.operands)

@@ -294,7 +294,7 @@ class LayoutSpace:
         """
         return self._moves.sources, self._moves.targets, self._move_seconds
 
-    def least(self, sources: Ints, targets: Ints) -> Singles:
+    def lower_bounds(self, sources: Ints, targets: Ints) -> Singles:
         """
         Return float32 lower bounds on the seconds [source, target] of the cheapest moves between layouts without
         REPEAT.
@@ -322,7 +322,7 @@ class LayoutSpace:
     def mostly(self, sources: int, targets: int) -> bool:
         """
         Return whether `sources` x `targets` pairs (two counts) are more than a third of all pairs of layouts without
-        REPEAT, so that `least` returns its whole table.
+        REPEAT, so that `lower_bounds` returns its whole table.
         """
         return 3 * sources * targets > len(self._without_repeat) ** 2
 

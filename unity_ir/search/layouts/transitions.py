@@ -174,7 +174,7 @@ def all_moves(groups: tuple[AxisGroup, ...], single: tuple[bool, ...]) -> Moves:
         for p in names:
             holding = np.flatnonzero(np.all(every[:, :, column[p]] >= taken, axis=1))
             if p >= 0 and single[p]:
-                # As `pcg.reshard.moves`: axes leave a dim innermost first, and enter one inside those that divide it.
+                # As `pcg.reshard.moves_from`: axes leave a dim innermost first, and enter inside those that divide it.
                 holding = holding[np.all(every[holding][:, inner, p] == taken[inner], axis=1)]
             for q in names:
                 if p == q:

@@ -21,15 +21,15 @@ from unity_ir.cost.memory import held, leaf_bytes
 from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.device import Device
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
-from unity_ir.pcg.sharding import pins
+from unity_ir.pcg.sharding import pins_of
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.rules.derivation import RuleApplication
 from unity_ir.search.exact.plan_graph import realise
-from unity_ir.search.exact.shared_moves import bounded, certain, has_shared_moves, with_shared_moves
+from unity_ir.search.exact.shared_moves import has_shared_moves, least_cost_bound, with_shared_moves, without_free_moves
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.joint.best_first import JointPlan
 from unity_ir.search.layouts.limits import limits
@@ -96,7 +96,7 @@ class SmallestPlan:
     """Which plan it is, in the words of the message."""
 
     def __str__(self) -> str:
-        needs = lacking(self.needs, self.device)
+        needs = shortage_text(self.needs, self.device)
         return (
             f"search: no plan fits: the smallest {self.of} {needs}, and takes {_text(self.seconds * 1e3)} ms; "
             f"{self.advice}"
@@ -113,7 +113,7 @@ class Refused(UnityError):
         super().__init__(message)
         self.smallest = smallest
 
-    def known(self, name: str, needs: float, seconds: float) -> Refused:
+    def naming_smaller(self, name: str, needs: float, seconds: float) -> Refused:
         """
         Return an error that names the baseline `name` as the smallest plan known, if it needs fewer bytes than the
         smallest plan that this error names; else this error itself.
@@ -133,16 +133,16 @@ class Solvers:
 
     def __init__(self, solver: Solver):
         self.solver = solver
-        self._last = self._space = solver.at(SPACE)
+        self._last = self._space = solver.with_price(SPACE)
 
-    def at(self, price: Price) -> Solver:
+    def with_price(self, price: Price) -> Solver:
         """Return the solver that minimises the objective `price` (a weight per second and per byte)."""
         if price == self.solver.price:
             return self.solver
         if price == SPACE:
             return self._space
         if price != self._last.price:
-            self._last = self.solver.at(price)
+            self._last = self.solver.with_price(price)
         return self._last
 
 
@@ -172,7 +172,7 @@ class LagrangianCurve:
         The choice that holds the fewest bytes per device at the end of the forward, found as if every operator kept its
         own copy of a value that it reshards together with others.
         """
-        self.met.append(self.model.choice(self.solvers.at(SPACE).solve(self.graph)))
+        self.met.append(self.model.choice(self.solvers.with_price(SPACE).solve(self.graph)))
         return self.met[-1]
 
     def bytes(self, choice: Choice) -> float:
@@ -198,7 +198,7 @@ class LagrangianCurve:
         device; its lower bound is kept for `bound`. Memoised.
         """
         if price not in self._at:
-            plan = self.solvers.at(Price(1.0, price)).solve(self.graph)
+            plan = self.solvers.with_price(Price(1.0, price)).solve(self.graph)
             self._at[price] = self.model.choice(plan)
             self.lines.append((price, plan.bound))
             self.met.append(self._at[price])
@@ -277,7 +277,11 @@ class LagrangianCurve:
         """
         if not has_shared_moves(self.graph):
             return found
-        least = bounded(self.solvers.at(Price(1.0, found.price)), self.graph) if found.price else self.lines[0][1]
+        least = (
+            least_cost_bound(self.solvers.with_price(Price(1.0, found.price)), self.graph)
+            if found.price
+            else self.lines[0][1]
+        )
         return replace(found, lines=(self.lines[0], (found.price, least)))
 
 
@@ -315,13 +319,13 @@ def needed(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
     if (
         graph.pipeline is None
         and not not_kept(graph)
-        and all_at_once(graph, priced, optimizer) <= priced.machine.device.usable
+        and peak_upper_bound(graph, priced, optimizer) <= priced.machine.device.usable
     ):
         return priced.memory_bytes
     return max(priced.memory_bytes, as_emitted(graph, priced.machine, optimizer)[1])
 
 
-def all_at_once(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
+def peak_upper_bound(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
     """
     Return an upper bound in bytes on a device's peak under a plan without recomputation, as if no buffer were freed,
     each had a gradient, each operand one as its operator makes it, one cast and one added to others, and each move made
@@ -338,7 +342,7 @@ def all_at_once(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
     more += sum(3 * prod(type.piece_shape) * ELEMENT_BYTES[type.grad_dtype] for type in read)
     most = sum(found.values())
     # The device that holds most may not be the one with most activations.
-    return more + most + (most if any(map(pins, placement.assignments.values())) else found["activations"])
+    return more + most + (most if any(map(pins_of, placement.assignments.values())) else found["activations"])
 
 
 def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], JointPlan]) -> JointPlan:
@@ -395,7 +399,7 @@ class _SearchWithinMemory:
                 price = Price(1.0, self.curves[self.source].fitting(self.limit).price)
             except NothingFits:
                 price = SPACE
-            rewritten = search(self.solvers.at(price))
+            rewritten = search(self.solvers.with_price(price))
             self.derivations.setdefault(rewritten.rewritten, rewritten.derivation)
             self.interrupted = rewritten.interrupted
         others = [graph for graph in self.derivations if graph is not self.source]
@@ -432,7 +436,7 @@ class _SearchWithinMemory:
         return replace(
             self.fastest,
             graph=realise(graph, found.plan, self.solver),
-            bound=certain(found.bound(self.limit), graph, spaces.machine) if spaces.axis_by_axis else None,
+            bound=without_free_moves(found.bound(self.limit), graph, spaces.machine) if spaces.axis_by_axis else None,
             derivation=self.derivations[graph],
             rewritten=graph,
             plan=found.plan,
@@ -459,7 +463,7 @@ def _refused(needs: float, plan: ExactPlan, source: Graph, solver: Solver) -> Re
     return Refused(str(smallest), smallest)
 
 
-def lacking(needs: float, device: Device) -> str:
+def shortage_text(needs: float, device: Device) -> str:
     """
     Return text for an error message: the bytes that a plan `needs` per device, and by how much they exceed those that a
     plan may take of the device.
@@ -478,7 +482,7 @@ def _text(number: float) -> str:
 
 def _states(graph: Graph, solver: Solver) -> float:
     """Return the bytes per device of weights, gradients and optimizer state, if all were sharded evenly."""
-    with_gradient = trained(graph)
+    with_gradient = nodes_with_gradient(graph)
     held = sum(
         leaf_bytes(n, n in with_gradient, solver.optimizer) * n.types[0].elements
         for n in graph.nodes()

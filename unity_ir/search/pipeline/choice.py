@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, inf
 
-from unity_ir.budget import OutOfBudget, beside
+from unity_ir.budget import OutOfBudget, own_budget
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.machine.parts import part, part_counts
@@ -139,7 +139,7 @@ class PipelineBounds:
         if family.has_chunks:
             bounds = LayoutBounds(self._search, is_split=True, shared=self._shared)
             work = bounds.work_of_layouts if self._with_layouts else bounds.work_of_kernels
-            with beside():
+            with own_budget():
                 least = min(work(*pair) for pair in self._pairs)
             return min(least, family.makespan), "any number of stages per equal part"
         least = inf
@@ -164,7 +164,7 @@ class PipelineBounds:
         with suppress(OutOfBudget):  # what is known by then is a bound, too
             while queue[0][1] + 1 < len(steps):
                 least, step, pair = queue[0]
-                with beside():
+                with own_budget():
                     tighter = steps[step + 1](*pair)
                 heapq.heapreplace(queue, (max(least, tighter), step + 1, pair))
                 yield queue[0][0]

@@ -27,7 +27,7 @@ from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.machine.parts import part
 from unity_ir.pcg.graph import Graph, Node, Pipeline, erase_with
-from unity_ir.pcg.layers import like_shortened
+from unity_ir.pcg.layers import shortened_with_map
 from unity_ir.pcg.micro_batches import micro_batch
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.baselines.batch_dims import sample_dims
@@ -194,10 +194,10 @@ class PipelineSearch:
             if same:
                 found = same[0]
             else:
-                short, _ = like_shortened(self.small(micro_batches), limits().rewritten_layers)
+                short, _ = shortened_with_map(self.small(micro_batches), limits().rewritten_layers)
                 with limited(group_rows=0):
                     found, _ = solve(short, part(self.machine, parts), self.optimizer)
-            self._solvers[parts, micro_batches] = found.at(self.price(micro_batches))
+            self._solvers[parts, micro_batches] = found.with_price(self.price(micro_batches))
         return self._solvers[parts, micro_batches]
 
     def price(self, micro_batches: int) -> Price:
@@ -205,7 +205,7 @@ class PipelineSearch:
         Return the objective of a micro-batch: seconds, of which those that a step spends once count 1 /
         `micro_batches`, with those of adding up gradients in all micro-batches but one.
         """
-        each = self.machine.copy_time(0, ADDED) * (micro_batches - 1) / micro_batches
+        each = self.machine.memory_seconds(0, ADDED) * (micro_batches - 1) / micro_batches
         return Price(once=1 / micro_batches, add=each)
 
     def plan(self, parts: int, micro_batches: int, schedule: ScheduleKind | None = None) -> PipelinePlan:
@@ -305,8 +305,8 @@ class PipelineSearch:
                 seconds = float((rows.forward + rows.input_gradient + rows.weight_gradient).sum())
                 live = (min(stages, micro_batches) + 1) / 2
                 price = replace(price, byte=times * seconds / (stages * self.memory), again=True, live=live)
-            short, of = like_shortened(self.small(micro_batches), limits().rewritten_layers)
-            self._found[key] = price, self._rows(short, of, solver.at(price), micro_batches)
+            short, of = shortened_with_map(self.small(micro_batches), limits().rewritten_layers)
+            self._found[key] = price, self._rows(short, of, solver.with_price(price), micro_batches)
         return self._found[key]
 
     def estimate(self, stages: int, micro_batches: int) -> float:
@@ -436,7 +436,7 @@ class PipelineSearch:
     def _by_price(self, small: Graph, solver: Solver, prices: Sequence[Price], cuts: Cuts) -> ExactPlan:
         """Return the layouts of which stage s, between `cuts`, has the best of all of the graph at `prices[s]`."""
         of = units(small)
-        plans = {price: self.solved(small, solver.at(price)) for price in dict.fromkeys(prices)}
+        plans = {price: self.solved(small, solver.with_price(price)) for price in dict.fromkeys(prices)}
         stage_of = np.searchsorted(cuts, np.arange(len(of.parts)), side="right")
 
         def at(node: Node) -> ExactPlan:

@@ -29,7 +29,7 @@ class StageLoads:
     """
 
 
-def loads(choice: StageChoice) -> StageLoads:
+def loads_of_choice(choice: StageChoice) -> StageLoads:
     """Return the seconds and bytes of chosen stages, as their options say."""
     options = [stage.option for stage in choice.stages]
     return StageLoads(choice.seconds, tuple(o.held for o in options), tuple(o.live for o in options))

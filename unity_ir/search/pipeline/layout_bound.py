@@ -31,11 +31,11 @@ import numpy as np
 from unity_ir.cost.plan import cost
 from unity_ir.machine.parts import part, send_seconds
 from unity_ir.pcg.graph import Graph, Node, Value
-from unity_ir.pcg.layers import layers, like_shortened
+from unity_ir.pcg.layers import layers, shortened_with_map
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.bounds.axis_counts import Bounds, bound_at, is_tabulated
 from unity_ir.search.exact.factor_graph import FactorGraph
-from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, bounded, certain
+from unity_ir.search.exact.shared_moves import SharedFactorGraphBuilder, least_cost_bound, without_free_moves
 from unity_ir.search.exact.solver import ExactPlan, Solver
 from unity_ir.search.pipeline.best_cuts import SPREAD
 from unity_ir.search.pipeline.cuts import units
@@ -100,7 +100,7 @@ class LayoutBounds:
             known = self.search.solved(small, self.search.solver(p, m)).seconds
             least = bound_at(small, self._bounds_of(p), self.search.price(m), known)
         else:
-            least = _least_sum(small, solver.at(self.search.price(m)))
+            least = _least_sum(small, solver.with_price(self.search.price(m)))
         return max(self.work_of_kernels(p, m), m / p * least)
 
     def of_ranges(self, stages: int, micro_batches: int) -> float:
@@ -126,7 +126,9 @@ class LayoutBounds:
             return best
         whole = work * p / m
         if not self.is_split:
-            best = max(best, _closed(_least_sum(small, solver.at(replace(self.search.price(m), once=0.0))), p, m, 1.0))
+            best = max(
+                best, _closed(_least_sum(small, solver.with_price(replace(self.search.price(m), once=0.0))), p, m, 1.0)
+            )
         if not self.is_1f1b:
             return best
         byte = PRICE * whole / (p * self.search.memory)
@@ -135,8 +137,8 @@ class LayoutBounds:
         for k in range(p):
             live = _counted(min(k + 1, m))
             if live not in by_live:
-                priced = solver.at(replace(self.search.price(m), byte=byte, again=True, once=0.0, live=live))
-                by_live[live] = least_ranges(small, priced, self._most(p, m)) - byte * self.search.memory
+                priced = solver.with_price(replace(self.search.price(m), byte=byte, again=True, once=0.0, live=live))
+                by_live[live] = range_bounds(small, priced, self._most(p, m)) - byte * self.search.memory
             tables.append(np.maximum(self._free(p, m), by_live[live]))
         return max(best, self._least_makespan(tables, p, m))
 
@@ -151,7 +153,7 @@ class LayoutBounds:
             assert solver is not None
             small, most = self.search.small(micro_batches), self._most(stages, micro_batches)
             price = replace(self.search.price(micro_batches), once=0.0)
-            self._ranges[stages, micro_batches] = least_ranges(small, solver.at(price), most)
+            self._ranges[stages, micro_batches] = range_bounds(small, solver.with_price(price), most)
         return self._ranges[stages, micro_batches]
 
     def _bounds_of(self, stages: int) -> Bounds:
@@ -214,7 +216,7 @@ def _closed(total: float, stages: int, micro_batches: int, forward: float) -> fl
 
 def _least_sum(graph: Graph, solver: Solver) -> float:
     """Return a lower bound, in the solver's objective, of all choices for a serial graph."""
-    return certain(bounded(solver, graph), graph, solver.spaces.machine)
+    return without_free_moves(least_cost_bound(solver, graph), graph, solver.spaces.machine)
 
 
 def _counted(live: int) -> int:
@@ -238,10 +240,11 @@ def _kernel_seconds(graph: Graph, search: PipelineSearch) -> tuple[float, float]
         forward[of[each.node]] += each.forward
         both[of[each.node]] += each.forward + each.backward
     parts = forward[both > 0] / both[both > 0]
-    return certain(float(both.sum()) / search.machine.devices, graph, search.machine), float(parts.min(initial=1.0))
+    least = without_free_moves(float(both.sum()) / search.machine.devices, graph, search.machine)
+    return least, float(parts.min(initial=1.0))
 
 
-def least_ranges(graph: Graph, solver: Solver, most: int) -> Floats:
+def range_bounds(graph: Graph, solver: Solver, most: int) -> Floats:
     """
     Return lower bounds on the cost [first unit, unit behind the last] of ranges of units, in the solver's objective, of
     at most `most` equal layers; of longer ones 0. Entries that are no range (the last not behind the first) mean
@@ -251,12 +254,12 @@ def least_ranges(graph: Graph, solver: Solver, most: int) -> Floats:
     the last of them (or is charged the difference), so what a range costs there holds wherever else it is.
     """
     keep = most + 2
-    short, of = like_shortened(graph, keep)
+    short, of = shortened_with_map(graph, keep)
     builder = SharedFactorGraphBuilder(solver, short)
     problem = builder.problem()
     plan = builder.plan(problem)
     costs = _unit_costs(short, builder, problem, plan)
-    slack = max(0.0, plan.seconds - certain(plan.bound, short, solver.spaces.machine))
+    slack = max(0.0, plan.seconds - without_free_moves(plan.bound, short, solver.spaces.machine))
     longest = len(of)
     if short is not graph:
         # The units of a layer that stands for those left out occur most often.

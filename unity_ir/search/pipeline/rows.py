@@ -20,7 +20,7 @@ from unity_ir.cost.memory import leaf_bytes
 from unity_ir.cost.plan import PlanCost, Reshard, update_time
 from unity_ir.cost.work import adds_gradients, gradient_reads, work_of
 from unity_ir.pcg.collectives import FREE
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value, erase_with
 from unity_ir.pcg.layers import layers
 from unity_ir.pcg.optimizer import Optimizer
@@ -28,7 +28,7 @@ from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.pipeline.cuts import Units, units
 from unity_ir.search.pipeline.table import Floats
 from unity_ir.search.recompute.chosen import ANY_PRICE, Recomputable
-from unity_ir.search.recompute.min_cut import SavedValues, cheapest
+from unity_ir.search.recompute.min_cut import SavedValues, recomputed_at_price
 
 PRICES = 12
 """Prices of a byte at which what is recomputed is looked for, between that of the cheapest operator and the dearest."""
@@ -186,7 +186,7 @@ class _Sums:
         micro_batches: int,
     ):
         self.machine = priced.machine
-        self.with_gradient = trained(plan)
+        self.with_gradient = nodes_with_gradient(plan)
         self.placed = {serial: node for node, serial in serials.items()}
         count = len(found.parts)
         self.forward, self.input_gradient, self.weight_gradient, self.once, self.held, self.late = np.zeros((6, count))
@@ -240,7 +240,7 @@ class _Sums:
 
     def _addition(self, bytes: float) -> float:
         """Return the seconds, per micro-batch, in which all but one add a gradient to those before."""
-        return self.again * self.machine.copy_time(1, ADDED * bytes)
+        return self.again * self.machine.memory_seconds(1, ADDED * bytes)
 
     def _late(self, node: Node, kept: set[tuple[Value, bool]], users: Users) -> float:
         """
@@ -345,7 +345,7 @@ def _levels(values: Sequence[SavedValues]) -> tuple[tuple[frozenset[int], ...], 
     found = [tuple(frozenset[int]() for _ in values)]
     prices = [*np.geomspace(min(ratios) / 2, 4 * max(ratios), PRICES).tolist(), ANY_PRICE] if ratios else []
     for price in prices:
-        level = tuple(cheapest(of, price) for of in values)
+        level = tuple(recomputed_at_price(of, price) for of in values)
         if level != found[-1]:
             found.append(level)
     return tuple(found)

@@ -27,7 +27,7 @@ import numpy as np
 
 from unity_ir.errors import UnityError
 from unity_ir.search.pipeline.problem import StageChoice, StageProblem
-from unity_ir.search.pipeline.sweep import sweep, totals, trace
+from unity_ir.search.pipeline.sweep import least_by_stages, sweep, trace
 from unity_ir.search.pipeline.table import Floats
 from unity_ir.search.pipeline.windows import DeviceWindows
 
@@ -50,7 +50,7 @@ def choose_stages(problem: StageProblem) -> StageChoice:
         )
     if m == 1:
         return found
-    lowest = totals(problem, sweep(problem, live, _largest, 0))
+    lowest = least_by_stages(problem, sweep(problem, live, _largest, 0))
     # A first good choice, from the number of stages that promises most.
     _, other = _under(problem, live, windows, float(lowest[np.argmin(sums + (m - 1) * lowest)]))
     best, passes = _better(found, other), 2
@@ -75,7 +75,7 @@ def _under(
 ) -> tuple[Floats, StageChoice | None]:
     """Return the least sums under a cap, by the number of stages, and the stages of the least of these."""
     values = sweep(problem, live, _formula, 2, cap, windows.at(cap))
-    sums = totals(problem, values)
+    sums = least_by_stages(problem, values)
     if sums.min() == np.inf:
         return sums, None
     stages = trace(problem, values, live, 2, cap)
@@ -102,7 +102,7 @@ def least_bound(problem: StageProblem, orders: Orders) -> float:
         return np.maximum(m * t + once, (forward if orders == "split" else t) + behind)
 
     live = live_1f1b(problem) if orders == "1f1b" else [1] * problem.stages
-    return float(totals(problem, sweep(problem, live, join, 1 if orders == "split" else 2)).min())
+    return float(least_by_stages(problem, sweep(problem, live, join, 1 if orders == "split" else 2)).min())
 
 
 def _formula(t: Floats, forward: Floats, once: Floats, behind: Floats) -> Floats:

@@ -101,7 +101,7 @@ def nothing_behind(problem: StageProblem) -> Floats:
     return value
 
 
-def totals(problem: StageProblem, values: Sequence[Floats]) -> Floats:
+def least_by_stages(problem: StageProblem, values: Sequence[Floats]) -> Floats:
     """
     Return the least value of all layers on all devices, by the number of stages less 1; inf for fewer than
     `fewest_stages`. `values` are those of `sweep`.
@@ -117,7 +117,7 @@ def trace(
     Return the stages, first to last, that attain the least of the `values` that `sweep` returned with the other
     arguments, where these are sums of seconds, of sends, and of seconds once of the first stage.
     """
-    count = int(np.argmin(totals(problem, values)))
+    count = int(np.argmin(least_by_stages(problem, values)))
     table = problem.table
     first, left, layout = 0, problem.devices, slice(None)
     stages: list[Stage] = []

@@ -162,7 +162,7 @@ def solved_together(
     solvers: list[Solver] = []
     for stage, price in enumerate(prices):
         own = slopes.price(stage, price)
-        solvers.append(at.setdefault(own, solver.at(own)))
+        solvers.append(at.setdefault(own, solver.with_price(own)))
     number = np.searchsorted(cuts, np.arange(len(of.parts)), side="right")
     stage_of = {node: int(number[unit]) for node, unit in of.unit_of.items()}
     charges: dict[Value, Floats] = {}

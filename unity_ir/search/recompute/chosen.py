@@ -24,7 +24,7 @@ from unity_ir.pcg.recompute import with_recompute
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.baselines.attention import score_products
 from unity_ir.search.layouts.limits import limits
-from unity_ir.search.recompute.min_cut import SavedValues, cheapest
+from unity_ir.search.recompute.min_cut import SavedValues, recomputed_at_price
 from unity_ir.tdl.counts import contraction_flops
 
 Kind = Literal["none", "attention", "block", "all", "auto"]
@@ -198,7 +198,7 @@ class Recomputable:
         Return, for each layer, the indices in `nodes` of the operators that are recomputed at least cost, at a price in
         seconds per byte saved.
         """
-        return tuple(cheapest(layer, price) for layer in self.layers)
+        return tuple(recomputed_at_price(layer, price) for layer in self.layers)
 
     def bytes(self, again: Sequence[frozenset[int]]) -> float:
         """

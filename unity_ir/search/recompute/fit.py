@@ -36,7 +36,7 @@ LESS = 0.99
 """Part of the peak with fewer pieces, at most, that more of them must need: each takes launches and additions."""
 
 
-def fitted(
+def with_recompute_and_pieces(
     plan: Graph,
     kind: str,
     pieces: int | None,

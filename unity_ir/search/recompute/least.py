@@ -15,10 +15,10 @@ from math import prod
 from unity_ir.cost.memory import leaf_bytes
 from unity_ir.cost.plan import cost
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.search.exact.shared_moves import certain
+from unity_ir.search.exact.shared_moves import without_free_moves
 from unity_ir.search.recompute.chosen import ANY_PRICE, Recomputable
 
 
@@ -43,7 +43,7 @@ def least_unstaged(graph: Graph, machine: Machine, optimizer: Optimizer) -> Leas
         return LeastUnstaged(0.0, 0.0)
     priced = cost(graph, machine, optimizer)
     kernels = sum(each.forward + each.backward for each in priced.operators)
-    with_gradient = trained(graph)
+    with_gradient = nodes_with_gradient(graph)
     held = sum(
         leaf_bytes(node, node.op == "weight" and node in with_gradient, optimizer) * prod(node.types[0].shape)
         for node in graph.nodes()
@@ -55,4 +55,4 @@ def least_unstaged(graph: Graph, machine: Machine, optimizer: Optimizer) -> Leas
     price = ANY_PRICE if price is None else price
     again = values.at(price)
     seconds = kernels + max(0.0, values.seconds(again) + price * (values.bytes(again) - room))
-    return LeastUnstaged(*(certain(each / machine.devices, graph, machine) for each in (kernels, seconds)))
+    return LeastUnstaged(*(without_free_moves(each / machine.devices, graph, machine) for each in (kernels, seconds)))

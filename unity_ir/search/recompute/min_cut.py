@@ -46,7 +46,7 @@ class SavedValues:
 
 
 @lru_cache(maxsize=4096)
-def cheapest(layer: SavedValues, price: float) -> frozenset[int]:
+def recomputed_at_price(layer: SavedValues, price: float) -> frozenset[int]:
     """
     Return the operators to recompute (indices in `layer`) at `price`, in seconds per byte that is saved: those of the
     minimum of seconds recomputed plus price * bytes saved. Memoised.

@@ -17,7 +17,7 @@ from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.search.exact.axis_groups import first_cuts
 from unity_ir.search.exact.plan_graph import realise
-from unity_ir.search.exact.shared_moves import bounded, certain
+from unity_ir.search.exact.shared_moves import least_cost_bound, without_free_moves
 from unity_ir.search.exact.solver import Solver
 from unity_ir.search.joint.best_first import JointPlan
 from unity_ir.search.layouts.limits import limits
@@ -25,7 +25,7 @@ from unity_ir.search.layouts.objective import Price
 from unity_ir.search.layouts.space import Spaces
 from unity_ir.search.memory.lagrangian import needed
 from unity_ir.search.recompute.chosen import ANY_PRICE, Recomputable
-from unity_ir.search.recompute.fit import fitted
+from unity_ir.search.recompute.fit import with_recompute_and_pieces
 
 
 def price_of_memory(plan: Graph, machine: Machine, optimizer: Optimizer) -> float:
@@ -72,7 +72,10 @@ class LayoutsWithRecompute:
         few = sum(n.is_compute for n in self.of.rewritten.nodes()) <= limits().rival_operators
         kept = [*self.layouts, self.of.graph] if few and self.of.graph not in self.layouts else self.layouts
         machine = self.of.solver.spaces.machine
-        return [fitted(plan, "auto", None, machine, optimizer, weights=True, compared=False) for plan in kept]
+        return [
+            with_recompute_and_pieces(plan, "auto", None, machine, optimizer, weights=True, compared=False)
+            for plan in kept
+        ]
 
     def bound(self) -> float:
         """
@@ -82,11 +85,18 @@ class LayoutsWithRecompute:
         """
         graph, solver = self.of.rewritten, self.of.solver
         machine = solver.spaces.machine
-        least = certain(bounded(solver, graph), graph, machine) if self.of.bound is None else self.of.bound
+        least = (
+            without_free_moves(least_cost_bound(solver, graph), graph, machine)
+            if self.of.bound is None
+            else self.of.bound
+        )
         if not self.price:
             return least
-        again = bounded(solver.at(Price(1.0, self.price, again=True)), graph) - self.price * machine.device.usable
-        return max(least, certain(again, graph, machine))
+        again = (
+            least_cost_bound(solver.with_price(Price(1.0, self.price, again=True)), graph)
+            - self.price * machine.device.usable
+        )
+        return max(least, without_free_moves(again, graph, machine))
 
 
 def layouts_with_recompute(found: JointPlan, source: Graph, optimizer: Optimizer) -> Iterator[LayoutsWithRecompute]:
@@ -103,7 +113,7 @@ def layouts_with_recompute(found: JointPlan, source: Graph, optimizer: Optimizer
     if not price:
         yield LayoutsWithRecompute(found, 0.0, (found.graph,))
         return
-    priced = solver.at(Price(1.0, price, again=True))
+    priced = solver.with_price(Price(1.0, price, again=True))
     solved = [(of, priced.solve(of.rewritten)) for of in alike]
     solved.sort(key=lambda each: each[1].seconds)
 
@@ -112,7 +122,7 @@ def layouts_with_recompute(found: JointPlan, source: Graph, optimizer: Optimizer
         if solver.spaces.axis_by_axis or levels == solver.spaces.cuts:
             return []
         spaces = Spaces(solver.spaces.machine, levels)
-        overlapped = Solver(spaces, optimizer).at(Price(1.0, price, limits().hidden_shares[-1], again=True))
+        overlapped = Solver(spaces, optimizer).with_price(Price(1.0, price, limits().hidden_shares[-1], again=True))
         return [realise(graph, overlapped.solve(graph), overlapped)]
 
     for of, best in solved:

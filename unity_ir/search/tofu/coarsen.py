@@ -22,7 +22,7 @@ class Groups:
     values: dict[Value, int]
 
 
-def alone(graph: Graph) -> Groups:
+def without_groups(graph: Graph) -> Groups:
     """
     Return trivial groups, for a search without coarsening: each compute operator, and each value, is a group of its
     own.
@@ -37,7 +37,8 @@ def coarsen(graph: Graph) -> Groups:
     """
     Return groups of operators, and of values, that are to be partitioned in the same way (Tofu, section 5.1): operators
     of one kind on equal shapes that read the same shared weights or values of one group. These are, above all, the
-    steps of an unrolled recurrent network; in graphs with no weight read more than twice, all are alone (`alone`).
+    steps of an unrolled recurrent network; in graphs with no weight read more than twice, all are alone
+    (`without_groups`).
     """
     nodes, users = graph.nodes(), graph.users()
     shared = {n.result for n in nodes if n.op == "weight" and len(users.get(n.result, ())) > 1}
@@ -60,7 +61,7 @@ def coarsen(graph: Graph) -> Groups:
         return colours[node, depth]
 
     if not any(len(users[v]) > 2 for v in shared):
-        return alone(graph)
+        return without_groups(graph)
     numbers: dict[Hashable, int] = {}
     operators: dict[Node, int] = {}
     values: dict[Value, int] = {}

@@ -23,7 +23,7 @@ from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.materialise import materialise
 from unity_ir.search.exact.elimination import minimise, plain
-from unity_ir.search.tofu.coarsen import alone, coarsen
+from unity_ir.search.tofu.coarsen import coarsen, without_groups
 from unity_ir.search.tofu.step import StepBuilder, StepProblem, group_sizes
 
 VARIANTS = ("tofu", "tofu-all-row", "tofu-spartan", "tofu-equal-chop", "tofu-no-reduction")
@@ -43,10 +43,12 @@ def tofu(graph: Graph, machine: Machine, variant: str = "tofu", coarse: bool = T
     """
     if variant not in VARIANTS:
         raise UnityError(f"tofu: unknown variant {variant!r}; known are {', '.join(VARIANTS)}")
-    axes = StepBuilder(graph, coarsen(graph) if coarse else alone(graph), reduction=variant != "tofu-no-reduction")
+    axes = StepBuilder(
+        graph, coarsen(graph) if coarse else without_groups(graph), reduction=variant != "tofu-no-reduction"
+    )
     mesh = machine.mesh
     sizes = (prod(mesh.sizes),) if variant == "tofu-equal-chop" and mesh.sizes else mesh.sizes
-    solve = {"tofu-all-row": _all_row, "tofu-spartan": _spartan}.get(variant, fewest)
+    solve = {"tofu-all-row": _all_row, "tofu-spartan": _spartan}.get(variant, fewest_bytes)
     for size in sizes:
         step = axes.step(size)
         axes.choose(step, size, *solve(step))
@@ -56,7 +58,7 @@ def tofu(graph: Graph, machine: Machine, variant: str = "tofu", coarse: bool = T
     return materialise(graph, assignments, mesh, layouts)
 
 
-def fewest(step: StepProblem) -> Choices:
+def fewest_bytes(step: StepProblem) -> Choices:
     """
     Return the choices of a step of Tofu's recursion with the fewest bytes moved in all, by variable elimination: (the
     index of the choice of each operator group, and of each value group).

@@ -15,10 +15,10 @@ from functools import lru_cache
 import numpy as np
 
 from unity_ir.cost.halos import exchanges
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.reshard import Move, move_kind
-from unity_ir.pcg.sharding import REPEAT, SUM, GridRole, Mesh, dual, is_shard, operand_role, result_role, shards
+from unity_ir.pcg.sharding import REPEAT, SUM, GridRole, Mesh, dual, is_shard, operand_role, result_role, shard_count
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.search.layouts.axes import Floats
 from unity_ir.search.tofu.coarsen import Groups
@@ -63,7 +63,7 @@ class StepBuilder:
     values: dict[int, Roles] = field(default_factory=dict[int, Roles])
 
     def __post_init__(self) -> None:
-        self._with_gradient = trained(self.graph)
+        self._with_gradient = nodes_with_gradient(self.graph)
         self._of_operator: dict[int, Node] = {}
         for node, group in self.groups.operators.items():
             self._of_operator.setdefault(group, node)
@@ -203,7 +203,7 @@ class StepBuilder:
                 layout = tuple(result_role(node.analysis, made, r) for r in (*before, what))
                 ends[layout[:-1], layout[-1]] = False
             for (earlier, role), reads in ends.items():
-                elements = value.type.elements // shards(earlier, self.done)
+                elements = value.type.elements // shard_count(earlier, self.done)
                 for column, rest in enumerate(rests):
                     source, target = (rest, role) if reads else (role, rest)
                     table[row, column] += received(source, target, elements, size) * _item(value)

@@ -157,7 +157,7 @@ def splits(share: Share, sizes: Sequence[int], levels: Sequence[int]) -> Iterato
             yield axis, one, other
 
 
-def moved(assignment: Assignment, start: Sequence[int]) -> Assignment:
+def view_at(assignment: Assignment, start: Sequence[int]) -> Assignment:
     """
     Return a view (the role of each mesh axis) moved to a share of the machine that begins at `start`, a coordinate per
     mesh axis: where it is pinned at coordinate 0 of an axis (uses only the devices there), at `start[axis]` instead.
@@ -165,7 +165,7 @@ def moved(assignment: Assignment, start: Sequence[int]) -> Assignment:
     return tuple(pinned_at(start[a]) if role == pinned_at(0) else role for a, role in enumerate(assignment))
 
 
-def devices(degrees: Degrees) -> int:
+def task_count(degrees: Degrees) -> int:
     """
     Return the number of tasks of an operator with these degrees ((role, degree) pairs): the product of the degrees.
     """

@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from unity_ir.budget import spend
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.sharding import Assignment, Layout, operand_layout, result_layout
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.unity import series_parallel
-from unity_ir.search.unity.device_shares import Degrees, Share, moved, splits, views, whole
+from unity_ir.search.unity.device_shares import Degrees, Share, splits, view_at, views, whole
 from unity_ir.search.unity.series_parallel import Block, DirectEdge, Flow, Parallel, Region
 from unity_ir.search.unity.view_costs import ViewCosts
 
@@ -70,7 +70,7 @@ class Subgraph:
     @cached_property
     def trained(self) -> frozenset[Node]:
         """The nodes whose values have a gradient."""
-        return trained(self.graph)
+        return nodes_with_gradient(self.graph)
 
     @cached_property
     def uses(self) -> Mapping[Value, int]:
@@ -416,7 +416,7 @@ class _Mapping:
                 of_middle = self.inside(middle, share)
                 # As in the table, so that the same one is least.
                 at = int(np.argmin(first[ends[0]] + (of_middle.seconds + second[:, ends[1]])))
-                found[middle] = moved(of_middle.assignments[at], start)
+                found[middle] = view_at(of_middle.assignments[at], start)
                 self._choose(left, (before, share, share), (ends[0], at), start, found)
                 self._choose(right, (share, share, after), (at, ends[1]), start, found)
             case Parallel(first, rest):
@@ -431,7 +431,7 @@ class _Mapping:
                 states, _ = self._block(region, before, share, after)
                 at = np.flatnonzero((states[:, 0] == ends[0]) & (states[:, -1] == ends[1]))[0]
                 for node, view in zip(region.inner, states[at, 1:-1], strict=True):
-                    found[node] = moved(self.inside(node, share).assignments[int(view)], start)
+                    found[node] = view_at(self.inside(node, share).assignments[int(view)], start)
 
 
 def _best(states: Ints, seconds: Floats, live: Sequence[int], beam: int | None) -> tuple[Ints, Floats]:

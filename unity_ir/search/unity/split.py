@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from unity_ir.machine.model import Machine
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node, Value, leaf, rebuild, topological
 from unity_ir.pcg.sharding import Layout
 from unity_ir.rules.derivation import RuleApplication, apply_at
@@ -59,7 +59,7 @@ def parts(graph: Graph, machine: Machine, rules: Sequence[Rule], least: int) -> 
     cuts = _cuts(graph, rules, least)
     if not cuts:
         return [Subgraph(graph)]
-    with_gradient = trained(graph)
+    with_gradient = nodes_with_gradient(graph)
     entries = [leaf("weight" if n in with_gradient else "input", n.types[0], name=ENTRY) for n in cuts]
     layouts = [partitionings(n.types[0].shape, machine) for n in cuts]
     new: dict[Value, Value] = {}

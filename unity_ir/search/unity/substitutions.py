@@ -14,7 +14,7 @@ from functools import cached_property
 from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.rules.derivation import RuleApplication
 from unity_ir.rules.rule import Rule
-from unity_ir.search.unity.device_shares import Degrees, devices, divisible, divisors, roles
+from unity_ir.search.unity.device_shares import Degrees, divisible, divisors, roles, task_count
 from unity_ir.search.unity.machine_mapping import Subgraph
 
 
@@ -80,7 +80,7 @@ class Substitutions:
                 for others in (dict(now), {}):
                     new = {**others, role: degree}
                     degrees = tuple((r, new[r]) for r in known if new.get(r, 1) > 1)
-                    if self.devices % devices(degrees) == 0 and divisible(node, degrees):
+                    if self.devices % task_count(degrees) == 0 and divisible(node, degrees):
                         if degrees not in tried:
                             yield degrees
                         tried.add(degrees)
@@ -183,7 +183,7 @@ def follow(node: Node, dims: Mapping[Value, Sequence[int]], devices_of: int) -> 
             if variable is not None and degree > 1:
                 wanted.setdefault(variable, degree)
     degrees = tuple((r, wanted[r]) for r in known if isinstance(r, str) and r in wanted)
-    fits = devices_of % devices(degrees) == 0 and divisible(node, degrees)
+    fits = devices_of % task_count(degrees) == 0 and divisible(node, degrees)
     return degrees if fits else ()
 
 

@@ -13,10 +13,20 @@ from unity_ir.cost.work import repeats, work
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.collectives import COLLECTIVES
 from unity_ir.pcg.graph import Node, Value
-from unity_ir.pcg.materialise import degrees, resting, stored_piece
+from unity_ir.pcg.materialise import piece_as_weight, resting, variable_degrees
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.pcg.reshard import Move, move_kind, plan
-from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, dual, is_pinned, is_shard, operand_layout, shards
+from unity_ir.pcg.reshard import Move, cheapest_moves, move_kind
+from unity_ir.pcg.sharding import (
+    REPEAT,
+    Assignment,
+    Layout,
+    Mesh,
+    dual,
+    is_pinned,
+    is_shard,
+    operand_layout,
+    shard_count,
+)
 from unity_ir.pcg.types import ELEMENT_BYTES, TensorType, tensor_type
 from unity_ir.search.layouts.limits import limits
 
@@ -92,7 +102,7 @@ class ViewCosts:
                     move.kind, along, move.border or move.elements, move.elements_after, item
                 )
 
-            found = plan if len(sizes) <= self.planned else _one_by_one
+            found = cheapest_moves if len(sizes) <= self.planned else _one_by_one
             ends = tuple(a for a, _ in pairs), tuple(b for _, b in pairs)
             moves = found(*ends, tuple(left), Mesh(sizes), price)
             self._moves[key] = sum(price(m) + FREE for m in moves)
@@ -111,7 +121,7 @@ class ViewCosts:
         """
         machine = self.machine
         needs = tuple(trained and g for g in gradients)
-        divided = degrees(view, machine.mesh.sizes)
+        divided = variable_degrees(view, machine.mesh.sizes)
         operands = tuple((v.type.shape, v.type.dtype) for v in node.operands)
         ordered = tuple((v, divided[v]) for v in node.analysis.bound.extents if v in divided)
         done = work(node.op, operands, node.attributes, ordered, needs, repeats(node))
@@ -132,7 +142,7 @@ class ViewCosts:
             pieces = tuple(
                 prod(s for s, r in zip(sizes, rest, strict=True) if r == dim) for dim in range(len(value.shape))
             )
-            piece = stored_piece(value.node, tensor_type(value.shape, value.dtype, pieces))
+            piece = piece_as_weight(value.node, tensor_type(value.shape, value.dtype, pieces))
             seconds += update_time(piece, self.optimizer, self.machine)
         return seconds * (self.once if value.node.op == "weight" else 1.0)
 
@@ -148,7 +158,7 @@ def _one_by_one(
     del price
     pairs = dict.fromkeys((a, b) for a, b in zip(source, target, strict=True) if a != b)
     kinds = {pair: move_kind(*pair) for pair in pairs}
-    elements = prod(shape) // shards(source, mesh.sizes)
+    elements = prod(shape) // shard_count(source, mesh.sizes)
     out: list[Move] = []
     for pair in sorted(pairs, key=lambda p: COLLECTIVES[kinds[p]].order):
         axes = tuple(i for i, (a, b) in enumerate(zip(source, target, strict=True)) if (a, b) == pair)

@@ -16,7 +16,7 @@ from unity_ir.pcg.interpret import interpret, interpret_pieces, join
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS, type_steps
 from unity_ir.pcg.types import TensorType
-from unity_ir.rules.library import load
+from unity_ir.rules.library import all_substitutions
 from unity_ir.rules.pattern import Bindings, Input, Operation, ResultOf, Substitution, Term, build, input_type
 from unity_ir.rules.poly import Poly
 from unity_ir.rules.proof.prove import prove
@@ -24,7 +24,7 @@ from unity_ir.rules.proof.sides import samples
 from unity_ir.rules.trust import proof_of
 from unity_ir.tdl.functions import Array
 
-RULES = {rule.name: rule for rule in load()}
+RULES = {rule.name: rule for rule in all_substitutions()}
 
 
 TIES = {

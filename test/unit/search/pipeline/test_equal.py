@@ -77,7 +77,7 @@ def test_micro_batches_add_up_gradients_where_they_are_made(strategy: str, rests
     matrices = [n for n in placed.weights() if len(n.types[0].shape) == 2]
     assert {prod(n.types[0].degrees) for n in matrices} == {rests}
     others = [n for n in placed.weights() if n not in matrices or n.name in ("wte.weight", "wpe.weight")]
-    added = sum(machine.copy_time(1, 3 * 4 * prod(n.types[0].shape)) for n in others)
+    added = sum(machine.memory_seconds(1, 3 * 4 * prod(n.types[0].shape)) for n in others)
     assert four - one == pytest.approx(0.75 * added)
 
 
@@ -125,7 +125,7 @@ def test_a_tied_weight_is_held_by_both_stages():
         once, held, added = ranges.own(0, cut, ranges.count)
         assert held - priced.rows.held[cut:].sum() == 2 * table
         assert once - priced.rows.once[cut:].sum() == pytest.approx(2 * table / 1e9, rel=0.1)
-        assert added == pytest.approx(0.75 * machine.copy_time(1, 3 * table))
+        assert added == pytest.approx(0.75 * machine.memory_seconds(1, 3 * table))
     assert ranges.own(0, 0, ranges.count)[1] == pytest.approx(priced.rows.held.sum())
 
 

@@ -13,7 +13,7 @@ from unity_ir.errors import UnityError
 from unity_ir.plan.pipeline.catalogue import ORDERS, pipeline_schedule
 from unity_ir.plan.pipeline.live import peak_live
 from unity_ir.search.pipeline.bound import makespan_bound
-from unity_ir.search.pipeline.fastest import StageLoads, fastest_schedule, loads, simulated_schedules
+from unity_ir.search.pipeline.fastest import StageLoads, fastest_schedule, loads_of_choice, simulated_schedules
 from unity_ir.search.pipeline.problem import StageProblem
 from unity_ir.search.pipeline.stages import choose_stages
 from unity_ir.search.pipeline.table import StageOption, tabulate
@@ -90,7 +90,7 @@ def test_stages_that_were_chosen_are_simulated():
 
     problem = StageProblem(tabulate(12, [1, 2, 4], options), 8, 16, memory=24)
     choice = choose_stages(problem)
-    found = fastest_schedule({1: loads(choice)}, 16, problem.memory)
+    found = fastest_schedule({1: loads_of_choice(choice)}, 16, problem.memory)
     one = simulate_pipeline(pipeline_schedule("1f1b", len(choice.stages), 16), choice.seconds)
     assert found.times.makespan <= one.makespan
     assert found.fits(24)

@@ -13,7 +13,7 @@ from graphs import boxes, with_memory
 from unity_ir.cost.plan import cost
 from unity_ir.machine import part
 from unity_ir.models import from_text
-from unity_ir.pcg.differentiate import trained
+from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.plan.pipeline.catalogue import pipeline_schedule
@@ -23,7 +23,7 @@ from unity_ir.search.layouts.axes import Floats
 from unity_ir.search.layouts.objective import Price
 from unity_ir.search.pipeline import layout_bound
 from unity_ir.search.pipeline.equal import PipelineSearch
-from unity_ir.search.pipeline.layout_bound import LayoutBounds, least_ranges
+from unity_ir.search.pipeline.layout_bound import LayoutBounds, range_bounds
 from unity_ir.search.pipeline.orders import TRIED
 from unity_ir.search.pipeline.ranges import CountedSchedule, StageRanges
 from unity_ir.search.pipeline.rows import UnitRows, priced_units
@@ -47,7 +47,7 @@ def plans(small: Graph, search: PipelineSearch, stages: int, m: int) -> Iterator
     """Rows of the best layouts at several prices of a byte, and of random ones."""
     on, solver = part(search.machine, stages), search.solver(stages, m)
     for byte in (0.0, 1e-12, 1e-10, 1e-8):
-        priced = solver.at(replace(solver.price, byte=byte))
+        priced = solver.with_price(replace(solver.price, byte=byte))
         yield search.priced(small, search.solved(small, priced), priced, m).rows
     for seed in range(8):
         placed = sample(small, on, seed)
@@ -91,8 +91,8 @@ def test_no_range_of_units_takes_less_than_its_bound(name: str):
     """Layouts are changed at random while that makes the range faster, whatever becomes of the others."""
     machine, p, m, random = MACHINES[name], 2, 4, Random(1)
     search = PipelineSearch(from_text(MODELS[0]), machine, OPTIMIZER)
-    small, solver = search.small(m), search.solver(p, m).at(Price(once=0.0))
-    bound = least_ranges(small, solver, 3)
+    small, solver = search.small(m), search.solver(p, m).with_price(Price(once=0.0))
+    bound = range_bounds(small, solver, 3)
     best = search.solved(small, solver)
     count = len(bound) - 1
     assert bound[0, count] == pytest.approx(best.seconds, rel=1e-3)
@@ -105,7 +105,7 @@ def test_no_range_of_units_takes_less_than_its_bound(name: str):
         plan, least = best, float(seconds(best)[i:j].sum())
         for _ in range(60):
             node = random.choice([*plan.rows])
-            rows = len(solver.table(node, trained(small)))
+            rows = len(solver.table(node, nodes_with_gradient(small)))
             layouts = {v: random.randrange(len(solver.space(v))) for v in plan.layouts if not v.node.is_leaf}
             rest = layouts if random.random() < 0.3 else {}
             other = replace(plan, rows={**plan.rows, node: random.randrange(rows)}, layouts={**plan.layouts, **rest})

@@ -12,8 +12,8 @@ import torch
 
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import add, scale, where
-from unity_ir.frontends.torch.masks import is_lower, visible
-from unity_ir.frontends.torch.recognise import before_repeat_kv
+from unity_ir.frontends.torch.masks import is_causal_mask, visible
+from unity_ir.frontends.torch.recognise import undo_repeat_kv
 from unity_ir.frontends.torch.site import CallSite, maps, number
 from unity_ir.frontends.torch.values import Operand, constant, cut, expand, is_bool, op, reshape
 from unity_ir.pcg.graph import Value
@@ -51,7 +51,7 @@ def attention(
         seen = visible(mask)
         if seen is not None and bool(seen.all()):
             mask = None
-        elif seen is not None and is_lower(seen, q.shape[-2], k.shape[-2]):
+        elif seen is not None and is_causal_mask(seen, q.shape[-2], k.shape[-2]):
             mask, causal = None, True
     if mask is not None or (causal and q.shape[-2] != k.shape[-2]):
         if causal:
@@ -61,8 +61,8 @@ def attention(
         lead = site.shape[:-2]
         q, k, v = (expand(x, (*lead, *x.shape[-2:])) for x in (q, k, v))
     q, k, v = (reshape(x, (prod(x.shape[:-3]), *_heads(x), *x.shape[-2:])) for x in (q, k, v))
-    if before_repeat_kv(k).shape[1] == before_repeat_kv(v).shape[1]:
-        k, v = before_repeat_kv(k), before_repeat_kv(v)
+    if undo_repeat_kv(k).shape[1] == undo_repeat_kv(v).shape[1]:
+        k, v = undo_repeat_kv(k), undo_repeat_kv(v)
     if dropout_p:
         drop = {"drop": float(dropout_p), "seed": site.seeds()}
         return reshape(op("attention_dropout", q, k, v, scale=by, causal=int(causal), **drop), site.shape)

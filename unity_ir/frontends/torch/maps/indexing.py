@@ -17,7 +17,7 @@ import torch
 from unity_ir.errors import UnityError
 from unity_ir.frontends.torch.maps.elementwise import scale, where
 from unity_ir.frontends.torch.memory import placed
-from unity_ir.frontends.torch.site import CallSite, cast, maps, tensor
+from unity_ir.frontends.torch.site import CallSite, cast, maps, require_value
 from unity_ir.frontends.torch.values import (
     Operand,
     Shape,
@@ -325,7 +325,7 @@ def one_hot(site: CallSite, ids: Operand, classes: int = -1) -> Value:
     (which `classes` gave). Raises `UnityError` for ids that are known at import.
     """
     del classes
-    return op("one_hot", tensor(ids, "ids"), classes=site.shape[-1])
+    return op("one_hot", require_value(ids, "ids"), classes=site.shape[-1])
 
 
 @maps("topk")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unity_ir.forms.attention import Attention, AttentionSum, constant_of
+from unity_ir.forms.attention import Attention, AttentionSum, split_constant
 from unity_ir.kernels.triton.attention.body import LOG2E, Body, Loop, Scope, allocation, beside, sides
 from unity_ir.kernels.triton.attention.tiles import backward_blocks
 from unity_ir.kernels.triton.launch import Buffer, KernelLaunch
@@ -48,7 +48,7 @@ class Gradient:
         self.over_columns = over_columns
         self.means = means
         outputs = [o for _, o in sums]
-        self.sums = [(each, output, *constant_of(each.factor)) for each, output in sums]
+        self.sums = [(each, output, *split_constant(each.factor)) for each, output in sums]
         """Each sum, its buffer, and its factor as a constant, by which the whole sum is multiplied, and the rest."""
         known = (of.scores.weights, of.second, of.mean)
         reads: list[Expr] = [saved, *(e for s, *_ in self.sums for e in (s.other, *beside(s.factor, known)))]

@@ -134,7 +134,7 @@ class Body:
         Return the number of queries' positions under a causal mask, of which rows are one or more groups; None if there
         is no mask, or if a tile of rows may be of two groups.
         """
-        row = self.scores.causal()
+        row = self.scores.causal_row()
         inner = [n for n in self.scores.rows if self.extents[n] > 1]
         if row is None or not inner or inner[-1] != row:
             return None
@@ -325,7 +325,7 @@ class Body:
     @property
     def _shift(self) -> str:
         """Text to add to a row's position so that it is on one line with the columns', where pieces start elsewhere."""
-        row, column = self.scores.causal(), self.scores.column
+        row, column = self.scores.causal_row(), self.scores.column
         plus = f" + {self.starts[row]}" if row in self.starts else ""
         return plus + (f" - {self.starts[column]}" if column in self.starts else "")
 

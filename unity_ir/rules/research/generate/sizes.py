@@ -15,7 +15,7 @@ from typing import TypeAlias
 from unity_ir.ops import operator as find_operator
 from unity_ir.rules.pattern import AttrExpr, AttrParameter
 from unity_ir.rules.poly import ONE, Poly, number, symbol
-from unity_ir.rules.proof.dims import dim_size, given_number
+from unity_ir.rules.proof.dims import dim_size, number_of
 from unity_ir.rules.research.generate.attributes import AttributeRoles, SizeAt, roles
 from unity_ir.rules.research.generate.terms import TermStep, TypedTerm
 from unity_ir.tdl.bind import Spelled, spell
@@ -280,7 +280,7 @@ class _Line:
         }
         for name, of in self.first.sizes.items():
             if name in self.extents:
-                sizes.unify(self.extents[name], given_number(of, attributes))
+                sizes.unify(self.extents[name], number_of(of, attributes))
         operands = {p.name: s for p, s in zip(bound.operands, shapes, strict=True)}
         reads: list[Access] = [a for r in bound.results for a in accesses(r.expr)]
         places = [(i, s) for a in reads for i, s in zip(a.indices, operands[a.tensor], strict=True)]
@@ -302,7 +302,7 @@ class _Line:
             raise Special("a window of a form that is not generalised")
         name = _bare(self.sizes.known(self.extents[open_[0]]))
         assert name is not None
-        rest = [given_number(t.factor, self.attributes) for t in index.terms]
+        rest = [number_of(t.factor, self.attributes) for t in index.terms]
         others = [self.extents[n] for n in names if n != open_[0]]
         args = (size, *rest, *others)
         known = tuple(map(self.sizes.known, args))
