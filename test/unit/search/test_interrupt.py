@@ -113,17 +113,17 @@ def test_a_signal_ends_a_process_with_a_plan():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("late", ["bounded", "place_branches", "Chooser._with_rival", "Chooser.with_unrewritten"])
+@pytest.mark.parametrize("late", ["faster_with_bound", "place_branches", "Chooser._with_rival", "Chooser.with_unrewritten"])
 def test_what_comes_after_the_search_may_be_interrupted(late: str, monkeypatch: pytest.MonkeyPatch):
     """The bound of a large machine, branches on parts, what is compared: there is a plan by then."""
-    machine = boxes(2, 2, 2, 2, overhead=1e-6) if late == "bounded" else MACHINE
+    machine = boxes(2, 2, 2, 2, overhead=1e-6) if late == "faster_with_bound" else MACHINE
     monkeypatch.setattr(f"unity_ir.search.choose.winner.{late}", interrupt)
     # Axes are grouped, and so there is a bound, as on larger machines, which take half a minute.
     with limited(group_rows=1000):
         found = run(mlp(), machine)
     assert found.interrupted
     assert found.derivation
-    assert (found.bound is None) == (late == "bounded")
+    assert (found.bound is None) == (late == "faster_with_bound")
     assert found.cost.time <= run(mlp(), machine, "data-parallel").cost.time
 
 

@@ -91,7 +91,7 @@ class _Module:
 def _module(part: str, overlaps: bool, graphs: bool) -> _Module:
     body = _file(part).split(MARK, 1)[1].strip("\n")
     body = body if overlaps else _without(body, _is_flight)
-    body = body if graphs else _without(body, _is_graph)
+    body = _without_rows_of_quotes(body if graphs else _without(body, _is_graph))
     lines = body.splitlines()
     functions: list[_Function] = []
     others = frozenset[str]()
@@ -112,6 +112,22 @@ def _without(body: str, is_false: Callable[[ast.expr], bool]) -> str:
     found = [s for s in ast.walk(ast.parse(body)) if isinstance(s, ast.If) and not s.orelse and is_false(s.test)]
     left_out = {number for s in found for number in range(s.lineno, (s.end_lineno or s.lineno) + 1)}
     return "".join(line for at, line in enumerate(body.splitlines(keepends=True), 1) if at not in left_out)
+
+
+def _without_rows_of_quotes(body: str) -> str:
+    """Return a module's text with the quotes of its docstrings in the rows of their words: programs are shorter so."""
+    lines = body.splitlines(keepends=True)
+    for node in ast.walk(ast.parse(body)):
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef) or ast.get_docstring(node) is None:
+            continue
+        text = node.body[0]
+        first, last = text.lineno - 1, (text.end_lineno or text.lineno) - 1
+        if first < last and lines[first].strip() == lines[last].strip() == '"""':
+            indent = " " * text.col_offset
+            lines[first + 1] = f'{indent}"""{lines[first + 1].lstrip()}'
+            lines[last - 1] = f'{lines[last - 1].rstrip()}"""\n'
+            lines[first] = lines[last] = ""
+    return "".join(lines)
 
 
 def _is_flight(test: ast.expr) -> bool:
