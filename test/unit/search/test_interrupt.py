@@ -113,7 +113,9 @@ def test_a_signal_ends_a_process_with_a_plan():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("late", ["faster_with_bound", "place_branches", "Chooser._with_rival", "Chooser.with_unrewritten"])
+@pytest.mark.parametrize(
+    "late", ["faster_with_bound", "place_branches", "Chooser._with_rival", "Chooser.with_unrewritten"]
+)
 def test_what_comes_after_the_search_may_be_interrupted(late: str, monkeypatch: pytest.MonkeyPatch):
     """The bound of a large machine, branches on parts, what is compared: there is a plan by then."""
     machine = boxes(2, 2, 2, 2, overhead=1e-6) if late == "faster_with_bound" else MACHINE
