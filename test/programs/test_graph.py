@@ -117,6 +117,7 @@ def test_steps_that_are_not_finite_are_skipped(ranks: Ranks, tmp_path: Path):
     assert ranks.run(text, 1, run_main, [*options, "10", *load], None, str(tmp_path))[0] == plain[6:]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("clip", [0.0, 1.0])
 @pytest.mark.parametrize("first", [2, 6])

@@ -104,6 +104,7 @@ def test_what_is_made_once_lasts_to_its_last_reader_in_the_last_micro_batch(
 MASKED = [("data-parallel", 2, "ideal:2"), ("fsdp", 4, "ideal:2"), ("zero3", 2, "ideal:2"), ("joint", 4, "ideal:2x2")]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(("plan", "count", "where"), MASKED)
 def test_a_mean_over_some_labels_is_of_those_of_all_micro_batches(ranks: Ranks, plan: str, count: int, where: str):

@@ -53,6 +53,7 @@ def test_every_kind_of_move_occurs_and_the_text_says_all():
     assert {*FROM_ONE, "zero_pad"} <= kinds.keys()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("right", "wrong"),

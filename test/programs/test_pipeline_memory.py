@@ -15,6 +15,7 @@ from unity_ir.search.run import run
 from unity_ir.simulate.stages import simulate_stages
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "pieces"), [("1f1b", "1"), ("gpipe", "1"), ("zb-h1", "1"), ("2bw", "1"), ("1f1b", "2"), ("zb-h1", "2")]

@@ -544,6 +544,7 @@ SHAPES = [(91, 101), (64, 64), (), (5,), (0, 3), (2049,)]
 """Of one block and of several; only the second has a multiple of 16 elements."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("scale", [None, 0.3])
 @pytest.mark.parametrize("off", [0, 1])

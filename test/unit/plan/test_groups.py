@@ -344,6 +344,7 @@ SMALL: Mapping[str, Callable[[], Graph]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "mixed"])
 @pytest.mark.parametrize("name", SMALL)

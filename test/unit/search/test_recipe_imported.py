@@ -69,6 +69,7 @@ def reads_weight(node: Node) -> bool:
     return contraction_flops(node.analysis.bound) > 0 or any(v.type.is_integer for v in node.operands)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("devices", [4, 8])
 @pytest.mark.parametrize("name", [*TRANSFORMERS, *OTHERS])
 def test_tensor_parallelism_divides_all_dense_layers_tables_and_heads(name: str, devices: int):
