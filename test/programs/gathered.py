@@ -1,4 +1,4 @@
-"""What ranks get by `quick_collectives.py`, beside what they get from gloo."""
+"""Compares, on each rank, the collectives of `quick_collectives.py` with gloo's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quick_collectives import quick_collectives
 
 
 def disagreements(program: Any) -> list[str]:
-    """The collectives of which this rank gets something else than from gloo's own."""
+    """Return the names of the collectives whose results differ from gloo's on this rank."""
     with quick_collectives():
         return _disagreements()
 

@@ -114,7 +114,7 @@ class Plan:
 
     @property
     def imported(self) -> Imported | None:
-        """What was imported from PyTorch, if the plan was made of a module in this process; None for other plans."""
+        """The import of the PyTorch module that was planned in this process; None for any other plan."""
         return self._source.imported
 
     def explain(self, operator: str) -> str:

@@ -28,7 +28,7 @@ class Source:
     """How messages call it: a file's name, a model's, or a PyTorch module's class."""
     module: ModuleOp
     imported: Imported | None = None
-    """What was imported from PyTorch; None for other models."""
+    """The import of a PyTorch module: its graph, weights and names; None for a model from elsewhere."""
 
 
 def module_of_graph(graph: Graph) -> ModuleOp:

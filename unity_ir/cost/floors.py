@@ -70,7 +70,7 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What the kernel of one operator needs at least, summed over the devices that share it."""
+    """The FLOPs and bytes that the kernel of one operator needs at least, summed over the devices that share it."""
 
     flops: float
     peak: float
@@ -198,7 +198,7 @@ class Floors:
 
     def is_rows(self, node: Node) -> bool:
         """
-        Return whether an operator of the step is a reduction or a gather (`ROWS`): no kernel has one beside a
+        Return whether an operator of the step is a reduction or a gather (`ROWS`), which no kernel fuses with a
         contraction.
         """
         return self.kinds[node] in ROWS

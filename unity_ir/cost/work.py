@@ -190,7 +190,7 @@ def applied(
 
 @dataclass(frozen=True, slots=True)
 class GradientReads:
-    """What the kernels of gradients of some operands of an operator read."""
+    """The operands and results of an operator that the kernels of some of its gradients read."""
 
     operands: tuple[int, ...]
     """Indices of the operands that are read; of several that are one value, the first."""

@@ -257,7 +257,7 @@ class MaxPoolingGradient:
     """The gradient of a max pooling: `value` is added to the first maximum of each of the pooling's windows."""
 
     value: Expr
-    """What is added for each window, an expression."""
+    """The gradient that each window adds to its maximum."""
     pooling: Pooling
     written: tuple[Window, ...]
     """The windows of the result."""

@@ -111,7 +111,7 @@ class KernelRow:
     flops: int
     bytes: int
     seconds: float
-    """Of one kernel, as `lowering.measure.operators.Measured` has them."""
+    """Seconds of one run of the kernel: the median of repeats, or as `lowering.measure.operators.Measured` says."""
     spread: float
     """Seconds from the second fastest to the second slowest repeat, as a fraction of the median."""
     repeats: int

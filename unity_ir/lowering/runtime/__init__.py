@@ -91,7 +91,7 @@ class _Module:
 def _module(part: str, overlaps: bool, graphs: bool) -> _Module:
     body = _file(part).split(MARK, 1)[1].strip("\n")
     body = body if overlaps else _without(body, _is_flight)
-    body = _without_rows_of_quotes(body if graphs else _without(body, _is_graph))
+    body = _with_short_docstrings(body if graphs else _without(body, _is_graph))
     lines = body.splitlines()
     functions: list[_Function] = []
     others = frozenset[str]()
@@ -114,15 +114,16 @@ def _without(body: str, is_false: Callable[[ast.expr], bool]) -> str:
     return "".join(line for at, line in enumerate(body.splitlines(keepends=True), 1) if at not in left_out)
 
 
-def _without_rows_of_quotes(body: str) -> str:
-    """Return a module's text with the quotes of its docstrings in the rows of their words: programs are shorter so."""
+def _with_short_docstrings(body: str) -> str:
+    """Return a module's text with the quotes of docstrings on the lines of their text, so that programs are shorter."""
     lines = body.splitlines(keepends=True)
     for node in ast.walk(ast.parse(body)):
         if not isinstance(node, ast.FunctionDef | ast.ClassDef) or ast.get_docstring(node) is None:
             continue
         text = node.body[0]
         first, last = text.lineno - 1, (text.end_lineno or text.lineno) - 1
-        if first < last and lines[first].strip() == lines[last].strip() == '"""':
+        is_apart = first < last and lines[first].strip() == lines[last].strip() == '"""'
+        if is_apart and not lines[last - 1].rstrip().endswith(('"', "\\")):
             indent = " " * text.col_offset
             lines[first + 1] = f'{indent}"""{lines[first + 1].lstrip()}'
             lines[last - 1] = f'{lines[last - 1].rstrip()}"""\n'

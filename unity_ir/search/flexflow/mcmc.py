@@ -64,7 +64,7 @@ class Settings:
     starts: Sequence[str] = STARTS
     """Names of the plans that chains start from, of `STARTS`."""
     overlap: bool = True
-    """Whether communication is simulated beside kernels, not in turn with them."""
+    """Whether communication is simulated as overlapping with kernels; otherwise every move is waited for."""
     pinning: float = 0.2
     """Fraction of every chain's proposals, its last ones, in which operators may be pinned."""
     patience: int = PATIENCE

@@ -91,7 +91,7 @@ class SmallestPlan:
     """Seconds of its step."""
     device: Device
     advice: str
-    """What to do, the end of the message."""
+    """The fix that ends the message, such as a machine with more memory."""
     of: str = "found"
     """Which plan it is, in the words of the message."""
 

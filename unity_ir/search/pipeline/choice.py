@@ -50,7 +50,7 @@ class PipelineChoice:
     tried: tuple[Pair, ...]
     """The pairs that were estimated."""
     search: PipelineSearch
-    """What planned it, with its tables."""
+    """The search that found it; bounds reuse its tables."""
 
 
 def best_pipeline(
@@ -103,7 +103,7 @@ def best_pipeline(
 
 @dataclass(frozen=True)
 class BoundedFamily:
-    """What is the same of all pipelines that a bound is of, and the makespan of one of them."""
+    """The pipelines that a bound holds for, and the makespan of the best one found."""
 
     is_split: bool
     """Backwards may be in halves: of inputs, then of weights."""
@@ -121,7 +121,8 @@ class BoundedFamily:
 class PipelineBounds:
     """
     Lower bounds, in seconds, of all pipelines of a search, of as many `parts` and `micro_batches` as are forced, else
-    of two or more. They are looser if not `with_layouts`, which take several times as long as the search.
+    of two or more. They are looser if not `with_layouts`, which take several times as long as the search. Each step of
+    tightening has a budget of its own, so that it gives the same wherever it is done.
     """
 
     def __init__(
@@ -160,6 +161,8 @@ class PipelineBounds:
         steps = (bounds.of_kernels, bounds.of_ranges, *((bounds.of_layouts,) if self._with_layouts else ()))
         queue = [(bounds.of_kernels(*pair), 0, pair) for pair in self._pairs]
         heapq.heapify(queue)
+        if not queue:
+            return
         yield queue[0][0]
         with suppress(OutOfBudget):  # what is known by then is a bound, too
             while queue[0][1] + 1 < len(steps):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A kernel's tile, so many rows and columns of the scores, and its launch options (warps, pipeline stages)."""
+    """A kernel's tile, in rows and columns of the scores, and its launch options (warps, pipeline stages)."""
 
     rows: int
     columns: int
