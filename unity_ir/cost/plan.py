@@ -27,7 +27,7 @@ from unity_ir.pcg.graph import Graph, Node, Value
 from unity_ir.pcg.loss_part import loss_part
 from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.pcg.recompute import not_kept
-from unity_ir.pcg.reshard import Move
+from unity_ir.pcg.reshard import Move, sum_over
 from unity_ir.pcg.sharding import Layout, Placement, dual, pins_of, place
 from unity_ir.pcg.stages import stage_axes_of
 from unity_ir.pcg.types import ELEMENT_BYTES
@@ -137,12 +137,12 @@ class PlanCost:
     @property
     def elements(self) -> int:
         """Elements received in moves per iteration, summed over all devices."""
-        return sum(m.traffic(self.machine.mesh) for m, _ in self.moves)
+        return sum_over(self.moves, lambda move, _: move.traffic(self.machine.mesh))
 
     @property
     def bytes(self) -> int:
         """Bytes received in moves per iteration, summed over all devices."""
-        return sum(m.traffic(self.machine.mesh) * ELEMENT_BYTES[dtype] for m, dtype in self.moves)
+        return sum_over(self.moves, lambda move, dtype: move.traffic(self.machine.mesh) * ELEMENT_BYTES[dtype])
 
     @property
     def memory_bytes(self) -> int:

@@ -12,7 +12,7 @@ from rich.table import Table
 from unity_ir.cost.plan import PlanCost, Reshard
 from unity_ir.pcg.collectives import FREE
 from unity_ir.pcg.graph import Node
-from unity_ir.pcg.reshard import Move
+from unity_ir.pcg.reshard import Move, sum_over
 from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, pins_of, role_name
 from unity_ir.rules.trust import equal_but_at_ties
 
@@ -211,7 +211,7 @@ def _table(plan: PlanCost) -> Table:
 
 
 def _add_reshard(table: Table, plan: PlanCost, reshard: Reshard) -> None:
-    moving = [id(m) for m, _ in reshard.moves if m.kind not in FREE]
+    moving = [move for move in reshard.moves if move[0].kind not in FREE]
     if not moving:
         return
 
@@ -219,8 +219,7 @@ def _add_reshard(table: Table, plan: PlanCost, reshard: Reshard) -> None:
         seconds = plan.machine.moves_time(moves)
         return seconds_text(seconds) if seconds else ""
 
-    traffic = {id(m): m.traffic(plan.machine.mesh) for m in (*reshard.forward, *reshard.again, *reshard.backward)}
-    elements = sum(traffic[m] for m in moving)
+    elements = sum_over(moving, lambda move, _: move.traffic(plan.machine.mesh))
     table.add_row(
         f"  {_kinds(reshard.forward)} / {_kinds((*reshard.again, *reshard.backward))}",
         "",

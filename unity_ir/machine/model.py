@@ -18,7 +18,7 @@ from unity_ir.machine.graph import Topology
 from unity_ir.machine.link_traffic import line
 from unity_ir.machine.links import Level, Link, Protocol
 from unity_ir.pcg.collectives import BETWEEN_DEVICES, FREE, ON_DEVICE
-from unity_ir.pcg.reshard import Move
+from unity_ir.pcg.reshard import Move, sum_over
 from unity_ir.pcg.sharding import Mesh, prime_factors
 from unity_ir.pcg.types import ELEMENT_BYTES
 
@@ -279,12 +279,8 @@ class Machine:
         return self.move_seconds(move.kind, self.sizes_of(move.axes), elements, move.elements_after, item)
 
     def moves_time(self, moves: Sequence[tuple[Move, str]]) -> float:
-        """
-        Return the seconds of moves, as (move, element type), one after the other. One that occurs again and again, the
-        same object for each micro-batch, is priced once.
-        """
-        known = {id(pair): self.move_time(*pair) for pair in {id(pair): pair for pair in moves}.values()}
-        return sum(known[id(pair)] for pair in moves)
+        """Return the seconds of moves, as (move, element type), one after the other."""
+        return sum_over(moves, self.move_time)
 
 
 def slowest(kinds: Sequence[Device]) -> Device:

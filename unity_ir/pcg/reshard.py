@@ -11,11 +11,12 @@ the move between the dual layouts, found by the same planner.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import combinations, count
 from math import prod
+from typing import TypeVar
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.collectives import COLLECTIVES, KIND_BETWEEN, RoleKind
@@ -88,6 +89,18 @@ class Move:
         received = COLLECTIVES[self.kind].received
         each = 0 if received is None else received(self.group, self.border or self.elements)
         return each * self.groups(mesh)
+
+
+Number = TypeVar("Number", int, float)
+
+
+def sum_over(moves: Sequence[tuple[Move, str]], of: Callable[[Move, str], Number]) -> Number:
+    """
+    Return the sum of `of(move, element type)` over moves. It is computed once for moves that are one object, as those
+    of a value that moves in each micro-batch are.
+    """
+    found = {key: of(*pair) for key, pair in {id(pair): pair for pair in moves}.items()}
+    return sum(found[id(pair)] for pair in moves)
 
 
 @cache

@@ -19,7 +19,7 @@ from unity_ir.messages import printable
 from unity_ir.pcg.collectives import FREE
 from unity_ir.pcg.graph import Graph, Node, Value, erase_with
 from unity_ir.pcg.layers import Part, layers
-from unity_ir.pcg.reshard import Move
+from unity_ir.pcg.reshard import Move, sum_over
 from unity_ir.pcg.sharding import GridRole, role_name
 from unity_ir.pcg.types import ELEMENT_BYTES
 from unity_ir.report.packed import Json, Table, nanoseconds
@@ -142,7 +142,7 @@ class _GraphData:
     def _move(self, reshard: Reshard) -> MoveRow | None:
         """Return the row of a reshard; None if nothing is moved between devices or copied."""
         machine = self.plan.machine
-        moving = [(m, dtype) for m, dtype in reshard.moves if m.kind not in FREE]
+        moving = [move for move in reshard.moves if move[0].kind not in FREE]
         if not moving:
             return None
 
@@ -158,7 +158,7 @@ class _GraphData:
             self.texts[reshard_words(reshard)],
             time(reshard.forward_moves),
             time(reshard.backward_moves),
-            sum(m.traffic(machine.mesh) * ELEMENT_BYTES[dtype] for m, dtype in moving),
+            sum_over(moving, lambda move, dtype: move.traffic(machine.mesh) * ELEMENT_BYTES[dtype]),
             kinds(reshard.forward),
             kinds((*reshard.again, *reshard.backward)),
         )
