@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import combinations, count
 from math import prod
-from typing import TypeVar
+from typing import overload
 
 from unity_ir.errors import UnityError
 from unity_ir.pcg.collectives import COLLECTIVES, KIND_BETWEEN, RoleKind
@@ -91,10 +91,11 @@ class Move:
         return each * self.groups(mesh)
 
 
-Number = TypeVar("Number", int, float)
-
-
-def sum_over(moves: Sequence[tuple[Move, str]], of: Callable[[Move, str], Number]) -> Number:
+@overload
+def sum_over(moves: Sequence[tuple[Move, str]], of: Callable[[Move, str], int]) -> int: ...
+@overload
+def sum_over(moves: Sequence[tuple[Move, str]], of: Callable[[Move, str], float]) -> float: ...
+def sum_over(moves: Sequence[tuple[Move, str]], of: Callable[[Move, str], float]) -> float:
     """
     Return the sum of `of(move, element type)` over moves. It is computed once for moves that are one object, as those
     of a value that moves in each micro-batch are.
