@@ -10,7 +10,7 @@ and bytes are then products over arrays of degrees.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -133,6 +133,33 @@ def seconds(
             alone[row] = done.forward_time(device)
             out[row] = alone[row] + done.backward_time(device)
     return out[inverse], alone[inverse]
+
+
+def addition_seconds(
+    node: Node, operand: int, variables: tuple[str, ...], degrees: Ints, elements: Ints, device: Device
+) -> tuple[Floats, Floats]:
+    """
+    Return by how many seconds [row] the matrix product that makes the gradient of operand number `operand` takes longer
+    because it stores the gradient in the element type in which gradients are summed, and because it also reads the sum
+    of those of earlier micro-batches (`plan.additions`): 0 where its arithmetic takes longer than its memory.
+
+    `degrees` [row, variable] are as in `seconds`, `elements` [row] those of the gradient on a device.
+    """
+    needs = tuple(i == operand for i in range(len(node.operands)))
+    same = tuple(map(node.operands.index, node.operands))
+    form = template(node, needs, variables, same)
+    type = node.operands[operand].type
+    total = elements * ELEMENT_BYTES[type.grad_dtype]
+    wider = total - elements * ELEMENT_BYTES[type.dtype]
+    longer, reading = np.zeros((2, len(degrees)))
+    known = form.is_exact(degrees)
+    if known.any():
+        product = max(list(counts(form, degrees[known]))[1:], key=lambda each: int(each.flops.sum()))
+        stored = replace(product, bytes=product.bytes + wider[known])
+        both = replace(stored, bytes=stored.bytes + total[known])
+        alone, first, second = (_seconds(each, device) for each in (product, stored, both))
+        longer[known], reading[known] = first - alone, second - first
+    return longer, reading
 
 
 def distinct(rows: Ints) -> tuple[Ints, Ints]:

@@ -22,6 +22,7 @@ from unity_ir.pcg.optimizer import Optimizer
 from unity_ir.rules.algebraic import selected
 from unity_ir.rules.derivation import RuleApplication
 from unity_ir.search.choose.worker import ForkedWorker
+from unity_ir.search.exact.axis_groups import solve
 from unity_ir.search.joint.best_first import JointPlan, Progress, joint, rewritten_alike
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.memory.lagrangian import needed
@@ -30,7 +31,7 @@ from unity_ir.search.pipeline.equal import PipelineSearch
 from unity_ir.search.pipeline.orders import ScheduleKind
 from unity_ir.search.pipeline.placed import pipeline_step
 from unity_ir.search.pipeline.staged import Stages
-from unity_ir.search.recompute.least import least_unstaged
+from unity_ir.search.recompute.least import LeastUnstaged, least_unstaged
 from unity_ir.search.result import SearchResult
 from unity_ir.search.run import recompute_kind, run, run_in_time
 from unity_ir.search.strategies.joint import RewriteOptions
@@ -48,6 +49,12 @@ NEAR = 0.99
 """
 Plans without stages are not looked for if all of them take more than this part of a pipeline's seconds, every kernel
 one by one and every move waited for.
+"""
+
+FAR = 1.1
+"""
+Nor are they if the fastest found, were memory unlimited, and what all of them recompute to fit take this many times a
+pipeline's seconds: rewrites and moves that readers share make up for less.
 """
 
 Asked = Stages | Literal["auto", "none"] | None
@@ -117,7 +124,7 @@ def run_with_stages(
         if least.seconds > RECOMPUTES * least.kernels:
             with suppress(OutOfBudget, UnityError), within(budget):
                 pipeline = pipelines.faster_than(None)
-            if pipeline is not None and pipeline.waited is not None and least.seconds >= NEAR * pipeline.waited:
+            if pipeline is not None and pipelines.are_unstaged_slower(least, pipeline):
                 return replace(pipeline, budget=budget)
     failed: UnityError | None = None
     result: SearchResult | None = None
@@ -210,6 +217,17 @@ class _Pipelines:
         if other is None or needed(other.graph, other.cost, self.optimizer) > self.machine.device.usable:
             return None
         return other if result is None or self.is_faster(other, result) else None
+
+    def are_unstaged_slower(self, least: LeastUnstaged, pipeline: SearchResult) -> bool:
+        """
+        Return whether plans without stages, with these lower bounds, need not be looked for beside a pipeline: all of
+        them are slower (`NEAR`), or by what is found without a limit of memory they are far from as fast (`FAR`).
+        """
+        assert pipeline.waited is not None
+        if least.seconds >= NEAR * pipeline.waited:
+            return True
+        _, plan = solve(self.graph, self.machine, self.optimizer)
+        return plan.seconds + least.seconds - least.kernels >= FAR * pipeline.waited
 
     def is_faster(self, pipeline: SearchResult, result: SearchResult) -> bool:
         """Return whether a pipeline is faster, as emitted, than another plan."""

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from operator_cases import CASES
 
-from unity_ir.cost.table import counts, seconds, template
+from unity_ir.cost.table import addition_seconds, counts, seconds, template
 from unity_ir.cost.work import Work, repeats, work
 from unity_ir.errors import UnityError
 from unity_ir.forms.kinds import KINDS
@@ -108,3 +108,24 @@ def test_unknown_divisions_are_rare():
         {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1},
     )
     assert template(node, (True, True), node.analysis.splittable, (0, 1)).unknown == ()
+
+
+@pytest.mark.parametrize("rows", [8, 2**15])
+def test_products_that_add_up_gradients_write_them_wider_and_read_the_sum(rows: int):
+    """Of few rows a product takes as long as its memory; of many as long as its arithmetic, as if added up for free."""
+    x = leaf("input", tensor_type((rows, 512), "bf16"), name="x").result
+    weight = leaf("weight", tensor_type((512, 512), "bf16", grad="f32"), name="w").result
+    node = apply("matmul", [x, weight])
+    assert node.analysis.splittable == ("m0", "n", "k")
+    ways = np.array(list(product((1, 2), repeat=3)), dtype=np.int64)
+    m, n, k = ((rows, 512, 512) // ways).T
+    longer, reading = addition_seconds(node, 1, ("m0", "n", "k"), ways, n * k, DEVICE)
+    item, sum_item = 2, 4
+    operands = item * m * (n + k)
+    alone, stored, added = (
+        DEVICE.kernel_times(2 * m * n * k, operands + each * n * k, "bf16", "contraction")
+        for each in (item, sum_item, 2 * sum_item)
+    )
+    assert longer.tolist() == pytest.approx((stored - alone).tolist())
+    assert reading.tolist() == pytest.approx((added - stored).tolist())
+    assert np.all(reading > 0) if rows == 8 else not np.any(reading)

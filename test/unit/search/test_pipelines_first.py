@@ -47,12 +47,16 @@ def test_plans_without_stages_are_left_out_where_all_are_slower(monkeypatch: pyt
     both = run_with_stages(GPT2, machine, optimizer=OPTIMIZER, stages="auto")
     assert both.graph.pipeline is not None
     monkeypatch.setattr(with_stages, "run", none)
-    monkeypatch.setattr(with_stages, "NEAR", float("inf"))
-    with pytest.raises(AssertionError, match="without stages"):
-        run_with_stages(GPT2, machine, optimizer=OPTIMIZER, stages="auto")
-    monkeypatch.setattr(with_stages, "NEAR", 0.0)
-    alone = run_with_stages(GPT2, machine, optimizer=OPTIMIZER, stages="auto")
-    assert alone.graph == both.graph
+    never, always = float("inf"), 0.0
+    for near, far in ((never, never), (always, never), (never, always)):
+        monkeypatch.setattr(with_stages, "NEAR", near)
+        monkeypatch.setattr(with_stages, "FAR", far)
+        if near == far:
+            with pytest.raises(AssertionError, match="without stages"):
+                run_with_stages(GPT2, machine, optimizer=OPTIMIZER, stages="auto")
+        else:
+            alone = run_with_stages(GPT2, machine, optimizer=OPTIMIZER, stages="auto")
+            assert alone.graph == both.graph
 
 
 def test_a_kind_of_recompute_is_not_left_out_of_stages():

@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from graphs import boxes, random_cnn, random_graph
+from graphs import boxes, random_cnn, random_graph, with_memory
 
 from unity_ir import models
 from unity_ir.cost.plan import cost
@@ -26,6 +26,8 @@ from unity_ir.search.exact.plan_graph import realise
 from unity_ir.search.joint.best_first import joint
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import Price
+from unity_ir.search.pipeline.staged import Stages
+from unity_ir.search.run import run_in_time
 from unity_ir.simulate.report import as_emitted
 
 
@@ -207,3 +209,10 @@ def test_plans_with_moves_hidden_are_those_of_every_part(batch: int, others: int
     every = [plan for plan in dict.fromkeys(plans) if plan != found.graph]
     assert [plan for plan, _ in plans_with_hidden_moves(found, machine, Optimizer())] == every
     assert len(every) == others
+
+
+def test_the_error_of_stages_is_that_of_two_micro_batches():
+    """One micro-batch is no pipeline: that is not why there is none."""
+    graph = models.from_text("gpt2,batch=4,sequence=8,layers=2,hidden=8,heads=2,vocabulary=8")
+    with pytest.raises(UnityError, match="the plan found needs"):
+        run_in_time(graph, with_memory(boxes(2, 2), 10_000), "fsdp", stages=Stages(2))

@@ -51,7 +51,7 @@ from unity_ir.search.exact.two_way import TwoWayCost
 from unity_ir.search.layouts.axes import Floats, Ints
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.layouts.objective import TIME, Price
-from unity_ir.search.layouts.operator_table import OperatorTable, operator_table
+from unity_ir.search.layouts.operator_table import OperatorTable, addition_seconds_of, operator_table
 from unity_ir.search.layouts.space import LayoutSpace, Spaces
 
 TOLERANCE = 1e-9
@@ -147,6 +147,10 @@ class Solver:
     stepwise: bool = False
     """Whether only messages are passed: rows are not dropped, and there are no dense tables of layout pairs."""
     _tables: dict[tuple[object, ...], OperatorTable] = field(default_factory=dict[tuple[object, ...], OperatorTable])
+    _totals: dict[tuple[int, int], tuple[Floats, Floats]] = field(
+        default_factory=dict[tuple[int, int], tuple[Floats, Floats]]
+    )
+    """What `_additions` has found, by table and operand."""
     variables: dict[tuple[object, ...], Variable] = field(default_factory=dict[tuple[object, ...], Variable])
     """Memo of variables of factor graphs, by what their costs depend on."""
     pairwise: dict[tuple[object, ...], PairwiseCost] = field(default_factory=dict[tuple[object, ...], PairwiseCost])
@@ -166,7 +170,14 @@ class Solver:
         Return a solver that minimises the objective `price` (a weight per second and per byte); it shares operator
         tables with this one.
         """
-        return Solver(self.spaces, self.optimizer, _tables=self._tables, price=price, stepwise=self.stepwise)
+        return Solver(
+            self.spaces,
+            self.optimizer,
+            _tables=self._tables,
+            _totals=self._totals,
+            price=price,
+            stepwise=self.stepwise,
+        )
 
     def table(self, node: Node, with_gradient: frozenset[Node]) -> OperatorTable:
         """
@@ -252,6 +263,8 @@ class Solver:
         for i, value in enumerate(node.operands):
             if value in single:
                 is_added = value.node.op == "weight" and bool(self.price.add) and adds_gradients(node, value)
+                if is_added and user and value.node in with_gradient:
+                    seconds = seconds + self.price.additions(*self._additions(table, node, i))
                 seconds = seconds + self.leaf(value, with_gradient, user, read[i], is_added)[0][table.operands[i]]
                 continue
             need = layouts_needed(node, table, i)
@@ -274,6 +287,13 @@ class Solver:
             tuple(port(made[rows]) for made in table.results),
             tuple(port(need[rows]) for need in needs),
         )
+
+    def _additions(self, table: OperatorTable, node: Node, operand: int) -> tuple[Floats, Floats]:
+        """Return what `addition_seconds_of` does, memoised."""
+        key = id(table), operand
+        if key not in self._totals:
+            self._totals[key] = addition_seconds_of(table, node, operand, self.spaces)
+        return self._totals[key]
 
     def relay(self, value: Value, with_gradient: frozenset[Node], kept: bool) -> Variable:
         """

@@ -46,7 +46,7 @@ class Price:
     add: float = 0.0
     """
     Seconds per byte of adding a micro-batch's gradient of a weight to the sum of those before; charged only if `once`
-    is not 1, and not where the product that makes the gradient adds it up.
+    is not 1, and not where the product that makes the gradient adds it up (`additions`).
     """
 
     def of(self, seconds: Floats, bytes: Floats) -> Floats:
@@ -66,6 +66,13 @@ class Price:
         `once`), and `bytes` those that its tensors take. Infinite seconds stay infinite.
         """
         return self.of(np.where(np.isfinite(seconds), self.once * np.nan_to_num(seconds, posinf=0.0), seconds), bytes)
+
+    def additions(self, longer: Floats, reading: Floats) -> Floats:
+        """
+        Return the cost, elementwise, of products that add up gradients of weights: `longer` are the seconds by which
+        each takes longer in every micro-batch, `reading` those in all but the first.
+        """
+        return self.second * (longer + (1 - self.once) * reading)
 
     def recomputes(self, table: OperatorTable, kept: Sequence[bool]) -> npt.NDArray[np.bool_]:
         """

@@ -10,12 +10,12 @@ import numpy as np
 
 from unity_ir.budget import spend
 from unity_ir.cost.halos import exchanges
-from unity_ir.cost.table import distinct, seconds, template
+from unity_ir.cost.table import addition_seconds, distinct, seconds, template
 from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph, Node
 from unity_ir.pcg.sharding import COPY, REPEAT, GridRole, operand_role, result_role
 from unity_ir.pcg.types import ELEMENT_BYTES
-from unity_ir.search.layouts.axes import Counts, Floats, Ints, role_counts, role_degrees
+from unity_ir.search.layouts.axes import Counts, Floats, Ints, degrees_of, role_counts, role_degrees
 from unity_ir.search.layouts.space import LayoutSpace, Spaces
 
 
@@ -98,6 +98,18 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
             _halo_bytes(node, variables, divided, needed, spaces),
         )
     )
+
+
+def addition_seconds_of(table: OperatorTable, node: Node, operand: int, spaces: Spaces) -> tuple[Floats, Floats]:
+    """
+    Return by how many seconds [row] the product that makes the gradient of a weight, operand number `operand`, takes
+    longer because it stores it in the element type of sums, and because it also reads a sum
+    (`cost.table.addition_seconds`).
+    """
+    variables = tuple(map(str, table.roles[: table.roles.index(COPY)]))
+    degrees = degrees_of(table.counts, spaces.groups)[:, : len(variables)]
+    elements = spaces.of_value(node.operands[operand]).elements[table.operands[operand]].astype(np.int64)
+    return addition_seconds(node, operand, variables, degrees, elements, spaces.machine.device)
 
 
 def cache_kernel_templates(graph: Graph) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from unity_ir.cost.memory import leaf_bytes
 from unity_ir.cost.plan import PlanCost, Reshard, update_time
+from unity_ir.cost.table import addition_seconds
 from unity_ir.cost.work import adds_gradients, gradient_reads, work_of
 from unity_ir.pcg.collectives import FREE
 from unity_ir.pcg.differentiate import nodes_with_gradient
@@ -205,7 +206,7 @@ class _Sums:
             self.forward[unit] += each.forward
             half = self._input_gradient(node)
             self.input_gradient[unit] += min(half, each.backward)
-            self.weight_gradient[unit] += max(each.backward - half, 0.0)
+            self.weight_gradient[unit] += max(each.backward - half, 0.0) + self._additions(node)
             self.made[serials[node]] = sum(prod(t.piece_shape) * ELEMENT_BYTES[t.dtype] for t in node.types)
             self.late[unit] += self._late(node, kept, users)
         for reshard in priced.reshards:
@@ -238,8 +239,22 @@ class _Sums:
         sent, held = (elements, max(item, grad)), float(elements * (item + grad))
         return TiedWeight(unit, reader, sent, held, self._addition(elements * grad))
 
+    def _additions(self, node: Node) -> float:
+        """Return the seconds, per micro-batch, by which products take longer that add up gradients of weights."""
+        if not self.again:
+            return 0.0
+        variables = tuple(node.analysis.splittable)
+        degrees = np.array([[node.configuration.degrees.get(v, 1) for v in variables]], dtype=np.int64)
+        found = 0.0
+        for i, value in enumerate(node.operands):
+            if _root(value) in self.multiplied and self._is_trained(value):
+                elements = np.array([prod(value.type.piece_shape)], dtype=np.int64)
+                longer, reading = addition_seconds(node, i, variables, degrees, elements, self.machine.device)
+                found += float(longer[0] + self.again * reading[0])
+        return found
+
     def _addition(self, bytes: float) -> float:
-        """Return the seconds, per micro-batch, in which all but one add a gradient to those before."""
+        """Return the seconds, per micro-batch, in which a kernel of its own adds a gradient to those before."""
         return self.again * self.machine.memory_seconds(1, ADDED * bytes)
 
     def _late(self, node: Node, kept: set[tuple[Value, bool]], users: Users) -> float:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from unity_ir.rules.parse import parse_poly
 from unity_ir.rules.poly import Poly, number, symbol
-from unity_ir.rules.proof.forms import Constraint
+from unity_ir.rules.proof.forms import Constraint, Extreme, Mono, Quantified, Read, box
 from unity_ir.rules.proof.integers import contradictory, holds, solution
-from unity_ir.rules.proof.solver import Answers, condition, z3
+from unity_ir.rules.proof.normal import normal
+from unity_ir.rules.proof.solver import Answers, Facts, condition, z3
 
 SYMBOLS = ("n", "m", "s", "i#0", "k#1", "@0.0")
 FACTORS = st.sampled_from((-2, -1, 1, 2))
@@ -60,3 +63,14 @@ def test_a_sum_of_constraints_that_fails_is_found():
     assert contradictory([*boxes, *between, Constraint(parse_poly("n - m"))])
     assert not contradictory([*boxes, *between])
     assert solution([*boxes, *between]) == {"i#0": 1, "m": 2, "n": 1}
+
+
+def test_values_of_a_range_are_tried_from_0_on():
+    """`normal` names what a sum or a maximum is over so that the first value tried of it, 0, is in its range."""
+    x = Read("x", (symbol("i#0"), symbol("k#1")))
+    sums = (Mono(Fraction(1), ("k#1",), frozenset(box("k#1", symbol("n"))), (x,)),)
+    most = Extreme("max", (Quantified(("i#0",), frozenset(box("i#0", symbol("n"))), sums),))
+    (mono,) = normal((Mono(Fraction(1), (), frozenset(), (most,)),), Facts(()))
+    (named,) = [p for f in mono.factors if isinstance(f, Extreme) for p in f.parts]
+    for binders, domain in ((named.binders, named.domain), (named.body[0].binders, named.body[0].domain)):
+        assert solution(domain) == dict.fromkeys(binders, 0) | {"n": 1}
