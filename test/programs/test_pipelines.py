@@ -86,7 +86,6 @@ SAMPLE = [
     (SPARSE, "zb-h1,2", "experts/4", 4),
     ("nmt", "zb-h1,4", "random-1/4", 8),
     ("nmt", "zb-v,4,2", "joint/4", 8),
-    ("nmt", "interleaved,2,2", "recompute-2/4", 4),
     ("rnnlm", "gpipe,2", "fsdp/4", 4),
     ("rnnlm", "interleaved,2,2", "recompute-2/4", 4),
     ("xdl", "zb-v,2,2", "data-parallel/4", 2),
