@@ -94,7 +94,7 @@ class Fuzzer:
         self.counts: Counter[str] = Counter()
         self.input: tuple[str, bytes, Sequence[str]] = ("", b"", ())
         """The last: its kind, text and arguments."""
-        texts = [*seeds.modules(), *seeds.graph_texts(self.random, graphs)]
+        texts = [*seeds.modules(), *seeds.graph_texts(seed, graphs)]
         self.modules = Mutator(self.random, texts)
         self.rules = Mutator(self.random, seeds.rule_texts())
         self.machines = Mutator(self.random, seeds.machine_texts())

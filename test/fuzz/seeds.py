@@ -38,6 +38,7 @@ def modules() -> tuple[str, ...]:
     return tuple(dict.fromkeys(t for t in texts if len(t) < LARGEST))
 
 
+@cache
 def rule_texts() -> tuple[str, ...]:
     """Rules, each by itself."""
     whole = "\n".join(path.read_text("utf-8") for path in _files(".pcg") if "rules" in path.parts)
@@ -45,6 +46,7 @@ def rule_texts() -> tuple[str, ...]:
     return tuple(t.strip() + "\n" for t in found if t.startswith("subst.rule") and len(t) < LARGEST)
 
 
+@cache
 def machine_texts() -> tuple[str, ...]:
     return tuple(path.read_text("utf-8") for path in _files(".toml"))
 
@@ -106,7 +108,8 @@ def profile_bytes(random: Random, folder: Path) -> bytes:
     return path.read_bytes()
 
 
-def graph_texts(random: Random, count: int) -> list[str]:
+@cache
+def graph_texts(seed: int, count: int) -> tuple[str, ...]:
     """Modules of random graphs: serial, placed on a machine, differentiated, and lowered; now and then generic."""
     from io import StringIO
 
@@ -125,7 +128,7 @@ def graph_texts(random: Random, count: int) -> list[str]:
     from unity_ir.passes.lower_to_spmd import LowerToSpmd
     from unity_ir.search.baselines.random_plan import sample
 
-    texts: list[str] = []
+    random, texts = Random(seed), list[str]()
     while len(texts) < count:
         grown = random.choice(
             (
@@ -147,4 +150,4 @@ def graph_texts(random: Random, count: int) -> list[str]:
         out = StringIO()
         Printer(stream=out, print_generic_format=random.random() < 0.3).print_op(module)
         texts.append(out.getvalue() + "\n")
-    return texts
+    return tuple(texts)

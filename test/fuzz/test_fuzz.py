@@ -1,4 +1,7 @@
-"""The first inputs of the fuzzer, the same each time, and all it has found something with. `make fuzz` goes on."""
+"""
+The first inputs of the fuzzer, the same each time, and all it has found something with. `make zoo` tries five times as
+many, `make fuzz` goes on.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent))
 
 from drive import LENGTH, Fault, Hang, Result, call, check, limited
+from extent import examples
 from fuzz import DEEP, TINY, Fuzzer
 from seeds import CORPUS
 
@@ -32,13 +36,13 @@ def fuzzer(tmp_path: Path) -> Fuzzer:
     ],
 )
 def test_inputs_end_as_they_may(kind: str, count: int, fuzzer: Fuzzer):
-    for _ in range(count):
+    for _ in range(examples(count)):
         try:
             getattr(fuzzer, kind)()
         except Fault as fault:
             said, data, argv = fuzzer.input
             raise AssertionError(f"{said} {list(argv)}\n{data.decode('utf-8', 'replace')}\n{fault}") from None
-    assert fuzzer.counts.total() >= count
+    assert fuzzer.counts.total() >= examples(count)
 
 
 @pytest.mark.slow

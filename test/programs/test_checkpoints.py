@@ -47,7 +47,7 @@ def test_a_checkpoint_of_four_ranks_loads_on_two_and_in_plain_pytorch(ranks: Ran
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", sample(["mlp", "gpt2", "dlrm"], 2))
+@pytest.mark.parametrize("model", sample(["mlp", "gpt2", "dlrm"], 3, 2))
 def test_weights_and_moments_move_between_plans(ranks: Ranks, tmp_path: Path, model: str):
     """Of tables divided by rows and a weight with two users, too; training goes on as if nothing had happened."""
     folder, graph, adam = str(tmp_path), build(model, **SIZES[model]), Optimizer("adam", 1e-3)

@@ -61,7 +61,9 @@ def test_kernels_move_the_bytes_of_the_plan(ranks: Ranks, model: str, strategy: 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "strategy"), [("mlp", "fsdp"), ("gpt2", "joint")])
 def test_a_loop_over_micro_batches_moves_the_bytes_of_the_plan(ranks: Ranks, model: str, strategy: str):
-    graph, on, count = of_type(build(model, **SIZES[model]), "mixed"), machine(MACHINES[2]), 4
+    # Of one layer: most of the time is the search's.
+    keys = SIZES[model] | ({"layers": 1} if model == "gpt2" else {})
+    graph, on, count = of_type(build(model, **keys), "mixed"), machine(MACHINES[2]), 4
     plan = plan_graph(run(graph, on, strategy, ADAMW, micro_batches=count).graph, on, ADAMW)
     program = plan.program
     computes = [

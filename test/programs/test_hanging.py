@@ -6,15 +6,13 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from extent import sample
+from forked import Forked
 from models import mlp
 from test_programs import program
 from zoo_plans import program as zoo_program
@@ -70,62 +68,57 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def ranks(path: Path, *options: str) -> list[subprocess.Popen[str]]:
+def ranks(path: Path, folder: Path, *options: str) -> list[Forked]:
     """Two ranks, as another launcher than torchrun starts them: rank 0 keeps the store."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    settings = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(path), "--backend", "gloo", "--timeout", str(SECONDS), *options]
-    return [
-        subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **settings, "RANK": str(rank)},
-            cwd=path.parent,
-        )
-        for rank in range(2)
-    ]
+    settings = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    given = ["--backend", "gloo", "--timeout", str(SECONDS), *options]
+    found: list[Forked] = []
+    for rank in range(2):
+        own = folder / str(rank)
+        own.mkdir()
+        found.append(Forked(path, given, {**os.environ, **settings, "RANK": str(rank)}, own))
+    return found
 
 
 def ended(
-    path: Path, disturb: Callable[[list[subprocess.Popen[str]]], None], *options: str, last: int = 0
+    path: Path, folder: Path, disturb: Callable[[list[Forked]], None], *options: str, last: int = 0
 ) -> tuple[list[int], str]:
     """
     Exit codes, and what is written to stderr, of ranks disturbed after the first step. Once rank `last` has ended, the
     other has a few seconds.
     """
-    processes = ranks(path, *options)
+    processes = ranks(path, folder, *options)
     try:
-        assert processes[0].stdout
-        line = processes[0].stdout.readline()
+        line = processes[0].first_line()
         disturb(processes)
-        written = processes[last].communicate(timeout=30 * SECONDS)[1]
-        with suppress(subprocess.TimeoutExpired):
-            processes[1 - last].wait(timeout=5)
-        codes = [process.poll() for process in processes]
+        code = processes[last].wait(30 * SECONDS)
+        assert code is not None, "it goes on"
+        processes[1 - last].wait(5)
+        codes = [process.wait(0) for process in processes]
     finally:
         for process in processes:
-            process.kill()
-        rest = [process.communicate()[1] for process in processes]
-    assert line.startswith("step 1 "), rest
-    return [code if code is not None else 0 for code in codes], written + rest[1 - last]
+            process.signal(signal.SIGKILL)
+            process.wait(SECONDS)
+    written = [processes[rank].written for rank in (last, 1 - last)]
+    assert line.startswith("step 1 "), written
+    return [code if code is not None else 0 for code in codes], "".join(written)
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_stopped_rank_ends_the_run(path: Path, rank: int):
-    processes: list[subprocess.Popen[str]] = []
+def test_a_stopped_rank_ends_the_run(path: Path, tmp_path: Path, rank: int):
+    processes: list[Forked] = []
 
-    def stop(found: list[subprocess.Popen[str]]) -> None:
+    def stop(found: list[Forked]) -> None:
         processes.extend(found)
-        found[rank].send_signal(signal.SIGSTOP)
+        found[rank].signal(signal.SIGSTOP)
 
     started = time.monotonic()
-    codes, written = ended(path, stop, "--steps", "1000000", last=1 - rank)
+    codes, written = ended(path, tmp_path, stop, "--steps", "1000000", last=1 - rank)
     assert time.monotonic() - started < 10 * SECONDS
     assert codes[1 - rank] == 1
     if rank == 0:
@@ -139,30 +132,30 @@ def test_a_stopped_rank_ends_the_run(path: Path, rank: int):
 
 @pytest.mark.zoo
 @pytest.mark.slow
-def test_a_rank_in_an_endless_loop_is_named(path: Path):
-    codes, written = ended(path, lambda _: None, "--steps", "10", "--data", "endless:batch")
+def test_a_rank_in_an_endless_loop_is_named(path: Path, tmp_path: Path):
+    codes, written = ended(path, tmp_path, lambda _: None, "--steps", "10", "--data", "endless:batch")
     assert codes == [1, 1]
     assert re.fullmatch(r"mlp: rank 1 \(process \d+ on .*\) has come no further for \d+ s; .*\n", written), written
 
 
 @pytest.mark.slow
-def test_a_killed_rank_ends_the_run_in_one_line(path: Path):
-    codes, written = ended(path, lambda found: found[1].kill(), "--steps", "1000000")
+def test_a_killed_rank_ends_the_run_in_one_line(path: Path, tmp_path: Path):
+    codes, written = ended(path, tmp_path, lambda found: found[1].signal(signal.SIGKILL), "--steps", "1000000")
     assert codes == [1, -signal.SIGKILL]
     assert re.fullmatch(r"mlp: another rank has ended: .*\n", written), written
 
 
 @pytest.mark.zoo
 @pytest.mark.slow
-def test_a_pause_shorter_than_the_limit_changes_nothing(path: Path):
-    def pause(found: list[subprocess.Popen[str]]) -> None:
+def test_a_pause_shorter_than_the_limit_changes_nothing(path: Path, tmp_path: Path):
+    def pause(found: list[Forked]) -> None:
         for process in found:
-            process.send_signal(signal.SIGSTOP)
+            process.signal(signal.SIGSTOP)
         time.sleep(1)
         for process in found:
-            process.send_signal(signal.SIGCONT)
+            process.signal(signal.SIGCONT)
 
-    codes, written = ended(path, pause, "--steps", "300")
+    codes, written = ended(path, tmp_path, pause, "--steps", "300")
     assert (codes, written) == ([0, 0], "")
 
 
@@ -170,11 +163,11 @@ def test_a_pause_shorter_than_the_limit_changes_nothing(path: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["SIGSTOP", "loop", "SIGKILL"])
 def test_a_stage_that_stops_in_a_step_ends_the_run_in_one_line(
-    staged_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+    staged_path: Path, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Other ranks wait for what it sends; that it is the one is said, and not that they come no further."""
     monkeypatch.setenv("STOPS", how)
-    codes, written = ended(staged_path, lambda _: None, "--steps", "1000000")
+    codes, written = ended(staged_path, tmp_path, lambda _: None, "--steps", "1000000")
     said = {
         "loop": (r"rank 1 \(process \d+ on .*\) has come no further for \d+ s; --timeout sets .*", 1),
         "SIGSTOP": (r"rank 1 \(process \d+ on .*\) has not answered for \d+ s; --timeout sets .*", -signal.SIGKILL),

@@ -61,7 +61,7 @@ def test_equals_pytorch(ranks: Ranks, model: str, plan: str, world: int, dtype: 
 
 @pytest.mark.slow
 def test_equals_pytorch_in_triton(ranks: Ranks):
-    text = program(build("gpt2", **SIZES["gpt2"]), "data-parallel*2", 2, SGD, kernels="triton")
+    text = program(build("gpt2", **SIZES["gpt2"] | {"layers": 1}), "data-parallel*2", 2, SGD, kernels="triton")
     assert ranks.run(text, 2, check, 1) == [[]] * 2
 
 

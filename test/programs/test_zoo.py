@@ -100,7 +100,7 @@ SAMPLE = [
     Case("inception_v3", "data-parallel", 2, "sgd"),
     Case("lenet", "joint", 8),
     Case("lenet", "spatial", 4, "sgd"),
-    Case("llama3_8b", "random-4", 8),
+    Case("llama3_8b", "random-4", 4),
     Case("lstm_stack", "random-3", 4, "sgd"),
     Case("mlp", "random-5", 4, "sgd", "bf16"),
     Case("moe", "recompute-4", 4),
@@ -110,7 +110,7 @@ SAMPLE = [
     Case("resnet101", "data-parallel", 2, "sgd", "f32"),
     Case("resnext50", "random-1", 2, "sgd"),
     Case("rnnlm", "random-7", 4, "sgd"),
-    Case("rnntc", "recompute-2", 8),
+    Case("rnntc", "recompute-2", 4),
     Case("wresnet", "data-parallel", 2),
 ]
 CASES = [*product(), *beyond()] if os.environ.get("ZOO") == "all" else SAMPLE

@@ -522,12 +522,14 @@ def peak(program: Program) -> int:
     return most
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "where", "strategy"), PLANS)
 def test_no_more_is_held(name: str, where: str, strategy: str) -> None:
     before, after = planned(name, where, strategy)
     assert peak(after) <= peak(before)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "where", "strategy"), PLANS)
 def test_every_operator_is_in_one_place(name: str, where: str, strategy: str) -> None:
     """In the order it was, but for copies of attention's results, with all that others read, and nothing else."""

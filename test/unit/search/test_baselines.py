@@ -29,6 +29,7 @@ BASELINES = ("data-parallel", "fsdp", "expert", *VARIANTS)
 MODELS = ("bert_large", "gpt2", "llama3_8b", "dlrm", "xdl", "rnnlm", "nmt", "alexnet", "moe")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_plans_of_the_zoo_are_of_their_model(model: str):

@@ -151,7 +151,7 @@ def mutants(rule: Substitution) -> Iterator[tuple[str, Substitution]]:
         yield "results", replace(rule, target=rule.target[::-1])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_no_mutant_is_proved(name: str):

@@ -46,7 +46,7 @@ def small_trunk(seed: int, machine: Machine) -> tuple[Graph, dict[Pair, float]]:
     raise AssertionError("no room")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(EACH))
 @pytest.mark.parametrize("machine", MACHINES)
 def test_no_pipeline_is_faster_and_none_below_the_bound(machine: Machine, seed: int):

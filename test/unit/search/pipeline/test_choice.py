@@ -9,7 +9,7 @@ from unity_ir.errors import UnityError
 from unity_ir.machine import load, part_counts
 from unity_ir.models import from_text
 from unity_ir.pcg.optimizer import Optimizer
-from unity_ir.search.pipeline.choice import best_pipeline, bound
+from unity_ir.search.pipeline.choice import PipelineChoice, best_pipeline, bound
 from unity_ir.search.pipeline.equal import PipelineSearch, pipeline_plan
 
 GPT2 = from_text("gpt2,batch=8,sequence=64,layers=3,hidden=64,heads=4,vocabulary=512")
@@ -17,9 +17,15 @@ MACHINE = boxes(2, 2, overhead=1e-6)
 OPTIMIZER = Optimizer("adamw")
 
 
-def test_no_other_pair_is_faster():
-    choice = best_pipeline(PipelineSearch(GPT2, MACHINE, OPTIMIZER))
-    assert choice is not None
+@pytest.fixture(scope="module")
+def choice() -> PipelineChoice:
+    """The pipeline that is chosen of all."""
+    found = best_pipeline(PipelineSearch(GPT2, MACHINE, OPTIMIZER))
+    assert found is not None
+    return found
+
+
+def test_no_other_pair_is_faster(choice: PipelineChoice):
     every = [(p, m) for p in part_counts(MACHINE)[1:] for m in (2, 4, 8)]
     makespans = {pair: pipeline_plan(GPT2, MACHINE, *pair, None, OPTIMIZER).makespan for pair in every}
     assert choice.plan.makespan <= min(makespans.values()) * 1.02
@@ -44,9 +50,7 @@ def test_what_is_forced_is_taken():
     assert choice.tried == ((4, 2),)
 
 
-def test_a_faster_plan_without_stages_is_kept():
-    choice = best_pipeline(PipelineSearch(GPT2, MACHINE, OPTIMIZER))
-    assert choice is not None
+def test_a_faster_plan_without_stages_is_kept(choice: PipelineChoice):
     now = choice.plan.makespan
     assert best_pipeline(PipelineSearch(GPT2, MACHINE, OPTIMIZER), faster_than=0.99 * now) is None
     again = best_pipeline(PipelineSearch(GPT2, MACHINE, OPTIMIZER), faster_than=1.01 * now)

@@ -130,7 +130,7 @@ def test_a_tied_weight_is_held_by_both_stages():
     assert ranges.own(0, 0, ranges.count)[1] == pytest.approx(priced.rows.held.sum())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", TRIED, ids=str)
 def test_peaks_are_those_of_the_micro_batches_that_are_live(kind: tuple[str, int]):
     name, chunks = kind

@@ -5,7 +5,8 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given
+from extent import examples
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_pipelines import random_seconds
 
@@ -43,6 +44,7 @@ def test_of_equal_stages_the_papers_best_is_taken(memory: float, send: float, na
 
 
 @pytest.mark.slow
+@settings(max_examples=examples(100))
 @given(st.integers(0, 10**6), st.booleans())
 def test_the_fastest_that_fits_is_taken(seed: int, is_clipped: bool):
     random = Random(seed)

@@ -54,7 +54,7 @@ def plans(small: Graph, search: PipelineSearch, stages: int, m: int) -> Iterator
         yield priced_units(cost(placed, on, OPTIMIZER), placed, OPTIMIZER, m).rows
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("model", MODELS)
 def test_no_pipeline_is_faster_than_the_bound(model: str, name: str):
