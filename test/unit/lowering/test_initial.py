@@ -40,6 +40,16 @@ def test_pieces_are_those_of_the_whole(shape: tuple[int, ...], roles: tuple[int 
     assert whole.unique().numel() == prod(shape)
 
 
+def test_how_far_copies_are_apart_is_told():
+    of, one = loaded(), torch.tensor([1.0, -2.0])
+    copied = Spec((2,), torch.float32, ("copy", "copy"))
+    pieces = [one] * prod(MESH)
+    for off in (0.25, float("nan")):
+        found, apart = of.assemble([*pieces[:-1], one + torch.tensor([0.0, off])], copied)
+        assert torch.equal(found, one)
+        assert repr(apart) == repr(off)
+
+
 def test_rows_in_parts_are_those_of_the_whole():
     """More than are made at once: rows, and elements of a row."""
     of = loaded()

@@ -289,10 +289,14 @@ def _places(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks | None, fou
     body = _Body(stage, of, of.pick.variable, tensors, of.total)
     writer = body.kernel.writer
     begin, end = body.new("begin"), body.new("end")
+
+    def to_row() -> None:
+        """Write the coordinates of what is stored, before the loop, which needs some of them as well."""
+        writer.pointer(KernelBuilder.OUT, address(stage.result.indices, stage.extents))
+
     if found is None:
         row = body.begin("row")
-        # Coordinates that the loop needs as well are computed before it.
-        writer.pointer(KernelBuilder.OUT, address(stage.result.indices, stage.extents))
+        to_row()
         writer.emit(f"{begin} = tl.load({body.pointers['begins']} + {row})")
         writer.emit(f"{end} = tl.load({body.pointers['begins']} + {row} + 1)")
     else:
@@ -305,6 +309,7 @@ def _places(stage: Stage, of: Scatter, made: Sorted, chunks: _Chunks | None, fou
         writer.emit(f"{is_first} = ({begin} == {first}) & {inside}")
         writer.emit(f"{end} = tl.where({is_first}, tl.load({body.pointers['ends']} + {first}), {begin})")
         body.columns_of(Axis(row, (of.pick.variable,), is_first))
+        to_row()
     total, stop, before, skipped = body.total(), end, "", ""
     if chunks is not None:
         first, last, before, after = (body.new(n) for n in ("first", "last", "before", "after"))

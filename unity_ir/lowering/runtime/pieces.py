@@ -114,7 +114,8 @@ def assemble(parts, spec):
             elif role.startswith("at "):
                 joined.append(group[int(role[3:])])
             else:
-                for other in group[1:]:
+                # Copies are mostly equal, which one look at them tells.
+                for other in [other for other in group[1:] if not torch.equal(other, group[0])]:
                     apart = torch.maximum(apart, (other.double() - group[0].double()).abs().max().cpu())
                 joined.append(group[0])
         parts = joined
