@@ -20,7 +20,7 @@ from unity_ir.rules.trust import digest
 
 def import_options(parser: ArgumentParser) -> None:
     """Add the options of `unity-rules import`, which `import_collection` reads, to a parser."""
-    parser.add_argument("collection", type=Path, help="a rule collection (JSON)")
+    parser.add_argument("collection", type=Path, help="a rule collection: TASO's protobuf (.pb) or FlexFlow's JSON")
     parser.add_argument("--all", action="store_true", help="list every rule, not only those that are not proved")
     parser.add_argument("--seed", type=int, default=0, help="of the values tried (default: %(default)s)")
     parser.add_argument("-o", "--output", type=Path, help="write the proved rules to a file, as text")

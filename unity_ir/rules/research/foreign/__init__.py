@@ -1,24 +1,24 @@
 """
-Collections of rewrite rules of TASO and FlexFlow (JSON), read, typed, and proved or refuted.
+Collections of rewrite rules of TASO (protobuf) and FlexFlow (JSON), read, typed, and proved or refuted.
 
-A collection is `{"rule": [{"name", "srcOp": [Op], "dstOp": [Op], "mappedOutput": [..]}]}`, an Op
+A collection of FlexFlow's is `{"rule": [{"name", "srcOp": [Op], "dstOp": [Op], "mappedOutput": [..]}]}`, an Op
 `{"type": "OP_LINEAR", "input": [{"opId", "tsId"}], "para": [{"key": "PM_ACTI", "value": 2}]}`. An input with `opId` of
-at least 0 is a result of that operation of the same side; below 0 it is an input of the rule.
+at least 0 is a result of that operation of the same side; below 0 it is an input of the rule. TASO's says the same in
+numbers (`protobuf`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from unity_ir.errors import UnityError
 from unity_ir.rules.pattern import Substitution
 from unity_ir.rules.proof.prove import prove
-from unity_ir.rules.research.foreign.collection import ForeignOp, ForeignRule, read_rules
+from unity_ir.rules.research.foreign.collection import ForeignRule, read_rules
+from unity_ir.rules.research.foreign.convert import substitution
 from unity_ir.rules.research.foreign.sizes import Unsupported
-from unity_ir.rules.research.foreign.terms import substitution
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class ImportedRule:
     A rule of another system's collection, and its verdict; `detail` gives the reason, `rule` the substitution (None
     where the rule could not be converted), `seconds` the time its proof took.
 
-    The verdict is one of the prover's (`rules.proof.prove`), `ill-typed`, `disconnected` (its source is two patterns),
-    `unbound` (its target has an input that its source has not) or `unsupported`.
+    The verdict is one of the prover's (`rules.proof.prove`), `ill-typed`, `unbound` (its target has an input that its
+    source has not) or `unsupported`.
     """
 
     name: str
@@ -52,7 +52,8 @@ class CollectionReport:
 
 def import_rules(path: Path | str, seed: int = 0) -> CollectionReport:
     """
-    Read TASO's or FlexFlow's collection of rules (JSON), and prove or refute each rule; return them with verdicts.
+    Read a collection of rules, TASO's protobuf (`.pb`) or FlexFlow's JSON, and prove or refute each rule; return them
+    with verdicts.
 
     `seed` is that of the random samples on which rules are tested. Raises `UnityError` (one line) where the file is no
     collection.
@@ -71,8 +72,6 @@ def _import_rule(foreign: ForeignRule, seed: int = 0) -> ImportedRule:
     unbound = sorted({i for op in foreign.target for i, _ in op.inputs if i < 0} - bound, reverse=True)
     if unbound:
         return ImportedRule(foreign.name, "unbound", f"its source has no input {', '.join(map(str, unbound))}")
-    if not _connected(foreign.source):
-        return ImportedRule(foreign.name, "disconnected", "its source is more than one pattern")
     try:
         rule = substitution(foreign)
     except Unsupported as reason:
@@ -83,13 +82,3 @@ def _import_rule(foreign: ForeignRule, seed: int = 0) -> ImportedRule:
     ill = proof.verdict == "refuted" and proof.detail.startswith("ill-typed: ")
     verdict = "ill-typed" if ill else proof.verdict
     return ImportedRule(foreign.name, verdict, proof.detail.removeprefix("ill-typed: "), rule, proof.seconds)
-
-
-def _connected(side: Sequence[ForeignOp]) -> bool:
-    """Return whether the operations of a side are connected through results or inputs."""
-    groups: list[set[object]] = []
-    for at, op in enumerate(side):
-        own: set[object] = {("op", at), *(("op", i) if i >= 0 else ("input", i) for i, _ in op.inputs)}
-        apart = [g for g in groups if g.isdisjoint(own)]
-        groups = [*apart, own.union(*(g for g in groups if not g.isdisjoint(own)))]
-    return len(groups) == 1

@@ -1,0 +1,147 @@
+"""
+Foreign rules (of TASO and FlexFlow) as substitutions over whole tensors: what their values are, not how they are
+divided.
+
+TASO's tensors are matrices, or images and their kernels; what only operators by elements and concatenations are applied
+to may have any number of dims. A convolution there has as many groups as its image has times the channels of its
+kernel: one, unless the sizes tell otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from unity_ir.errors import UnityError
+from unity_ir.rules.pattern import DimPack, Substitution
+from unity_ir.rules.poly import Poly, number
+from unity_ir.rules.research.foreign.collection import ForeignOp, ForeignRule
+from unity_ir.rules.research.foreign.sizes import SizeEquations, Unsupported
+from unity_ir.rules.research.foreign.terms import (
+    ELEMENTWISE,
+    Sized,
+    activated,
+    applied,
+    concatenated,
+    converted,
+    dim_of,
+    elementwise,
+    split,
+)
+
+RANKS: Mapping[str, int] = {"OP_MATMUL": 2, "OP_CONV2D": 4}
+"""Dims of all operands and results of an operator; those of others have as many as each other."""
+
+SAME, VALID = 0, 1
+"""PM_PAD."""
+
+LARGEST_KERNEL = 11
+"""Rows and columns of a kernel, at most: both sides are evaluated at samples."""
+
+
+def whole(foreign: ForeignRule) -> Substitution:
+    """
+    Convert another system's rule to a substitution over whole tensors.
+
+    Raises `Unsupported` for a rule that these operators cannot express, `UnityError` where no sizes fit.
+    """
+    sizes, ranks = SizeEquations(), _Ranks(foreign)
+    return converted(
+        foreign,
+        sizes,
+        lambda of: tuple(sizes.unknown() for _ in range(ranks.of(of) or 0)),
+        lambda op, operands: _apply(op, operands, sizes),
+        lambda of: (DimPack(ranks.pack(of)),),
+    )
+
+
+class _Ranks:
+    """The numbers of dims of a rule's inputs: tensors that one operation reads or makes have the same."""
+
+    def __init__(self, foreign: ForeignRule):
+        self.groups: list[tuple[set[object], set[int]]] = []
+        for side, at in ((foreign.source, 0), (foreign.target, 1)):
+            for n, op in enumerate(side):
+                reads = {of if of[0] < 0 else (at, of[0]) for of in op.inputs}
+                rank = op.parameters.get("PM_NUMDIM") or RANKS.get(op.type)
+                self._join({(at, n), *reads}, {rank} if rank else set())
+        for left, right in foreign.outputs:
+            self._join({(0, left[0]), (1, right[0])}, set())
+
+    def _join(self, tensors: set[object], ranks: set[int]) -> None:
+        for group in [g for g in self.groups if not g[0].isdisjoint(tensors)]:
+            self.groups.remove(group)
+            tensors, ranks = tensors | group[0], ranks | group[1]
+        self.groups.append((tensors, ranks))
+
+    def of(self, tensor: tuple[int, int]) -> int | None:
+        """Return the number of dims, None if it is any. Raises `UnityError` where there are two."""
+        ranks = sorted(next(r for tensors, r in self.groups if tensor in tensors))
+        if len(ranks) > 1:
+            raise UnityError(f"tensors of {' and '.join(map(str, ranks))} dims are one")
+        return ranks[0] if ranks else None
+
+    def pack(self, tensor: tuple[int, int]) -> str:
+        """Return the name of the dims of a tensor that has any number."""
+        at = next(i for i, (tensors, _) in enumerate(self.groups) if tensor in tensors)
+        return "abcdefghijklm"[at] if at < 13 else f"a{at}"
+
+
+def _apply(op: ForeignOp, operands: Sequence[Sized], sizes: SizeEquations) -> Iterator[Sized]:
+    """Yield the results of an operation."""
+    first, *others = operands
+    match op.type:
+        case "OP_MATMUL":
+            yield _matmul(op, first, others[0], sizes)
+        case "OP_CONV2D":
+            yield _convolution(op, first, others[0], sizes)
+        case "OP_CONCAT":
+            yield concatenated(dim_of(op, "PM_AXIS", len(first.shape)), operands, sizes)
+        case "OP_SPLIT":
+            yield from split(op, dim_of(op, "PM_AXIS", len(first.shape)), first, sizes)
+        case kind if kind in ELEMENTWISE:
+            yield elementwise(op, operands, sizes)
+        case kind:
+            raise Unsupported(f"operator {kind}")
+
+
+def _matmul(op: ForeignOp, x: Sized, y: Sized, sizes: SizeEquations) -> Sized:
+    sizes.equate("OP_MATMUL", x.shape[1], y.shape[0])
+    cuts = {dim: of.cuts[dim] for dim, of in enumerate((x, y)) if dim in of.cuts}
+    return activated(op, Sized(applied("matmul", (x, y)), (x.shape[0], y.shape[1]), cuts))
+
+
+def _convolution(op: ForeignOp, x: Sized, w: Sized, sizes: SizeEquations) -> Sized:
+    kernel = [op.parameters.get(f"PM_KERNEL_{d}", 0) for d in "HW"]
+    stride = [op.parameters.get(f"PM_STRIDE_{d}", 1) for d in "HW"]
+    pad = op.parameters.get("PM_PAD", SAME)
+    if (
+        pad not in (SAME, VALID)
+        or stride != [1, 1]
+        or any(not 1 <= k <= LARGEST_KERNEL or (pad == SAME and k % 2 == 0) for k in kernel)
+    ):
+        # What lies before and behind an image then depends on its size.
+        raise Unsupported(f"OP_CONV2D of kernel {kernel}, stride {stride}, padding {pad}")
+    for size, by in zip(w.shape[2:], kernel, strict=True):
+        sizes.equate("OP_CONV2D", size, number(by))
+    groups = _groups(x.shape[1], w.shape[1], sizes)
+    if groups > 1:
+        sizes.equate("OP_CONV2D", w.shape[0], sizes.unknown() * groups)
+    padding = [k // 2 if pad == SAME else 0 for k in kernel]
+    attributes = {"stride": (number(1),) * 2, "padding": tuple(map(number, padding)), "groups": number(groups)}
+    made = applied("conv2d", (x, w), dilation=(number(1),) * 2, **attributes)
+    size = [n + 2 * p - k + 1 for n, p, k in zip(x.shape[2:], padding, kernel, strict=True)]
+    cuts = {dim: of.cuts[0] for dim, of in enumerate((x, w)) if 0 in of.cuts}
+    return activated(op, Sized(made, (x.shape[0], w.shape[0], *size), cuts))
+
+
+def _groups(channels: Poly, own: Poly, sizes: SizeEquations) -> int:
+    """
+    Return the number of groups of a convolution of an image of so many channels with a kernel of `own`. Where it does
+    not follow from sizes, it is one, and the two are equated.
+    """
+    many, one = sizes.now(channels), sizes.now(own)
+    groups = many.terms[0][1] // one.terms[0][1] if many.terms and one.terms else 1
+    if groups > 1 and many == one * groups:
+        return groups
+    sizes.equate("OP_CONV2D", channels, own)
+    return 1
