@@ -1,9 +1,13 @@
-"""Collections of rules as TASO writes them, for tests: messages of numbers in protobuf's wire format."""
+"""
+Collections of rules as others write them, for tests: TASO's are messages of numbers in protobuf's wire format,
+FlexFlow's are JSON.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from unity_ir.rules.research.foreign.protobuf import OPERATORS, PARAMETERS
 
@@ -34,6 +38,14 @@ def concat(axis: int, dims: int, *x: int) -> Op:
 
 def split(axis: int, x: int | tuple[int, int]) -> Op:
     return Op("SPLIT", (x,), {"NUM_OUTPUTS": 2, "AXIS": axis})
+
+
+def linear(x: int | tuple[int, int], w: int | tuple[int, int], acti: int = 0) -> Op:
+    return Op("LINEAR", (x, w), {"ACTI": acti})
+
+
+def parallel(name: str, dim: int, x: int, degree: int = 2) -> Op:
+    return Op(name, (x,), {"PARALLEL_DIM": dim, "PARALLEL_DEGREE": degree})
 
 
 def varint(value: int) -> bytes:
@@ -76,3 +88,26 @@ def rule(source: Sequence[Op], target: Sequence[Op], *outputs: tuple[int, int, i
 
 def collection(*rules: bytes) -> bytes:
     return message(*((1, of) for of in rules))
+
+
+def json_rule(name: str, source: Sequence[Op], target: Sequence[Op], *outputs: tuple[int, int, int, int]) -> Any:
+    """A rule as the object of FlexFlow's JSON; `outputs` as in `rule`."""
+
+    def side(ops: Sequence[Op]) -> list[Any]:
+        return [
+            {
+                "type": f"OP_{op.type}",
+                "input": [dict(zip(("opId", "tsId"), i if isinstance(i, tuple) else (i, 0))) for i in op.inputs],
+                "para": [{"key": f"PM_{key}", "value": value} for key, value in op.parameters.items()],
+            }
+            for op in ops
+        ]
+
+    keys = ("srcOpId", "srcTsId", "dstOpId", "dstTsId")
+    mapped = outputs or ((len(source) - 1, 0, len(target) - 1, 0),)
+    return {
+        "name": name,
+        "srcOp": side(source),
+        "dstOp": side(target),
+        "mappedOutput": [dict(zip(keys, of)) for of in mapped],
+    }

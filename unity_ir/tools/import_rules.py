@@ -13,7 +13,7 @@ from rich.table import Table
 
 from unity_ir.messages import printable
 from unity_ir.rules.pattern import ProofRecord, Substitution
-from unity_ir.rules.research.foreign import ImportedRule, import_rules
+from unity_ir.rules.research.foreign import PROVED, ImportedRule, import_rules
 from unity_ir.rules.text import rule_text
 from unity_ir.rules.trust import digest
 
@@ -27,10 +27,6 @@ def import_options(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print verdicts as JSON")
 
 
-PROVED = ("proved", "almost everywhere")
-"""The verdicts whose rules are written to the output file."""
-
-
 def import_collection(options: Namespace) -> int:
     """
     Run `unity-rules import` with its parsed options: read a rule collection of TASO or FlexFlow, prove its rules, print
@@ -40,7 +36,7 @@ def import_collection(options: Namespace) -> int:
     """
     report = import_rules(options.collection, options.seed)
     if options.output is not None:
-        proved = [_recorded(r, r.rule) for r in report.rules if r.verdict in PROVED and r.rule is not None]
+        proved = [_recorded(r, r.rule) for r in report.rules if _applies(r) and r.rule is not None]
         text = "\n\n".join(map(rule_text, proved))
         options.output.write_text(f"// The rules of {options.collection.name} that are proved.\n\n{text}\n", "utf-8")
     if options.json:
@@ -55,6 +51,14 @@ def import_collection(options: Namespace) -> int:
             table.add_row(*(escape(printable(text)) for text in (rule.name, rule.verdict, rule.detail)))
     Console().print(table)
     return 0
+
+
+def _applies(imported: ImportedRule) -> bool:
+    """Return whether a rule is proved with all that it says, and its sides are not the same."""
+    rule = imported.rule
+    if rule is None or imported.verdict not in PROVED or imported.loses:
+        return False
+    return rule_text(replace(rule, target=rule.source)) != rule_text(rule)
 
 
 def _recorded(imported: ImportedRule, rule: Substitution) -> Substitution:

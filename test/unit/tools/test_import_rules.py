@@ -18,11 +18,11 @@ def test_proved_rules_are_written_as_text(tmp_path: Path, capsys: pytest.Capture
     rules = tmp_path / "rules.pcg"
     assert main(["import", str(COLLECTION), "-o", str(rules)]) == 0
     out = capsys.readouterr().out
-    assert "11 proved" in out
+    assert "12 proved" in out
     assert "relu-before-sum" in out
     assert "weights-summed" not in out
     found = read_rules(str(rules))
-    assert len(found) == 11
+    assert len(found) == 12
     assert all(prove(r).proved and r.proof is not None and r.proof.verdict == "proved" for r in found)
 
 
@@ -34,7 +34,7 @@ def test_every_rule_is_listed_if_asked_for(capsys: pytest.CaptureFixture[str]):
 def test_verdicts_as_json(capsys: pytest.CaptureFixture[str]):
     assert main(["import", str(COLLECTION), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["counts"]["proved"] == 11
+    assert found["counts"]["proved"] == 12
     assert {r["name"]: r["verdict"] for r in found["rules"]}["two-patterns"] == "proved"
 
 

@@ -10,25 +10,29 @@ numbers (`protobuf`).
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unity_ir.errors import UnityError
 from unity_ir.rules.pattern import Substitution
 from unity_ir.rules.proof.prove import prove
 from unity_ir.rules.research.foreign.collection import ForeignRule, read_rules
-from unity_ir.rules.research.foreign.convert import substitution
+from unity_ir.rules.research.foreign.convert import STACKED, Encoding, encodings, stacks
 from unity_ir.rules.research.foreign.sizes import Unsupported
+
+PROVED = ("proved", "almost everywhere")
+"""The verdicts of rules that hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedRule:
     """
     A rule of another system's collection, and its verdict; `detail` gives the reason, `rule` the substitution (None
-    where the rule could not be converted), `seconds` the time its proof took.
+    where the rule could not be converted), `seconds` the time its proofs took.
 
     The verdict is one of the prover's (`rules.proof.prove`), `ill-typed`, `unbound` (its target has an input that its
-    source has not) or `unsupported`.
+    source has not) or `unsupported`. `loses` is what the substitution does not say of the rule (`Encoding.loses`);
+    `detail` then begins with it, and ends with why no substitution says all.
     """
 
     name: str
@@ -36,6 +40,7 @@ class ImportedRule:
     detail: str = ""
     rule: Substitution | None = None
     seconds: float = 0.0
+    loses: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +77,32 @@ def _import_rule(foreign: ForeignRule, seed: int = 0) -> ImportedRule:
     unbound = sorted({i for op in foreign.target for i, _ in op.inputs if i < 0} - bound, reverse=True)
     if unbound:
         return ImportedRule(foreign.name, "unbound", f"its source has no input {', '.join(map(str, unbound))}")
+    tried: list[ImportedRule] = []
+    for encoding in encodings(foreign):
+        tried.append(_tried(foreign, encoding, seed))
+        if tried[-1].verdict in PROVED:
+            break
+    # What is said of the degrees that it has tells most; but then no sizes may fit, where some did before.
+    decided = [r for r in tried if r.verdict not in ("ill-typed", "unsupported")]
+    found = (decided or tried)[-1]
+    if found.verdict in PROVED and found.loses:
+        found = replace(found, detail=f"{found.loses}: {tried[0].detail}")
+    elif found.verdict in PROVED and stacks(foreign):
+        # Addends in another order, or copies among them, are one sum here, but another stack there.
+        tried.append(_tried(foreign, STACKED, seed))
+        found = tried[-1] if tried[-1].verdict == "refuted" else found
+    return replace(found, seconds=sum(r.seconds for r in tried))
+
+
+def _tried(foreign: ForeignRule, encoding: Encoding, seed: int) -> ImportedRule:
+    """Return a rule with the verdict on one of its encodings."""
     try:
-        rule = substitution(foreign)
+        rule = encoding.convert(foreign)
     except Unsupported as reason:
         return ImportedRule(foreign.name, "unsupported", str(reason))
     except UnityError as error:
         return ImportedRule(foreign.name, "ill-typed", str(error))
     proof = prove(rule, seed)
     ill = proof.verdict == "refuted" and proof.detail.startswith("ill-typed: ")
-    verdict = "ill-typed" if ill else proof.verdict
-    return ImportedRule(foreign.name, verdict, proof.detail.removeprefix("ill-typed: "), rule, proof.seconds)
+    verdict, detail = "ill-typed" if ill else proof.verdict, proof.detail.removeprefix("ill-typed: ")
+    return ImportedRule(foreign.name, verdict, detail, rule, proof.seconds, encoding.loses)

@@ -7,7 +7,7 @@ columns a replicate tiles and a reduce folds, as they do in the generator that m
 inputs]. Every degree k is one unknown. Inputs are as little divided as fits.
 
 A tile is divided, a piece for each of the copies, and the fold of a divided dim is a sum of its pieces, so that the two
-go with a combine and a partition of the same dim. Copies in one place, a combine of the replica dim, are none of ours.
+go with a combine and a partition of the same dim. Of copies in one place, a combine of the replica dim, one is picked.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ def _concat(axis: int, operands: Sequence[Sized], sizes: SizeEquations) -> Sized
 def _parallel(name: str, op: ForeignOp, x: Sized, sizes: SizeEquations) -> Sized:
     axis, degree = dim_of(op, "PM_PARALLEL_DIM", DIMS), sizes.degree(degree_of(op))
     if axis == REPLICA:
-        if name in ("partition", "combine"):
+        if name == "partition":
             raise Unsupported(f"{op.type} of the replica dim")
-        return replace(x, term=applied(name, (x,), by=degree))
+        return replace(x, term=applied("pick" if name == "combine" else name, (x,), by=degree))
     dim = axis - 1
     match name:
         case "replicate":

@@ -201,22 +201,37 @@ def split(op: ForeignOp, dim: int, x: Sized, sizes: SizeEquations) -> Iterator[S
         raise Unsupported(f"OP_SPLIT into {count} parts")
     cut = x.cuts.get(dim)
     if cut is None:
-        part = sizes.unknown()
-        cut = Cut((part,) * count, (None,) * count)
+        yield from parts_of(x, dim, count, sizes)
+        return
     if len(cut.parts) != count:
         raise Unsupported(f"OP_SPLIT into {count} of {len(cut.parts)} parts")
     sizes.equate("OP_SPLIT", x.shape[dim], sum(cut.parts, number(0)))
+    yield from _parts(x, dim, cut)
+
+
+def parts_of(x: Sized, dim: int, count: int, sizes: SizeEquations) -> Iterator[Sized]:
+    """Yield the equal parts, of a number of them, of a tensor along a dim."""
+    part = sizes.unknown()
+    sizes.equate("equal parts", x.shape[dim], part * count)
+    yield from _parts(x, dim, Cut((part,) * count, (None,) * count))
+
+
+def _parts(x: Sized, dim: int, cut: Cut) -> Iterator[Sized]:
     made = applied("split", (x,), dim=number(dim), sizes=cut.parts).operation
     for i, (part, within) in enumerate(zip(cut.parts, cut.within, strict=True)):
-        cuts = {d: c for d, c in x.cuts.items() if d != dim} | ({dim: within} if within else {})
+        cuts = _cuts_but(dim, x) | ({dim: within} if within else {})
         yield Sized(ResultOf(made, i), (*x.shape[:dim], part, *x.shape[dim + 1 :]), cuts)
+
+
+def _cuts_but(dim: int, x: Sized) -> dict[int, Cut]:
+    return {d: cut for d, cut in x.cuts.items() if d != dim}
 
 
 def tiled(x: Sized, dim: int, by: Poly) -> Sized:
     """Return a tensor repeated `by` times along a dim."""
     wide = replace(x, term=applied("expand", (x,), dim=number(dim), sizes=(by,), degrees=(ONE,)))
     shape = (*x.shape[:dim], by * x.shape[dim], *x.shape[dim + 1 :])
-    return Sized(applied("reshape", (wide,), shape=shape), shape, divided=x.divided)
+    return Sized(applied("reshape", (wide,), shape=shape), shape, _cuts_but(dim, x), x.divided)
 
 
 def folded(x: Sized, dim: int, by: Poly, sizes: SizeEquations) -> Sized:
@@ -226,7 +241,7 @@ def folded(x: Sized, dim: int, by: Poly, sizes: SizeEquations) -> Sized:
     before, after = x.shape[:dim], x.shape[dim + 1 :]
     parts = replace(x, term=applied("reshape", (x,), shape=(*before, by, part, *after)))
     total = applied("reduce_sum", (parts,), dim=number(dim))
-    return Sized(total, (*before, part, *after), divided=x.divided)
+    return Sized(total, (*before, part, *after), _cuts_but(dim, x), x.divided)
 
 
 def dim_of(op: ForeignOp, key: str, rank: int) -> int:

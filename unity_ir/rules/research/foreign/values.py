@@ -5,6 +5,10 @@ divided.
 TASO's tensors are matrices, or images and their kernels; what only operators by elements and concatenations are applied
 to may have any number of dims. A convolution there has as many groups as its image has times the channels of its
 kernel: one, unless the sizes tell otherwise.
+
+FlexFlow's tensors have dims [replica, rows, columns], all of which are dims here: a linear operator multiplies each
+matrix of a stack with its own. A partition or a combine says nothing of values; a replicate repeats a tensor along a
+dim, a reduce adds up its parts.
 """
 
 from __future__ import annotations
@@ -18,17 +22,23 @@ from unity_ir.rules.research.foreign.collection import ForeignOp, ForeignRule
 from unity_ir.rules.research.foreign.sizes import SizeEquations, Unsupported
 from unity_ir.rules.research.foreign.terms import (
     ELEMENTWISE,
+    MOST_PARTS,
+    PARALLEL,
     Sized,
     activated,
     applied,
     concatenated,
     converted,
+    degree_of,
     dim_of,
     elementwise,
+    folded,
+    parts_of,
     split,
+    tiled,
 )
 
-RANKS: Mapping[str, int] = {"OP_MATMUL": 2, "OP_CONV2D": 4}
+RANKS: Mapping[str, int] = {"OP_MATMUL": 2, "OP_CONV2D": 4, "OP_LINEAR": 3, **dict.fromkeys(PARALLEL, 3)}
 """Dims of all operands and results of an operator; those of others have as many as each other."""
 
 SAME, VALID = 0, 1
@@ -38,13 +48,14 @@ LARGEST_KERNEL = 11
 """Rows and columns of a kernel, at most: both sides are evaluated at samples."""
 
 
-def whole(foreign: ForeignRule) -> Substitution:
+def whole(foreign: ForeignRule, fixed: bool = False) -> Substitution:
     """
-    Convert another system's rule to a substitution over whole tensors.
+    Convert another system's rule to a substitution over whole tensors. Its degrees become symbols, or if `fixed` stay
+    the numbers they are.
 
     Raises `Unsupported` for a rule that these operators cannot express, `UnityError` where no sizes fit.
     """
-    sizes, ranks = SizeEquations(), _Ranks(foreign)
+    sizes, ranks = SizeEquations(fixed), _Ranks(foreign)
     return converted(
         foreign,
         sizes,
@@ -94,10 +105,14 @@ def _apply(op: ForeignOp, operands: Sequence[Sized], sizes: SizeEquations) -> It
             yield _matmul(op, first, others[0], sizes)
         case "OP_CONV2D":
             yield _convolution(op, first, others[0], sizes)
+        case "OP_LINEAR":
+            yield _linear(op, first, others[0], sizes)
         case "OP_CONCAT":
             yield concatenated(dim_of(op, "PM_AXIS", len(first.shape)), operands, sizes)
         case "OP_SPLIT":
             yield from split(op, dim_of(op, "PM_AXIS", len(first.shape)), first, sizes)
+        case kind if kind in PARALLEL:
+            yield _parallel(op, first, sizes)
         case kind if kind in ELEMENTWISE:
             yield elementwise(op, operands, sizes)
         case kind:
@@ -108,6 +123,39 @@ def _matmul(op: ForeignOp, x: Sized, y: Sized, sizes: SizeEquations) -> Sized:
     sizes.equate("OP_MATMUL", x.shape[1], y.shape[0])
     cuts = {dim: of.cuts[dim] for dim, of in enumerate((x, y)) if dim in of.cuts}
     return activated(op, Sized(applied("matmul", (x, y)), (x.shape[0], y.shape[1]), cuts))
+
+
+def _linear(op: ForeignOp, x: Sized, w: Sized, sizes: SizeEquations) -> Sized:
+    """Return the products of a stack of matrices with one of weights, which are [outputs, inputs]."""
+    for dim in (0, 2):
+        sizes.equate("OP_LINEAR", x.shape[dim], w.shape[dim])
+    cuts = {dim: of.cuts[1] for dim, of in ((1, x), (2, w)) if 1 in of.cuts}
+    return activated(op, Sized(applied("batch_matmul_nt", (x, w)), (*x.shape[:2], w.shape[1]), cuts))
+
+
+def _parallel(op: ForeignOp, x: Sized, sizes: SizeEquations) -> Sized:
+    dim, count = dim_of(op, "PM_PARALLEL_DIM", len(x.shape)), degree_of(op)
+    if sizes.fixed and count > MOST_PARTS:
+        raise Unsupported(f"{op.type} by {count}")
+    match op.type:
+        case "OP_REPLICATE" if sizes.fixed:
+            return concatenated(dim, [x] * count, sizes)
+        case "OP_REPLICATE":
+            return tiled(x, dim, sizes.degree(count))
+        case "OP_REDUCE" if sizes.fixed:
+            return _total(list(parts_of(x, dim, count, sizes)))
+        case "OP_REDUCE":
+            return folded(x, dim, sizes.degree(count), sizes)
+        case _:
+            return x
+
+
+def _total(parts: Sequence[Sized]) -> Sized:
+    """Return the sum of equal parts of one tensor."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = Sized(applied("add", (total, part)), part.shape, part.cuts)
+    return total
 
 
 def _convolution(op: ForeignOp, x: Sized, w: Sized, sizes: SizeEquations) -> Sized:
