@@ -56,9 +56,7 @@ def import_collection(options: Namespace) -> int:
 def _applies(imported: ImportedRule) -> bool:
     """Return whether a rule is proved with all that it says, and its sides are not the same."""
     rule = imported.rule
-    if rule is None or imported.verdict not in PROVED or imported.loses:
-        return False
-    return rule_text(replace(rule, target=rule.source)) != rule_text(rule)
+    return imported.verdict in PROVED and not imported.loses and rule is not None and rule.rewrites
 
 
 def _recorded(imported: ImportedRule, rule: Substitution) -> Substitution:

@@ -62,7 +62,7 @@ RULES: dict[str, tuple[Any, str, str, str]] = {
         ),
         (
             *("copies-of-weights", [linear(-1, -4)]),
-            *([concat(0, 3, -1, -1), linear(0, -4)], "ill-typed", "", "sizes"),
+            *([concat(0, 3, -1, -1), linear(0, -4)], "ill-typed", "", "OP_LINEAR: sizes"),
         ),
         (
             *("one-of-copies", [parallel("REPLICATE", 0, -1), parallel("COMBINE", 0, 0), linear(1, -4)]),
