@@ -73,6 +73,18 @@ def _apply(op: ForeignOp, x: Sequence[Cut]) -> Iterator[Cut]:
             yield _rows_and_columns(op, x, np.einsum("rnk,rmk->rnm", first.of, x[1].of), (1, 1), (1, 2))
         case "OP_CONV2D":
             yield _rows_and_columns(op, x, convolution(first.of, x[1].of, given["PM_PAD"] == 0), (0, 0), (0, 1))
+        case "OP_MUL":
+            yield Cut(first.of * x[1].of, first.parts)
+        case "OP_TRANSPOSE":
+            assert (given["PM_NUMDIM"], given["PM_PERM"]) == (2, 2)
+            yield Cut(first.of.T, {1 - a: [_of_size(p, a, 1 - a, 2) for p in of] for a, of in first.parts.items()})
+        case "OP_POOL2D_MAX" | "OP_POOL2D_AVG":
+            least = -np.inf if op.type == "OP_POOL2D_MAX" else 0.0
+            windows = _windows(first.of, given["PM_KERNEL_H"], given["PM_KERNEL_W"], given["PM_PAD"] == 0, least)
+            yield Cut(windows.max((4, 5)) if least else windows.mean((4, 5)))
+        case "OP_ENLARGE":
+            around = [(given[f"PM_KERNEL_{d}"] - n) // 2 for d, n in zip("HW", first.of.shape[2:])]
+            yield Cut(np.pad(first.of, [(0, 0), (0, 0), *((n, n) for n in around)]))
         case "OP_REPLICATE":
             axis = given["PM_PARALLEL_DIM"]
             others = {a: p for a, p in first.parts.items() if a != axis}
@@ -120,12 +132,16 @@ def convolution(x: Array, w: Array, same: bool) -> Array:
     groups, left = divmod(x.shape[1], w.shape[1])
     if left or not groups or w.shape[0] % groups:
         raise ValueError("groups")
-    rows, columns = w.shape[2:]
-    if same:
-        x = np.pad(x, ((0, 0), (0, 0), (rows // 2, rows // 2), (columns // 2, columns // 2)))
-    windows = np.lib.stride_tricks.sliding_window_view(x, (rows, columns), axis=(2, 3))
+    windows = _windows(x, *w.shape[2:], same)
     found = [
         np.einsum("nchwij,ocij->nohw", part, kernel)
         for part, kernel in zip(np.split(windows, groups, 1), np.split(w, groups, 0), strict=True)
     ]
     return np.concatenate(found, 1)
+
+
+def _windows(x: Array, rows: int, columns: int, same: bool, least: float = 0.0) -> Array:
+    if same:
+        around = ((0, 0), (0, 0), (rows // 2, rows // 2), (columns // 2, columns // 2))
+        x = np.pad(x, around, constant_values=least)
+    return np.lib.stride_tricks.sliding_window_view(x, (rows, columns), axis=(2, 3))

@@ -32,6 +32,15 @@ def convolution(x: int, w: int, **parameters: int) -> Op:
     return Op("CONV2D", (x, w), {**CONVOLUTION, **parameters})
 
 
+def pool(kind: str, x: int, **parameters: int) -> Op:
+    return Op(f"POOL2D_{kind}", (x,), {**CONVOLUTION, **parameters})
+
+
+def transpose(x: int) -> Op:
+    """The transpose of a matrix."""
+    return Op("TRANSPOSE", (x,), {"NUMDIM": 2, "PERM": 2, "OUTSHUFFLE": 1})
+
+
 def concat(axis: int, dims: int, *x: int) -> Op:
     return Op("CONCAT", x, {"NUM_INPUTS": len(x), "AXIS": axis, "NUMDIM": dims})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from taso_rules import Op, collection, concat, convolution, matmul, message, rule, split
+from taso_rules import Op, collection, concat, convolution, matmul, message, pool, rule, split
 
 from unity_ir.errors import UnityError
 from unity_ir.rules.pattern import DimPack
@@ -108,10 +108,15 @@ def test_two_patterns_of_a_rule_may_be_apart(tmp_path: Path):
 @pytest.mark.parametrize(
     ("op", "detail"),
     [
-        (convolution(-7, -10, STRIDE_H=2), "stride [2, 1]"),
-        (convolution(-7, -10, KERNEL_W=2), "kernel [3, 2]"),
+        (convolution(-7, -10, STRIDE_H=2), "stride (2, 1)"),
+        (convolution(-7, -10, KERNEL_W=2), "kernel (3, 2)"),
         (convolution(-7, -10, PAD=2), "padding 2"),
-        (Op("ENLARGE", (-10,)), "operator OP_ENLARGE"),
+        (pool("MAX", -7, PAD=3), "OP_POOL2D_MAX of kernel (3, 3), stride (1, 1), padding 3"),
+        (Op("MERGE_GCONV", (-10,)), "operator OP_MERGE_GCONV"),
+        (Op("CONSTANT_IMM", ()), "OP_CONSTANT_IMM of 0 operands"),
+        (Op("CONCAT", (), {"NUMDIM": 2, "AXIS": 0}), "OP_CONCAT of 0 operands"),
+        (Op("ENLARGE", (-10,), {"KERNEL_H": 0}), "OP_ENLARGE to 0"),
+        (Op("TRANSPOSE", (-1,), {"NUMDIM": 2, "PERM": 3}), "OP_TRANSPOSE by 3 of 2 dims"),
         (matmul(-1, -4, acti=7), "activation 7"),
         (concat(4, 4, -7, -8), "OP_CONCAT along dim 4 of 4"),
         (Op("RELU", (-1, -2)), "OP_RELU of 2 operands"),
@@ -127,6 +132,15 @@ def test_what_is_not_known_is_named(op: Op, detail: str, tmp_path: Path):
 def test_a_matrix_is_no_image(tmp_path: Path):
     (found,) = imported(tmp_path, rule([matmul(-1, -4), convolution(0, -10)], [matmul(-1, -4)]))
     assert (found.verdict, found.detail) == ("ill-typed", "tensors of 2 and 4 dims are one")
+
+
+def test_a_tensor_is_no_scalar(tmp_path: Path):
+    scaled = Op("MUL", (-1, -4))
+    found = imported(tmp_path, rule([scaled, matmul(0, -4)], [scaled, matmul(0, -4)]), rule([scaled], [scaled]))
+    assert [r.verdict for r in found] == ["ill-typed", "proved"]
+    assert found[0].detail == "tensors of 0 and 2 dims are one"
+    assert found[1].rule is not None
+    assert [len(i.shape) for i in found[1].rule.inputs] == [1, 0]
 
 
 GOOD = collection(rule([matmul(-1, -4)], [matmul(-1, -4)]))

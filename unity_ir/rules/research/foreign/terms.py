@@ -23,8 +23,8 @@ ELEMENTWISE = {
 PARALLEL = {"OP_PARTITION": "partition", "OP_COMBINE": "combine", "OP_REPLICATE": "replicate", "OP_REDUCE": "reduce"}
 """Parallel operators, and what they are called here."""
 
-OPERANDS = {"OP_EW_ADD": 2, "OP_EW_MUL": 2, "OP_LINEAR": 2, "OP_MATMUL": 2, "OP_CONV2D": 2}
-"""Operators of two operands, besides concatenations; others have one."""
+OPERANDS = {"OP_EW_ADD": 2, "OP_EW_MUL": 2, "OP_MUL": 2, "OP_LINEAR": 2, "OP_MATMUL": 2, "OP_CONV2D": 2}
+"""Operators of two operands, besides concatenations, which have any; others have one."""
 
 
 MOST_PARTS = 16
@@ -87,7 +87,8 @@ def converted(
         made: list[list[Sized]] = []
         for op in side:
             operands = [operand(i, made) for i in op.inputs]
-            if op.type != "OP_CONCAT" and len(operands) != OPERANDS.get(op.type, 1):
+            fits = operands if op.type == "OP_CONCAT" else len(operands) == OPERANDS.get(op.type, 1)
+            if not fits:
                 raise Unsupported(f"{op.type} of {len(operands)} operands")
             made.append(list(results_of(op, operands)))
         sides.append([_result(made, *pair[at]) for pair in foreign.outputs])

@@ -14,9 +14,10 @@ dim, a reduce adds up its parts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from unity_ir.errors import UnityError
-from unity_ir.rules.pattern import DimPack, Substitution
+from unity_ir.rules.pattern import AttrExpr, DimPack, Substitution
 from unity_ir.rules.poly import Poly, number
 from unity_ir.rules.research.foreign.collection import ForeignOp, ForeignRule
 from unity_ir.rules.research.foreign.sizes import SizeEquations, Unsupported
@@ -38,8 +39,18 @@ from unity_ir.rules.research.foreign.terms import (
     tiled,
 )
 
-RANKS: Mapping[str, int] = {"OP_MATMUL": 2, "OP_CONV2D": 4, "OP_LINEAR": 3, **dict.fromkeys(PARALLEL, 3)}
+POOLS = {"OP_POOL2D_MAX": "max_pool2d", "OP_POOL2D_AVG": "avg_pool2d"}
+"""Operators over windows of images, and what they are called here."""
+
+RANKS: Mapping[str, int] = {
+    **{"OP_MATMUL": 2, "OP_CONV2D": 4, "OP_ENLARGE": 4, "OP_LINEAR": 3},
+    **dict.fromkeys(POOLS, 4),
+    **dict.fromkeys(PARALLEL, 3),
+}
 """Dims of all operands and results of an operator; those of others have as many as each other."""
+
+SCALED = "OP_MUL"
+"""The operator whose second operand has no dims."""
 
 SAME, VALID = 0, 1
 """PM_PAD."""
@@ -61,7 +72,7 @@ def whole(foreign: ForeignRule, fixed: bool = False) -> Substitution:
         sizes,
         lambda of: tuple(sizes.unknown() for _ in range(ranks.of(of) or 0)),
         lambda op, operands: _apply(op, operands, sizes),
-        lambda of: (DimPack(ranks.pack(of)),),
+        lambda of: () if ranks.of(of) == 0 else (DimPack(ranks.pack(of)),),
     )
 
 
@@ -72,7 +83,10 @@ class _Ranks:
         self.groups: list[tuple[set[object], set[int]]] = []
         for side, at in ((foreign.source, 0), (foreign.target, 1)):
             for n, op in enumerate(side):
-                reads = {of if of[0] < 0 else (at, of[0]) for of in op.inputs}
+                reads = [of if of[0] < 0 else (at, of[0]) for of in op.inputs]
+                if op.type == SCALED:
+                    self._join(set(reads[1:]), {0})
+                    reads = reads[:1]
                 rank = op.parameters.get("PM_NUMDIM") or RANKS.get(op.type)
                 self._join({(at, n), *reads}, {rank} if rank else set())
         for left, right in foreign.outputs:
@@ -105,6 +119,16 @@ def _apply(op: ForeignOp, operands: Sequence[Sized], sizes: SizeEquations) -> It
             yield _matmul(op, first, others[0], sizes)
         case "OP_CONV2D":
             yield _convolution(op, first, others[0], sizes)
+        case "OP_ENLARGE":
+            yield _enlarged(op, first, sizes)
+        case "OP_TRANSPOSE":
+            yield _transposed(op, first)
+        case kind if kind in POOLS:
+            yield _pooled(op, first)
+        case kind if kind == SCALED:
+            if others[0].shape:
+                raise UnityError(f"{kind}: by a tensor of {len(others[0].shape)} dims")
+            yield replace(first, term=applied("mul", operands))
         case "OP_LINEAR":
             yield _linear(op, first, others[0], sizes)
         case "OP_CONCAT":
@@ -158,28 +182,84 @@ def _total(parts: Sequence[Sized]) -> Sized:
     return total
 
 
-def _convolution(op: ForeignOp, x: Sized, w: Sized, sizes: SizeEquations) -> Sized:
-    kernel = [op.parameters.get(f"PM_KERNEL_{d}", 0) for d in "HW"]
-    stride = [op.parameters.get(f"PM_STRIDE_{d}", 1) for d in "HW"]
+def _transposed(op: ForeignOp, x: Sized) -> Sized:
+    rank, left = len(x.shape), op.parameters.get("PM_PERM", 0)
+    perm: list[int] = []
+    for _ in x.shape:
+        perm.insert(0, left % rank)
+        left //= rank
+    if left or sorted(perm) != list(range(rank)):
+        raise Unsupported(f"OP_TRANSPOSE by {op.parameters.get('PM_PERM', 0)} of {rank} dims")
+    made = applied("transpose", (x,), perm=tuple(map(number, perm)))
+    cuts = {to: x.cuts[of] for to, of in enumerate(perm) if of in x.cuts}
+    return Sized(made, tuple(x.shape[of] for of in perm), cuts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The rows and columns of a kernel that goes over an image by steps of 1, and of the zeros before and after it."""
+
+    kernel: tuple[int, int]
+    padding: tuple[int, int]
+
+    def image(self, of: Sized) -> list[Poly]:
+        """Return the rows and columns of what is made of an image."""
+        return [n + 2 * p - k + 1 for n, p, k in zip(of.shape[2:], self.padding, self.kernel, strict=True)]
+
+    @property
+    def attributes(self) -> dict[str, AttrExpr]:
+        """The attributes of an operator here."""
+        return {"stride": (number(1),) * 2, "padding": tuple(map(number, self.padding))}
+
+
+def _window(op: ForeignOp) -> _Window:
+    kernel, stride = (tuple(op.parameters.get(f"PM_{of}_{d}", 1) for d in "HW") for of in ("KERNEL", "STRIDE"))
     pad = op.parameters.get("PM_PAD", SAME)
     if (
         pad not in (SAME, VALID)
-        or stride != [1, 1]
+        or stride != (1, 1)
         or any(not 1 <= k <= LARGEST_KERNEL or (pad == SAME and k % 2 == 0) for k in kernel)
     ):
         # What lies before and behind an image then depends on its size.
-        raise Unsupported(f"OP_CONV2D of kernel {kernel}, stride {stride}, padding {pad}")
-    for size, by in zip(w.shape[2:], kernel, strict=True):
+        raise Unsupported(f"{op.type} of kernel {kernel}, stride {stride}, padding {pad}")
+    rows, columns = (k // 2 if pad == SAME else 0 for k in kernel)
+    return _Window((kernel[0], kernel[1]), (rows, columns))
+
+
+def _pooled(op: ForeignOp, x: Sized) -> Sized:
+    window = _window(op)
+    attributes = {**window.attributes, "kernel": tuple(map(number, window.kernel))}
+    if op.type == "OP_POOL2D_MAX":
+        attributes["dilation"] = (number(1),) * 2
+    cuts = {dim: cut for dim, cut in x.cuts.items() if dim < 2}
+    made = Sized(applied(POOLS[op.type], (x,), **attributes), (*x.shape[:2], *window.image(x)), cuts)
+    return activated(op, made)
+
+
+def _enlarged(op: ForeignOp, w: Sized, sizes: SizeEquations) -> Sized:
+    """Return a kernel with zeros around it, as many on each side, so that it gets larger, or stays as it is."""
+    for dim, by in ((2, op.parameters.get("PM_KERNEL_H", 1)), (3, op.parameters.get("PM_KERNEL_W", 1))):
+        if not 1 <= by <= LARGEST_KERNEL:
+            raise Unsupported(f"OP_ENLARGE to {by}")
+        # What is unknown is 1 or more.
+        before = sizes.unknown() - 1
+        sizes.equate("OP_ENLARGE", w.shape[dim], number(by) - before * 2)
+        shape = (*w.shape[:dim], number(by), *w.shape[dim + 1 :])
+        cuts = {d: cut for d, cut in w.cuts.items() if d != dim}
+        w = Sized(applied("pad", (w,), dim=number(dim), before=before, after=before), shape, cuts)
+    return w
+
+
+def _convolution(op: ForeignOp, x: Sized, w: Sized, sizes: SizeEquations) -> Sized:
+    window = _window(op)
+    for size, by in zip(w.shape[2:], window.kernel, strict=True):
         sizes.equate("OP_CONV2D", size, number(by))
     groups = _groups(x.shape[1], w.shape[1], sizes)
     if groups > 1:
         sizes.equate("OP_CONV2D", w.shape[0], sizes.unknown() * groups)
-    padding = [k // 2 if pad == SAME else 0 for k in kernel]
-    attributes = {"stride": (number(1),) * 2, "padding": tuple(map(number, padding)), "groups": number(groups)}
-    made = applied("conv2d", (x, w), dilation=(number(1),) * 2, **attributes)
-    size = [n + 2 * p - k + 1 for n, p, k in zip(x.shape[2:], padding, kernel, strict=True)]
+    made = applied("conv2d", (x, w), dilation=(number(1),) * 2, groups=number(groups), **window.attributes)
     cuts = {dim: of.cuts[0] for dim, of in enumerate((x, w)) if 0 in of.cuts}
-    return activated(op, Sized(made, (x.shape[0], w.shape[0], *size), cuts))
+    return activated(op, Sized(made, (x.shape[0], w.shape[0], *window.image(x)), cuts))
 
 
 def _groups(channels: Poly, own: Poly, sizes: SizeEquations) -> int:
