@@ -26,7 +26,6 @@ PARALLEL = {"OP_PARTITION": "partition", "OP_COMBINE": "combine", "OP_REPLICATE"
 OPERANDS = {"OP_EW_ADD": 2, "OP_EW_MUL": 2, "OP_MUL": 2, "OP_LINEAR": 2, "OP_MATMUL": 2, "OP_CONV2D": 2}
 """Operators of two operands, besides concatenations, which have any; others have one."""
 
-
 MOST_PARTS = 16
 """Parts that a tensor is split into, at most."""
 
@@ -50,7 +49,7 @@ class Sized:
     """The number of times that each dim has been divided, if that is followed."""
 
 
-Operands = Callable[[ForeignOp, Sequence[Sized]], Iterator[Sized]]
+Results = Callable[[ForeignOp, Sequence[Sized]], Iterator[Sized]]
 """What yields the results of an operation."""
 
 
@@ -63,7 +62,7 @@ def converted(
     foreign: ForeignRule,
     sizes: SizeEquations,
     shape_of: Callable[[tuple[int, int]], tuple[Poly, ...]],
-    results_of: Operands,
+    results_of: Results,
     entries_of: Callable[[tuple[int, int]], tuple[ShapeEntry, ...]] | None = None,
 ) -> Substitution:
     """
