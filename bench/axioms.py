@@ -88,7 +88,9 @@ def table(rows: Sequence[dict[str, Any]], machine: str) -> Table:
         out.add_column(heading, justify="left" if heading == "other" else "right", no_wrap=heading == "other")
     for row in rows:
         known = [int(row.get(verdict, 0)) for verdict in ("proved", "refuted", "undecided")]
-        other = "\n".join(f"{row[k]} {k}" for k in ("ill-typed", "unbound", "disconnected", "unsupported") if k in row)
+        other = "\n".join(
+            f"{row[k]} {k}" for k in ("almost everywhere", "ill-typed", "unbound", "unsupported") if k in row
+        )
         out.add_row(
             *(row["name"], str(row["rules"]), *map(str, known), other),
             *(f"{1000 * row['median']:.0f}", f"{1000 * row['most']:.0f}", f"{row['total']:.1f}"),
@@ -98,7 +100,7 @@ def table(rows: Sequence[dict[str, Any]], machine: str) -> Table:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
-    parser.add_argument("--collection", type=Path, help="a rule collection of TASO's or FlexFlow's (JSON)")
+    parser.add_argument("--collection", type=Path, help="a rule collection of TASO's (.pb) or FlexFlow's (JSON)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers to a file")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = [

@@ -149,13 +149,17 @@ class Fuzzer:
         return self.random.choice(((), ("-p", "machine-expand"), ("--search=data-parallel",)))
 
     def profile(self) -> None:
-        data = bytearray(seeds.profile_bytes(self.random, self.folder))
-        for _ in range(self.random.choice((0, 0, 1, 3, 30))):
-            data[self.random.randrange(len(data))] = self.random.randrange(256)
-        if self.random.random() < 0.1:
-            del data[self.random.randrange(len(data)) :]
-        path = self.write("p.sqlite", bytes(data))
+        path = self.write("p.sqlite", self.damaged(seeds.profile_bytes(self.random, self.folder)))
         self.opt("profile", TINY.encode(), ("--stats", "--machine=cpu:2", f"--profile={path}"))
+
+    def damaged(self, data: bytes) -> bytes:
+        """Bytes with some others than there were, or an end missing; or as they are."""
+        out = bytearray(data)
+        for _ in range(self.random.choice((0, 0, 1, 3, 30))):
+            out[self.random.randrange(len(out))] = self.random.randrange(256)
+        if self.random.random() < 0.1:
+            del out[self.random.randrange(len(out)) :]
+        return bytes(out)
 
     def table(self) -> None:
         path = self.write("t.json", self.tables.mutated(self.random.choice(self.tables.texts)).encode())
@@ -186,7 +190,10 @@ class Fuzzer:
         self.opt("derivation", data, ("-p", f'apply-derivation{{file="{path}"}}'))
 
     def collection(self) -> None:
-        path = self.write("c.json", self.collections.mutated(self.random.choice(self.collections.texts)).encode())
+        if self.random.random() < 0.3:
+            path = self.write("c.pb", self.damaged(seeds.taso_bytes(self.random)))
+        else:
+            path = self.write("c.json", self.collections.mutated(self.random.choice(self.collections.texts)).encode())
         self.rules_tool("collection", ["import", path, *self.random.choice(((), ("--json",), ("--all",)))])
 
     def command_line(self) -> None:

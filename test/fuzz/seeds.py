@@ -59,6 +59,21 @@ def collections() -> tuple[str, ...]:
     return (*own, *(json.dumps({"rule": [rule]}) for rule in rules))
 
 
+def taso_bytes(random: Random) -> bytes:
+    """A rule in TASO's protobuf, with numbers that may mean nothing there."""
+    from taso_rules import Op, collection, concat, convolution, matmul, rule, split
+
+    def some(*usual: int) -> int:
+        return random.choice((*usual * 4, -1, 0, 3, 99, 2**31 - 1, -(2**31), 2**63))
+
+    source = [
+        *random.choice(([matmul(-1, -4, some(0, 2))], [convolution(-7, -10, PAD=some(0, 1), KERNEL_H=some(3, 5))])),
+        random.choice((Op("RELU", (0,)), split(some(0, 1), 0), Op("EW_ADD", (0, some(-1, 0))))),
+    ]
+    target = [concat(some(0, 1), some(2, 4), -1, some(-2, -7)), Op(random.choice(("RELU", "MUL", "LINEAR")), (0,))]
+    return collection(rule(source, random.choice((source, target)), (1, some(0, 1), 1, some(0))))
+
+
 TABLES = (
     json.dumps(
         {

@@ -139,6 +139,23 @@ class Substitution:
         return list(found.values())
 
     @property
+    def rewrites(self) -> bool:
+        """Whether the sides of a rule are different terms: else it replaces values by what they are."""
+        known: dict[tuple[int, int], bool] = {}
+
+        def same(one: Term, other: Term) -> bool:
+            if isinstance(one, Input) or isinstance(other, Input):
+                return one is other
+            a, b = one.operation, other.operation
+            key = id(a), id(b)
+            if key not in known:
+                alike = (a.op, dict(a.attributes), len(a.operands)) == (b.op, dict(b.attributes), len(b.operands))
+                known[key] = alike and all(map(same, a.operands, b.operands))
+            return known[key] and one.index == other.index
+
+        return not all(map(same, self.source, self.target))
+
+    @property
     def symbols(self) -> frozenset[str]:
         """
         The names of all symbols of a rule, whose values are integers: those in sizes, degrees, attributes and

@@ -13,22 +13,18 @@ from rich.table import Table
 
 from unity_ir.messages import printable
 from unity_ir.rules.pattern import ProofRecord, Substitution
-from unity_ir.rules.research.foreign import ImportedRule, import_rules
+from unity_ir.rules.research.foreign import PROVED, ImportedRule, import_rules
 from unity_ir.rules.text import rule_text
 from unity_ir.rules.trust import digest
 
 
 def import_options(parser: ArgumentParser) -> None:
     """Add the options of `unity-rules import`, which `import_collection` reads, to a parser."""
-    parser.add_argument("collection", type=Path, help="a rule collection (JSON)")
+    parser.add_argument("collection", type=Path, help="a rule collection: TASO's protobuf (.pb) or FlexFlow's JSON")
     parser.add_argument("--all", action="store_true", help="list every rule, not only those that are not proved")
     parser.add_argument("--seed", type=int, default=0, help="of the values tried (default: %(default)s)")
     parser.add_argument("-o", "--output", type=Path, help="write the proved rules to a file, as text")
     parser.add_argument("--json", action="store_true", help="print verdicts as JSON")
-
-
-PROVED = ("proved", "almost everywhere")
-"""The verdicts whose rules are written to the output file."""
 
 
 def import_collection(options: Namespace) -> int:
@@ -40,7 +36,7 @@ def import_collection(options: Namespace) -> int:
     """
     report = import_rules(options.collection, options.seed)
     if options.output is not None:
-        proved = [_recorded(r, r.rule) for r in report.rules if r.verdict in PROVED and r.rule is not None]
+        proved = [_recorded(r, r.rule) for r in report.rules if _applies(r) and r.rule is not None]
         text = "\n\n".join(map(rule_text, proved))
         options.output.write_text(f"// The rules of {options.collection.name} that are proved.\n\n{text}\n", "utf-8")
     if options.json:
@@ -55,6 +51,12 @@ def import_collection(options: Namespace) -> int:
             table.add_row(*(escape(printable(text)) for text in (rule.name, rule.verdict, rule.detail)))
     Console().print(table)
     return 0
+
+
+def _applies(imported: ImportedRule) -> bool:
+    """Return whether a rule is proved with all that it says, and its sides are not the same."""
+    rule = imported.rule
+    return imported.verdict in PROVED and not imported.loses and rule is not None and rule.rewrites
 
 
 def _recorded(imported: ImportedRule, rule: Substitution) -> Substitution:

@@ -65,13 +65,22 @@ def equal(left: Form, right: Form, facts: Facts) -> Equality:
         return Equality(True)
     difference = (*left, *scaled(right, -1))
     try:
-        for case, settled in _cases(difference, facts):
-            rest = _cancelled(settled, case)
-            if rest:
-                return Equality(False, f"these do not cancel: {'; '.join(m.text for m in rest[:4])}")
+        rest = _left(difference, facts)
     except Undecided as reason:
         return Equality(False, str(reason))
-    return Equality(True)
+    return Equality(False, f"these do not cancel: {'; '.join(m.text for m in rest[:4])}") if rest else Equality(True)
+
+
+def _left(form: Form, facts: Facts, again: bool = True) -> list[Mono]:
+    """Return the monomials left, in the first case where there are some, of a form that should be 0."""
+    for case, settled in _cases(form, facts):
+        rest = _cancelled(settled, case)
+        if again and any(True for _ in _open_guards(tuple(rest), case)):
+            # What was summed over an index that is known now has guards on free indices, which were not split yet.
+            rest = _left(tuple(rest), case, again=False)
+        if rest:
+            return rest
+    return []
 
 
 def _cases(form: Form, facts: Facts) -> Iterator[tuple[Facts, Form]]:

@@ -39,6 +39,9 @@ from unity_ir.rules.proof.solver import Facts
 SMALL = 2**20
 """Constants up to this are small beside what 64 bits hold."""
 
+ZERO_AT_ZERO = ("relu", "gelu", "erf", "sqrt", "tanh", "sin", "abs", "floor")
+"""Functions that are 0 at 0."""
+
 CONDITIONS = ("eq", "ne", "gt", "ge", "lt", "le", "and", "or", "not", "as bool")
 """Functions whose values are 0 and 1."""
 
@@ -89,10 +92,14 @@ def _is_true(c: Constraint) -> bool:
 
 
 def _factor(factor: MonoFactor, facts: Facts) -> Form:
-    """Return a factor as a form of one monomial without binders; a comparison of indices becomes a guard."""
+    """
+    Return a factor as a form of one monomial without binders; a comparison of indices becomes a guard, 0 a coefficient.
+    """
     match factor:
         case Apply(function, arguments):
             known = tuple(normal(a, facts) for a in arguments)
+            if function in ZERO_AT_ZERO and not known[0]:
+                return (Mono(Fraction(0)),)
             inner = _extreme(known[0]) if function == "relu" else None
             if inner is not None and inner.parts and all(_nonempty(p, facts) for p in inner.parts):
                 # It is monotone; of nothing at all there is no maximum, but relu of that would be 0.

@@ -1,34 +1,38 @@
 """
-Collections of rewrite rules of TASO and FlexFlow (JSON), read, typed, and proved or refuted.
+Collections of rewrite rules of TASO (protobuf) and FlexFlow (JSON), read, typed, and proved or refuted.
 
-A collection is `{"rule": [{"name", "srcOp": [Op], "dstOp": [Op], "mappedOutput": [..]}]}`, an Op
+A collection of FlexFlow's is `{"rule": [{"name", "srcOp": [Op], "dstOp": [Op], "mappedOutput": [..]}]}`, an Op
 `{"type": "OP_LINEAR", "input": [{"opId", "tsId"}], "para": [{"key": "PM_ACTI", "value": 2}]}`. An input with `opId` of
-at least 0 is a result of that operation of the same side; below 0 it is an input of the rule.
+at least 0 is a result of that operation of the same side; below 0 it is an input of the rule. TASO's says the same in
+numbers (`protobuf`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unity_ir.errors import UnityError
 from unity_ir.rules.pattern import Substitution
 from unity_ir.rules.proof.prove import prove
-from unity_ir.rules.research.foreign.collection import ForeignOp, ForeignRule, read_rules
+from unity_ir.rules.research.foreign.collection import ForeignRule, read_rules
+from unity_ir.rules.research.foreign.convert import STACKED, Encoding, encodings, stacks
 from unity_ir.rules.research.foreign.sizes import Unsupported
-from unity_ir.rules.research.foreign.terms import substitution
+
+PROVED = ("proved", "almost everywhere")
+"""The verdicts of rules that hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedRule:
     """
     A rule of another system's collection, and its verdict; `detail` gives the reason, `rule` the substitution (None
-    where the rule could not be converted), `seconds` the time its proof took.
+    where the rule could not be converted), `seconds` the time its proofs took.
 
-    The verdict is one of the prover's (`rules.proof.prove`), `ill-typed`, `disconnected` (its source is two patterns),
-    `unbound` (its target has an input that its source has not) or `unsupported`.
+    The verdict is one of the prover's (`rules.proof.prove`), `ill-typed`, `unbound` (its target has an input that its
+    source has not) or `unsupported`. `loses` is what the substitution does not say of the rule (`Encoding.loses`);
+    `detail` then begins with it, and ends with why no substitution says all.
     """
 
     name: str
@@ -36,6 +40,7 @@ class ImportedRule:
     detail: str = ""
     rule: Substitution | None = None
     seconds: float = 0.0
+    loses: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,8 @@ class CollectionReport:
 
 def import_rules(path: Path | str, seed: int = 0) -> CollectionReport:
     """
-    Read TASO's or FlexFlow's collection of rules (JSON), and prove or refute each rule; return them with verdicts.
+    Read a collection of rules, TASO's protobuf (`.pb`) or FlexFlow's JSON, and prove or refute each rule; return them
+    with verdicts.
 
     `seed` is that of the random samples on which rules are tested. Raises `UnityError` (one line) where the file is no
     collection.
@@ -71,25 +77,32 @@ def _import_rule(foreign: ForeignRule, seed: int = 0) -> ImportedRule:
     unbound = sorted({i for op in foreign.target for i, _ in op.inputs if i < 0} - bound, reverse=True)
     if unbound:
         return ImportedRule(foreign.name, "unbound", f"its source has no input {', '.join(map(str, unbound))}")
-    if not _connected(foreign.source):
-        return ImportedRule(foreign.name, "disconnected", "its source is more than one pattern")
+    tried: list[ImportedRule] = []
+    for encoding in encodings(foreign):
+        tried.append(_tried(foreign, encoding, seed))
+        if tried[-1].verdict in PROVED:
+            break
+    # What is said of the degrees that it has tells most; but then no sizes may fit, where some did before.
+    decided = [r for r in tried if r.verdict not in ("ill-typed", "unsupported")]
+    found = (decided or tried)[-1]
+    if found.verdict in PROVED and found.loses:
+        found = replace(found, detail=f"{found.loses}: {tried[0].detail}")
+    elif found.verdict in PROVED and stacks(foreign):
+        # Addends in another order, or copies among them, are one sum here, but another stack there.
+        tried.append(_tried(foreign, STACKED, seed))
+        found = tried[-1] if tried[-1].verdict == "refuted" else found
+    return replace(found, seconds=sum(r.seconds for r in tried))
+
+
+def _tried(foreign: ForeignRule, encoding: Encoding, seed: int) -> ImportedRule:
+    """Return a rule with the verdict on one of its encodings."""
     try:
-        rule = substitution(foreign)
+        rule = encoding.convert(foreign)
     except Unsupported as reason:
         return ImportedRule(foreign.name, "unsupported", str(reason))
     except UnityError as error:
         return ImportedRule(foreign.name, "ill-typed", str(error))
     proof = prove(rule, seed)
     ill = proof.verdict == "refuted" and proof.detail.startswith("ill-typed: ")
-    verdict = "ill-typed" if ill else proof.verdict
-    return ImportedRule(foreign.name, verdict, proof.detail.removeprefix("ill-typed: "), rule, proof.seconds)
-
-
-def _connected(side: Sequence[ForeignOp]) -> bool:
-    """Return whether the operations of a side are connected through results or inputs."""
-    groups: list[set[object]] = []
-    for at, op in enumerate(side):
-        own: set[object] = {("op", at), *(("op", i) if i >= 0 else ("input", i) for i, _ in op.inputs)}
-        apart = [g for g in groups if g.isdisjoint(own)]
-        groups = [*apart, own.union(*(g for g in groups if not g.isdisjoint(own)))]
-    return len(groups) == 1
+    verdict, detail = "ill-typed" if ill else proof.verdict, proof.detail.removeprefix("ill-typed: ")
+    return ImportedRule(foreign.name, verdict, detail, rule, proof.seconds, encoding.loses)

@@ -1,4 +1,7 @@
-"""Reading collections of rewrite rules: JSON as TASO and FlexFlow write it, checked, with errors of one line."""
+"""
+Reading collections of rewrite rules: the protobuf that TASO writes and the JSON of FlexFlow, checked, with errors of
+one line.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from unity_ir.errors import UnityError
+from unity_ir.rules.research.foreign import protobuf
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +44,25 @@ class ForeignRule:
 
 def read_rules(path: Path | str) -> list[ForeignRule]:
     """
-    Return the rules of a collection in a JSON file. Raises `UnityError` (one line) where the file is no collection.
+    Return the rules of a collection in a file: TASO's protobuf if its name ends with `.pb`, else JSON. Raises
+    `UnityError` (one line) where the file is no collection.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        raise UnityError(f"rules {path}: cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
-    try:
-        found = json.loads(text, object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:
-        raise UnityError(f"rules {path}: is not JSON: {error}") from None
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UnityError(f"rules {path}: cannot be read: {error.strerror}") from None
+    found = protobuf.collection(f"rules {path}", data) if Path(path).suffix == ".pb" else _json(f"rules {path}", data)
     rules = _list(f"rules {path}", found, "rule")
     return [_rule(f"rules {path}: rule {i}", r) for i, r in enumerate(rules)]
+
+
+def _json(where: str, data: bytes) -> Any:
+    try:
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_object)
+    except UnicodeError:
+        raise UnityError(f"{where}: cannot be read: not UTF-8, and no protobuf, which is named .pb") from None
+    except (ValueError, RecursionError) as error:
+        raise UnityError(f"{where}: is not JSON: {error}") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,25 +1,13 @@
-"""
-Foreign rules (of TASO and FlexFlow) as substitutions over our operators.
-
-Tensors there have dims [replica, rows, columns]. The replica dim is what types here say as `sum` and `copy`: a
-replicate of it makes copies, a reduce adds addends up, and a concatenation along it makes addends. Along rows and
-columns a replicate tiles and a reduce folds, as they do in the generator that made the rules. A weight is [outputs,
-inputs]. Every degree k is one unknown. Inputs are as little divided as fits.
-
-A tile is divided, a piece for each of the copies, and the fold of a divided dim is a sum of its pieces, so that the two
-go with a combine and a partition of the same dim. Copies in one place, a combine of the replica dim, are none of ours.
-"""
+"""Terms with the sizes of what they are: what the encodings of foreign rules (of TASO and FlexFlow) are made from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, islice
 
 from unity_ir.errors import UnityError
-from unity_ir.rules.pattern import AttrExpr, Condition, Input, Operation, ResultOf, Substitution, Term
+from unity_ir.rules.pattern import AttrExpr, Condition, Input, Operation, ResultOf, ShapeEntry, Substitution, Term
 from unity_ir.rules.poly import ONE, Poly, number
-from unity_ir.rules.proof.sides import divisible, misfits
 from unity_ir.rules.research.foreign.collection import ForeignOp, ForeignRule
 from unity_ir.rules.research.foreign.sizes import SizeEquations, Unsupported
 
@@ -30,289 +18,243 @@ ELEMENTWISE = {
     **{"OP_RELU": "relu", "OP_SIGMOID": "sigmoid", "OP_TANH": "tanh"},
     **{"OP_EW_ADD": "add", "OP_EW_MUL": "mul"},
 }
+"""Operators by elements, and what they are called here."""
+
 PARALLEL = {"OP_PARTITION": "partition", "OP_COMBINE": "combine", "OP_REPLICATE": "replicate", "OP_REDUCE": "reduce"}
+"""Parallel operators, and what they are called here."""
 
-OPERANDS = {"OP_EW_ADD": 2, "OP_EW_MUL": 2, "OP_CONCAT": 2, "OP_LINEAR": 2}
-"""Others have one."""
+OPERANDS = {"OP_EW_ADD": 2, "OP_EW_MUL": 2, "OP_MUL": 2, "OP_LINEAR": 2, "OP_MATMUL": 2, "OP_CONV2D": 2}
+"""Operators of two operands, besides concatenations, which have any; others have one."""
 
-REPLICA = 0
-"""The dim of a tensor there that is none here."""
+MOST_PARTS = 16
+"""Parts that a tensor is split into, at most."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Typed:
-    """A term with its rows and columns; `cuts` are, by dim, the two parts that the last concatenation made it of."""
+class Cut:
+    """Where a dim was concatenated last: the sizes of the parts, and where each of them was (None if nowhere)."""
+
+    parts: tuple[Poly, ...]
+    within: tuple[Cut | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A term with its shape, and by dim its last concatenation. The shape is empty where nothing is known of it."""
 
     term: Term
-    shape: tuple[Poly, Poly]
-    cuts: Mapping[int, tuple[Poly, Poly]] = field(default_factory=dict[int, tuple[Poly, Poly]])
-    divided: tuple[int, int] = (0, 0)
-    """The number of times that rows, and columns, have been divided."""
+    shape: tuple[Poly, ...]
+    cuts: Mapping[int, Cut] = field(default_factory=dict[int, Cut])
+    divided: tuple[int, ...] = ()
+    """The number of times that each dim has been divided, if that is followed."""
 
 
-def substitution(foreign: ForeignRule) -> Substitution:
-    """
-    Convert another system's rule to a substitution over our operators. Its degrees become symbols, and its inputs get
-    the fewest degrees at which both sides, or else the source, are well typed.
-
-    Raises `Unsupported` for a rule that these operators cannot express, `UnityError` where no sizes fit.
-    """
-    ops = (*foreign.source, *foreign.target)
-    sizes = SizeEquations(fixed=any(op.type == "OP_CONCAT" and op.parameters.get("PM_AXIS") == REPLICA for op in ops))
-    inputs: dict[tuple[int, int], _Typed] = {}
-    sides: list[tuple[Term, ...]] = []
-    results: list[list[_Typed]] = []
-    for side, at in ((foreign.source, 0), (foreign.target, 1)):
-        made: list[list[_Typed]] = []
-        for op in side:
-            made.append(list(_apply(op, [_operand(i, made, inputs, sizes) for i in op.inputs], sizes)))
-        outputs = [_result(made, *pair[at]) for pair in foreign.outputs]
-        results.append(outputs)
-        sides.append(tuple(o.term for o in outputs))
-    for left, right in zip(*results, strict=True):
-        for a, b in zip(left.shape, right.shape, strict=True):
-            sizes.equate("its outputs", a, b)
-    plain = {i: Input(_name(i), tuple(map(sizes.now, t.shape))) for i, t in inputs.items()}
-    degrees = {sizes.degree(_degree(op)) for op in ops if op.type in PARALLEL}
-    return _divided(_resolved(foreign.name, plain, inputs, sides, sizes), sorted(degrees, key=str))
+Results = Callable[[ForeignOp, Sequence[Sized]], Iterator[Sized]]
+"""What yields the results of an operation."""
 
 
-def _name(of: tuple[int, int]) -> str:
+def input_name(of: tuple[int, int]) -> str:
+    """Return the name of an input of a rule, a pair (operation below 0, result): `x7`."""
     return f"x{-of[0]}" if of[1] == 0 else f"x{-of[0]}_{of[1]}"
 
 
-def _result(made: Sequence[Sequence[_Typed]], op: int, index: int) -> _Typed:
+def converted(
+    foreign: ForeignRule,
+    sizes: SizeEquations,
+    shape_of: Callable[[tuple[int, int]], tuple[Poly, ...]],
+    results_of: Results,
+    entries_of: Callable[[tuple[int, int]], tuple[ShapeEntry, ...]] | None = None,
+) -> Substitution:
+    """
+    Return a foreign rule as a substitution: `shape_of` gives the shape of an input, `results_of` the results of each
+    operation, which add equations to `sizes`; inputs whose shape is empty have the entries of `entries_of`.
+
+    Raises `Unsupported` for what has no substitution, `UnityError` where no sizes fit.
+    """
+    inputs: dict[tuple[int, int], Sized] = {}
+
+    def operand(of: tuple[int, int], made: Sequence[Sequence[Sized]]) -> Sized:
+        if of[0] >= 0:
+            return _result(made, *of)
+        if of not in inputs:
+            shape = shape_of(of)
+            inputs[of] = Sized(Input(input_name(of), shape), shape, divided=(0,) * len(shape))
+        return inputs[of]
+
+    sides: list[list[Sized]] = []
+    for side, at in ((foreign.source, 0), (foreign.target, 1)):
+        made: list[list[Sized]] = []
+        for op in side:
+            operands = [operand(i, made) for i in op.inputs]
+            fits = operands if op.type == "OP_CONCAT" else len(operands) == OPERANDS.get(op.type, 1)
+            if not fits:
+                raise Unsupported(f"{op.type} of {len(operands)} operands")
+            made.append(list(results_of(op, operands)))
+        sides.append([_result(made, *pair[at]) for pair in foreign.outputs])
+    for left, right in zip(*sides, strict=True):
+        alike("its outputs", left, right, sizes)
+    plain: dict[int, Input] = {}
+    for of, found in inputs.items():
+        shape = tuple(map(sizes.now, found.shape))
+        plain[id(found.term)] = Input(input_name(of), shape or (entries_of(of) if entries_of else ()))
+    differences = [s for t in inputs.values() for s in map(sizes.now, t.shape) if any(c < 0 for _, c in s.terms)]
+    source, target = (rebuilt([o.term for o in side], plain, sizes.now) for side in sides)
+    conditions = tuple(Condition(s - 1) for s in dict.fromkeys(differences))
+    return Substitution(foreign.name, tuple(plain.values()), source, target, conditions)
+
+
+def _result(made: Sequence[Sequence[Sized]], op: int, index: int) -> Sized:
     if not 0 <= index < len(made[op]):
         raise UnityError(f"operation {op} has no result {index}")
     return made[op][index]
 
 
-def _operand(
-    of: tuple[int, int], made: Sequence[Sequence[_Typed]], inputs: dict[tuple[int, int], _Typed], sizes: SizeEquations
-) -> _Typed:
-    if of[0] >= 0:
-        return _result(made, *of)
-    if of not in inputs:
-        shape = (sizes.unknown(), sizes.unknown())
-        inputs[of] = _Typed(Input(_name(of), shape), shape)
-    return inputs[of]
-
-
-def _apply(op: ForeignOp, operands: Sequence[_Typed], sizes: SizeEquations) -> Iterator[_Typed]:
-    """Yield the results of an operation."""
-    count = OPERANDS.get(op.type, 1)
-    if len(operands) != count:
-        raise Unsupported(f"{op.type} of {len(operands)} operands")
-    first, *others = operands
-    match op.type:
-        case "OP_LINEAR":
-            yield _linear(op, first, others[0], sizes)
-        case "OP_CONCAT":
-            yield _concat(_axis(op, "PM_AXIS"), first, others[0], sizes)
-        case "OP_SPLIT":
-            yield from _split(op, first, sizes)
-        case kind if kind in PARALLEL:
-            yield _parallel(PARALLEL[kind], op, first, sizes)
-        case kind if kind in ELEMENTWISE:
-            for other in others:
-                _alike(kind, first, other, sizes)
-            yield _Typed(_op(ELEMENTWISE[kind], operands), first.shape, _common(operands), first.divided)
-        case kind:
-            raise Unsupported(f"operator {kind}")
-
-
-def _op(name: str, operands: Sequence[_Typed], **attributes: AttrExpr) -> ResultOf:
-    return ResultOf(Operation(name, tuple(t.term for t in operands), tuple(sorted(attributes.items()))))
-
-
-def _alike(where: str, one: _Typed, other: _Typed, sizes: SizeEquations) -> None:
-    for a, b in zip(one.shape, other.shape, strict=True):
-        sizes.equate(where, a, b)
-
-
-def _common(operands: Sequence[_Typed]) -> dict[int, tuple[Poly, Poly]]:
-    """Return the cuts that all operands have."""
-    first, *others = operands
-    return {dim: cut for dim, cut in first.cuts.items() if all(o.cuts.get(dim) == cut for o in others)}
-
-
-def _axis(op: ForeignOp, key: str) -> int:
-    axis = op.parameters.get(key)
-    if axis not in (0, 1, 2) or op.parameters.get("PM_NUMDIM", 3) != 3:
-        raise Unsupported(f"{op.type} along dim {axis} of {op.parameters.get('PM_NUMDIM', 3)}")
-    return axis
-
-
-def _linear(op: ForeignOp, x: _Typed, w: _Typed, sizes: SizeEquations) -> _Typed:
-    acti = op.parameters.get("PM_ACTI", 0)
-    if acti not in ACTIVATIONS:
-        raise Unsupported(f"activation {acti}")
-    sizes.equate("OP_LINEAR", x.shape[1], w.shape[1])
-    cuts = {dim: of.cuts[0] for dim, of in enumerate((x, w)) if 0 in of.cuts}
-    divided = (x.divided[0], w.divided[0])
-    made = _Typed(_op("matmul_nt", (x, w)), (x.shape[0], w.shape[0]), cuts, divided)
-    name = ACTIVATIONS[acti]
-    return made if name is None else _Typed(_op(name, (made,)), made.shape, cuts, divided)
-
-
-def _concat(axis: int, x: _Typed, y: _Typed, sizes: SizeEquations) -> _Typed:
-    if axis == REPLICA:
-        # Each of the two is one addend, the other is zero there.
-        _alike("OP_CONCAT", x, y, sizes)
-        pads = [_Typed(_op("zero_pad", (t,), by=number(2)), t.shape) for t in (x, y)]
-        return _Typed(_op("add", pads), x.shape, _common((x, y)))
-    dim = axis - 1
-    sizes.equate("OP_CONCAT", x.shape[1 - dim], y.shape[1 - dim])
-    shape = list(x.shape)
-    shape[dim] = x.shape[dim] + y.shape[dim]
-    cuts = {**_common((x, y)), dim: (x.shape[dim], y.shape[dim])}
-    return _Typed(_op("concat", (x, y), dim=number(dim)), (shape[0], shape[1]), cuts)
-
-
-def _split(op: ForeignOp, x: _Typed, sizes: SizeEquations) -> Iterator[_Typed]:
-    axis = _axis(op, "PM_AXIS")
-    if axis == REPLICA or op.parameters.get("PM_NUM_OUTPUTS", 2) != 2:
-        raise Unsupported(f"OP_SPLIT along dim {axis} into {op.parameters.get('PM_NUM_OUTPUTS', 2)}")
-    dim = axis - 1
-    parts = x.cuts.get(dim)
-    if parts is None:
-        half = sizes.unknown()
-        parts = half, half
-    sizes.equate("OP_SPLIT", x.shape[dim], parts[0] + parts[1])
-    made = _op("split", (x,), dim=number(dim), sizes=parts).operation
-    cuts = {d: c for d, c in x.cuts.items() if d != dim}
-    for i, part in enumerate(parts):
-        yield _Typed(ResultOf(made, i), (part, x.shape[1]) if dim == 0 else (x.shape[0], part), cuts)
-
-
-def _degree(op: ForeignOp) -> int:
-    by = op.parameters.get("PM_PARALLEL_DEGREE", 0)
-    if by < 2:
-        raise Unsupported(f"{op.type} by {by}")
-    return by
-
-
-def _parallel(name: str, op: ForeignOp, x: _Typed, sizes: SizeEquations) -> _Typed:
-    axis, degree = _axis(op, "PM_PARALLEL_DIM"), sizes.degree(_degree(op))
-    if axis == REPLICA:
-        if name in ("partition", "combine"):
-            raise Unsupported(f"{op.type} of the replica dim")
-        return replace(x, term=_op(name, (x,), by=degree))
-    dim = axis - 1
-    match name:
-        case "replicate":
-            return _divide("partition", _tiled(x, dim, degree), dim, degree)
-        case "reduce":
-            return _folded(x, dim, degree, sizes)
-        case _:
-            return _divide(name, x, dim, degree)
-
-
-def _divide(name: str, x: _Typed, dim: int, by: Poly) -> _Typed:
-    """Return a tensor partitioned or combined along a dim."""
-    divided = [*x.divided]
-    divided[dim] += 1 if name == "partition" else -1
-    return replace(x, term=_op(name, (x,), dim=number(dim), by=by), divided=(divided[0], divided[1]))
-
-
-def _tiled(x: _Typed, dim: int, by: Poly) -> _Typed:
-    """Return a tensor repeated `by` times along a dim."""
-    shape = [*x.shape]
-    shape[dim] = by * x.shape[dim]
-    wide = replace(x, term=_op("expand", (x,), dim=number(dim), sizes=(by,), degrees=(ONE,)))
-    return _Typed(_op("reshape", (wide,), shape=tuple(shape)), (shape[0], shape[1]), divided=x.divided)
-
-
-def _folded(x: _Typed, dim: int, by: Poly, sizes: SizeEquations) -> _Typed:
-    """
-    Return the sum of the `by` parts of a dim; if the dim is divided, the pieces become addends, which are reduced.
-    """
-    part = sizes.unknown()
-    sizes.equate("OP_REDUCE", x.shape[dim], by * part)
-    shape = [*x.shape]
-    shape[dim] = part
-    parts = replace(x, term=_op("reshape", (x,), shape=(*x.shape[:dim], by, part, *x.shape[dim + 1 :])))
-    total = _Typed(_op("reduce_sum", (parts,), dim=number(dim)), (shape[0], shape[1]), divided=x.divided)
-    if x.divided[dim] <= 0:
-        return total
-    divided = [*x.divided]
-    divided[dim] -= 1
-    return replace(total, term=_op("reduce", (total,), by=by), divided=(divided[0], divided[1]))
-
-
-# --- sizes and degrees -----------------------------------------------------------------------------------------------
-
-
-def _resolved(
-    name: str,
-    plain: Mapping[tuple[int, int], Input],
-    inputs: Mapping[tuple[int, int], _Typed],
-    sides: Sequence[tuple[Term, ...]],
-    sizes: SizeEquations,
-) -> Substitution:
-    """Return the rule with all sizes replaced by their solved values."""
-    new: dict[int, Term] = {id(inputs[i].term): plain[i] for i in inputs}
-    source, target = (_rebuilt(side, new, sizes.now) for side in sides)
-    differences = [s for i in plain.values() for s in i.shape if isinstance(s, Poly) and any(c < 0 for _, c in s.terms)]
-    return Substitution(name, tuple(plain.values()), source, target, tuple(Condition(s - 1) for s in differences))
-
-
-def _solved(value: AttrExpr, now: Callable[[Poly], Poly]) -> AttrExpr:
-    match value:
-        case Poly():
-            return now(value)
-        case tuple():
-            return tuple(map(now, value))
-        case _:
-            return value
-
-
-def _rebuilt(side: tuple[Term, ...], inputs: Mapping[int, Term], now: Callable[[Poly], Poly]) -> tuple[Term, ...]:
+def rebuilt(
+    side: Sequence[Term], inputs: Mapping[int, Input], now: Callable[[Poly], Poly] = lambda p: p
+) -> tuple[Term, ...]:
+    """Return a side over other inputs, by the id of those it has, and with `now` of all numbers in attributes."""
     made: dict[int, Operation] = {}
+
+    def solved(value: AttrExpr) -> AttrExpr:
+        match value:
+            case Poly():
+                return now(value)
+            case tuple():
+                return tuple(map(now, value))
+            case _:
+                return value
 
     def term(of: Term) -> Term:
         if isinstance(of, Input):
             return inputs[id(of)]
         key = id(of.operation)
         if key not in made:
-            attributes = tuple((n, _solved(v, now)) for n, v in of.operation.attributes)
+            attributes = tuple((n, solved(v)) for n, v in of.operation.attributes)
             made[key] = Operation(of.operation.op, tuple(map(term, of.operation.operands)), attributes)
         return ResultOf(made[key], of.index)
 
     return tuple(map(term, side))
 
 
-MOST_DIVIDED = 3
-"""Degrees of inputs that are tried together."""
-
-TRIED = 3
-"""Bindings at which each choice is tried."""
+# --- operators that all encodings have -------------------------------------------------------------------------------
 
 
-def _divided(rule: Substitution, degrees: Sequence[Poly]) -> Substitution:
-    """
-    Return the rule with its inputs divided if it is not well typed otherwise, as a combine or reduce of an input needs.
-
-    Fewest degrees are tried first. Where none fit both sides, those that fit the source are taken.
-    """
-    kinds = [(i.name, kind) for i in rule.inputs for kind in ("sum", "copy", "0", "1")]
-    choices = [c for most in range(MOST_DIVIDED + 1) for c in combinations(kinds, most)]
-    candidates = [_with_degrees(rule, frozenset(c), by) for by in degrees for c in choices]
-    for both in (True, False):
-        for candidate in candidates:
-            tried = candidate if both else replace(candidate, target=candidate.source)
-            if not misfits(tried, islice(divisible(tried), TRIED)):
-                return candidate
-    return rule
+def applied(name: str, operands: Sequence[Sized], **attributes: AttrExpr) -> ResultOf:
+    """Return the first result of an operator here, applied to operands."""
+    return ResultOf(Operation(name, tuple(t.term for t in operands), tuple(sorted(attributes.items()))))
 
 
-def _with_degrees(rule: Substitution, chosen: frozenset[tuple[str, str]], by: Poly) -> Substitution:
-    def degree(of: Input, kind: str) -> Poly:
-        return by if (of.name, kind) in chosen else ONE
+def alike(where: str, one: Sized, other: Sized, sizes: SizeEquations, but: int | None = None) -> None:
+    """Equate the shapes of two tensors in all dims, or all but one."""
+    if len(one.shape) != len(other.shape):
+        raise UnityError(f"{where}: of {len(one.shape)} and {len(other.shape)} dims")
+    for dim, (a, b) in enumerate(zip(one.shape, other.shape, strict=True)):
+        if dim != but:
+            sizes.equate(where, a, b)
 
-    new = {
-        id(i): Input(i.name, i.shape, (degree(i, "0"), degree(i, "1")), degree(i, "sum"), degree(i, "copy"))
-        for i in rule.inputs
-    }
-    source, target = (_rebuilt(side, new, lambda p: p) for side in (rule.source, rule.target))
-    return Substitution(rule.name, tuple(new.values()), source, target, rule.conditions)
+
+def activated(op: ForeignOp, of: Sized) -> Sized:
+    """Return the result of an operation whose activation is a parameter (PM_ACTI) with it applied."""
+    acti = op.parameters.get("PM_ACTI", 0)
+    if acti not in ACTIVATIONS:
+        raise Unsupported(f"activation {acti}")
+    name = ACTIVATIONS[acti]
+    return of if name is None else Sized(applied(name, (of,)), of.shape, of.cuts, of.divided)
+
+
+def elementwise(op: ForeignOp, operands: Sequence[Sized], sizes: SizeEquations) -> Sized:
+    """Return the result of an operator of `ELEMENTWISE`."""
+    first, *others = operands
+    for other in others:
+        alike(op.type, first, other, sizes)
+    return Sized(applied(ELEMENTWISE[op.type], operands), first.shape, common_cuts(operands, sizes), first.divided)
+
+
+def common_cuts(operands: Sequence[Sized], sizes: SizeEquations) -> dict[int, Cut]:
+    """Return the cuts that all operands have, with sizes as they are known now."""
+
+    def now(cut: Cut) -> Cut:
+        return Cut(tuple(map(sizes.now, cut.parts)), tuple(now(c) if c else None for c in cut.within))
+
+    first, *others = operands
+    own = {dim: now(cut) for dim, cut in first.cuts.items()}
+    return {d: cut for d, cut in own.items() if all(d in o.cuts and now(o.cuts[d]) == cut for o in others)}
+
+
+def concatenated(dim: int, operands: Sequence[Sized], sizes: SizeEquations) -> Sized:
+    """Return the concatenation of tensors along a dim."""
+    first, *others = operands
+    for other in others:
+        alike("OP_CONCAT", first, other, sizes, but=dim)
+    parts = tuple(o.shape[dim] for o in operands)
+    shape = list(first.shape)
+    shape[dim] = sum(parts, number(0))
+    cut = Cut(parts, tuple(o.cuts.get(dim) for o in operands))
+    cuts = {**common_cuts(operands, sizes), dim: cut}
+    return Sized(applied("concat", operands, dim=number(dim)), tuple(shape), cuts, (0,) * len(shape))
+
+
+def split(op: ForeignOp, dim: int, x: Sized, sizes: SizeEquations) -> Iterator[Sized]:
+    """Yield the parts of a tensor along a dim: those of its last concatenation, or else equal ones."""
+    count = op.parameters.get("PM_NUM_OUTPUTS", 2)
+    if not 2 <= count <= MOST_PARTS:
+        raise Unsupported(f"OP_SPLIT into {count} parts")
+    cut = x.cuts.get(dim)
+    if cut is None:
+        yield from parts_of(x, dim, count, sizes)
+        return
+    if len(cut.parts) != count:
+        raise Unsupported(f"OP_SPLIT into {count} of {len(cut.parts)} parts")
+    sizes.equate("OP_SPLIT", x.shape[dim], sum(cut.parts, number(0)))
+    yield from _parts(x, dim, cut)
+
+
+def parts_of(x: Sized, dim: int, count: int, sizes: SizeEquations) -> Iterator[Sized]:
+    """Yield the equal parts, of a number of them, of a tensor along a dim."""
+    part = sizes.unknown()
+    sizes.equate("equal parts", x.shape[dim], part * count)
+    yield from _parts(x, dim, Cut((part,) * count, (None,) * count))
+
+
+def _parts(x: Sized, dim: int, cut: Cut) -> Iterator[Sized]:
+    made = applied("split", (x,), dim=number(dim), sizes=cut.parts).operation
+    for i, (part, within) in enumerate(zip(cut.parts, cut.within, strict=True)):
+        cuts = _cuts_but(dim, x) | ({dim: within} if within else {})
+        yield Sized(ResultOf(made, i), (*x.shape[:dim], part, *x.shape[dim + 1 :]), cuts)
+
+
+def _cuts_but(dim: int, x: Sized) -> dict[int, Cut]:
+    return {d: cut for d, cut in x.cuts.items() if d != dim}
+
+
+def tiled(x: Sized, dim: int, by: Poly) -> Sized:
+    """Return a tensor repeated `by` times along a dim."""
+    wide = replace(x, term=applied("expand", (x,), dim=number(dim), sizes=(by,), degrees=(ONE,)))
+    shape = (*x.shape[:dim], by * x.shape[dim], *x.shape[dim + 1 :])
+    return Sized(applied("reshape", (wide,), shape=shape), shape, _cuts_but(dim, x), x.divided)
+
+
+def folded(x: Sized, dim: int, by: Poly, sizes: SizeEquations) -> Sized:
+    """Return the sum of the `by` parts of a dim."""
+    part = sizes.unknown()
+    sizes.equate("OP_REDUCE", x.shape[dim], by * part)
+    before, after = x.shape[:dim], x.shape[dim + 1 :]
+    parts = replace(x, term=applied("reshape", (x,), shape=(*before, by, part, *after)))
+    total = applied("reduce_sum", (parts,), dim=number(dim))
+    return Sized(total, (*before, part, *after), _cuts_but(dim, x), x.divided)
+
+
+def dim_of(op: ForeignOp, key: str, rank: int) -> int:
+    """Return the parameter of an operation that is a dim of tensors of so many. Raises `Unsupported`."""
+    dim = op.parameters.get(key, -1)
+    if not 0 <= dim < rank or op.parameters.get("PM_NUMDIM", rank) != rank:
+        raise Unsupported(f"{op.type} along dim {dim} of {op.parameters.get('PM_NUMDIM', rank)}")
+    return dim
+
+
+def degree_of(op: ForeignOp) -> int:
+    """Return the degree of a parallel operation. Raises `Unsupported` where there is none."""
+    by = op.parameters.get("PM_PARALLEL_DEGREE", 0)
+    if by < 2:
+        raise Unsupported(f"{op.type} by {by}")
+    return by
