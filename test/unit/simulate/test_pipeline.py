@@ -210,8 +210,10 @@ def test_any_order_takes_as_long_as_its_longest_path(seed: int, is_split: bool, 
     assert alone.bubble == 0
     clipped = simulate_pipeline(schedule, seconds, is_clipped=True)
     levelled = LevelledSchedule(schedule)
-    assert levelled.makespan(seconds) == times.makespan
-    assert levelled.makespan(seconds, is_clipped=True) == clipped.makespan
+    cases = [random_seconds(random, schedule.stages), seconds]
+    for is_clipped, wanted in ((False, times.makespan), (True, clipped.makespan)):
+        assert levelled.makespan(seconds, is_clipped) == wanted
+        assert levelled.makespans(cases, is_clipped) == [levelled.makespan(each, is_clipped) for each in cases]
     last = max(max(ends) for ends in times.ends)
     assert clipped.makespan == last + max(
         sum(seconds.update[s] for s in schedule.stages_of(rank)) for rank in range(len(schedule.ranks))

@@ -379,7 +379,7 @@ class PipelineSearch:
                 break
             if not self.is_small and self._without_sends(last.stages, last.outcome, orders) > SENDS * last.makespan:
                 break
-            found = Slopes.of(last.stages.loads.seconds, micro_batches, self._makespan(last.outcome, orders))
+            found = Slopes.of(last.stages.loads.seconds, micro_batches, self._makespans(last.outcome, orders))
             slopes = found if slopes is None else slopes.mixed(found, 1 / (number + 1))
             cuts, ranks = last.stages.cuts, last.outcome.schedule.rank_of
             plan = solved_together(small, solver, self.machine, cuts, ranks, prices, slopes)
@@ -422,16 +422,18 @@ class PipelineSearch:
                 best, since = other, 0
         return best
 
-    def _makespan(self, outcome: ScheduleOutcome, orders: Sequence[CountedSchedule]) -> Callable[[StageSeconds], float]:
-        """Return the makespan, as a function of the seconds of stages, of a schedule that is one of `orders`."""
+    def _makespans(
+        self, outcome: ScheduleOutcome, orders: Sequence[CountedSchedule]
+    ) -> Callable[[Sequence[StageSeconds]], Sequence[float]]:
+        """Return the makespans, as a function of seconds of stages, of a schedule that is one of `orders`."""
         order = next(order for order in orders if order.schedule is outcome.schedule)
-        return partial(order.levelled.makespan, is_clipped=self.optimizer.clip > 0)
+        return partial(order.levelled.makespans, is_clipped=self.optimizer.clip > 0)
 
     def _without_sends(
         self, stages: FittedStages, outcome: ScheduleOutcome, orders: Sequence[CountedSchedule]
     ) -> float:
         """Return the makespan of stages if sends took no time, in seconds."""
-        return self._makespan(outcome, orders)(replace(stages.loads.seconds, send=()))
+        return self._makespans(outcome, orders)([replace(stages.loads.seconds, send=())])[0]
 
     def _by_price(self, small: Graph, solver: Solver, prices: Sequence[Price], cuts: Cuts) -> ExactPlan:
         """Return the layouts of which stage s, between `cuts`, has the best of all of the graph at `prices[s]`."""

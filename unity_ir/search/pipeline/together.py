@@ -51,36 +51,38 @@ class Slopes:
     """By seconds of a send between a stage and the next, there and back: [stage but the last]."""
 
     @staticmethod
-    def of(seconds: StageSeconds, micro_batches: int, makespan: Callable[[StageSeconds], float]) -> Slopes:
+    def of(
+        seconds: StageSeconds, micro_batches: int, makespans: Callable[[Sequence[StageSeconds]], Sequence[float]]
+    ) -> Slopes:
         """
-        Return the slopes at `seconds`, with halves of backwards, of `makespan`, a function of the seconds of stages: by
-        forward differences.
+        Return the slopes at `seconds`, with halves of backwards, of a makespan, by forward differences; `makespans` has
+        its values for several seconds of stages.
         """
-        now = makespan(seconds)
+        (now,) = makespans([seconds])
         step = STEP * now
-
-        def slope(**longer: tuple[float, ...]) -> float:
-            return (makespan(replace(seconds, **longer)) - now) / step / micro_batches
 
         def at(of: Sequence[float], stage: int, by: float) -> tuple[float, ...]:
             return tuple(each + by * (s == stage) for s, each in enumerate(of))
 
-        second: list[float] = []
+        longer: list[StageSeconds] = []
         for stage, (forward, half, rest) in enumerate(
             zip(seconds.forward, seconds.input_gradient, seconds.weight_gradient, strict=True)
         ):
             by = step / (forward + half + rest) if forward + half + rest else 0.0
-            second.append(
-                slope(
+            longer.append(
+                replace(
+                    seconds,
                     forward=at(seconds.forward, stage, by * forward),
                     backward=at(seconds.backward, stage, by * (half + rest)),
                     input_gradient=at(seconds.input_gradient, stage, by * half),
                     weight_gradient=at(seconds.weight_gradient, stage, by * rest),
                 )
             )
-        once = tuple(slope(update=at(seconds.update, stage, step)) for stage in range(len(second)))
-        sends = tuple(slope(send=at(seconds.send, stage, step)) for stage in range(len(second) - 1))
-        return Slopes(tuple(second), once, sends)
+        stages = len(longer)
+        longer += [replace(seconds, update=at(seconds.update, stage, step)) for stage in range(stages)]
+        longer += [replace(seconds, send=at(seconds.send, stage, step)) for stage in range(stages - 1)]
+        found = tuple((then - now) / step / micro_batches for then in makespans(longer))
+        return Slopes(found[:stages], found[stages : 2 * stages], found[2 * stages :])
 
     def mixed(self, other: Slopes, share: float) -> Slopes:
         """Return the weighted mean of these slopes and `other`, which have the weight `share`."""
