@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache, partial
 from math import inf
 from time import perf_counter
 from typing import Literal
 
 from unity_ir.budget import Budget, OutOfBudget, within
-from unity_ir.cost.plan import cost
+from unity_ir.cost.plan import PlanCost, cost
 from unity_ir.errors import UnityError
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph, erase
@@ -248,18 +249,27 @@ class _Pipelines:
             parts, schedule = stages.pipeline.ranks, (stages.order, stages.pipeline.chunks)
         search = PipelineSearch(self.graph, self.machine, self.optimizer)
         bounds = PipelineBounds(search, parts, self.micro_batches, with_layouts=False)
-        with ForkedWorker(bounds.below, bounds.ahead(), beside=_is_large(self.graph)) as bounding:
+        is_large = _is_large(self.graph)
+        with ForkedWorker(bounds.below, bounds.ahead(), beside=is_large) as bounding:
             choice = best_pipeline(search, parts, self.micro_batches, schedule, faster_than=than)
             if choice is None:
                 return None
             bounded = bounding.ask(BoundedFamily.of(choice.plan))
-            found, choice, derivation = self._rewritten(choice, schedule)
-            step = pipeline_step(choice.plan, self.machine, choice.search.dims)
-            step = replace(step, optimizer=self.given)
-            priced = cost(step, self.machine, self.optimizer)
-            if _is_large(self.graph):
-                as_emitted(step, self.machine, self.optimizer)  # beside the bound; memoised for those who ask later
-            if derivation:
+            rewritten = cache(partial(self._rewritten, choice, schedule))
+
+            def rewrites(nothing: None) -> tuple[int, bool]:
+                """The graphs explored, and whether rewrites help."""
+                found, *_, derivation = rewritten()
+                return found.explored, bool(derivation)
+
+            with ForkedWorker(rewrites, beside=is_large) as rewriting:
+                answer = rewriting.ask(None)
+                step, priced = self._priced(choice, is_large)
+                explored, is_better = answer()
+            derivation: tuple[RuleApplication, ...] = ()
+            if is_better:
+                _, choice, derivation = rewritten()
+                step, priced = self._priced(choice, is_large)
                 least, family = bound(choice, parts, self.micro_batches, with_layouts=False)
             else:
                 least, family = bounded()
@@ -272,9 +282,17 @@ class _Pipelines:
             least,
             family=family,
             waited=choice.plan.makespan,
-            explored=found.explored,
+            explored=explored,
             seconds=seconds,
         )
+
+    def _priced(self, choice: PipelineChoice, is_large: bool) -> tuple[Graph, PlanCost]:
+        """Return the step of a pipeline with its cost; of a large one, remember its seconds as emitted for later."""
+        step = replace(pipeline_step(choice.plan, self.machine, choice.search.dims), optimizer=self.given)
+        priced = cost(step, self.machine, self.optimizer)
+        if is_large:
+            as_emitted(step, self.machine, self.optimizer)  # beside the bound
+        return step, priced
 
     def _rewritten(
         self, choice: PipelineChoice, schedule: ScheduleKind | None
