@@ -54,7 +54,7 @@ class Forked:
 
     @property
     def written(self) -> str:
-        """What it has written to stderr."""
+        """The text that the run has written to stderr so far."""
         return self._err.read_text()
 
     def first_line(self) -> str:

@@ -81,7 +81,7 @@ def test_what_is_wrong_is_told(ranks: Ranks, model: str, plan: str, world: int):
 
 
 def two_of_each(wrong: list[Mutant]) -> list[Mutant]:
-    """Of the mutants that are wrong in the same way, of moves of the same kind and axes, the first and last."""
+    """Keep the first and the last of the mutants that make the same change to moves of the same kind and axes."""
     alike = defaultdict[object, list[Mutant]](list)
     for mutant in wrong:
         alike[mutant.site.kind, mutant.site.axes, mutant.site.pinned, mutant.change].append(mutant)

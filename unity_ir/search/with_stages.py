@@ -125,8 +125,10 @@ def run_with_stages(
         if least.seconds > RECOMPUTES * least.kernels:
             with suppress(OutOfBudget, UnityError), within(budget):
                 pipeline = pipelines.faster_than(None)
-            if pipeline is not None and pipelines.are_unstaged_slower(least, pipeline):
-                return replace(pipeline, budget=budget)
+            if pipeline is not None:
+                with suppress(OutOfBudget), within(budget):
+                    if pipelines.are_unstaged_slower(least, pipeline):
+                        return replace(pipeline, budget=budget)
     failed: UnityError | None = None
     result: SearchResult | None = None
     try:
@@ -221,8 +223,8 @@ class _Pipelines:
 
     def are_unstaged_slower(self, least: LeastUnstaged, pipeline: SearchResult) -> bool:
         """
-        Return whether plans without stages, with these lower bounds, need not be looked for beside a pipeline: all of
-        them are slower (`NEAR`), or by what is found without a limit of memory they are far from as fast (`FAR`).
+        Return whether the search may leave out plans without stages, whose lower bounds are `least`: the bound is above
+        `NEAR` of the pipeline's seconds, or the plan found without a limit of memory takes `FAR` times as long.
         """
         assert pipeline.waited is not None
         if least.seconds >= NEAR * pipeline.waited:

@@ -112,7 +112,7 @@ def test_unknown_divisions_are_rare():
 
 @pytest.mark.parametrize("rows", [8, 2**15])
 def test_products_that_add_up_gradients_write_them_wider_and_read_the_sum(rows: int):
-    """Of few rows a product takes as long as its memory; of many as long as its arithmetic, as if added up for free."""
+    """With few rows a product is bound by memory and takes longer; with many it is bound by arithmetic and does not."""
     x = leaf("input", tensor_type((rows, 512), "bf16"), name="x").result
     weight = leaf("weight", tensor_type((512, 512), "bf16", grad="f32"), name="w").result
     node = apply("matmul", [x, weight])

@@ -7,6 +7,7 @@ from typing import NoReturn
 import pytest
 from graphs import boxes, with_memory
 
+from unity_ir.budget import OutOfBudget
 from unity_ir.errors import UnityError
 from unity_ir.machine import load
 from unity_ir.models import from_text
@@ -44,6 +45,9 @@ def test_plans_without_stages_are_left_out_where_all_are_slower(monkeypatch: pyt
     def none(*_: object) -> NoReturn:
         raise AssertionError("looked for a plan without stages")
 
+    def out_of_budget(*_: object) -> NoReturn:
+        raise OutOfBudget
+
     both = run_with_stages(GPT2, machine, optimizer=OPTIMIZER, stages="auto")
     assert both.graph.pipeline is not None
     monkeypatch.setattr(with_stages, "run", none)
@@ -52,8 +56,12 @@ def test_plans_without_stages_are_left_out_where_all_are_slower(monkeypatch: pyt
         monkeypatch.setattr(with_stages, "NEAR", near)
         monkeypatch.setattr(with_stages, "FAR", far)
         if near == far:
-            with pytest.raises(AssertionError, match="without stages"):
-                run_with_stages(GPT2, machine, optimizer=OPTIMIZER, stages="auto")
+            for spent in (False, True):
+                with monkeypatch.context() as within:
+                    if spent:
+                        within.setattr(with_stages, "solve", out_of_budget)
+                    with pytest.raises(AssertionError, match="without stages"):
+                        run_with_stages(GPT2, machine, optimizer=OPTIMIZER, stages="auto")
         else:
             alone = run_with_stages(GPT2, machine, optimizer=OPTIMIZER, stages="auto")
             assert alone.graph == both.graph

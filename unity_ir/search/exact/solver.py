@@ -150,7 +150,7 @@ class Solver:
     _totals: dict[tuple[int, int], tuple[Floats, Floats]] = field(
         default_factory=dict[tuple[int, int], tuple[Floats, Floats]]
     )
-    """What `_additions` has found, by table and operand."""
+    """Memo of `_additions`, by the id of the table and the number of the operand."""
     variables: dict[tuple[object, ...], Variable] = field(default_factory=dict[tuple[object, ...], Variable])
     """Memo of variables of factor graphs, by what their costs depend on."""
     pairwise: dict[tuple[object, ...], PairwiseCost] = field(default_factory=dict[tuple[object, ...], PairwiseCost])

@@ -1,4 +1,4 @@
-"""What a function of nothing but zeros is: 0 for some, so that it may change places with a pad, and with no other."""
+"""Functions that are 0 at 0, and no others, may change places with a pad by zeros."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ MOST_PARTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where a dim was concatenated last: the sizes of the parts, and where each of them was (None if nowhere)."""
+    """The last concatenation along a dim: the sizes of its parts, and the last concatenation of each part, if any."""
 
     parts: tuple[Poly, ...]
     within: tuple[Cut | None, ...]
@@ -50,7 +50,7 @@ class Sized:
 
 
 Results = Callable[[ForeignOp, Sequence[Sized]], Iterator[Sized]]
-"""What yields the results of an operation."""
+"""Given an operation and its operands, yields its results."""
 
 
 def input_name(of: tuple[int, int]) -> str:
@@ -245,7 +245,7 @@ def folded(x: Sized, dim: int, by: Poly, sizes: SizeEquations) -> Sized:
 
 
 def dim_of(op: ForeignOp, key: str, rank: int) -> int:
-    """Return the parameter of an operation that is a dim of tensors of so many. Raises `Unsupported`."""
+    """Return the dim, below `rank`, that an operation has as its parameter `key`. Raises `Unsupported` for others."""
     dim = op.parameters.get(key, -1)
     if not 0 <= dim < rank or op.parameters.get("PM_NUMDIM", rank) != rank:
         raise Unsupported(f"{op.type} along dim {dim} of {op.parameters.get('PM_NUMDIM', rank)}")

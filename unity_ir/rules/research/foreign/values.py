@@ -264,8 +264,8 @@ def _convolution(op: ForeignOp, x: Sized, w: Sized, sizes: SizeEquations) -> Siz
 
 def _groups(channels: Poly, own: Poly, sizes: SizeEquations) -> int:
     """
-    Return the number of groups of a convolution of an image of so many channels with a kernel of `own`. Where it does
-    not follow from sizes, it is one, and the two are equated.
+    Return the number of groups of a convolution: the channels of its image over those of its kernel (`own`). Where that
+    does not follow from sizes, it is 1, and the channels are equated.
     """
     many, one = sizes.now(channels), sizes.now(own)
     groups = many.terms[0][1] // one.terms[0][1] if many.terms and one.terms else 1
