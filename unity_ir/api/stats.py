@@ -131,7 +131,7 @@ def priced(graph: Graph, plan: PlanCost, certificate: Certificate | None = None)
     said = certificate or Certificate()
     run = simulated(graph, plan.machine)
     derivation = None if said.derivation is None else list(said.derivation)
-    head = stats.head(graph.name, plan, derivation, said.bound, simulated=run, pipelines=said.pipelines)
+    head = stats.head(graph.name, plan, derivation, said.bound, run, said.pipelines, said.unproved, said.ties)
     return _numbers(graph, plan, run, said, head)
 
 

@@ -14,7 +14,6 @@ from unity_ir.pcg.collectives import FREE
 from unity_ir.pcg.graph import Node
 from unity_ir.pcg.reshard import Move, sum_over
 from unity_ir.pcg.sharding import REPEAT, Assignment, Layout, Mesh, pins_of, role_name
-from unity_ir.rules.trust import equal_but_at_ties
 
 WIDTH = 140
 
@@ -56,6 +55,8 @@ def head(
     bound: float | None = None,
     simulated: Simulated | None = None,
     pipelines: tuple[float, str] | None = None,
+    unproved: Sequence[str] = (),
+    ties: Sequence[str] = (),
 ) -> str:
     """
     Return the lines of `--stats` above its table, for a plan called `name` whose cost is known.
@@ -63,7 +64,8 @@ def head(
     `derivation` (rule applications) and `bound` (lower bound in seconds) are a search's results; `simulated` adds the
     lines on simulated time, peak memory and launches. None leaves those lines out. For a plan in stages, `pipelines` is
     (its seconds if every move is waited for, words for the pipelines that `bound` holds for): then `bound` is compared
-    with these seconds, not with those of `plan`.
+    with these seconds, not with those of `plan`. `unproved` names rules that were applied without a proof, `ties` those
+    proved except for gradients at ties of a maximum.
     """
     machine = plan.machine
     out = StringIO()
@@ -131,9 +133,10 @@ def head(
             bound = bound or least
     if derivation is not None:
         console.print(f"  derivation     {', '.join(derivation) or 'no rewrite'}")
-        ties = equal_but_at_ties(step.partition(" at ")[0] for step in derivation)
-        if ties:
-            console.print(f"  gradients      may differ at ties, by {', '.join(ties)}")
+    if unproved:
+        console.print(f"  unproved       {', '.join(unproved)}: values or gradients may differ from the model's")
+    if ties:
+        console.print(f"  gradients      may differ at ties, by {', '.join(ties)}")
     return out.getvalue()
 
 

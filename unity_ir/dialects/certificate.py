@@ -1,7 +1,11 @@
-"""Record in function attributes what a search says of its plan: how it was derived, and a lower bound."""
+"""
+Record in function attributes what a search says of its plan: how it was derived, by what that is not proved, and a
+lower bound.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,6 +15,14 @@ from xdsl.ir import Attribute
 
 DERIVATION = "pcg.derivation"
 """The function attribute that holds the rule applications from the source graph to the plan."""
+
+UNPROVED = "pcg.unproved"
+"""The function attribute that names rules which were applied without a proof."""
+
+TIES = "pcg.ties"
+"""
+The function attribute that names rules of the derivation by which gradients may differ at ties of a maximum.
+"""
 
 BOUND = "pcg.bound"
 """The function attribute that holds the lower bound, in seconds, of all placements of the plan's graph."""
@@ -30,6 +42,10 @@ class Certificate:
 
     derivation: tuple[str, ...] | None = None
     """Rule applications from the source graph to the plan's, in order, a text each: `fuse-activation at relu#4`."""
+    unproved: tuple[str, ...] = ()
+    """Names of substitutions that the search, or a pass before it, applied although they are not proved."""
+    ties: tuple[str, ...] = ()
+    """Names of rules of the derivation that are proved except for gradients at ties of a maximum."""
     bound: float | None = None
     """
     Lower bound, in seconds of a step, of all placements of the plan's graph; for a pipeline, of those that `pipelines`
@@ -46,7 +62,11 @@ class Certificate:
         """The attributes of a function with this certificate, by name; fields that are None have none."""
         found: dict[str, Attribute] = {}
         if self.derivation is not None:
-            found[DERIVATION] = ArrayAttr(map(StringAttr, self.derivation))
+            found[DERIVATION] = _texts(self.derivation)
+        if self.unproved:
+            found[UNPROVED] = _texts(self.unproved)
+        if self.ties:
+            found[TIES] = _texts(self.ties)
         if self.bound is not None:
             found[BOUND] = FloatAttr(self.bound, f64)
         if self.pipelines is not None:
@@ -58,15 +78,34 @@ class Certificate:
 def certificate_of(func: FuncOp) -> Certificate:
     """
     Return the certificate that a search has recorded in a function's attributes; one that is missing, or of another
-    kind, gives None in its field. No error is raised.
+    kind, gives its field's default. No error is raised.
     """
-    derivation, bound = func.attributes.get(DERIVATION), func.attributes.get(BOUND)
-    waited, family = func.attributes.get(WAITED), func.attributes.get(FAMILY)
-    steps = None
-    if isinstance(derivation, ArrayAttr):
-        parts = cast("ArrayAttr[Attribute]", derivation)
-        steps = tuple(step.data for step in parts if isinstance(step, StringAttr))
+    bound, waited, family = (func.attributes.get(name) for name in (BOUND, WAITED, FAMILY))
     pipelines = None
     if isinstance(waited, FloatAttr) and isinstance(family, StringAttr):
         pipelines = waited.value.data, family.data
-    return Certificate(steps, bound.value.data if isinstance(bound, FloatAttr) else None, pipelines)
+    return Certificate(
+        derivation=_said(func, DERIVATION),
+        unproved=_said(func, UNPROVED) or (),
+        ties=_said(func, TIES) or (),
+        bound=bound.value.data if isinstance(bound, FloatAttr) else None,
+        pipelines=pipelines,
+    )
+
+
+def add_unproved(func: FuncOp, names: Iterable[str]) -> None:
+    """Add the names of rules that were applied without a proof to a function's attribute, each once."""
+    if every := dict.fromkeys((*certificate_of(func).unproved, *names)):
+        func.attributes[UNPROVED] = _texts(every)
+
+
+def _texts(given: Iterable[str]) -> ArrayAttr[StringAttr]:
+    return ArrayAttr(map(StringAttr, given))
+
+
+def _said(func: FuncOp, name: str) -> tuple[str, ...] | None:
+    """Return the texts in a function's attribute; None if it has no such attribute, or one of another kind."""
+    attribute = func.attributes.get(name)
+    if not isinstance(attribute, ArrayAttr):
+        return None
+    return tuple(text.data for text in cast("ArrayAttr[Attribute]", attribute) if isinstance(text, StringAttr))

@@ -26,7 +26,7 @@ class ApplyDerivation(GraphPass):
     """One `rule at operator#3` per line, as `unity-opt --search --derivation-out FILE` writes it."""
 
     rules: str | None = None
-    """A file to look up the rules in, instead of the library."""
+    """A file of rules to look up steps in, besides the library; of rules of one name, the file's is applied."""
 
     unproved: Switch = False
     """Apply rules even if they are not proved; the function's attribute `UNPROVED` then names them."""
@@ -69,6 +69,6 @@ class ApplyDerivation(GraphPass):
         return parse_derivations(text, self.file)
 
     def _known(self) -> dict[str, Rule] | None:
-        from unity_ir.rules.library import group_cases, read_rules
+        from unity_ir.rules.library import group_cases, read_rules, rules
 
-        return None if self.rules is None else group_cases(read_rules(self.rules))
+        return None if self.rules is None else rules() | group_cases(read_rules(self.rules))

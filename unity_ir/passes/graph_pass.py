@@ -7,18 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from xdsl.context import Context
-from xdsl.dialects.builtin import ArrayAttr, ModuleOp, StringAttr
+from xdsl.dialects.builtin import ModuleOp
 from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException
 
+from unity_ir.dialects.certificate import add_unproved
 from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
 from unity_ir.dialects.machine import module_machine
 from unity_ir.errors import UnityError
 from unity_ir.machine import Machine
 from unity_ir.pcg.graph import Graph
-
-UNPROVED = "pcg.unproved"
-"""The function attribute that names rules which were applied without a proof."""
 
 Switch = bool | None
 """`no-split` as well as `no-split=true`: xDSL reads a name without a value as None."""
@@ -57,7 +55,6 @@ class GraphPass(ModulePass, ABC):
                 new = self.rewrite(graph, lambda: module_machine(op))
                 if new is not graph:
                     made = replace_function(func, new)
-                    if names := self.unproved_rules():
-                        made.attributes[UNPROVED] = ArrayAttr(map(StringAttr, names))
+                    add_unproved(made, self.unproved_rules())
             except UnityError as error:
                 raise PassFailedException(str(error)) from error

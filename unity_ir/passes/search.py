@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass, replace
 from math import inf
 
 from xdsl.context import Context
@@ -15,7 +15,7 @@ from xdsl.utils.exceptions import PassFailedException
 
 from unity_ir import interrupts
 from unity_ir.budget import WORK, Budget
-from unity_ir.dialects.certificate import Certificate
+from unity_ir.dialects.certificate import Certificate, add_unproved
 from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
 from unity_ir.dialects.machine import module_machine, set_machine
 from unity_ir.errors import UnityError
@@ -23,6 +23,7 @@ from unity_ir.machine import Machine
 from unity_ir.messages import tell
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer, optimizer_of
+from unity_ir.rules.algebraic import COMMON, reservations
 from unity_ir.search import Progress, SearchResult, all_strategies
 from unity_ir.search.explain import explain
 from unity_ir.search.pipeline.staged import Stages
@@ -125,7 +126,8 @@ class _Search(ModulePass):
                 with shown(name) as progress:
                     result = self._run(graph, machine, optimizer, options, progress)
                 new = replace_function(func, result.graph)
-                new.attributes.update(_certificate(result).attributes)
+                add_unproved(new, (certificate := self._certificate(result)).unproved)
+                new.attributes.update(replace(certificate, unproved=()).attributes)
                 yield name, result
         except UnityError as error:
             raise PassFailedException(str(error)) from error
@@ -179,6 +181,15 @@ class _Search(ModulePass):
                 raise UnityError(f"pcg-search: {name} is {value}; a budget is a number above 0")
         return Budget.of(self.seconds, WORK if self.work is None else self.work * UNIT)
 
+    def _certificate(self, result: SearchResult) -> Certificate:
+        """Return how the plan was derived, by which rules that are not proved in all, and its lower bound."""
+        is_derived = result.joint is not None or result.bound is not None or result.derivation
+        derivation = tuple(map(str, result.derivation)) if is_derived else None
+        selection = self._options().get("rules", COMMON)
+        unproved, ties = reservations(str(selection), (step.rule for step in result.derivation))
+        pipelines = None if result.waited is None else (result.waited, result.family)
+        return Certificate(derivation, unproved, ties, result.bound, pipelines)
+
     def _options(self) -> dict[str, OptionValue]:
         """Return the options of the strategy that were given."""
         given = {name: getattr(self, name) for name in _option_kinds()}
@@ -193,14 +204,6 @@ Search: type[ModulePass] = make_dataclass(
     namespace={"__doc__": _Search.__doc__},
 )
 """The pass, with a field for each option of each strategy."""
-
-
-def _certificate(result: SearchResult) -> Certificate:
-    """Return how the plan was derived, and its lower bound."""
-    is_derived = result.joint is not None or result.bound is not None or result.derivation
-    derivation = tuple(map(str, result.derivation)) if is_derived else None
-    pipelines = None if result.waited is None else (result.waited, result.family)
-    return Certificate(derivation, result.bound, pipelines)
 
 
 def end_message(result: SearchResult, name: str) -> str | None:

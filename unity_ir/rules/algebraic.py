@@ -1,15 +1,19 @@
 """
-Selects the graph rewrite rules that searches use, by name: all of the library, or those known to matter for models.
+Selects the graph rewrite rules that searches use: those of the library known to matter for models, others of it by
+name, and those of a user's files.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 
 from unity_ir.errors import UnityError
-from unity_ir.rules.library import families, family, find, group_cases, rules
+from unity_ir.pcg.parallel import PARALLEL_OPERATORS
+from unity_ir.rules.library import families, family, find, group_cases, read_rules, rules
+from unity_ir.rules.pattern import Substitution
 from unity_ir.rules.rule import Rule
-from unity_ir.rules.trust import check_trusted
+from unity_ir.rules.trust import check_trusted, equal_but_at_ties, unproved
 
 SEARCHED = (
     "fuse-activation",
@@ -27,11 +31,17 @@ SEARCHED = (
 FAMILIES = ("algebraic", "conv", "embedding")
 """The families of these rules: no other text is read for them."""
 
+COMMON = "common"
+"""The word that, among the names, selects the rules of `SEARCHED`."""
+
 UNPROVED = "unproved"
 """The word that, among the names, selects rules even if they are not proved."""
 
 WITHOUT = "~"
 """The prefix of a name that is left out."""
+
+FILE = ".pcg"
+"""The end of a name that is a file's."""
 
 
 @cache
@@ -44,22 +54,28 @@ def algebraic() -> tuple[Rule, ...]:
     return tuple(known[name] for name in SEARCHED)
 
 
-@cache
 def selected(text: str) -> tuple[Rule, ...]:
     """
     Return the rules that a search option's text selects, in the order in which they are tried.
 
     Names are joined by `+`: `common` (the rules of `SEARCHED`), `library` (all, `common` first), `none`, a family (a
-    file of the library), a rule. `~` before a name leaves out what names before it selected:
-    `library+~fuse-activation`. The word `unproved` allows rules without a proof. Raises `UnityError` for unknown names,
-    for rules that are not proved, and always for rules that may change gradients.
+    file of the library), a rule, a file of rules (a path that ends in `.pcg`). `~` before a name leaves out what names
+    before it selected: `library+~fuse-activation`. The word `unproved` allows rules without a proof.
+
+    Of a file, substitutions with parallel operators are left out: searches rewrite serial graphs, and divide operators
+    by their lines. Raises `UnityError` for unknown names, for files that cannot be read or have no rule of serial
+    operators, for a rule of a file that is called as one of the library, for rules that are not proved, and always for
+    rules that may change gradients.
     """
     found: dict[str, Rule] = {}
     names = [n for n in (n.strip() for n in text.split("+")) if n]
     for name in names:
         if name == UNPROVED:
             continue
-        some = _named(name.removeprefix(WITHOUT))
+        if name.removeprefix(WITHOUT) in found:
+            some = (found[name.removeprefix(WITHOUT)],)
+        else:
+            some = _named(name.removeprefix(WITHOUT))
         for rule in some:
             if name.startswith(WITHOUT):
                 found.pop(rule.name, None)
@@ -70,9 +86,20 @@ def selected(text: str) -> tuple[Rule, ...]:
     return tuple(found.values())
 
 
+def reservations(text: str, used: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """
+    Return (unproved, ties) of the rules called `used`, as the search option's `text` selects them: the names of their
+    substitutions that are not proved, and of rules that are proved except for gradients at ties of a maximum. Names
+    that `text` does not select are the library's, or ignored.
+    """
+    known = rules() | {rule.name: rule for rule in selected(text)}
+    found = [known[name] for name in dict.fromkeys(used) if name in known]
+    return tuple(case for rule in found for case in unproved(rule)), equal_but_at_ties(found)
+
+
 def _named(name: str) -> tuple[Rule, ...]:
     match name:
-        case "common":
+        case _ if name == COMMON:
             return algebraic()
         case "none":
             return ()
@@ -80,8 +107,28 @@ def _named(name: str) -> tuple[Rule, ...]:
             return (*algebraic(), *(r for r in rules().values() if r.name not in SEARCHED))
         case _ if name in families():
             return tuple(group_cases(family(name)).values())
+        case _ if name.endswith(FILE):
+            return _of_file(name)
         case _:
             try:
                 return (find(name),)
             except UnityError as error:
                 raise UnityError(f"search: rules: {error}") from error
+
+
+def _of_file(path: str) -> tuple[Rule, ...]:
+    """Return the rules of serial operators in the file at `path`."""
+    try:
+        serial = group_cases(filter(_is_serial, read_rules(path)))
+    except OSError as error:
+        raise UnityError(f"search: rules: {path}: {error.strerror or error}") from error
+    if not serial:
+        raise UnityError(f"search: rules: {path} has no rule of serial operators; give the search one to rewrite by")
+    for name in serial.keys() & rules().keys():
+        raise UnityError(f"search: rules: {path}: {name} is the name of a rule of the library, too; rename it")
+    return tuple(serial.values())
+
+
+def _is_serial(rule: Substitution) -> bool:
+    used = {o.op for o in rule.operations((*rule.source, *rule.target))}
+    return used.isdisjoint(PARALLEL_OPERATORS)

@@ -24,7 +24,6 @@ from unity_ir.ops.operator import Operator
 from unity_ir.pcg.differentiate import nodes_with_gradient
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.parallel import PARALLEL_OPERATORS
-from unity_ir.rules.library import rules
 from unity_ir.rules.pattern import Substitution
 from unity_ir.rules.proof.verdict import Proof, Verdict
 from unity_ir.rules.rule import Rule
@@ -105,13 +104,12 @@ def unproved(rule: Rule) -> tuple[str, ...]:
     return tuple(case.name for case in rule.cases if not proof_of(case).forward)
 
 
-def equal_but_at_ties(names: Iterable[str]) -> tuple[str, ...]:
+def equal_but_at_ties(given: Iterable[Rule]) -> tuple[str, ...]:
     """
-    Return those of the rules called `names` that have a case whose gradients are proved equal except perhaps at ties of
-    a maximum, each once; names that are no rule of the library are ignored.
+    Return the names of those rules that have a case whose gradients are proved equal except perhaps at ties of a
+    maximum.
     """
-    known = {n: rules()[n] for n in dict.fromkeys(names) if n in rules()}
-    return tuple(n for n, r in known.items() if any(proof_of(c).verdict == "almost everywhere" for c in r.cases))
+    return tuple(r.name for r in given if any(proof_of(c).verdict == "almost everywhere" for c in r.cases))
 
 
 def check_trusted(rule: Rule, allow_unproved: bool = False, graph: Graph | None = None) -> None:

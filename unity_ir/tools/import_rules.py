@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from unity_ir.messages import printable
+from unity_ir.errors import UnityError
+from unity_ir.messages import printable, tell
+from unity_ir.rules.check import check
 from unity_ir.rules.pattern import ProofRecord, Substitution
 from unity_ir.rules.research.foreign import PROVED, ImportedRule, import_rules
 from unity_ir.rules.text import rule_text
@@ -39,6 +41,7 @@ def import_collection(options: Namespace) -> int:
         proved = [_recorded(r, r.rule) for r in report.rules if _applies(r) and r.rule is not None]
         text = "\n\n".join(map(rule_text, proved))
         options.output.write_text(f"// The rules of {options.collection.name} that are proved.\n\n{text}\n", "utf-8")
+        tell(f"{options.output}: {len(proved)} rules that are proved of all they say, and rewrite something")
     if options.json:
         rules = [{"name": r.name, "verdict": r.verdict, "detail": r.detail, "seconds": r.seconds} for r in report.rules]
         print(json.dumps({"counts": report.counts, "rules": rules}))
@@ -54,9 +57,18 @@ def import_collection(options: Namespace) -> int:
 
 
 def _applies(imported: ImportedRule) -> bool:
-    """Return whether a rule is proved with all that it says, and its sides are not the same."""
+    """
+    Return whether a rule is proved with all that it says, its sides are not the same, and its target is well typed
+    wherever its source is: some of FlexFlow's divide a dim by a degree that only their own sizes are multiples of.
+    """
     rule = imported.rule
-    return imported.verdict in PROVED and not imported.loses and rule is not None and rule.rewrites
+    if imported.verdict not in PROVED or imported.loses or rule is None or not rule.rewrites:
+        return False
+    try:
+        check(rule)
+    except UnityError:
+        return False
+    return True
 
 
 def _recorded(imported: ImportedRule, rule: Substitution) -> Substitution:

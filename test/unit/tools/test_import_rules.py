@@ -44,3 +44,16 @@ def test_what_is_no_collection_is_one_line(tmp_path: Path, capsys: pytest.Captur
     assert main(["import", str(path)]) == 1
     error = capsys.readouterr().err
     assert error == f"rules {path}: has no 'rule'\n"
+
+
+def test_a_rule_whose_target_is_ill_typed_at_some_sizes_is_not_written(tmp_path: Path):
+    """The target divides a dim that the source leaves whole, as three of FlexFlow's do; no file can have it."""
+    collection = json.loads(COLLECTION.read_text())
+    (rule,) = [r for r in collection["rule"] if r["name"] == "partitions-commute"]
+    (output,) = rule["mappedOutput"]
+    output = output | {"srcOpId": output["dstOpId"], "dstOpId": output["srcOpId"]}
+    backwards = rule | {"srcOp": rule["dstOp"], "dstOp": rule["srcOp"], "mappedOutput": [output], "name": "backwards"}
+    path, rules = tmp_path / "rules.json", tmp_path / "rules.pcg"
+    path.write_text(json.dumps({"_t": "RuleCollection", "rule": [rule, backwards]}))
+    assert main(["import", str(path), "-o", str(rules)]) == 0
+    assert [r.name for r in read_rules(str(rules))] == ["partitions-commute"]

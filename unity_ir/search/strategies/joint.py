@@ -8,7 +8,7 @@ from functools import partial
 from unity_ir.cost.plan import cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
-from unity_ir.rules.algebraic import selected
+from unity_ir.rules.algebraic import COMMON, selected
 from unity_ir.search.choose.winner import choosing
 from unity_ir.search.joint.best_first import JointPlan, RewriteCache, joint
 from unity_ir.search.joint.sequential import sequential
@@ -23,8 +23,8 @@ class RewriteOptions:
     Options of `joint` and `sequential`: which algebraic rules may rewrite the graph, as `rules.algebraic` reads them.
     """
 
-    rules: str = "common"
-    """`common`, `library`, `common+~merge-matmuls`, ..: see `rules.algebraic`."""
+    rules: str = COMMON
+    """`common`, `library`, `common+~merge-matmuls`, `common+my_rules.pcg`, ..: see `rules.algebraic`."""
 
 
 @dataclass(frozen=True)

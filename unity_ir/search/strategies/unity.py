@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from unity_ir.cost.plan import cost
 from unity_ir.machine.model import Machine
 from unity_ir.pcg.graph import Graph
-from unity_ir.rules.algebraic import selected
+from unity_ir.rules.algebraic import COMMON, selected
 from unity_ir.search.result import SearchResult
 from unity_ir.search.strategy import SearchContext
 from unity_ir.search.unity.search import Options, unity
@@ -17,8 +17,8 @@ from unity_ir.search.unity.search import Options, unity
 class UnityOptions(Options):
     """Options of `unity`: those of `search.unity.search.Options`, and which algebraic rules may rewrite the graph."""
 
-    rules: str = "common"
-    """`common`, `library`, ..: see `rules.algebraic`."""
+    rules: str = COMMON
+    """`common`, `library`, `common+my_rules.pcg`, ..: see `rules.algebraic`."""
 
 
 @dataclass(frozen=True)
