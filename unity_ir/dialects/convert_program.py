@@ -55,8 +55,8 @@ ANEW = "anew"
 
 def to_op(program: Program) -> ProgramOp:
     """
-    Return one rank's program as an `spmd.program` operation, from which `from_op` makes it again. Raises `UnityError`
-    for a program that updates weights but names no optimizer.
+    Return one rank's program as an `spmd.program` operation, which `from_op` reads. Raises `UnityError` for a program
+    that updates weights but names no optimizer.
     """
     block = Block()
     values: dict[Register, SSAValue] = {}

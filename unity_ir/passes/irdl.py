@@ -24,7 +24,10 @@ class IrdlTarget(Target):
     name = "irdl"
 
     def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
-        """Write the module's text to `output`. Raises `UnityError` for what IRDL does not declare."""
+        """
+        Write the module's text to `output`. Raises `UnityError` for an operation with more operands or results than the
+        dialects' IRDL declares.
+        """
         copy = module.clone()
         for func in pcg_functions(copy):
             write_names(func)
