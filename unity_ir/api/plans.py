@@ -46,8 +46,7 @@ Progress = Callable[[int, float], None]
 
 class Plan:
     """
-    A training step placed on a machine, as `plan` has found it or `load` has read it, which make one; nothing changes
-    it.
+    A training step placed on a machine. `plan` (a search) and `load` (a file) return one; it does not change.
 
     Printed, it is its text. All methods raise `UnityError` where they cannot do what they are asked.
     """
@@ -81,7 +80,7 @@ class Plan:
 
     @cached_property
     def graph(self) -> Graph:
-        """The placed graph, as this package's other parts (costs, simulation, lowering) take it."""
+        """The placed graph of the plan, as the rest of this package (costs, simulation, lowering) uses it."""
         from unity_ir.dialects.convert import to_graph
 
         with as_unity_errors(self._source.name, self._source.module):
@@ -114,15 +113,20 @@ class Plan:
 
     @property
     def imported(self) -> Imported | None:
-        """The import of the PyTorch module that was planned in this process; None for any other plan."""
+        """
+        The graph and tensors of the PyTorch module that this plan is of, if it was planned in this process; None for
+        any other plan.
+        """
         return self._source.imported
 
     def explain(self, operator: str) -> str:
         """
-        Return why an operator is divided as it is, as text: its choice, and the best plan with every other one, as
-        `unity-opt --explain` prints it. `operator` is its name in the plan's text (`matmul1`), or its number from 1.
+        Explain, as text, why the search divides an operator as it does: its choice, and what the best plan with each
+        alternative would cost, as `unity-opt --explain` prints it. `operator` is its name in the plan's text
+        (`matmul1`), or its number from 1.
 
-        Only the search that has found a plan knows: raises `UnityError` for plans that were loaded, or made by hand.
+        Raises `UnityError` for plans that were loaded or made by hand: only the search that found a plan has this
+        information.
         """
         from unity_ir.passes.search import explained
 
@@ -132,8 +136,8 @@ class Plan:
 
     def diff(self, other: Plan) -> str:
         """
-        Return how `other` differs from this plan, as text: seconds, bytes, and what is divided otherwise; this one is
-        "before", `other` "after".
+        Describe, as text, how `other` differs from this plan: seconds, bytes, and what is divided differently. This
+        plan is "before", `other` is "after".
         """
         from unity_ir.api.diff import diff
 
@@ -155,7 +159,7 @@ class Plan:
 
     @cached_property
     def compared(self) -> Compared:
-        """The plan with its graph, machine and stats, as comparisons and reports take it."""
+        """The plan's graph, machine and stats, as comparisons and reports take them."""
         from unity_ir.api.stats import Compared
 
         return Compared(self.graph, self.machine, self.stats)
@@ -166,8 +170,9 @@ class Plan:
 
     def save_weights(self, path: str | Path) -> None:
         """
-        Write the weights and tables of the PyTorch module that was planned to a safetensors file, from which programs
-        start: `unity-opt --weights-out`. Raises `UnityError` for other plans.
+        Write the weights and tables (buffers, frozen parameters, constants) of the PyTorch module that was planned to a
+        safetensors file, as `unity-opt --weights-out` does: a program can start training from it. Raises `UnityError`
+        for other plans.
         """
         if self.imported is None:
             raise UnityError("save_weights: this plan was not made of a PyTorch module here, so it has no weights")
@@ -197,7 +202,8 @@ class Plan:
     def placements(self) -> dict[str, Any]:
         """
         Return the plan as DTensor placements, as data that JSON can hold: what `unity-opt -t dtensor` prints. The
-        schema is in docs/pytorch.md. Raises `UnityError`, with the operator and the value, for what DTensor cannot say.
+        fields are those of docs/pytorch.md. Raises `UnityError`, in a message that names the operator and the value, if
+        DTensor cannot express the plan.
         """
         from unity_ir.interop.dtensor.described import described
 
@@ -223,14 +229,15 @@ class Plan:
 
     def parallelize(self, module: nn.Module, mesh: DeviceMesh | None = None) -> nn.Module:
         """
-        Make a PyTorch module run by the plan, and return it: its parameters become DTensors, and calling it with the
-        whole batch (the module's inputs, then the loss's targets) returns the loss, a DTensor, whose `backward` leaves
-        a DTensor in the `grad` of each parameter. Optimizer, clipping and checkpoints are PyTorch's. Every rank calls
-        this with the same plan and the same weights.
+        Change a PyTorch module in place so that it runs by the plan, and return it. Its parameters become DTensors.
+        Calling it with the whole batch (the module's inputs, then the loss's targets) returns the loss, a DTensor,
+        whose `backward` leaves a DTensor in the `grad` of each parameter. Optimizer, clipping and checkpoints are
+        PyTorch's.
 
-        Values are redistributed where the plan moves them, forward and backward, and nowhere else. `mesh` is by default
-        one of the plan's dims (`placements()["mesh"]`), of all ranks; else it has to have these, or finer ones. Raises
-        `UnityError` for what DTensor cannot say, and where module or mesh are not the plan's.
+        Every rank calls this with the same plan and the same weights. Values are redistributed where the plan moves
+        them, forward and backward, and nowhere else. `mesh` must have the plan's dims (`placements()["mesh"]`) or
+        divide them; None makes a mesh with the plan's dims, of all ranks. Raises `UnityError` where DTensor cannot
+        express the plan, and where module or mesh are not the plan's.
         """
         try:
             from unity_ir.api.ranks import ensure_process_group
@@ -259,13 +266,13 @@ class Plan:
     ) -> Step:
         """
         Join the ranks, and return the plan's program as a step to call in a training loop: `loss = step(batch)`. Every
-        rank calls this, with the same plan; `torchrun` starts as many as the machine has devices.
+        rank calls this, with the same plan; `torchrun` starts as many ranks as the machine has devices.
 
         `weights` are what training starts from: a module, its state dict (whole tensors by name), or a safetensors
-        file; by default those of the module that was planned or, of a model without weights, random ones by `seed`.
-        `backend` is `nccl` or `gloo`, by default that of the process group, if there is one, or by whether there are
-        GPUs. `options` are those of `emit`; by default kernels are Triton's with GPUs, else PyTorch's, and the program
-        can evaluate.
+        file. None takes those of the module that was planned or, for a model without weights, random ones drawn by
+        `seed`. `backend` is `nccl` or `gloo`; None takes that of the process group, if there is one, else `nccl` if
+        there are GPUs. `options` are those of `emit`; by default kernels are Triton's with GPUs, else PyTorch's, and
+        the program can evaluate.
         """
         try:
             import torch

@@ -118,8 +118,8 @@ class LocalTensorType:
 @irdl_attr_definition
 class PieceType(Data[LocalTensorType], TypeAttribute):
     """
-    `!spmd.piece<[32, 784] of [64, 784], f32, [dim 0]>`: a rank's piece, local shape of global shape, with a role per
-    mesh axis.
+    `!spmd.piece<[32, 784] of [64, 784], f32, [dim 0]>`: the type of a rank's piece of a tensor: local shape, global
+    shape, element type, and the role of each mesh axis.
     """
 
     name = "spmd.piece"

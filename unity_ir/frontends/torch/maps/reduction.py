@@ -202,7 +202,10 @@ def cdist(site: CallSite, x: Operand, y: Operand, order: float = 2, *_: object) 
 
 @maps("any")
 def any_true(site: CallSite, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
-    """Map PyTorch's test whether an element along a dim, or of all, is not 0."""
+    """
+    Map PyTorch's test whether any element along `dims` (None: all dims) is not 0; return booleans in the shape of its
+    result.
+    """
     del keepdim
     held = x if x.type.dtype == "bool" else op("ne", x, constant(0, (), x.type.dtype))
     return cast(reshape(reduced("reduce_max", cast(held, "f32"), _dim_numbers(x, dims)), site.shape), site.dtype)
@@ -210,7 +213,10 @@ def any_true(site: CallSite, x: Value, dims: Dims = None, keepdim: bool = False)
 
 @maps("all")
 def all_true(site: CallSite, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
-    """Map PyTorch's test whether all elements along a dim, or all, are not 0."""
+    """
+    Map PyTorch's test whether all elements along `dims` (None: all dims) are not 0; return booleans in the shape of its
+    result.
+    """
     del keepdim
     held = x if x.type.dtype == "bool" else op("ne", x, constant(0, (), x.type.dtype))
     return cast(reshape(reduced("reduce_min", cast(held, "f32"), _dim_numbers(x, dims)), site.shape), site.dtype)

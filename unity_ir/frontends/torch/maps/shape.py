@@ -340,8 +340,9 @@ def copy(site: CallSite, x: Operand, source: Operand, non_blocking: bool = False
 @maps("repeat", "tile")
 def repeat(site: CallSite, x: Value, counts: Sequence[int]) -> Value:
     """
-    Map PyTorch's tiling (`repeat`, `tile`): `x` as a whole is laid out `counts[d]` times along each dim d. If there are
-    more counts than dims, `x` first gets leading dims of size 1.
+    Map PyTorch's tiling (`repeat`, `tile`): `x` as a whole is laid out along each dim as often as its number in
+    `counts` says. Counts are aligned with the last dims: if there are more than dims, `x` first gets leading dims of
+    size 1; if fewer, the leading dims are not repeated.
     """
     counts = [1] * (len(site.shape) - len(counts)) + list(counts)
     old = (1,) * (len(counts) - len(x.shape)) + x.shape
