@@ -71,7 +71,10 @@ def _umask() -> int:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write one file, whole or not at all, replacing any that is there. Raises `UnityError` if it cannot be written."""
+    """
+    Write one file atomically (whole or not at all), replacing any that is there. Raises `UnityError` if it cannot be
+    written.
+    """
     texts = {str(path): text}
     staged = staged_files(texts)
     try:

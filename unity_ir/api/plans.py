@@ -104,8 +104,8 @@ class Plan:
     @property
     def note(self) -> str | None:
         """
-        A message that says what ended the search early (Ctrl-C, or its budget); None if nothing did, or the plan was
-        read.
+        A message for the user if the search ended early, by Ctrl-C or its budget; None if it did not, or if the plan
+        was loaded.
         """
         from unity_ir.passes.search import end_message
 
@@ -145,11 +145,11 @@ class Plan:
 
     def report(self, path: str | Path, against: Plan | None = None, baselines: bool = False) -> None:
         """
-        Write a report on the plan to a file, whole or not at all: one HTML page, which opens without a network, with
-        its graph, a simulated iteration, memory and links, as `unity-opt --report` writes it.
+        Write a report on the plan to a file, atomically: one HTML page, which opens without a network, with its graph,
+        a simulated iteration, memory and links, as `unity-opt --report` writes it.
 
-        `against` is a plan that it is compared with, as by `diff`. `baselines` prices plans that people make by hand as
-        well, which takes a while for large models.
+        With `against`, the report also compares this plan with that one, as `diff` does. With `baselines`, it also
+        prices plans that people make by hand, which takes a while for large models.
         """
         from unity_ir.api.report import report_html
 
@@ -165,7 +165,7 @@ class Plan:
         return Compared(self.graph, self.machine, self.stats)
 
     def save(self, path: str | Path) -> None:
-        """Write the plan's text to a file, whole or not at all; `load` reads it."""
+        """Write the plan's text to a file, atomically; `load` reads it."""
         write_text(path, self.text)
 
     def save_weights(self, path: str | Path) -> None:
@@ -183,8 +183,9 @@ class Plan:
 
     def emit(self, path: str | Path, **options: Option) -> None:
         """
-        Write the plan's program to a file, whole or not at all: what `unity-opt -t triton` writes. `options` are those
-        of that target: `optimizer`, `lr`, `weight_decay`, `clip`, `groups`, .., `kernels="torch"`, `evaluate=True`.
+        Write the plan's program to a file, atomically: the one that `unity-opt -t triton` writes. `options` are the
+        options of that target: `optimizer`, `lr`, `weight_decay`, `clip`, `groups`, .., `kernels="torch"`,
+        `evaluate=True`.
         """
         write_text(path, self.program_text(**options))
 
@@ -313,20 +314,22 @@ def plan(
 ) -> Plan:
     """
     Search for the fastest plan of a model's training step on a machine, as `unity-opt` does with the options of the
-    same names.
+    same names; return it.
 
-    `model` is a PyTorch module, with an example of its `inputs` (a tensor, a tuple of arguments, or a dict by name; a
-    whole batch of all ranks) and a `loss` that is called as `loss(outputs, *targets)`, the targets being the last
-    inputs; without one the module's first output is the loss. `name` is that of its graph, by default its class's. Or
-    it is the name of a model of the zoo, with `sizes` such as `batch=8, layers=2`; the path of a `.pcg` file; its text.
+    `model` is one of these: a PyTorch module; the name of a model of the zoo, with `sizes` such as `batch=8, layers=2`;
+    the path of a `.pcg` file; or the text of one. A PyTorch module needs an example of its `inputs` (a tensor, a tuple
+    of arguments, or a dict by name; a whole batch of all ranks). Its `loss` is called as `loss(outputs, *targets)`, the
+    targets being the last inputs; without one, the loss is in the module's output. `name` is that of its graph, by
+    default the module's class.
 
     `machine` is a preset or a file: `dgx-h100:2`, `2gpu`, `cluster.toml`; `profile` a file of measurements of it.
-    `search` is a strategy, with options after it (`mcmc,seed=3`), or None for the plan that a text has already;
-    `degrees` makes the plan of a recipe instead: `tp=8,dp=4,zero=1`. `optimizer` is the one to train with (`adamw`),
-    whose state takes memory. `precision="bf16"` computes in bf16 with weights in f32. `micro_batches`, `recompute`,
-    `loss_pieces`, `stages` and `schedule` are as on the command line, where `auto` lets the search choose. `budget` is
-    in seconds, after which the best plan so far is taken, as after Ctrl-C (`Plan.note` says so). `progress` is called
-    with the number of graphs explored, and the seconds of the best plan so far.
+    `search` is a strategy, with options after it (`mcmc,seed=3`), or None for a text that is a plan already; `degrees`,
+    such as `tp=8,dp=4,zero=1`, makes the plan by degrees of parallelism instead. `optimizer` is the one to train with
+    (`adamw`), whose state takes memory. `precision="bf16"` computes in bf16 with weights in f32. `micro_batches`,
+    `recompute`, `loss_pieces`, `stages` and `schedule` are as on the command line, where `auto` lets the search choose.
+
+    `budget` is a number of seconds after which the best plan so far is taken, as after Ctrl-C (`Plan.note` then says
+    so). `progress` is called with the number of graphs explored, and the seconds of the best plan so far.
 
     Raises `UnityError` for options that are wrong or contradict each other, a model that cannot be imported, and a plan
     that does not fit the devices' memory.

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """A module before any pass, and where it is from."""
+    """
+    The module of a model to plan, before any pass: its name in messages, and its import if it is a PyTorch module.
+    """
 
     name: str
     """How messages call it: a file's name, a model's, or a PyTorch module's class."""

@@ -67,7 +67,7 @@ def pcg_functions(module: ModuleOp) -> list[FuncOp]:
 
 def to_graph(func: FuncOp) -> Graph:
     """
-    Return a function of pcg operations as a graph; operations that its results and weight updates do not need are
+    Return a function of pcg operations as a graph. Operations that contribute to no result and no weight update are
     dropped.
 
     Raises `UnityError` for declarations, functions of several blocks, operations that are not pcg, and graphs that

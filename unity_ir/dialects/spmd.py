@@ -100,8 +100,8 @@ class LocalTensorType:
     @property
     def borders(self) -> Halos:
         """
-        For each dim, the numbers of elements (before, after) by which the piece reaches beyond its own shard: those of
-        `halo` (copies of the neighbours' elements) or else of `halo_sum` (addends to them); (0, 0) where it does not.
+        For each dim, the elements (before, after) by which the piece reaches beyond its own shard: `halo` (copies of
+        the neighbours' elements) if it has one, else `halo_sum` (addends to them), else (0, 0).
         """
         return self.halo or self.halo_sum or ((0, 0),) * len(self.shape)
 
@@ -243,12 +243,11 @@ PIECE = BaseAttr(PieceType)
 @irdl_op_definition
 class ProgramOp(IRDLOperation):
     """
-    `spmd.program @name mesh [2, 2] {...}`: the program that every rank of the mesh runs.
-
-    In `mesh [2, 2, 4] micro_batches 4` the last axis is not one of devices: along it are the micro-batches of a step.
-    In `mesh [2, 2, 8] loss_pieces 8` along the last axis are the pieces of the tokens in which the loss is computed;
-    with both, this axis comes before that of the micro-batches. With `pipeline {order = "1f1b", ranks = 2 : i64}` the
-    operators are in stages.
+    `spmd.program @name mesh [2, 2] {...}`: the program that every rank of the mesh runs. In `mesh [2, 2, 4]
+    micro_batches 4` the last axis is not one of devices: along it are the micro-batches of a step. In `mesh [2, 2, 8]
+    loss_pieces 8` along the last axis are the pieces of the tokens in which the loss is computed; with both, this axis
+    comes before that of the micro-batches. With `pipeline {order = "1f1b", ranks = 2 : i64}` the operators are in
+    stages.
     """
 
     name = "spmd.program"

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class UnclosedBuffer(StringIO):
-    """String buffer that keeps its text when it is closed, as the driver does even after an error."""
+    """String buffer whose text can still be read after it is closed: xDSL's driver closes it even after an error."""
 
     def close(self) -> None:
         """Do nothing, so that the text can be read after the driver closes the buffer."""
@@ -174,8 +174,8 @@ class UnityOpt(xDSLOptMain):
 
     def setup_pipeline(self) -> None:
         """
-        Check the options, and make the pipeline of passes: mixed precision, search, then those of `-p`, as far as they
-        are asked for.
+        Check the options, and make the pipeline of passes from them: mixed precision and search, if these are asked
+        for, then the passes of `-p`.
 
         Raises `UnityError` for options that contradict each other, and for unknown passes and arguments.
         """

@@ -114,8 +114,8 @@ class MachineOp(IRDLOperation):
 
     def verify_(self) -> None:
         """
-        Raise `VerifyException` unless it is the module's only machine, directly in the module, and its description, if
-        any, is one of a possible machine.
+        Raise `VerifyException` if the module has another machine, if this one is not directly in the module, or if its
+        description (when it has one) is impossible.
         """
         from unity_ir.machine import machine_from
 

@@ -140,8 +140,8 @@ class ParallelOp(OperatorOp, ABC):
     @property
     def degrees(self) -> dict[str, int]:
         """
-        The operator's integer attributes by name: for most `by`, the degree (number of pieces), and, for operators on a
-        dim, `dim`. Attributes that are missing or no integers are left out.
+        The operator's integer attributes by name: `by`, the degree (number of pieces), and, for operators on one dim,
+        `dim`. Attributes that are missing or no integers are left out.
         """
         # One that is missing is told by the verifier, whose message prints the operation.
         values = {name: self.properties.get(name) for name in self.kinds()}
@@ -229,7 +229,10 @@ class ComputeOp(OperatorOp, ABC):
             return cls.make(arguments, values, view if isinstance(view, ViewAttr) else None, other)
 
     def print(self, printer: Printer) -> None:
-        """Print what follows the operation's name, as `parse` reads it; attributes at their default are left out."""
+        """
+        Print what follows the operation's name, as `parse` reads it; attributes that have their default value are left
+        out.
+        """
         printer.print_string(" ")
         printer.print_list(self.operands, printer.print_operand)
         defaults = {a.name: a.default for a in self.operator().line.attributes}

@@ -168,7 +168,7 @@ class YieldOp(IRDLOperation):
 
 
 def from_rule(rule: Substitution) -> RuleOp:
-    """Return a substitution as a `subst.rule` operation; it is not checked to be well formed."""
+    """Return a substitution as a `subst.rule` operation, without checking that it is well formed."""
     properties: dict[str, Attribute] = {
         "name": StringAttr(rule.name),
         "inputs": ArrayAttr(StringAttr(i.name) for i in rule.inputs),

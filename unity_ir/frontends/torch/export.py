@@ -77,10 +77,11 @@ class ModuleWithLoss(nn.Module):
 
 def loss_in(output: Any) -> Any:
     """
-    Return the loss in a module's output: what it calls `loss`, in a mapping or dataclass; else its first tensor, or, if
-    that is no scalar, the only scalar of floating point among its tensors, as in `(logits, loss)`.
+    Return the loss that a module's output contains. In a mapping or dataclass it is the entry called `loss`. Else it is
+    the first tensor of the output or, if that is no scalar, the only floating point scalar among its tensors, as in
+    `(logits, loss)`.
 
-    If there is no tensor (an empty tuple, None), returns the output.
+    If the output has no tensor (an empty tuple, None), returns the output.
     """
     parts = _parts(output)
     if isinstance(named := dict(parts).get("loss"), torch.Tensor):

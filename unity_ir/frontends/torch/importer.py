@@ -495,8 +495,8 @@ def _dynamic(node: fx.Node) -> str | None:
 
 def check(node: fx.Node, out: Any) -> None:
     """
-    Raise `AssertionError` if the results of a mapping, `out`, do not have the shapes and element types that PyTorch
-    recorded for the node; results that are no values of the graph are not checked.
+    Raise `AssertionError` if a mapping's results `out` do not have the shapes and element types that PyTorch recorded
+    for the node. Only results that are values of the compiler's graph are checked.
 
     A failure is a bug of the mapping, not an error in the input.
     """

@@ -134,7 +134,7 @@ def div(site: CallSite, x: Operand, y: Operand, rounding_mode: str | None = None
 
 @maps("floor_divide")
 def floor_divide(site: CallSite, x: Operand, y: Operand) -> Value:
-    """Map PyTorch's `floor(x / y)`, rounded down also where it is negative."""
+    """Map PyTorch's `floor(x / y)`, rounded down also where the quotient is negative."""
     return div(site, x, y, "floor")
 
 
@@ -266,8 +266,8 @@ def expm1(site: CallSite, x: Value) -> Value:
 @maps("hardtanh")
 def hardtanh(site: CallSite, x: Value, low: float = -1, high: float = 1) -> Value:
     """
-    Map PyTorch's hardtanh: `x` clamped to [low, high]. Unlike that of clamp, its gradient is zero at the bounds
-    themselves.
+    Map PyTorch's hardtanh: `x` clamped to [low, high]. Its gradient is zero where `x` equals a bound (in PyTorch's
+    clamp it is one there).
     """
     match low, high:
         case -1, 1:

@@ -149,8 +149,8 @@ def std(
     **more: float | None,
 ) -> Value:
     """
-    Map PyTorch's standard deviation, the root of the variance, with gradient 0 where it is 0; arguments and errors are
-    as in `var`.
+    Map PyTorch's standard deviation, the square root of the variance; where it is 0, so is its gradient. Arguments and
+    errors are as in `var`.
     """
     return root(var(site, x, dims, unbiased, keepdim, **more))
 
