@@ -488,8 +488,8 @@ class MoveOp(BetweenRanks):
 
     def verify_(self) -> None:
         """
-        Raise `VerifyException` unless the types of operand and result differ just in the role of the move's mesh axes,
-        and the operation's collective is the one that leads from the one role to the other.
+        Raise `VerifyException` unless the types of operand and result differ only in the role of the move's mesh axes,
+        and this kind of move is the one that changes the old role to the new one.
         """
         source, target = self.roles
         axes = set(self.along)

@@ -39,7 +39,7 @@ from unity_ir.errors import UnityError
 @irdl_op_definition
 class MachineOp(IRDLOperation):
     """
-    The machine the module's plan is for: by name, as `--machine` has it, or described.
+    The machine that the module's plan is for: named only, as for `--machine`, or named and described in full.
 
     `machine.machine "summit:4"`, or `machine.machine "mine" { machine.device ... machine.level ... machine.link ... }`.
     """

@@ -218,8 +218,8 @@ class _Indexed:
 def index(site: CallSite, x: Operand, indices: Sequence[Operand | None]) -> Value:
     """
     Map PyTorch's indexing by tensors, such as `x[:, i, j]`: `indices` has an index tensor for each leading dim of `x`,
-    or None for a dim that is not indexed. Raises `UnityError` for boolean masks that depend on the model's inputs,
-    since the result's size would.
+    or None for a dim that is not indexed. Raises `UnityError` for boolean masks that depend on the model's inputs: the
+    result's size would depend on them, too.
     """
     value = site.value(x)
     (first, *more) = [i for i in indices if i is not None]
