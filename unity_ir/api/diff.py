@@ -21,11 +21,12 @@ NOTHING = "-"
 
 def diff(before: Compared, after: Compared) -> str:
     """
-    Return how the plan `after` differs from `before`, as text: a table of what an iteration takes, then a line for each
-    kind of operator or weight that is divided otherwise, with how many there are.
+    Describe, as text, how the plan `after` differs from `before`: a table of what an iteration takes, then a line for
+    each kind of operator or weight that is divided differently, with the number of these.
 
-    Operators are matched in order, by kind and name, as the plans may be of graphs that were rewritten differently; one
-    that only one of them has is `-` in the other. Numbers in names of weights are `*`, so that layers are one line.
+    The plans' operators are matched in order, by kind and name, since their graphs may have been rewritten differently;
+    where only one plan has an operator, the other has `-`. Numbers in names of weights become `*`, so that all layers
+    are one line.
     """
     out = StringIO()
     console = Console(file=out, width=WIDTH, highlight=False, color_system=None, emoji=False, markup=False)
@@ -53,15 +54,15 @@ def _table(*headings: str) -> Table:
 
 
 def heading(plan: Compared) -> str:
-    """Return what a plan is called in a comparison: `@gpt2 on dgx-h100`, its function and its machine."""
+    """Return the title of a plan in a comparison, its function and its machine: `@gpt2 on dgx-h100`."""
     return f"@{printable(plan.graph.name)} on {plan.machine.name}"
 
 
 def figures(before: Compared, after: Compared) -> list[tuple[str, str, str, str]]:
     """
-    Return what an iteration takes by each plan, as rows of text (figure, by `before`, by `after`, change): seconds,
-    bytes on a device, numbers of kernels and collectives. The change is relative, such as `+3.1%`; "" where both texts
-    are the same, `new` where `before` has 0.
+    Compare what an iteration takes by each of two plans; return rows of text (what, by `before`, by `after`, change):
+    seconds, bytes on a device, numbers of kernels and collectives. The change is relative, such as `+3.1%`; it is ""
+    where both texts are the same, `new` where `before` has 0.
     """
     one, other = before.stats, after.stats
     found: list[tuple[str, str, str, str]] = []
@@ -87,8 +88,8 @@ def _size(count: float) -> str:
 
 def layout_rows(before: Compared, after: Compared) -> dict[tuple[str, str, str], int]:
     """
-    Return how inputs, weights and operators are divided otherwise: the number of them by (kind, how `before` divides
-    it, how `after` does), `NOTHING` for a plan that does not have it. Those divided alike are left out.
+    Count the inputs, weights and operators that two plans divide differently; return the numbers by (kind, how `before`
+    divides it, how `after` does). `NOTHING` stands for a plan that does not have it.
     """
     one, other = list(_layouts(before)), list(_layouts(after))
     found: dict[tuple[str, str, str], int] = {}

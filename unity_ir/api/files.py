@@ -13,10 +13,10 @@ from unity_ir.errors import UnityError
 
 def staged_files(texts: Mapping[str, str]) -> dict[str, str]:
     """
-    Write texts to temporary files next to the files they are for, so that they can be renamed into place together;
-    `texts` maps the wanted files' paths to their texts. Return the temporary files' paths by wanted path.
+    Write each text to a temporary file next to the file that it is for; `write_files` then renames all of them into
+    place. `texts` maps the wanted files' paths to their texts. Return the temporary files' paths by wanted path.
 
-    Paths of pipes and terminals are left out. Raises `UnityError`, and leaves no file, if one cannot be written.
+    Pipes and terminals are left out. Raises `UnityError`, and leaves no file, if one cannot be written.
     """
     staged: dict[str, str] = {}
     path = ""
@@ -44,12 +44,12 @@ def staged_files(texts: Mapping[str, str]) -> dict[str, str]:
 
 def write_files(texts: Mapping[str, str], staged: dict[str, str]) -> None:
     """
-    Rename the temporary files of `staged_files` to the wanted ones, and remove them from `staged`, which maps wanted
-    paths to temporary ones.
+    Rename the temporary files that `staged_files` wrote to the wanted ones. `staged` maps the wanted paths to the
+    temporary ones; those that were renamed are removed from it. `texts` maps the wanted paths to their texts: the files
+    that are not in `staged` (pipes, terminals) are written directly.
 
-    `texts` maps the wanted paths to their texts: those that are not staged (pipes, terminals) are written directly.
-    Raises `UnityError` where that fails; files renamed before stay, and what is left in `staged` is the caller's to
-    remove.
+    Raises `UnityError` where that fails: files that were renamed before stay, and the caller must remove the temporary
+    files that are left in `staged`.
     """
     for path, text in texts.items():
         try:
@@ -71,7 +71,10 @@ def _umask() -> int:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write one file, whole or not at all, replacing any that is there. Raises `UnityError` if it cannot be written."""
+    """
+    Write one file atomically (whole or not at all), replacing any that is there. Raises `UnityError` if it cannot be
+    written.
+    """
     texts = {str(path): text}
     staged = staged_files(texts)
     try:

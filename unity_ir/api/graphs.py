@@ -11,10 +11,10 @@ SUFFIXES = (".pcg", ".mlir")
 
 def read_graphs(name: str) -> list[Graph]:
     """
-    Return the graphs of the functions in the file called `name`, if that ends in `.pcg` or `.mlir`; else the one graph
-    of the model of the zoo that it names, such as `bert_large,layers=1`.
+    Return the graphs of all functions in a file, if `name` ends in `.pcg` or `.mlir`; else the graph of the model of
+    the zoo that it names, such as `bert_large,layers=1`.
 
-    Raises `UnityError` for wrong text or another name, and for a file without functions; `OSError` if it cannot be
+    Raises `UnityError` for wrong text, an unknown model, and a file without functions; `OSError` if the file cannot be
     read.
     """
     if not name.endswith(SUFFIXES):

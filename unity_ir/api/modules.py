@@ -35,8 +35,8 @@ def read_file(path: str | Path) -> ModuleOp:
 
 def parsed(data: bytes, name: str) -> ModuleOp:
     """
-    Return the module in the UTF-8 text `data`, verified; `name` is what messages call it. Raises `UnityError` for wrong
-    text.
+    Return the module that the UTF-8 text `data` holds, verified; messages call the text `name`. Raises `UnityError` for
+    wrong text.
     """
     context = new_context()
     try:
@@ -50,7 +50,9 @@ def parsed(data: bytes, name: str) -> ModuleOp:
 
 
 def verify(module: ModuleOp) -> None:
-    """Raise `VerifyException` or `DiagnosticException` unless the module's structure and operations verify."""
+    """
+    Raise `VerifyException` or `DiagnosticException` unless the module's structure and all of its operations are valid.
+    """
     check_structure(module)
     with as_xdsl("verified"):
         module.verify()
@@ -59,8 +61,8 @@ def verify(module: ModuleOp) -> None:
 @contextmanager
 def as_unity_errors(name: str, module: ModuleOp) -> Generator[None]:
     """
-    Turn exceptions of xDSL and of passes in the `with` statement, about `module`, into `UnityError`s whose message
-    begins with `name`, what the module was read from.
+    Turn exceptions that xDSL and passes raise in the `with` statement, about `module`, into `UnityError`s. Their
+    message begins with `name`, what the module was read from.
     """
     try:
         yield

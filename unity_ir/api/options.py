@@ -21,8 +21,9 @@ Option = str | int | float | bool
 
 def check_arguments(where: str, spec: ArgSpec, kind: Any) -> None:
     """
-    Raise `UnityError` unless the arguments in `spec` are fields of the dataclass `kind`, a pass or target, and have
-    their types; types are checked of arguments with one value only. `where` begins the message.
+    Raise `UnityError`, in a message that begins with `where`, if an argument in `spec` is not a field of `kind`, the
+    dataclass of a pass or target, or is not of the field's type. Of arguments with several values, the type is not
+    checked.
     """
     known = [field.name for field in fields(kind) if field.init and field.name != "name"]
     hints = get_type_hints(kind)
@@ -107,11 +108,12 @@ def with_settings(
     written: Callable[[str], str] = str,
 ) -> dict[str, Option]:
     """
-    Return `options`, those of a search, with the settings in `given` added: options that can be written by themselves
-    as well (`SETTINGS`), by name, None where one is not given.
+    Return the search's options `options` together with those in `given`, which the user gave separately (as `--stages`,
+    say): values by option name (`SETTINGS`), None for one that was not given.
 
-    Raises `UnityError` for a setting that is among `options`, too, in a message that begins with `tool`; `asked_by` is
-    where the user wrote `options`, such as `--search`, and `written` returns how a setting is written, given its name.
+    Raises `UnityError`, in a message that begins with `tool`, for an option that is in both. The message uses
+    `asked_by`, where the user wrote `options`, such as `--search`, and `written`, a function that returns how a
+    separate option is written, given its name.
     """
     found = dict(options)
     for name, value in given.items():
@@ -137,8 +139,8 @@ def _option(where: str, key: str, kind: type, value: str) -> Option:
 def mixed_precision_options(text: str, where: str = "unity-opt: --mixed-precision") -> dict[str, str]:
     """
     Parse the value of `--mixed-precision` into options of the pass pcg-mixed-precision: given `bf16,reduce=f32`,
-    returns `{"type": "bf16", "reduce": "f32"}`. Raises `UnityError` for options other than `reduce`; types are left for
-    the pass to check.
+    returns `{"type": "bf16", "reduce": "f32"}`. Raises `UnityError`, in a message that begins with `where`, for options
+    other than `reduce`; whether the types exist is checked by the pass.
     """
     dtype, *settings = text.split(",")
     found = {"type": dtype}
@@ -154,8 +156,8 @@ def mixed_precision_options(text: str, where: str = "unity-opt: --mixed-precisio
 
 def seconds(text: str, where: str = "unity-opt: --budget") -> float:
     """
-    Return `text`, the value of `--budget`, as a number of seconds. Raises `UnityError` unless it is a finite number
-    above 0.
+    Return `text`, the value of the option `--budget`, as a number of seconds. Raises `UnityError`, in a message that
+    begins with `where`, unless it is a finite number above 0.
     """
     try:
         found = float(text)

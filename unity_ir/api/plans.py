@@ -46,8 +46,7 @@ Progress = Callable[[int, float], None]
 
 class Plan:
     """
-    A training step placed on a machine, as `plan` has found it or `load` has read it, which make one; nothing changes
-    it.
+    A training step placed on a machine. `plan` (a search) and `load` (a file) return one; it does not change.
 
     Printed, it is its text. All methods raise `UnityError` where they cannot do what they are asked.
     """
@@ -81,7 +80,7 @@ class Plan:
 
     @cached_property
     def graph(self) -> Graph:
-        """The placed graph, as this package's other parts (costs, simulation, lowering) take it."""
+        """The placed graph of the plan, as the rest of this package (costs, simulation, lowering) uses it."""
         from unity_ir.dialects.convert import to_graph
 
         with as_unity_errors(self._source.name, self._source.module):
@@ -105,8 +104,8 @@ class Plan:
     @property
     def note(self) -> str | None:
         """
-        A message that says what ended the search early (Ctrl-C, or its budget); None if nothing did, or the plan was
-        read.
+        A message for the user if the search ended early, by Ctrl-C or its budget; None if it did not, or if the plan
+        was loaded.
         """
         from unity_ir.passes.search import end_message
 
@@ -114,15 +113,20 @@ class Plan:
 
     @property
     def imported(self) -> Imported | None:
-        """The import of the PyTorch module that was planned in this process; None for any other plan."""
+        """
+        The graph and tensors of the PyTorch module that this plan is of, if it was planned in this process; None for
+        any other plan.
+        """
         return self._source.imported
 
     def explain(self, operator: str) -> str:
         """
-        Return why an operator is divided as it is, as text: its choice, and the best plan with every other one, as
-        `unity-opt --explain` prints it. `operator` is its name in the plan's text (`matmul1`), or its number from 1.
+        Explain, as text, why the search divides an operator as it does: its choice, and what the best plan with each
+        alternative would cost, as `unity-opt --explain` prints it. `operator` is its name in the plan's text
+        (`matmul1`), or its number from 1.
 
-        Only the search that has found a plan knows: raises `UnityError` for plans that were loaded, or made by hand.
+        Raises `UnityError` for plans that were loaded or made by hand: only the search that found a plan has this
+        information.
         """
         from unity_ir.passes.search import explained
 
@@ -132,8 +136,8 @@ class Plan:
 
     def diff(self, other: Plan) -> str:
         """
-        Return how `other` differs from this plan, as text: seconds, bytes, and what is divided otherwise; this one is
-        "before", `other` "after".
+        Describe, as text, how `other` differs from this plan: seconds, bytes, and what is divided differently. This
+        plan is "before", `other` is "after".
         """
         from unity_ir.api.diff import diff
 
@@ -141,11 +145,11 @@ class Plan:
 
     def report(self, path: str | Path, against: Plan | None = None, baselines: bool = False) -> None:
         """
-        Write a report on the plan to a file, whole or not at all: one HTML page, which opens without a network, with
-        its graph, a simulated iteration, memory and links, as `unity-opt --report` writes it.
+        Write a report on the plan to a file, atomically: one HTML page, which opens without a network, with its graph,
+        a simulated iteration, memory and links, as `unity-opt --report` writes it.
 
-        `against` is a plan that it is compared with, as by `diff`. `baselines` prices plans that people make by hand as
-        well, which takes a while for large models.
+        With `against`, the report also compares this plan with that one, as `diff` does. With `baselines`, it also
+        prices plans that people make by hand, which takes a while for large models.
         """
         from unity_ir.api.report import report_html
 
@@ -155,19 +159,20 @@ class Plan:
 
     @cached_property
     def compared(self) -> Compared:
-        """The plan with its graph, machine and stats, as comparisons and reports take it."""
+        """The plan's graph, machine and stats, as comparisons and reports take them."""
         from unity_ir.api.stats import Compared
 
         return Compared(self.graph, self.machine, self.stats)
 
     def save(self, path: str | Path) -> None:
-        """Write the plan's text to a file, whole or not at all; `load` reads it."""
+        """Write the plan's text to a file, atomically; `load` reads it."""
         write_text(path, self.text)
 
     def save_weights(self, path: str | Path) -> None:
         """
-        Write the weights and tables of the PyTorch module that was planned to a safetensors file, from which programs
-        start: `unity-opt --weights-out`. Raises `UnityError` for other plans.
+        Write the weights and tables (buffers, frozen parameters, constants) of the PyTorch module that was planned to a
+        safetensors file, as `unity-opt --weights-out` does: a program can start training from it. Raises `UnityError`
+        for other plans.
         """
         if self.imported is None:
             raise UnityError("save_weights: this plan was not made of a PyTorch module here, so it has no weights")
@@ -178,8 +183,9 @@ class Plan:
 
     def emit(self, path: str | Path, **options: Option) -> None:
         """
-        Write the plan's program to a file, whole or not at all: what `unity-opt -t triton` writes. `options` are those
-        of that target: `optimizer`, `lr`, `weight_decay`, `clip`, `groups`, .., `kernels="torch"`, `evaluate=True`.
+        Write the plan's program to a file, atomically: the one that `unity-opt -t triton` writes. `options` are the
+        options of that target: `optimizer`, `lr`, `weight_decay`, `clip`, `groups`, .., `kernels="torch"`,
+        `evaluate=True`.
         """
         write_text(path, self.program_text(**options))
 
@@ -197,7 +203,8 @@ class Plan:
     def placements(self) -> dict[str, Any]:
         """
         Return the plan as DTensor placements, as data that JSON can hold: what `unity-opt -t dtensor` prints. The
-        schema is in docs/pytorch.md. Raises `UnityError`, with the operator and the value, for what DTensor cannot say.
+        fields are those of docs/pytorch.md. Raises `UnityError`, in a message that names the operator and the value, if
+        DTensor cannot express the plan.
         """
         from unity_ir.interop.dtensor.described import described
 
@@ -223,14 +230,15 @@ class Plan:
 
     def parallelize(self, module: nn.Module, mesh: DeviceMesh | None = None) -> nn.Module:
         """
-        Make a PyTorch module run by the plan, and return it: its parameters become DTensors, and calling it with the
-        whole batch (the module's inputs, then the loss's targets) returns the loss, a DTensor, whose `backward` leaves
-        a DTensor in the `grad` of each parameter. Optimizer, clipping and checkpoints are PyTorch's. Every rank calls
-        this with the same plan and the same weights.
+        Change a PyTorch module in place so that it runs by the plan, and return it. Its parameters become DTensors.
+        Calling it with the whole batch (the module's inputs, then the loss's targets) returns the loss, a DTensor,
+        whose `backward` leaves a DTensor in the `grad` of each parameter. Optimizer, clipping and checkpoints are
+        PyTorch's.
 
-        Values are redistributed where the plan moves them, forward and backward, and nowhere else. `mesh` is by default
-        one of the plan's dims (`placements()["mesh"]`), of all ranks; else it has to have these, or finer ones. Raises
-        `UnityError` for what DTensor cannot say, and where module or mesh are not the plan's.
+        Every rank calls this with the same plan and the same weights. Values are redistributed where the plan moves
+        them, forward and backward, and nowhere else. `mesh` must have the plan's dims (`placements()["mesh"]`) or
+        divide them; None makes a mesh with the plan's dims, of all ranks. Raises `UnityError` where DTensor cannot
+        express the plan, and where module or mesh are not the plan's.
         """
         try:
             from unity_ir.api.ranks import ensure_process_group
@@ -259,13 +267,13 @@ class Plan:
     ) -> Step:
         """
         Join the ranks, and return the plan's program as a step to call in a training loop: `loss = step(batch)`. Every
-        rank calls this, with the same plan; `torchrun` starts as many as the machine has devices.
+        rank calls this, with the same plan; `torchrun` starts as many ranks as the machine has devices.
 
         `weights` are what training starts from: a module, its state dict (whole tensors by name), or a safetensors
-        file; by default those of the module that was planned or, of a model without weights, random ones by `seed`.
-        `backend` is `nccl` or `gloo`, by default that of the process group, if there is one, or by whether there are
-        GPUs. `options` are those of `emit`; by default kernels are Triton's with GPUs, else PyTorch's, and the program
-        can evaluate.
+        file. None takes those of the module that was planned or, for a model without weights, random ones drawn by
+        `seed`. `backend` is `nccl` or `gloo`; None takes that of the process group, if there is one, else `nccl` if
+        there are GPUs. `options` are those of `emit`; by default kernels are Triton's with GPUs, else PyTorch's, and
+        the program can evaluate.
         """
         try:
             import torch
@@ -306,20 +314,22 @@ def plan(
 ) -> Plan:
     """
     Search for the fastest plan of a model's training step on a machine, as `unity-opt` does with the options of the
-    same names.
+    same names; return it.
 
-    `model` is a PyTorch module, with an example of its `inputs` (a tensor, a tuple of arguments, or a dict by name; a
-    whole batch of all ranks) and a `loss` that is called as `loss(outputs, *targets)`, the targets being the last
-    inputs; without one the module's first output is the loss. `name` is that of its graph, by default its class's. Or
-    it is the name of a model of the zoo, with `sizes` such as `batch=8, layers=2`; the path of a `.pcg` file; its text.
+    `model` is one of these: a PyTorch module; the name of a model of the zoo, with `sizes` such as `batch=8, layers=2`;
+    the path of a `.pcg` file; or the text of one. A PyTorch module needs an example of its `inputs` (a tensor, a tuple
+    of arguments, or a dict by name; a whole batch of all ranks). Its `loss` is called as `loss(outputs, *targets)`, the
+    targets being the last inputs; without one, the loss is in the module's output. `name` is that of its graph, by
+    default the module's class.
 
     `machine` is a preset or a file: `dgx-h100:2`, `2gpu`, `cluster.toml`; `profile` a file of measurements of it.
-    `search` is a strategy, with options after it (`mcmc,seed=3`), or None for the plan that a text has already;
-    `degrees` makes the plan of a recipe instead: `tp=8,dp=4,zero=1`. `optimizer` is the one to train with (`adamw`),
-    whose state takes memory. `precision="bf16"` computes in bf16 with weights in f32. `micro_batches`, `recompute`,
-    `loss_pieces`, `stages` and `schedule` are as on the command line, where `auto` lets the search choose. `budget` is
-    in seconds, after which the best plan so far is taken, as after Ctrl-C (`Plan.note` says so). `progress` is called
-    with the number of graphs explored, and the seconds of the best plan so far.
+    `search` is a strategy, with options after it (`mcmc,seed=3`), or None for a text that is a plan already; `degrees`,
+    such as `tp=8,dp=4,zero=1`, makes the plan by degrees of parallelism instead. `optimizer` is the one to train with
+    (`adamw`), whose state takes memory. `precision="bf16"` computes in bf16 with weights in f32. `micro_batches`,
+    `recompute`, `loss_pieces`, `stages` and `schedule` are as on the command line, where `auto` lets the search choose.
+
+    `budget` is a number of seconds after which the best plan so far is taken, as after Ctrl-C (`Plan.note` then says
+    so). `progress` is called with the number of graphs explored, and the seconds of the best plan so far.
 
     Raises `UnityError` for options that are wrong or contradict each other, a model that cannot be imported, and a plan
     that does not fit the devices' memory.

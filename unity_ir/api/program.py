@@ -16,19 +16,19 @@ _NUMBER = count(1)
 
 class Ended(SystemExit):
     """
-    Raised where an emitted program calls `fail`, which ends the run of a script; the argument is the message.
+    Raised instead of ending the process, where an emitted program calls `fail`; its argument is the message.
 
-    It is a `SystemExit` and no `Exception`, as what a script's `fail` raises, so that the program's own handlers let it
+    It is a `SystemExit` and no `Exception`, like what `fail` raises in a script, so that handlers in the program let it
     through.
     """
 
 
 def executed(text: str, name: str) -> Any:
     """
-    Execute the program in `text`, but not its `main`; return it as a module, called `name` in tracebacks. Its `fail`
-    and `fail_alike` raise `Ended`, so that its functions do not end the process; see `as_errors`.
+    Execute the text of an emitted program, but not its `main`, and return it as a module, called `name` in tracebacks.
+    Its functions `fail` and `fail_alike`, which would end the process, raise `Ended` instead; see `as_errors`.
 
-    Its source is kept in `linecache` until `forget`.
+    The text is kept in Python's `linecache` until `forget`.
     """
     file = f"<unity-ir {next(_NUMBER)}: {name}>"
     # Triton reads the source of its kernels, and tracebacks show lines.
@@ -41,7 +41,7 @@ def executed(text: str, name: str) -> Any:
 
 
 def forget(program: Any) -> None:
-    """Remove the source of a program that `executed` has returned from `linecache`."""
+    """Remove the text of a program that `executed` returned from Python's `linecache`."""
     linecache.cache.pop(program.__file__, None)
 
 

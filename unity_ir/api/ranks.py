@@ -11,11 +11,11 @@ import torch.distributed as dist
 
 def ensure_process_group(backend: str | None) -> str:
     """
-    Return the backend of the ranks, `nccl` or `gloo`: that of the process group if there is one (`backend` is then
-    ignored), else `backend`, or if that is None `nccl` where there are GPUs and `gloo` elsewhere.
+    Return the backend for the ranks' communication, `nccl` or `gloo`: that of the process group if there is one, else
+    `backend`, or if that is None `nccl` where there are GPUs and `gloo` elsewhere.
 
-    Without a process group and the environment variable `RANK`, which `torchrun` sets, a process group of this process
-    alone is started.
+    If there is neither a process group nor the environment variable `RANK`, which `torchrun` sets, a process group of
+    this process alone is started.
     """
     if dist.is_initialized():
         return "nccl" if "nccl" in str(dist.get_backend()) else "gloo"
@@ -28,8 +28,8 @@ def ensure_process_group(backend: str | None) -> str:
 
 def leave(context: Any, owns_ranks: bool) -> None:
     """
-    Destroy the process group of all ranks, and so all others, if `owns_ranks`; else only those that the program's
-    `context` (None: there is none) has made. Do nothing without a process group.
+    Destroy process groups at the end of a run: with `owns_ranks`, that of all ranks and so every other; else only those
+    that the program's `context` has made (None: none). Does nothing without a process group.
     """
     if not dist.is_initialized():
         return

@@ -100,10 +100,11 @@ def read_module(
 
 def check_structure(module: ModuleOp) -> None:
     """
-    Raise `VerifyException` unless every operation has the operands, results, regions and properties of its definition.
+    Raise `VerifyException` unless every operation of the module has the operands, results, regions and properties that
+    its definition asks for.
 
-    To be called before `module.verify`: verifiers run from the inside out, and read operations around and beside
-    theirs.
+    Call it before `module.verify`: that verifies inner operations first, and their verifiers rely on the operations
+    around them.
     """
     with as_xdsl("verified"):
         for op in module.walk():
@@ -132,11 +133,11 @@ def _check_attributes(func: FuncOp) -> None:
 @contextmanager
 def as_xdsl(done: str) -> Generator[None]:
     """
-    Return a context manager that turns exceptions of xDSL's own code, raised in the `with` statement, into a
-    `DiagnosticException`, and hides warnings.
+    Turn exceptions of xDSL's own code, raised in the `with` statement, into a `DiagnosticException`, and hide warnings.
 
-    `done` is a participle for the message: what is done to the module, such as `verified`. Errors that have a message
-    for users already (`UnityError`, `ParseError`, `OSError`), and those of this package's code, are raised as they are.
+    `done` is a participle for the message, of what is done to the module, such as `verified`. Errors that have a
+    message for users already (`UnityError`, `ParseError`, `OSError`), and those of this package's code, are raised as
+    they are.
     """
     try:
         with warnings.catch_warnings():
@@ -173,8 +174,8 @@ def _of_xdsl(error: Exception) -> bool:
 
 def described(error: Exception) -> str:
     """
-    Return an exception as text: `KeyError: 'x'`; of an assertion only its type, since its message may hold a whole
-    module.
+    Return an exception as text, type and message: `KeyError: 'x'`. Of an assertion, only the type, since its message
+    may hold a whole module.
     """
     text = "" if isinstance(error, AssertionError) else str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -22,10 +22,10 @@ INDENT, WORD = 2, 15
 
 def report_html(plan: Compared, against: Compared | None = None, baselines: bool = False) -> str:
     """
-    Return the text of an HTML file about a plan: graph, simulated iteration, memory and links. With `against` it also
-    says how that plan differs; with `baselines` it prices plans that people make by hand, too.
+    Return a report on a plan as the text of an HTML file: its graph, a simulated iteration, memory and links. With
+    `against`, it also says how that plan differs; with `baselines`, it also prices plans that people make by hand.
 
-    Raises `UnityError` where baselines are asked for of a graph that has its backward.
+    Raises `UnityError` if baselines are asked for and the graph has its backward.
     """
     graph, machine = plan.graph, plan.machine
     priced = cost(graph, machine)

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """A module before any pass, and where it is from."""
+    """
+    The module of a model to plan, before any pass: its name in messages, and its import if it is a PyTorch module.
+    """
 
     name: str
     """How messages call it: a file's name, a model's, or a PyTorch module's class."""
@@ -32,7 +34,7 @@ class Source:
 
 
 def module_of_graph(graph: Graph) -> ModuleOp:
-    """Return a module of one function, that of `graph`. Raises `UnityError` for names that text cannot hold."""
+    """Return a module whose one function is `graph`. Raises `UnityError` for names that text cannot hold."""
     from unity_ir.dialects.convert import from_graph
 
     return ModuleOp([from_graph(graph)])
@@ -40,8 +42,8 @@ def module_of_graph(graph: Graph) -> ModuleOp:
 
 def module_of_imported(imported: Imported) -> ModuleOp:
     """
-    Return a module of one function, the imported graph's, whose attribute `pcg.imported` has the names of tables and of
-    tied weights.
+    Return a module whose one function is the graph of an imported PyTorch model. The function's attribute
+    `pcg.imported` has the names of its tables (inputs whose values come with the model) and of tied weights.
     """
     from unity_ir.dialects.convert import from_graph
     from unity_ir.dialects.imported import IMPORTED, origin_attribute
@@ -59,12 +61,13 @@ def source_of(
     sizes: Mapping[str, int | str] | None = None,
 ) -> Source:
     """
-    Return the module of `model`: a PyTorch module, with example `inputs` and a `loss` as `frontends.torch.from_torch`
-    takes them and the `name` of its graph; a model of the zoo, as `--model` names it, with `sizes` in place of its own;
-    the path of a file that ends in `.pcg` or `.mlir`; or text, which has several lines.
+    Return `model` as a module. It is a PyTorch module, with example `inputs` and a `loss` as
+    `frontends.torch.from_torch` takes them and the `name` of its graph; or a model of the zoo, as `--model` names it,
+    with `sizes` that replace its own; or the path of a file that ends in `.pcg` or `.mlir`; or the text of such a file
+    (several lines).
 
-    Raises `UnityError` where it is none of these, cannot be read or imported, and for arguments of another kind of
-    model.
+    Raises `UnityError` where it is none of these, cannot be read or imported, and for arguments that belong to another
+    kind of model.
     """
     sizes = dict(sizes or {})
     if not isinstance(model, str | Path):

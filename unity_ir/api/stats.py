@@ -76,7 +76,7 @@ class Stats:
 
     @property
     def fits(self) -> bool:
-        """Whether a device has the memory that the plan needs."""
+        """Whether a device has the memory that the plan needs: the peak, or the sum of `memory`, whichever is more."""
         return max(self.peak, sum(self.memory.values())) <= self.usable
 
 
@@ -91,8 +91,8 @@ class Compared:
 
 def machine_of(module: ModuleOp, graph: Graph, name: str | None = None) -> Machine:
     """
-    Return the machine to price the function `graph` of `module` on: that called `name`, or else the module's. Without
-    either, it is a machine of one level (`box`) that has as many devices as the graph uses.
+    Return the machine on which to price `graph`, a function of `module`: the one called `name`, or, if that is None,
+    the module's. If the module has none, a machine of one level (`box`) with as many devices as the graph uses.
 
     Raises `UnityError` for an unknown machine.
     """
@@ -102,9 +102,9 @@ def machine_of(module: ModuleOp, graph: Graph, name: str | None = None) -> Machi
 
 def stats_of(module: ModuleOp, func: FuncOp, machine: str | None = None, optimizer: Optimizer | None = None) -> Stats:
     """
-    Price and simulate the plan in a function of `module` on the machine called `machine`, by default the module's.
-    `optimizer` is what it is trained with, unless the function has its updates. Raises `UnityError` where the graph
-    does not fit the machine.
+    Price and simulate a plan, a function of `module`, on the machine called `machine` (None: the module's). `optimizer`
+    is the one to train with, used if the function has no updates. Raises `UnityError` where the graph does not fit the
+    machine.
     """
     return compared(module, func, machine, optimizer).stats
 
@@ -112,10 +112,7 @@ def stats_of(module: ModuleOp, func: FuncOp, machine: str | None = None, optimiz
 def compared(
     module: ModuleOp, func: FuncOp, machine: str | None = None, optimizer: Optimizer | None = None
 ) -> Compared:
-    """
-    Return the plan in a function of `module`, on the machine called `machine` (by default the module's), with its
-    stats. The graph's optimizer is `optimizer`, if that is given and the function has no updates. Raises as `stats_of`.
-    """
+    """Price and simulate a plan, a function of `module`, as `stats_of` does; return its graph, machine and stats."""
     graph = to_graph(func)
     if not graph.updates and optimizer is not None:
         graph = replace(graph, optimizer=optimizer)
@@ -125,8 +122,8 @@ def compared(
 
 def priced(graph: Graph, plan: PlanCost, certificate: Certificate | None = None) -> Stats:
     """
-    Simulate a placed graph on the machine of `plan`, its cost; return the stats of both. `certificate` has the
-    derivation and the lower bound of its search, None if there is none.
+    Simulate a placed graph whose cost is `plan`, on the machine of `plan`; return the costs and the simulation as
+    stats. `certificate` has the derivation and the lower bound that its search recorded, None if there are none.
     """
     said = certificate or Certificate()
     run = simulated(graph, plan.machine)

@@ -32,7 +32,7 @@ Weights = nn.Module | Mapping[str, torch.Tensor] | str | Path
 
 @dataclass(frozen=True)
 class Model:
-    """What a step needs to know of the plan that it runs."""
+    """The plan that a step runs: its name, inputs, program text, and the weights that it came with."""
 
     name: str
     inputs: tuple[str, ...]
@@ -45,7 +45,7 @@ class Model:
 
 class Step:
     """
-    A plan's training step on this rank. Called with a batch, it trains, and returns the loss.
+    A plan's training step on this rank. Calling it with a batch trains on it, and returns the loss.
 
     Every rank calls each method with the same arguments: a batch is the whole batch, of which each rank takes its
     pieces. Methods raise `UnityError` for a batch or state that does not fit the model, on all ranks alike, and the
@@ -94,9 +94,9 @@ class Step:
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
         """
-        Return the loss of a whole batch by the forward alone, without dropout, and with batch norms by their running
-        statistics; a scalar on this rank's device. Nothing changes, random numbers included. Raises `UnityError` for a
-        program that was made with `evaluate=False`.
+        Return the loss of a whole batch, a scalar on this rank's device, computed by the forward alone, without
+        dropout, and with batch norms by their running statistics. Nothing changes, the state of random numbers
+        included. Raises `UnityError` for a program that was made with `evaluate=False`.
         """
         with self._open():
             program, context = self._program, self._context
@@ -110,8 +110,8 @@ class Step:
     @property
     def lr(self) -> float:
         """
-        The learning rate of the next step; set it from any schedule. Groups of weights that have their own go with it,
-        in proportion. Setting it to a negative or infinite number raises `UnityError`.
+        The learning rate of the next step; set it from any schedule. The rates of groups of weights that have their own
+        change in proportion. Setting it to a negative or infinite number raises `UnityError`.
         """
         return self._lr
 
@@ -123,20 +123,22 @@ class Step:
 
     @property
     def steps(self) -> int:
-        """How many steps were done, those before a checkpoint that was loaded counted."""
+        """The number of steps done, those before a loaded checkpoint included."""
         return self._steps
 
     @property
     def skipped(self) -> int:
         """
-        The number of steps that changed nothing, as their gradient was not finite, those before a checkpoint that was
-        loaded counted. Only with `clip` are gradients looked at.
+        The number of steps that changed nothing because their gradient was not finite, those before a loaded checkpoint
+        included. Gradients are checked only with `clip`.
         """
         return self._skipped
 
     @property
     def norm(self) -> float | None:
-        """The norm of the last step's gradient, before it was clipped; None without `clip`, and before a step."""
+        """
+        The norm of the last step's gradient, before it was clipped; None without `clip`, and before the first step.
+        """
         return self._norm
 
     @property
@@ -153,8 +155,8 @@ class Step:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """
-        Return the weights, whole, on the CPU, on every rank, by the module's own names, tied ones under all of them;
-        and the running statistics: what `module.load_state_dict` takes.
+        Return the whole weights and running statistics, on the CPU, on every rank, for `module.load_state_dict`: by the
+        module's own names, a tied weight under each of its names.
         """
         with self._open():
             tables = self._data.whole_tables(self._context)
@@ -162,18 +164,19 @@ class Step:
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """
-        Set the weights from whole tensors by name, and running statistics and other tables if they are there; the
-        optimizer's state stays. Names that the model does not have are ignored. Raises `UnityError` for weights that
-        are missing, or have another shape, and changes nothing then.
+        Set the weights from whole tensors by name, and those tables (running statistics and other inputs whose values
+        come with the model) that are there; the optimizer's state stays. Names that the model does not have are
+        ignored. If a weight is missing, or has another shape, raises `UnityError` and changes nothing.
         """
         with self._open():
             self._set(_detached(state), "state dict", self._data.tables)
 
     def save(self, folder: str | Path, keep: int = 0) -> None:
         """
-        Write a checkpoint into a folder: each rank its pieces of weights and the optimizer's state, and the counts of
-        steps. Any plan of the model on any number of ranks, and the command line's programs, can load it. Then all
-        complete checkpoints of the folder but the newest `keep`, this one counted, are removed; 0 removes none.
+        Write a checkpoint into a folder: each rank writes its pieces of the weights and the optimizer's state, and the
+        counts of steps. Any plan of the model, on any number of ranks, can load it, and so can emitted programs. Then
+        complete checkpoints of the folder are removed, except the newest `keep`, this one included; `keep` 0 removes
+        none.
         """
         with self._open():
             path = Path(folder)
@@ -185,9 +188,9 @@ class Step:
 
     def load(self, folder: str | Path, changed: Sequence[str] = ()) -> int:
         """
-        Go on from the newest complete checkpoint in a folder: weights, the optimizer's state, counts, and the state of
-        random numbers. Return its number of steps. Hyperparameters must be those it was trained with, but for those
-        named in `changed`. The learning rate `lr` is not restored; set it.
+        Continue from the newest complete checkpoint in a folder: set the weights, the optimizer's state, the counts of
+        steps, and the state of random numbers. Return its number of steps. The hyperparameters must be those it was
+        trained with, except those named in `changed`. The learning rate `lr` is not restored; set it.
         """
         with self._open():
             program, context = self._program, self._context
@@ -206,8 +209,8 @@ class Step:
 
     def close(self) -> None:
         """
-        Give up what the step holds: locks of folders, process groups, and the process group of all ranks, if it was
-        started for this step. All ranks call it; again, it does nothing.
+        Release what the step holds: its weights, locks of folders, process groups, and the process group of all ranks
+        if it was started for this step. All ranks call it; a second call does nothing.
         """
         if self._closed:
             return
@@ -233,11 +236,12 @@ class Step:
 
     def begin(self, weights: Weights | None) -> None:
         """
-        Set the weights and tables to start from; called once, by `start`.
+        Set the weights and tables (inputs whose values come with the model) that training starts from; `start` calls
+        it, once.
 
-        `weights` are a module, a state dict or the path of a safetensors file; None stands for those of the module that
-        was planned or, for a model that was not imported, leaves the random ones. Raises `UnityError` for weights or
-        tables that are missing, or have another shape.
+        `weights` are a module, a state dict or the path of a safetensors file. None takes those of the module that was
+        planned; for a model that was not imported, it keeps the random ones. Raises `UnityError` for weights or tables
+        that are missing, or have another shape.
         """
         with self._open():
             program = self._program
@@ -335,12 +339,12 @@ def _checksum(x: torch.Tensor) -> int:
 
 def start(model: Model, weights: Weights | None, seed: int, backend: str | None) -> Step:
     """
-    Execute the program of a model, join its ranks, and return its step, which starts from `weights`; every rank calls
-    this, with the same arguments.
+    Execute the program of a model, join its ranks, and return its training step, which starts from `weights`. Every
+    rank calls this, with the same arguments.
 
     `weights` are as in `Step.begin`, `seed` is that of random weights, and `backend` is `nccl` or `gloo` (None: as
     `ranks.ensure_process_group` chooses). Raises `UnityError` for another backend, ranks with different programs, and
-    wrong weights; process groups that were started are then left again.
+    wrong weights; process groups that were started are then destroyed.
     """
     if backend not in (None, "nccl", "gloo"):
         raise UnityError(f"program: backend is {backend!a}; it must be nccl or gloo")

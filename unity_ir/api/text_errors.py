@@ -28,8 +28,8 @@ def check_strings(text: str, name: str) -> None:
 
 def name_operation(module: ModuleOp, error: VerifyException) -> str:
     """
-    Return the message of a verification error as one line that begins with the operation's name, which xDSL's own
-    verifiers leave out. `module` is the module that failed to verify, in which the operation is looked for.
+    Return the message of a verification error as one line that begins with the name of the operation, which messages of
+    xDSL's own verifiers leave out. `module` is the module that failed to verify; the operation is found in it.
     """
     text = one_line(str(error))
     missing = re.fullmatch(r"(?:\S+: )?property '(\S+)' expected in operation '(\S+)'", text)
@@ -47,8 +47,8 @@ def name_operation(module: ModuleOp, error: VerifyException) -> str:
 
 def parse_error(error: ParseError, known: Iterable[str]) -> str:
     """
-    Return a parse error as one line, `file:line:col: message`; for an unknown operation, with similar names among
-    `known`, the names of all operations.
+    Return a parse error as one line, `file:line:col: message`. If it is about an unknown operation, the line also
+    suggests similar names from `known`, the names of all operations.
     """
     message = one_line(error.msg)
     if message == "Could not parse entire input!":
@@ -61,6 +61,9 @@ def parse_error(error: ParseError, known: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean A or B` with the names in `known` that are most similar to `name`; "" if none is."""
+    """
+    Return the text `; did you mean A or B`, with the names in `known` that are most similar to `name`; "" if none is
+    similar.
+    """
     near = get_close_matches(name, list(known), n=3)
     return f"; did you mean {' or '.join(near)}" if near else ""

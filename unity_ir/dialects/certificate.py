@@ -38,7 +38,10 @@ The function attribute that holds the seconds of a pipeline's step if every move
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What a search says of its plan; fields that it does not have are None."""
+    """
+    What a search records about the plan it found: the rewrites that lead to its graph, and a lower bound of its
+    seconds. Fields that the search did not find are None.
+    """
 
     derivation: tuple[str, ...] | None = None
     """Rule applications from the source graph to the plan's, in order, a text each: `fuse-activation at relu#4`."""
@@ -59,7 +62,10 @@ class Certificate:
 
     @property
     def attributes(self) -> dict[str, Attribute]:
-        """The attributes of a function with this certificate, by name; fields that are None have none."""
+        """
+        The certificate as function attributes by name (`pcg.derivation`, `pcg.bound`, ..), without those whose field is
+        None or empty.
+        """
         found: dict[str, Attribute] = {}
         if self.derivation is not None:
             found[DERIVATION] = _texts(self.derivation)
@@ -77,8 +83,8 @@ class Certificate:
 
 def certificate_of(func: FuncOp) -> Certificate:
     """
-    Return the certificate that a search has recorded in a function's attributes; one that is missing, or of another
-    kind, gives its field's default. No error is raised.
+    Read the certificate that a search has recorded in a function's attributes. An attribute that is missing, or of
+    another kind, gives its field's default; no error is raised.
     """
     bound, waited, family = (func.attributes.get(name) for name in (BOUND, WAITED, FAMILY))
     pipelines = None

@@ -67,7 +67,7 @@ def pcg_functions(module: ModuleOp) -> list[FuncOp]:
 
 def to_graph(func: FuncOp) -> Graph:
     """
-    Return a function of pcg operations as a graph; operations that its results and weight updates do not need are
+    Return a function of pcg operations as a graph. Operations that contribute to no result and no weight update are
     dropped.
 
     Raises `UnityError` for declarations, functions of several blocks, operations that are not pcg, and graphs that
@@ -191,10 +191,10 @@ def _loss_pieces(func: FuncOp) -> int:
 
 def to_pipeline(where: str, attribute: Attribute | None) -> Pipeline | None:
     """
-    Return how a step whose operators are in stages is run, from a dictionary such as `{order = "1f1b", ranks = 4}`;
-    `chunks` is 1 if left out. Returns None for None.
+    Read a pipeline schedule, and how many ranks and chunks it has, from a dictionary attribute such as `{order =
+    "1f1b", ranks = 4}`; without a `chunks` entry there is 1 chunk per rank. Returns None for None.
 
-    Raises `UnityError`, which begins with `where`, for any other attribute.
+    Raises `UnityError`, in a message that begins with `where`, for any other attribute.
     """
     if attribute is None:
         return None
@@ -214,7 +214,10 @@ def to_pipeline(where: str, attribute: Attribute | None) -> Pipeline | None:
 
 
 def from_pipeline(pipeline: Pipeline) -> DictionaryAttr:
-    """Return the dictionary that says how a step in stages is run, as `to_pipeline` reads it; 1 chunk is left out."""
+    """
+    Return a pipeline schedule as a dictionary attribute such as `{order = "1f1b", ranks = 4}`, which `to_pipeline`
+    reads. It has an entry `chunks` only if there is more than 1 chunk per rank.
+    """
     chunks = {} if pipeline.chunks == 1 else {"chunks": IntegerAttr(pipeline.chunks, i64)}
     return DictionaryAttr({"order": StringAttr(pipeline.order), "ranks": IntegerAttr(pipeline.ranks, i64), **chunks})
 
@@ -298,8 +301,9 @@ def _set_hints(block: Block, inputs: Sequence[str]) -> None:
 
 def name_values(func: FuncOp) -> None:
     """
-    Name the values of a function as `from_graph` does, in place: for text of tools that only number values. An argument
-    keeps its attribute `pcg.name` only where no SSA name can hold the input's name. Raises as `to_graph`.
+    Name the SSA values of a function as `from_graph` names them, in place: useful for text from tools that number
+    values, such as `mlir-opt`. An argument keeps its attribute `pcg.name` only if the input's name cannot be an SSA
+    name. Raises as `to_graph`.
     """
     names = [node.name for node in to_graph(func).inputs]
     write_names(func)
@@ -309,8 +313,8 @@ def name_values(func: FuncOp) -> None:
 
 def write_names(func: FuncOp) -> None:
     """
-    Add to every argument of a function the attribute `pcg.name` with its input's name, in place: for tools that do not
-    keep names of values, such as `mlir-opt`.
+    Write the name of each input of a function into the attribute `pcg.name` of its argument, in place: tools such as
+    `mlir-opt` do not keep SSA names.
     """
     spoken = _spoken([a.name_hint or "" for a in func.args])
     _set_argument_attributes(
@@ -320,7 +324,7 @@ def write_names(func: FuncOp) -> None:
 
 
 def drop_names(func: FuncOp) -> None:
-    """Remove the attribute `pcg.name` of arguments whose SSA name says the same, in place."""
+    """Remove the attribute `pcg.name` from each argument of a function whose SSA name is the same, in place."""
     spoken = _spoken([a.name_hint or "" for a in func.args])
     found = _argument_attributes(func)
     for own, name in zip(found, spoken, strict=True):
@@ -347,10 +351,10 @@ def _arg_attrs(inputs: Sequence[Node], block: Block) -> ArrayAttr[DictionaryAttr
 
 def replace_function(func: FuncOp, graph: Graph) -> FuncOp:
     """
-    Replace `func` in its module by the function of `graph`; return the new function. `func` is erased.
+    Replace `func` in its module by `graph` as a function; return the new function. `func` is erased.
 
-    The new one keeps the visibility and the attributes of `func`, except the optimizer, the pieces of the loss and the
-    pipeline, which are the graph's. Raises as `from_graph`.
+    The new one keeps the visibility and the attributes of `func`, except the optimizer, the number of loss pieces and
+    the pipeline schedule, which are the graph's. Raises as `from_graph`.
     """
     new = from_graph(graph)
     kept = {

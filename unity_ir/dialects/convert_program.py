@@ -55,8 +55,8 @@ ANEW = "anew"
 
 def to_op(program: Program) -> ProgramOp:
     """
-    Return one rank's program as an `spmd.program` operation, from which `from_op` makes it again. Raises `UnityError`
-    for a program that updates weights but names no optimizer.
+    Return one rank's program as an `spmd.program` operation, which `from_op` reads. Raises `UnityError` for a program
+    that updates weights but names no optimizer.
     """
     block = Block()
     values: dict[Register, SSAValue] = {}
@@ -121,9 +121,9 @@ def from_op(op: ProgramOp) -> Program:
     """
     Return the program that an `spmd.program` operation holds.
 
-    Raises `UnityError` for operations of other dialects, and where an operator's operands or results do not have the
-    layouts (per mesh axis a role: a shard of dim i, partial sums, copies, ...) or halos that follow from how the mesh
-    axes divide its work.
+    Raises `UnityError` for operations of other dialects, and where the layouts or halos of an operator's operands and
+    results do not follow from how the mesh axes divide its work. (A layout has a role for each mesh axis: a shard of
+    dim i, sum, copy, ..)
     """
     tensors: dict[Register, Tensor] = {}
     registers: dict[SSAValue, Register] = {}

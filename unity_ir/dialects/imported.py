@@ -20,9 +20,12 @@ IMPORTED = "pcg.imported"
 
 def origin_attribute(origin: Origin) -> DictionaryAttr:
     """
-    Return an imported model's origin as the attribute `pcg.imported`: a dictionary with `tables`, the names of constant
-    inputs that come with the weights, `names`, pairs [key in the state dict, weight or table that it is], and
-    `counters`, pairs [name of an integer in the state dict, what a step adds to it]; empty ones are left out.
+    Return what an imported model's graph does not say of its state dict (`origin`) as the dictionary attribute
+    `pcg.imported`, without empty entries.
+
+    Its entries are `tables`, the names of inputs whose values come with the model; `names`, pairs [key in the state
+    dict, name of the weight or table that it is]; and `counters`, pairs [name of an integer in the state dict, number
+    that a step adds to it].
     """
     tables = ArrayAttr(StringAttr(name) for name in origin.tables)
     names = ArrayAttr(ArrayAttr([StringAttr(key), StringAttr(of)]) for key, of in origin.names.items())
@@ -33,11 +36,12 @@ def origin_attribute(origin: Origin) -> DictionaryAttr:
 
 def origin_of(func: FuncOp, graph: Graph) -> Origin | None:
     """
-    Return the origin of an imported function from its attribute `pcg.imported`: its tables (constant inputs), the keys
-    of its state dict that are other names of weights, tables or counters, and its counters. Tables, and names of
-    weights and tables, that `graph`, the function's graph, no longer has are left out.
+    Read the attribute `pcg.imported` of an imported function, which `origin_attribute` made; None if the function has
+    none.
 
-    Returns None if the function was not imported. Raises `UnityError` for an attribute of another form.
+    The result has the names of its tables (inputs whose values come with the model), the further keys of weights,
+    tables and counters in the state dict, and the counters. Tables and weights that `graph`, the function's graph, no
+    longer has are left out. Raises `UnityError` for an attribute of another form.
     """
     attribute = func.attributes.get(IMPORTED)
     if attribute is None:

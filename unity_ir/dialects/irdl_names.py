@@ -39,7 +39,9 @@ def has_regions(kind: type[IRDLOperation]) -> bool:
 
 @cache
 def varies(kind: type[IRDLOperation]) -> tuple[bool, bool]:
-    """Return (whether the number of operands varies among operations of a class, whether that of results does)."""
+    """
+    Return (whether the number of operands differs between operations of a class, whether the number of results does).
+    """
     if issubclass(kind, ComputeOp):
         line = kind.operator().line
         return any(p.variadic for p in line.parameters), any(r.variadic for r in line.results)
@@ -50,8 +52,8 @@ def varies(kind: type[IRDLOperation]) -> tuple[bool, bool]:
 
 def counts(kind: type[IRDLOperation]) -> Iterator[tuple[int, int]]:
     """
-    Yield every pair (number of operands, number of results) that operations of a class may have, up to `MOST` of each
-    where it varies.
+    Yield every pair (number of operands, number of results) that operations of a class may have. A number without a
+    limit goes up to `MOST`.
     """
     any_operands, any_results = varies(kind)
     if issubclass(kind, ComputeOp):
@@ -74,8 +76,9 @@ def counts(kind: type[IRDLOperation]) -> Iterator[tuple[int, int]]:
 
 def irdl_name(kind: type[IRDLOperation], operands: int, results: int) -> str:
     """
-    Return the name for IRDL of operations of a class with these numbers of operands and results: `pcg.concat_3` of
-    three operands, as their number varies; `region.spmd.program` for an operation with regions.
+    Return the name that operations of a class, with these numbers of operands and results, have in IRDL. Numbers that
+    vary are part of it: `pcg.concat_3` has three operands. An operation with regions is called as `region.spmd.program`
+    is.
     """
     if has_regions(kind):
         return REGION + kind.name
@@ -85,10 +88,10 @@ def irdl_name(kind: type[IRDLOperation], operands: int, results: int) -> str:
 
 def rename_for_irdl(module: ModuleOp) -> None:
     """
-    Give the operations of a module their names for IRDL, in place: an operation whose name changes is replaced by an
-    unregistered one of the same operands, attributes and regions.
+    Give the operations of a module their names in IRDL (`irdl_name`), in place. An operation whose name changes is
+    replaced by an unregistered one with the same operands, attributes and regions.
 
-    Raises `UnityError` for an operation of more operands or results than IRDL declares.
+    Raises `UnityError` for an operation with more operands or results than IRDL declares.
     """
     known = {op for dialect in IRDL_DIALECTS for op in dialect.operations}
     for op in list(module.walk(reverse=True)):

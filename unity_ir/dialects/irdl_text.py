@@ -39,10 +39,11 @@ BUILTIN: dict[type[Attribute], str] = {
 
 def irdl_text() -> str:
     """
-    Return the text of one MLIR module that defines all dialects in IRDL.
+    Return the text of one MLIR module that defines all of this project's dialects in IRDL.
 
-    It gives the number and kinds of operands, results, attributes and parameters. Whether they fit each other, such as
-    the sizes of a product's operands, only the verifiers in xDSL check. Operations with regions are left out.
+    It declares the number and kinds of operands, results, attributes and parameters. Whether they fit each other, such
+    as the sizes of a product's operands, is checked only by the verifiers in xDSL. Operations with regions are left
+    out.
     """
     return str(ModuleOp([_dialect(dialect) for dialect in IRDL_DIALECTS])) + "\n"
 

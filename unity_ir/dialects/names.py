@@ -64,10 +64,8 @@ def parse_name(parser: AttrParser) -> StringAttr:
 
 def name_text(what: str, attribute: Attribute) -> str:
     """
-    Return the text of a name attribute as xDSL parsed it (a string, or bytes if it has escapes); `what` says in errors
-    what has the name.
-
-    Raises `UnityError` for attributes that are no UTF-8 string.
+    Return the text of a name attribute as xDSL parsed it (a string, or bytes if it has escapes). Raises `UnityError`,
+    in a message that begins with `what`, for an attribute that is no UTF-8 string.
     """
     match attribute:
         case StringAttr():
@@ -87,8 +85,8 @@ NAME_CONSTRAINT: AttrConstraint = BaseAttr(StringAttr) | BaseAttr(BytesAttr)
 
 def own_name(name: str) -> str:
     """
-    Return an operation's name in its dialect, given its name for IRDL (`dialects.irdl_names`); other names are returned
-    as they are.
+    Return an operation's name in its dialect, given the name that it has in IRDL (`dialects.irdl_names`); any other
+    name is returned as it is.
 
     Given `pcg.concat_3`, returns `pcg.concat`; given `region.spmd.program`, returns `spmd.program`.
     """

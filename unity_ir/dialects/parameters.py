@@ -41,7 +41,10 @@ ELEMENT: AttrConstraint = AttrSetConstraint(frozenset(ELEMENT_TYPES.values()))
 
 
 class ParameterPrinter(Printer):
-    """Prints types and attributes of the dialects as lists of parameters, as MLIR reads them by the dialects' IRDL."""
+    """
+    Printer that prints types and attributes of this project's dialects as lists of parameters (`dialects.parameters`),
+    as MLIR reads them with only the dialects' IRDL.
+    """
 
 
 def print_parameters(printer: Printer, parameters: Sequence[Attribute]) -> None:
@@ -70,16 +73,17 @@ def parse_more(parser: AttrParser) -> list[Attribute]:
 
 
 def to_numbers(value: Numbers) -> Attribute:
-    """Return an integer, or nested tuples of integers, as an i64 or nested arrays of i64."""
+    """Return an integer as an i64 attribute, or nested tuples of integers as nested array attributes of i64."""
     return IntegerAttr(value, i64) if isinstance(value, int) else ArrayAttr(map(to_numbers, value))
 
 
 def from_numbers(where: str, attribute: Attribute | None, depth: int) -> Numbers:
     """
-    Return the integer (`depth` 0), or the lists of integers nested `depth` deep, of an attribute; `where` is for
-    errors.
+    Return the integers in an attribute, which is an array of arrays nested `depth` deep, as nested tuples: one integer
+    for `depth` 0, a tuple of integers for 1.
 
-    Given `[[1, 0]]` and 2, returns `((1, 0),)`. Raises `UnityError` for another attribute.
+    Given `[[1, 0]]` and 2, returns `((1, 0),)`. Raises `UnityError`, in a message that begins with `where`, for another
+    attribute.
     """
     if depth and isinstance(attribute, ArrayAttr):
         items = cast("ArrayAttr[Attribute]", attribute)
@@ -93,21 +97,25 @@ def from_numbers(where: str, attribute: Attribute | None, depth: int) -> Numbers
 
 
 def integer(where: str, attribute: Attribute | None) -> int:
-    """Return the value of an i64 attribute. Raises `UnityError`, which begins with `where`, for another attribute."""
+    """
+    Return the value of an i64 attribute as an int. Raises `UnityError`, in a message that begins with `where`, for any
+    other attribute.
+    """
     return cast(int, from_numbers(where, attribute, 0))
 
 
 def integers(where: str, attribute: Attribute | None) -> tuple[int, ...]:
     """
-    Return a list of i64 attributes as a tuple. Raises `UnityError`, which begins with `where`, for another attribute.
+    Return an array attribute of i64 as a tuple of ints. Raises `UnityError`, in a message that begins with `where`, for
+    any other attribute.
     """
     return cast("tuple[int, ...]", from_numbers(where, attribute, 1))
 
 
 def pairs(where: str, attribute: Attribute | None) -> tuple[tuple[int, int], ...]:
     """
-    Return a list of pairs of i64, such as `[[1, 0], [0, 0]]`, as tuples. Raises `UnityError`, which begins with
-    `where`, for another attribute.
+    Return an array attribute of pairs of i64, such as `[[1, 0], [0, 0]]`, as a tuple of pairs. Raises `UnityError`, in
+    a message that begins with `where`, for any other attribute.
     """
     found = cast("tuple[tuple[int, ...], ...]", from_numbers(where, attribute, 2))
     if any(len(pair) != 2 for pair in found):
@@ -117,8 +125,8 @@ def pairs(where: str, attribute: Attribute | None) -> tuple[tuple[int, int], ...
 
 def element(where: str, attribute: Attribute) -> str:
     """
-    Return the compiler's name of an element type of MLIR, such as `bool` for `i1`. Raises `UnityError`, which begins
-    with `where`, for other attributes.
+    Return the compiler's name of an MLIR element type: given `i1`, returns `bool`. Raises `UnityError`, in a message
+    that begins with `where`, for any other attribute.
     """
     found = next((name for name, type in ELEMENT_TYPES.items() if type == attribute), None)
     if found is None:
@@ -128,8 +136,8 @@ def element(where: str, attribute: Attribute) -> str:
 
 def dictionary(where: str, attribute: Attribute, known: Sequence[str]) -> Mapping[str, Attribute]:
     """
-    Return the entries of a dictionary attribute, by key. Raises `UnityError`, which begins with `where`, for other
-    attributes, and for keys that are not `known`.
+    Return the entries of a dictionary attribute by key. Raises `UnityError`, in a message that begins with `where`, for
+    any other attribute, and for a key that is not in `known`.
     """
     if not isinstance(attribute, DictionaryAttr) or set(attribute.data) - set(known):
         raise UnityError(f"{where}: the parameter {attribute} must be a dictionary of {', '.join(known)}")
@@ -138,8 +146,8 @@ def dictionary(where: str, attribute: Attribute, known: Sequence[str]) -> Mappin
 
 def check_count(where: str, parameters: Sequence[Attribute], names: Mapping[str, AttrConstraint]) -> None:
     """
-    Check that there are as many `parameters` as `names` (by parameter name) has. Raises `UnityError`, which begins with
-    `where`, otherwise.
+    Raise `UnityError`, in a message that begins with `where`, unless there are as many `parameters` as `names` has
+    entries. `names` maps the name of each expected parameter to its constraint.
     """
     if len(parameters) != len(names):
         raise UnityError(f"{where}: {len(parameters)} parameters; there must be {len(names)}: {', '.join(names)}")

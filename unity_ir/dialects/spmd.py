@@ -81,11 +81,13 @@ ROLES = {"copy": COPY, "sum": SUM, "repeat": REPEAT}
 @dataclass(frozen=True, slots=True)
 class LocalTensorType:
     """
-    The type of a rank's piece of a tensor: its local shape, the tensor's global shape and element type, and each mesh
-    axis's role in `layout`: the dim that it shards (0 or more), or below 0 one of `pcg.sharding`'s codes.
+    The type of a rank's piece of a tensor: its local shape, the tensor's global shape and element type, and in `layout`
+    the role of each mesh axis: the dim that it shards (0 or more), or below 0 one of `pcg.sharding`'s codes (`COPY`,
+    `SUM`, ..).
 
-    `halo` and `halo_sum` are the elements (before, after) by which the piece reaches beyond its shard of each dim:
-    copies of its neighbours' elements, or addends to them. At most one is not empty.
+    `halo` and `halo_sum` are, for each dim, the elements (before, after) by which the piece reaches beyond its shard:
+    in `halo` they are copies of its neighbours' elements, in `halo_sum` addends to them. At most one of the two is not
+    empty.
     """
 
     local: tuple[int, ...]
@@ -98,8 +100,8 @@ class LocalTensorType:
     @property
     def borders(self) -> Halos:
         """
-        For each dim, the numbers of elements (before, after) by which the piece reaches beyond its own shard: those of
-        `halo` (copies of the neighbours' elements) or else of `halo_sum` (addends to them); (0, 0) where it does not.
+        For each dim, the elements (before, after) by which the piece reaches beyond its own shard: `halo` (copies of
+        the neighbours' elements) if it has one, else `halo_sum` (addends to them), else (0, 0).
         """
         return self.halo or self.halo_sum or ((0, 0),) * len(self.shape)
 
@@ -116,8 +118,8 @@ class LocalTensorType:
 @irdl_attr_definition
 class PieceType(Data[LocalTensorType], TypeAttribute):
     """
-    `!spmd.piece<[32, 784] of [64, 784], f32, [dim 0]>`: a rank's piece, local shape of global shape, with a role per
-    mesh axis.
+    `!spmd.piece<[32, 784] of [64, 784], f32, [dim 0]>`: the type of a rank's piece of a tensor: local shape, global
+    shape, element type, and the role of each mesh axis.
     """
 
     name = "spmd.piece"
@@ -242,9 +244,10 @@ PIECE = BaseAttr(PieceType)
 class ProgramOp(IRDLOperation):
     """
     `spmd.program @name mesh [2, 2] {...}`: the program that every rank of the mesh runs. In `mesh [2, 2, 4]
-    micro_batches 4` the last axis is not of devices, but the micro-batches of a step. In `mesh [2, 2, 8] loss_pieces 8`
-    it is the pieces of the tokens in which the loss is made; with both, it is that before the micro-batches. With
-    `pipeline {order = "1f1b", ranks = 2 : i64}` the operators are in stages.
+    micro_batches 4` the last axis is not one of devices: along it are the micro-batches of a step. In `mesh [2, 2, 8]
+    loss_pieces 8` along the last axis are the pieces of the tokens in which the loss is computed; with both, this axis
+    comes before that of the micro-batches. With `pipeline {order = "1f1b", ranks = 2 : i64}` the operators are in
+    stages.
     """
 
     name = "spmd.program"
@@ -287,14 +290,14 @@ class ProgramOp(IRDLOperation):
 
     @property
     def pieces(self) -> int:
-        """The number of pieces of the tokens in which a step makes its loss; 1 if it makes it at once."""
+        """The number of pieces of the tokens in which a step computes its loss; 1 if it computes it at once."""
         return 1 if self.loss_pieces is None else self.loss_pieces.value.data
 
     @property
     def time_axes(self) -> tuple[int | None, int | None]:
         """
-        The numbers of the mesh axes in time: (that of the micro-batches, that of the pieces of the loss); None for one
-        that the step does not have.
+        (number of the mesh axis of the micro-batches, number of that of the loss pieces); None in place of one that the
+        program does not have.
         """
         last = len(self.mesh.get_values()) - 1
         is_in_loop = self.micro_batches is not None
@@ -377,7 +380,10 @@ class WeightOp(IRDLOperation):
 
 @irdl_op_definition
 class ConstantOp(IRDLOperation):
-    """`spmd.constant 1.0 : type`: a tensor of one number; along mesh axes of role `sum`, only the first rank has it."""
+    """
+    `spmd.constant 1.0 : type`: a tensor all of whose elements are one number. Along mesh axes of role `sum` only the
+    first rank has the number, and the others have 0.
+    """
 
     name = "spmd.constant"
     value = prop_def(FloatAttr.constr(f64))
@@ -393,8 +399,8 @@ class ConstantOp(IRDLOperation):
 @irdl_op_definition
 class ComputeOp(IRDLOperation):
     """
-    `spmd.compute "matmul"(%x, %w) with {act = "relu"} over ["m0", "copy"]`: an operator on pieces; `over` has the role
-    of each mesh axis in the operator's task grid.
+    `spmd.compute "matmul"(%x, %w) with {act = "relu"} over ["m0", "copy"]`: an operator applied to this rank's pieces.
+    `over` says what each mesh axis divides: an index variable of the operator, or `copy`, `sum` or `repeat`.
     """
 
     name = "spmd.compute"
@@ -412,7 +418,8 @@ class ComputeOp(IRDLOperation):
 
 class BetweenRanks(IRDLOperation):
     """
-    Base of communication: `spmd.KIND %x along array<i64: 0> : from -> to` makes a piece of others along mesh axes.
+    Base of communication: `spmd.KIND %x along array<i64: 0> : from -> to` exchanges pieces of a value with other ranks
+    along mesh axes.
     """
 
     operand = operand_def(PIECE)
@@ -454,13 +461,13 @@ def _of_kind(kind: str, base: type[Kind]) -> type[Kind]:
 
 class MoveOp(BetweenRanks):
     """
-    Base of the moves of reshards: `spmd.all_gather %x along array<i64: 0> : from -> to`, one class per collective (or
-    local step, such as `slice`), which gives mesh axes another role.
+    Base of the moves of reshards: `spmd.all_gather %x along array<i64: 0> : from -> to` changes the role that mesh axes
+    have in a value's layout. There is one class for each collective or local step (such as `slice`).
     """
 
     @property
     def between(self) -> tuple[int, int] | None:
-        """The stage that sends, and the one that receives; None of a move within a stage."""
+        """(stage that sends, stage that receives) of a pipeline; None for a move within one stage."""
         return None
 
     @property
@@ -481,8 +488,8 @@ class MoveOp(BetweenRanks):
 
     def verify_(self) -> None:
         """
-        Raise `VerifyException` unless the types of operand and result differ just in the role of the move's mesh axes,
-        and the operation's collective is the one that leads from the one role to the other.
+        Raise `VerifyException` unless the types of operand and result differ only in the role of the move's mesh axes,
+        and this kind of move is the one that changes the old role to the new one.
         """
         source, target = self.roles
         axes = set(self.along)
@@ -513,8 +520,8 @@ class StageMoveOp(MoveOp):
     @property
     def between(self) -> tuple[int, int] | None:
         """
-        The stage that sends, and the one that receives; None of a move within a stage. Raises `VerifyException` for
-        other than two stages.
+        (stage that sends, stage that receives) of a pipeline; None for a move within one stage. Raises
+        `VerifyException` unless there are two different stages.
         """
         if self.stages is None:
             return None
@@ -524,7 +531,10 @@ class StageMoveOp(MoveOp):
         return stages
 
     def verify_(self) -> None:
-        """Raise `VerifyException` as `MoveOp` does; between stages on the same devices nothing may change."""
+        """
+        Raise `VerifyException` as `MoveOp.verify_` does. A move between stages along no axes, which leaves the type as
+        it is, is also valid: the stages are on the same devices.
+        """
         if self.between is None or self.along or self.pieces[0] != self.pieces[1]:
             super().verify_()
 
@@ -537,13 +547,15 @@ MOVES: dict[str, type[MoveOp]] = {
 
 class ExchangeOp(BetweenRanks):
     """
-    Base of halo exchanges: `spmd.halo %x along array<i64: 0> : from -> to`, in which neighbours along a dim take part.
+    Base of halo exchanges: `spmd.halo %x along array<i64: 0> : from -> to` exchanges borders with the neighbours along
+    one dim.
     """
 
     @property
     def border(self) -> tuple[int, int, int]:
         """
-        (dim, before, after): the dim of the exchange, and the numbers of elements of the halo before and after a piece.
+        (dim, before, after): the dim of the exchange, and the number of elements by which the halo reaches beyond a
+        piece on either side.
 
         Raises `VerifyException` if the types of operand and result differ by more than a halo along one dim.
         """
@@ -578,10 +590,11 @@ EXCHANGES: dict[str, type[ExchangeOp]] = {kind: _of_kind(kind, ExchangeOp) for k
 
 class TimeOp(IRDLOperation):
     """
-    Base of the steps into the loop over micro-batches and out of it: `spmd.accumulate %x : from -> to`. The mesh axis
-    of the micro-batches, the last one, changes its role; every piece stays on its device. Steps into and out of the
-    loop over the pieces of the loss are the same, with the mesh axis of these. The result of `accumulate` may be f32
-    where its addends are of 16 bits.
+    Base of the steps into a loop over micro-batches and out of it: `spmd.accumulate %x : from -> to` changes the role
+    of the mesh axis of the micro-batches, the last one; every piece stays on its device.
+
+    Steps into and out of the loop over the loss pieces are the same, with the mesh axis of these. The result of
+    `accumulate` may be f32 where its addends are of 16 bits.
     """
 
     operand = operand_def(PIECE)
@@ -590,13 +603,16 @@ class TimeOp(IRDLOperation):
 
     @property
     def kind(self) -> str:
-        """The kind of step: one of `pcg.parallel.IN_TIME`."""
+        """
+        The kind of step, `pipeline`, `batch`, `reuse` or `accumulate` (`pcg.parallel.IN_TIME`): the operation's name
+        without `spmd.`.
+        """
         return self.name.removeprefix("spmd.")
 
     def verify_(self) -> None:
         """
-        Raise `VerifyException` unless the program has a loop, the types differ in the role of that loop's mesh axis
-        only, and this role changes as such a step changes it (`ENDS_IN_TIME`).
+        Raise `VerifyException` unless the program has such a loop, the types differ only in the role of that loop's
+        mesh axis, and the roles before and after are those of this kind of step (`ENDS_IN_TIME`).
         """
         program = self.parent_op()
         assert isinstance(self.operand.type, PieceType)
@@ -622,7 +638,7 @@ class TimeOp(IRDLOperation):
 
     @property
     def is_of_pieces(self) -> bool:
-        """Whether the step's loop is that over the pieces of the loss, rather than over micro-batches."""
+        """Whether the step is into or out of the loop over the loss pieces, rather than the one over micro-batches."""
         program = self.parent_op()
         assert isinstance(program, ProgramOp)
         assert isinstance(self.operand.type, PieceType)
@@ -645,7 +661,9 @@ TIME_STEPS: dict[str, type[TimeOp]] = {kind: _of_kind(kind, TimeOp) for kind in 
 
 @irdl_op_definition
 class UpdateOp(IRDLOperation):
-    """`spmd.update %w, %g {optimizer = "sgd", lr = 0.1}`: the optimizer's step on this rank's piece."""
+    """
+    `spmd.update %w, %g {optimizer = "sgd", lr = 0.1}`: one step of the optimizer on this rank's piece of a weight.
+    """
 
     name = "spmd.update"
     weight = operand_def(PIECE)

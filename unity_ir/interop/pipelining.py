@@ -20,13 +20,15 @@ from unity_ir.plan.program import Leaf, Program, Register, makers_of, reads
 
 def stages(graph: Graph, machine: Machine) -> dict[str, Any]:
     """
-    Return the stages of a placed graph on `machine`, as data that JSON can hold: `schedule`, `micro_batches`, `csv` (a
-    row per rank, as torch's `_load_csv` reads it with format `compute_only`), and a list of `stages` with their number,
-    the `rank` of the pipeline that has each, its `parameters`, and the `modules` that hold these and no others. A graph
-    without a backward is differentiated first.
+    Return a placed graph that has stages, on `machine`, in the terms of torch.distributed.pipelining, as data that JSON
+    can hold. A graph without a backward is differentiated first.
 
-    A parameter that several stages read is of the first, one that none reads of stage 0. Raises `UnityError` for a plan
-    without stages, and for a schedule that never drains, as none of torch's.
+    The data has `schedule`, `micro_batches`, `csv` (a row per rank, as torch's `_load_csv` reads it with format
+    `compute_only`), and a list of `stages`. Each of these has its number, the `rank` of the pipeline that runs it, its
+    `parameters`, and the `modules` all of whose parameters are among these. A parameter that several stages read
+    belongs to the first of them, one that none reads to stage 0.
+
+    Raises `UnityError` for a plan without stages, and for a schedule that never drains, which torch does not have.
     """
     pipeline = graph.pipeline
     if pipeline is None:
@@ -82,8 +84,9 @@ def _weights_alone(program: Program) -> Mapping[Register, frozenset[str]]:
 
 def modules(owners: Mapping[str, int], stage: int) -> list[str]:
     """
-    Return the names of the outermost modules whose parameters are all of stage `stage`, given in `owners` the stage of
-    each parameter by its full name; of a module that others share, the parameters by themselves.
+    Return the names of the outermost modules all of whose parameters belong to stage `stage`; where a module's
+    parameters belong to several stages, the names of its own parameters in this stage. `owners` maps each parameter's
+    full name to its stage.
 
     Given `layers.0.w` and `layers.0.b` of stage 0, `layers.1.w` of stage 1, returns `["layers.0"]` for stage 0.
     """

@@ -29,15 +29,17 @@ Models" (Meta, 2024), table 3.
 
 def names() -> list[str]:
     """
-    Return the names of all models, sorted; without further sizes of a model that `build` knows, such as `llama3_70b`.
+    Return the names of all models that have a module here, sorted. Larger variants that `build` also knows by name,
+    such as `llama3_70b`, are left out.
     """
     return sorted(m.name for m in iter_modules(__path__) if m.name not in _HELPERS)
 
 
 def build(name: str, **keys: int | str) -> Graph:
     """
-    Build the model called `name`: its forward graph up to the loss; `keys` replace defaults of its own `build`, such as
-    `layers=2`. A further size of a model, such as `llama3_70b`, is that model with other defaults.
+    Build the model called `name`: its serial forward graph up to the loss. `keys` are arguments of the model's own
+    `build`, such as `layers=2`, in place of its defaults. A variant, such as `llama3_70b`, is its model with other
+    defaults.
 
     Raises `UnityError` for an unknown model or key, and for sizes that do not fit one another.
     """
@@ -68,9 +70,10 @@ def build(name: str, **keys: int | str) -> Graph:
 
 def from_text(text: str) -> Graph:
     """
-    Build a model from the text of `--model`: its name, then keys, `gpt2,layers=2,batch=4` or `moe,dispatch=sparse`.
+    Build a model from text, as `--model` takes it: its name, then arguments of its `build`, such as
+    `gpt2,layers=2,batch=4` or `moe,dispatch=sparse`. Return its serial forward graph up to the loss.
 
-    Raises `UnityError` for other syntax, an unknown model or key, and sizes that do not fit one another.
+    Raises `UnityError` for other syntax, an unknown model or argument, and sizes that do not fit one another.
     """
     name, *settings = text.split(",")
     keys: dict[str, int | str] = {}

@@ -14,8 +14,8 @@ def build(
 ) -> Graph:
     """
     Build BERT's encoder, and its masked-language-model head up to the cross-entropy loss; the head multiplies by the
-    token embedding's table. Inputs are ids [batch, sequence]: `tokens`, `segments` (0 or 1) and `labels`, over all of
-    which the loss is.
+    token embedding's table. Inputs are ids [batch, sequence]: `tokens`, `segments` (0 or 1) and `labels`; the loss is
+    the mean over all labels.
 
     `sequence` is the length of a sample, `hidden` the width, `vocabulary` the number of tokens.
     """

@@ -10,8 +10,8 @@ from unity_ir.tdl.syntax import AttrValue
 
 class Builder:
     """
-    Base class of model builders: makes one serial graph called `name`; floating point inputs and weights have element
-    type `dtype`.
+    Base class of model builders. One object builds one serial graph, called `name`; its floating point inputs and
+    weights have element type `dtype`.
     """
 
     def __init__(self, name: str, dtype: str = "f32"):
@@ -21,8 +21,8 @@ class Builder:
 
     def input(self, name: str, *shape: int, dtype: str | None = None) -> Value:
         """
-        Add an input of this shape to the graph, after those added before, and return its value; its element type
-        `dtype` is by default the builder's.
+        Add an input of this name and shape to the graph, and return its value. Its element type `dtype` is by default
+        the builder's. Inputs keep the order in which they are added.
         """
         node = leaf("input", tensor_type(shape, dtype or self.dtype), name=name)
         self._inputs.append(node)
@@ -60,15 +60,16 @@ class Builder:
 
     def linear(self, x: Value, name: str, size: int, bias: bool = True) -> Value:
         """
-        Return `x @ weight + bias` [.., size]; weights are called `{name}.weight` [in, size] and, with `bias`,
-        `{name}.bias` [size].
+        Return `x @ weight + bias` [.., size] for `x` [.., in]; weights are called `{name}.weight` [in, size] and, with
+        `bias`, `{name}.bias` [size].
         """
         y = self.op("matmul", x, self.weight(f"{name}.weight", x.shape[-1], size))
         return self.op("add", y, self.weight(f"{name}.bias", size)) if bias else y
 
     def layer_norm(self, x: Value, name: str, eps: float = 1e-5) -> Value:
         """
-        Return the layer normalisation of `x` over its last dim; weights are called `{name}.weight` and `{name}.bias`.
+        Return the layer normalisation of `x` over its last dim; the weights, of the size of that dim, are called
+        `{name}.weight` and `{name}.bias`.
         """
         size = x.shape[-1]
         weight, bias = self.weight(f"{name}.weight", size), self.weight(f"{name}.bias", size)
@@ -95,7 +96,8 @@ class Builder:
         Return the mean cross-entropy of logits [.., classes] with class ids [..], built so that the classes can be
         sharded `parts` ways (Megatron-LM).
 
-        The maximum only keeps exponentials in range; the loss does not depend on it, so it carries no gradient.
+        The maximum of the logits is subtracted to keep exponentials in range; the loss does not depend on it, so no
+        gradient flows through it.
         """
         largest = self.op("max_of_parts", self.op("detach", logits), parts=parts)
         shift = self.op("reduce_max", largest, dim=len(labels.shape))
@@ -105,6 +107,7 @@ class Builder:
 
     def graph(self, *outputs: Value) -> Graph:
         """
-        Return the graph that has been built, with its inputs in the order added and these outputs, the loss first.
+        Return the finished graph, with these outputs, the loss first; its inputs are in the order in which they were
+        added.
         """
         return Graph(self.name, tuple(self._inputs), outputs)

@@ -6,11 +6,11 @@ from unity_ir.pcg.graph import Graph
 
 def build(batch: int = 64, steps: int = 40, layers: int = 2, hidden: int = 2048, vocabulary: int = 10000) -> Graph:
     """
-    Build FlexFlow's language model up to its loss; layers, hidden size and steps are as published, the 10,000 words are
-    Penn Treebank's. Inputs are ids [batch, steps]: `tokens`, and `labels`, the next tokens.
+    Build FlexFlow's language model up to its loss, unrolled over `steps` steps; layers, hidden size and steps are as
+    published, the 10,000 words are Penn Treebank's. Inputs are ids [batch, steps]: `tokens`, and `labels`, the next
+    tokens.
 
-    It is unrolled over `steps` steps; over 2, it is the model whose optimum FlexFlow finds by exhaustive search
-    (section 8.3).
+    With 2 steps, it is the model whose optimum FlexFlow finds by exhaustive search (section 8.3).
     """
     b = Recurrent("rnnlm")
     tokens, labels = (b.input(name, batch, steps, dtype="i64") for name in ("tokens", "labels"))

@@ -33,8 +33,8 @@ class ApplyDerivation(GraphPass):
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         """
-        Return the graph after the rule applications that the pass's `file` lists: first those for every function, then
-        those for the graph's own, in order. `machine` is not used.
+        Return the graph after the rule applications that the pass's `file` lists: first those listed for every
+        function, then those for this graph's function, in order. `machine` is not used.
 
         Raises `UnityError` for a step that does not apply, a rule that is unknown or not proved (unless the option
         `unproved` allows it), and a file that is no derivation; `OSError` if it cannot be read.

@@ -40,9 +40,9 @@ class ApplyRule(GraphPass):
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         """
-        Return the graph after the pass's rule is applied at the operator of its option `at`; without `at`, in as many
-        places as it can be, again and again until it applies nowhere, in `rule.MOST_AT_ONCE` places at most. Returns
-        `graph` itself if the option `function` names another; `machine` is not used.
+        Return the graph after the pass's rule is applied at the operator that its option `at` names. Without `at`, the
+        rule is applied wherever it matches, again and again until it matches nowhere, but at most `rule.MOST_AT_ONCE`
+        times. Returns `graph` itself if the option `function` names another function. `machine` is not used.
 
         Raises `UnityError` if the rule matches nowhere, is unknown, or is not proved (unless the option `unproved`
         allows it).

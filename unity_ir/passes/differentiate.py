@@ -17,7 +17,10 @@ Number = float | int | None  # xDSL reads `lr=1` as an int
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """Options of passes that choose an optimizer: its name, its hyperparameters (`ops.optimizers`), clip and groups."""
+    """
+    Options of passes that choose an optimizer: its name, its hyperparameters (`ops.optimizers`), gradient clipping
+    (`clip`) and groups of weights with hyperparameters of their own (`groups`).
+    """
 
     optimizer: str | None = None
     """The optimizer of the updates; by default the one that the function was searched for, or sgd."""
@@ -35,7 +38,7 @@ class OptimizerOptions:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The options that were given, by name, that of the optimizer included; {} if none was."""
+        """The options that the user gave, by name, the optimizer's name among them; {} if none was given."""
         named = ((f.name, getattr(self, f.name)) for f in fields(OptimizerOptions))
         return {name: value for name, value in named if value is not None}
 
@@ -52,10 +55,11 @@ class Differentiate(OptimizerOptions, GraphPass):
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         """
-        Return the training step of a forward graph: it with its backward, and an optimizer update per weight, added.
-        The optimizer is that of the pass's options, else the graph's, else sgd; hyperparameters that the graph has for
-        this optimizer stay unless options replace them. The mesh is that of `machine()`, or one of as many devices as
-        the graph uses.
+        Return the training step of a forward graph: the forward, its backward, and an update of every weight.
+
+        The optimizer is that of the pass's options, else the graph's, else sgd. Hyperparameters that the graph has for
+        this optimizer stay unless options replace them. The mesh is that of `machine()`, or, if that is None, one with
+        as many devices as the graph uses.
 
         Raises `UnityError` for options that are no hyperparameters of the optimizer, or out of range, and for a graph
         that has its backward already, or no scalar loss as its first output.

@@ -30,8 +30,8 @@ class DTensorTarget(Target):
 
     def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
         """
-        Write the JSON text of the module's one plan to `output`; without a machine in the module, for a machine of one
-        level (`box`) with as many devices as the plan uses.
+        Write the module's one plan as JSON text to `output`. If the module has no machine, the plan is taken to be for
+        one of a single level (`box`) with as many devices as it uses.
 
         Raises `UnityError` for several plans or none, a module that is lowered, and a plan that DTensor cannot express.
         """

@@ -15,7 +15,8 @@ from unity_ir.dialects.pcg.fold import PATTERNS
 @dataclass(frozen=True)
 class Fold(ModulePass):
     """
-    Apply the patterns of `dialects.pcg.fold`, which `canonicalize` applies, too.
+    Remove parallel operators that undo each other, do nothing, or repeat each other. The patterns are those of
+    `dialects.pcg.fold`, which `canonicalize` applies, too.
 
     rewrite: combine(partition(x, dim i by d), dim i by d)   -> x
              partition(combine(x, dim i by d), dim i by d)   -> x

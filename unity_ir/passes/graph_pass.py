@@ -26,15 +26,15 @@ ModuleMachine = Callable[[], Machine | None]
 
 @dataclass(frozen=True)
 class GraphPass(ModulePass, ABC):
-    """Base of passes that rewrite every pcg function separately, as a graph; subclasses define `rewrite`."""
+    """Base of passes that rewrite each pcg function of a module by itself, as a graph; subclasses define `rewrite`."""
 
     @abstractmethod
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         """
-        Return the graph to replace `graph` with, or `graph` itself if nothing changes.
+        Return the graph that replaces `graph`, or `graph` itself if nothing changes.
 
-        `machine()` returns the module's machine, or None if it has none. Raises `UnityError` where the pass does not
-        apply.
+        `machine` is a function without arguments: it returns the module's machine, or None if it has none. Raises
+        `UnityError` where the pass does not apply.
         """
 
     def unproved_rules(self) -> tuple[str, ...]:

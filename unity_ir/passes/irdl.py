@@ -17,14 +17,18 @@ from unity_ir.dialects.parameters import ParameterPrinter
 @dataclass(frozen=True)
 class IrdlTarget(Target):
     """
-    Print the module in MLIR's generic form, with types and attributes spelled by parameters (`dialects.parameters`) and
-    operations named for IRDL (`dialects.irdl_names`). `unity-opt` reads it as it reads any other text.
+    Print the module in MLIR's generic form, as MLIR reads it with the IRDL definitions of this project's dialects
+    (`unity-opt --irdl`): types and attributes are lists of parameters (`dialects.parameters`), and operations have
+    their names in IRDL (`dialects.irdl_names`). `unity-opt` reads it as it reads any other text.
     """
 
     name = "irdl"
 
     def emit(self, ctx: Context, module: ModuleOp, output: IO[str]) -> None:
-        """Write the module's text to `output`. Raises `UnityError` for what IRDL does not declare."""
+        """
+        Write the module's text to `output`. Raises `UnityError` for an operation with more operands or results than the
+        dialects' IRDL declares.
+        """
         copy = module.clone()
         for func in pcg_functions(copy):
             write_names(func)

@@ -24,7 +24,8 @@ REFERENCE = "_reference"
 @dataclass(frozen=True)
 class LowerToSpmd(ModulePass):
     """
-    Make every reshard an explicit collective, and every shape local.
+    Lower placed training steps to one rank's programs: every reshard becomes explicit collectives, and every shape the
+    local one.
 
     rewrite: func.func @f  ->  spmd.program @f, func.func @f_reference (its serial forward)
     """
@@ -34,8 +35,8 @@ class LowerToSpmd(ModulePass):
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """
         Replace each pcg function of the module, in place, by one rank's program (`spmd.program`) and its serial
-        forward, a function called `NAME_reference`. Without a machine in the module, it is for one of a single level
-        (`box`) with as many devices as the graph uses. Raises `UnityError` for graphs that cannot be lowered.
+        forward, a function called `NAME_reference`. If the module has no machine, the program is for one of a single
+        level (`box`) with as many devices as the graph uses. Raises `UnityError` for graphs that cannot be lowered.
         """
         machine = module_machine(op)
         for func in pcg_functions(op):

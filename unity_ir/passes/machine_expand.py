@@ -16,7 +16,7 @@ from unity_ir.errors import UnityError
 @dataclass(frozen=True)
 class MachineExpand(ModulePass):
     """
-    Describe the module's machine in the module.
+    Write the full description of the module's machine into the module.
 
     rewrite: machine.machine "2gpu" -> machine.machine "2gpu" { machine.device ... machine.level ... }
     """
@@ -28,8 +28,8 @@ class MachineExpand(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """
-        Add the full description of the machine to the module, in place; the option `machine` replaces the module's
-        first. Raises `PassFailedException` if there is neither, and for an unknown machine.
+        Add the full description of the module's machine to the module, in place; if the option `machine` names one,
+        that first replaces the module's. Raises `PassFailedException` if there is neither, and for an unknown machine.
         """
         if self.machine is None and machine_name(op) is None:
             raise PassFailedException("machine-expand: the machine is missing; add machine.machine to the module")

@@ -12,7 +12,8 @@ from unity_ir.pcg.mixed_precision import mixed_precision
 @dataclass(frozen=True)
 class MixedPrecision(GraphPass):
     """
-    Compute in a shorter type, with weights that have a master in f32; what makes the function's results stays in f32.
+    Compute in a shorter element type, such as bf16: weights are stored in f32 (their master) and cast before they are
+    read. The operators that compute the function's results stay in f32.
 
     rewrite: loss(matmul(x, weight : f32))  ->  loss(cast(matmul(cast(x), weight master f32 : bf16, grad = f32)))
     """
@@ -26,7 +27,7 @@ class MixedPrecision(GraphPass):
 
     def rewrite(self, graph: Graph, machine: ModuleMachine) -> Graph:
         """
-        Return the forward graph computed in the pass's `type` (bf16 by default), with weights kept in f32, and their
-        gradients summed in the type of its option `reduce` (f32 by default). `machine` is not used.
+        Return the forward graph, computed in the pass's option `type` (bf16 by default). Weights are stored in f32, and
+        their gradients are summed in the type of the option `reduce` (f32 by default). `machine` is not used.
         """
         return mixed_precision(graph, self.type, self.reduce)

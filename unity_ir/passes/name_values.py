@@ -16,7 +16,7 @@ from unity_ir.errors import UnityError
 @dataclass(frozen=True)
 class NameValues(ModulePass):
     """
-    Name every value as the printed graph does; the graph stays the same.
+    Name every SSA value as `unity-opt` prints it; the graph stays the same.
 
     rewrite: f(%arg0 {pcg.name = "x"}) { %0 = pcg.relu %arg0 } -> f(%x) { %relu0 = pcg.relu %x }
     """
@@ -24,7 +24,7 @@ class NameValues(ModulePass):
     name = "pcg-name-values"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        """Name the values of each pcg function of the module, in place."""
+        """Name the SSA values of each pcg function of the module, in place."""
         for func in pcg_functions(op):
             try:
                 name_values(func)

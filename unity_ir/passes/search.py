@@ -208,8 +208,8 @@ Search: type[ModulePass] = make_dataclass(
 
 def end_message(result: SearchResult, name: str) -> str | None:
     """
-    Return a message that says what ended the search of the function called `name` early, its budget or an interrupt;
-    None if nothing did.
+    Return a message for the user if the search of the function called `name` ended early: by its budget, or an
+    interrupt. None if it did not.
     """
     if result.budget is not None and result.budget.ended:
         which = "time" if result.budget.is_late else "work"
@@ -224,10 +224,12 @@ def end_message(result: SearchResult, name: str) -> str | None:
 
 def explained(result: SearchResult, name: str, operator: str) -> str:
     """
-    Return the choice of an operator in what the joint search found for the function called `name`, with the costs of
-    alternatives, as text. `operator` is its name in the printed graph (`matmul1`) or its number from 1.
+    Return, as text, how the joint search has placed one operator of the function called `name`, and what each
+    alternative would cost. `operator` is its name in the printed graph (`matmul1`), or its number from 1; `result` is
+    what the search found.
 
-    Raises `UnityError` for a plan that is not of this search, and for an unknown operator.
+    Raises `UnityError` for a pipeline, for a plan that the search did not find itself (one made by hand), and for an
+    unknown operator.
     """
     if result.waited is not None:
         raise UnityError(f"pcg-search: @{name}'s plan is a pipeline, which explain does not know; use stages=1")

@@ -37,19 +37,20 @@ class TritonTarget(OptimizerOptions, Target):
     """
     Print the module's training step as one self-contained Python program.
 
-    A module without `spmd.program` is lowered first: differentiated with `optimizer` and its
-    hyperparameters as by `pcg-differentiate`, and its collectives fused. For a module that is a whole step
-    already, these options are an error.
+    A module without `spmd.program` is lowered first: differentiated with `optimizer` and its hyperparameters as by
+    `pcg-differentiate`, and its collectives fused. For a module that is a whole step already, these options are an
+    error.
 
-    `matmul` is the implementation of matrix products: `triton`, `torch` (cuBLAS), or `auto`, for each the faster one by
-    estimate. `convolution` is that of convolutions: `torch` (cuDNN), or `triton`; `attention` that of plain attention
-    in 16 bits: `triton`, `torch` (cuDNN, on GPUs that have it), or `auto`, for each the faster one. `kernels` is that
-    of all other operators; `torch` makes the whole program plain PyTorch, for CPUs. `tune` is a table of `unity-tune`:
-    an operator measured there on the same shapes gets the faster implementation. Gradient synchronizations and weight
-    gathers of fewer than `bucket` bytes are combined. With `fuse`, operators that one Triton kernel computes together
-    are emitted as one line. With `evaluate` the program has the forward once more, alone and without dropout, for
-    evaluation on other data. `schedule` is a CSV file of actions, a row per rank, that a step in stages is run by in
-    place of the order that its plan names.
+    `matmul` chooses the implementation of matrix products: `triton`, `torch` (cuBLAS), or `auto`, for each product the
+    faster one by estimate. `convolution` chooses that of convolutions: `torch` (cuDNN) or `triton`; `attention` that of
+    plain attention in 16 bits: `triton`, `torch` (cuDNN, on GPUs that have it), or `auto`, for each the faster one.
+    `kernels` chooses that of all other operators; `torch` makes the whole program plain PyTorch, for CPUs. `tune` is a
+    table of `unity-tune`: an operator measured there on the same shapes gets the faster implementation.
+
+    Gradient synchronizations and weight gathers of fewer than `bucket` bytes are combined. With `fuse`, operators that
+    one Triton kernel computes together are emitted as one line. With `evaluate`, the program also has the forward
+    alone, without dropout, for evaluation on other data. `schedule` is a CSV file of actions, a row per rank, by which
+    a step in stages is run instead of the order that its plan names.
     """
 
     name = "triton"

@@ -15,7 +15,7 @@ from unity_ir.search.memory.lagrangian import needed
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A plan of the same model on the same machine, to be compared."""
+    """A plan of a model on a machine, with what it costs, to be compared with others of the same."""
 
     name: str
     seconds: float | None
@@ -28,9 +28,9 @@ class Alternative:
 
 def with_baselines(graph: Graph, plan: PlanCost, seconds: float) -> list[Alternative]:
     """
-    Return the plan of a placed graph as an alternative, then the baselines that every search is compared with, fastest
-    first and those that do not fit a device last. Baselines are of the graph's model, with its rewrites, and take the
-    whole batch at once.
+    Return the plan of a placed graph, as the first alternative, then plans that people make by hand for the same model
+    (the baselines of every search), fastest first, and those that do not fit a device last. The baselines compute the
+    whole batch at once (without micro-batches).
 
     `plan` is the cost of the graph, `seconds` its simulated time as emitted. Raises `UnityError` for a graph that has
     its backward already.

@@ -28,7 +28,9 @@ from unity_ir.search.explain import operators
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Leaves and compute nodes of a placed graph that are drawn together."""
+    """
+    Part of a placed graph that a report draws together, such as a layer: its title, and its leaves and compute nodes.
+    """
 
     title: str
     nodes: list[Node]
@@ -36,8 +38,9 @@ class Segment:
 
 class NodeRow(NamedTuple):
     """
-    A leaf or compute node. `op`, `name`, `type`, `divided` are numbers of texts, `layout` that of a layout; `forward`
-    and `backward` are nanoseconds of all micro-batches together.
+    A leaf or compute node in a report's data. The report stores each text and each layout once, in a list: `op`,
+    `name`, `type` and `divided` are positions in the list of texts, `layout` one in that of layouts. `forward` and
+    `backward` are nanoseconds of all micro-batches together.
     """
 
     op: int
@@ -55,8 +58,8 @@ class NodeRow(NamedTuple):
 
 class MoveRow(NamedTuple):
     """
-    What a reshard moves between devices. `what`, `forward_kinds` and `backward_kinds` are numbers of texts; `forward`
-    and `backward` are nanoseconds of all micro-batches together.
+    What a reshard moves between devices, in a report's data. `what`, `forward_kinds` and `backward_kinds` are positions
+    in the report's list of texts; `forward` and `backward` are nanoseconds of all micro-batches together.
     """
 
     made: int
@@ -73,7 +76,10 @@ class MoveRow(NamedTuple):
 
 
 class SegmentRow(NamedTuple):
-    """A segment: the number of its first node, how many it has, and the number of the first segment that is like it."""
+    """
+    A segment in a report's data: its title, the number of its first node, how many nodes it has, and the number of the
+    first segment that has the same operators, layouts, seconds and moves (its own number, if it is the first).
+    """
 
     title: str
     begin: int
@@ -83,8 +89,9 @@ class SegmentRow(NamedTuple):
 
 def graph_data(graph: Graph, plan: PlanCost) -> dict[str, Json]:
     """
-    Return the data, for JSON, of the picture of a placed graph whose cost is `plan`: its mesh axes, texts, layouts (the
-    role of every axis, as numbers of texts), segments, nodes and moves.
+    Return the data from which a report draws a placed graph, for JSON; `plan` is the graph's cost. It has the mesh
+    axes, segments, nodes and moves, and the lists of texts and layouts, each once, to which their numbers refer (a
+    layout is the role of every axis, as numbers of texts).
     """
     return _GraphData(graph, plan).data()
 
@@ -190,9 +197,9 @@ class _GraphData:
 
 def segments(graph: Graph) -> list[Segment]:
     """
-    Return the leaves and compute nodes of a placed graph in segments, in order, without empty ones: before the layers,
-    each layer, after the layers. A node that no layer computes, such as a weight, is in the segment that uses it;
-    before the layers, if several do. A graph with its backward is one segment.
+    Divide the leaves and compute nodes of a placed graph into segments, in order: what comes before the layers, each
+    layer, and what comes after them; empty ones are left out. A node that belongs to no layer, such as a weight, is in
+    the segment that reads it, or before the layers if several do. A graph with its backward is one segment.
     """
     nodes = [n for n in graph.nodes() if not n.is_parallel]
     if graph.updates:

@@ -12,7 +12,7 @@ from unity_ir.simulate.streams import TICKS
 
 @dataclass(frozen=True, slots=True)
 class LinkLoad:
-    """The load of the links of one level."""
+    """How much the links of one level of a machine carry in an iteration, and for how long they are busy."""
 
     level: str
     size: int
@@ -31,9 +31,9 @@ class LinkLoad:
 
 def link_loads(plan: PlanCost, timeline: Timeline | None) -> list[LinkLoad]:
     """
-    Return the load of each level of links, outermost first, in one iteration of a plan. `timeline` is its simulated
-    iteration, as emitted; None leaves `busy` and `share` None, as for a pipeline, whose tasks are whole parts of
-    stages.
+    Return the load of the links of each level of the machine, outermost first, in one iteration of a plan. `plan` is
+    its cost, and `timeline` its simulated iteration, as emitted. Without a timeline (None, as for a pipeline, which is
+    simulated by whole parts of a step), `busy` and `share` are None.
     """
     machine = plan.machine
     found: list[LinkLoad] = []

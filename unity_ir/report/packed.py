@@ -20,7 +20,10 @@ T = TypeVar("T")
 
 
 class Table(Generic[T]):
-    """Numbers distinct entries from 0, in the order in which they come first; `entries` are those of the numbers."""
+    """
+    Numbers distinct entries from 0, in the order in which they are first looked up: `table[entry]` is the entry's
+    number. So a report's data can hold each text once.
+    """
 
     def __init__(self):
         self._numbers: dict[T, int] = {}
@@ -30,21 +33,23 @@ class Table(Generic[T]):
 
     @property
     def entries(self) -> list[T]:
-        """The entries so far, by number."""
+        """The entries that were looked up so far, in the order of their numbers."""
         return list(self._numbers)
 
 
 def nanoseconds(seconds: float) -> int:
-    """Return seconds as whole nanoseconds."""
+    """Convert seconds to nanoseconds, rounded to the nearest whole number."""
     return round(seconds * 1e9)
 
 
 def rounded(ticks: Ints) -> Ints:
-    """Convert ticks (picoseconds) to whole nanoseconds."""
+    """Convert times in picoseconds (the simulation's ticks) to nanoseconds, rounded to the nearest whole numbers."""
     return (ticks + TICKS_PER_NS // 2) // TICKS_PER_NS
 
 
 def differences(numbers: Iterable[int] | Ints) -> list[int]:
-    """Return how much each number is above the one before, the first above 0: given 3, 5, 5, returns 3, 2, 0."""
+    """
+    Return by how much each number exceeds the one before it, the first one itself: given 3, 5, 5, returns 3, 2, 0.
+    """
     found: list[int] = np.diff(np.array(numbers, dtype=np.int64), prepend=0).tolist()
     return found

@@ -26,7 +26,10 @@ SCRIPTS = ("view.js", "graph.js", "timeline.js", "page.js")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure at the head of a report: `step`, `17.0 ms`, and what to know of it."""
+    """
+    One of the large numbers at the head of a report: its label (`step`), its value as text (`17.0 ms`), and a note that
+    explains it.
+    """
 
     label: str
     value: str
@@ -35,7 +38,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How another plan differs from a report's: rows of texts for two tables, and what the plans are called."""
+    """How another plan differs from a report's, as rows of texts for two tables, and the titles of the two plans."""
 
     names: tuple[str, str]
     figures: Sequence[tuple[str, str, str, str]]
@@ -84,6 +87,6 @@ def html(report: Report) -> str:
 
 
 def as_json(data: Json) -> str:
-    """Return data as JSON that is safe inside of an HTML `script` element, whatever texts it has."""
+    """Return data as JSON text that can stand inside of an HTML `script` element, whatever texts the data hold."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -14,11 +14,12 @@ from unity_ir.simulate.trace import name
 
 def timeline_data(timeline: Timeline, note: str = "") -> dict[str, Json]:
     """
-    Return the data, for JSON, of the pictures of a simulated iteration, in nanoseconds and bytes.
+    Return the data, for JSON, from which a report draws a simulated iteration and its memory, in nanoseconds and bytes.
 
-    A lane (compute, or the port to a level of links) has for each of its tasks the time since the one before ended, its
-    length, and the number of its label; labels are [kind, number of a text, number of the text of the result]. Device
-    classes beyond the first `MAX_CLASSES` are left out; the data's `note` begins with the argument and says how many.
+    Each lane is one stream of a device class: its kernels (compute), or its port to a level of links. For each of its
+    tasks a lane has the time since the one before ended, its length, and the number of its label; a label is [kind,
+    number of a text, number of the result's text]. Device classes beyond the first `MAX_CLASSES` are left out; the
+    data's `note`, which begins with the argument, says how many.
     """
     tasks = timeline.tasks
     streams = tasks.streams

@@ -30,7 +30,10 @@ Settings = tuple[tuple[str, float], ...]
 
 @dataclass(frozen=True)
 class Point:
-    """A model (its text, as for `--model`) on a machine (its name), and the knobs that were set, of both."""
+    """
+    A point of a sweep's grid: a model (as text for `--model`) on a machine (its name), and the values of the knobs,
+    settings of model or machine that the grid varies.
+    """
 
     model: str
     machine: str
@@ -38,23 +41,26 @@ class Point:
 
     @property
     def text(self) -> str:
-        """The text of the model as `--model` takes it, with the knobs that are its keys: `llama3_8b,batch=16`."""
+        """
+        The text of the model for `--model`, with the values of the knobs that are settings of the model:
+        `llama3_8b,batch=16`.
+        """
         return ",".join([self.model, *(f"{name}={value:.0f}" for name, value in _of_model(self.settings))])
 
     @property
     def family(self) -> str:
-        """The text of the model without its batch: equal for points that differ in batch and machine alone."""
+        """The text of the model without its batch: it is equal for points that differ only in batch and machine."""
         return ",".join(part for part in self.text.split(",") if not part.startswith(f"{BATCH}="))
 
     @property
     def title(self) -> str:
-        """The point as messages name it: model, machine, and all knobs."""
+        """The point as messages name it: model, machine, and the values of all knobs."""
         return ", ".join([self.model, self.machine, *(f"{name}={value:g}" for name, value in self.settings)])
 
     def changed_machine(self) -> Machine:
         """
-        Return the machine of the point, with the knobs of machines set; memoised. Raises `UnityError` where the machine
-        lacks such a knob, and for impossible figures.
+        Return the point's machine, changed by those knobs that are settings of the machine; memoised. Raises
+        `UnityError` where the machine lacks such a knob, and for impossible values.
         """
         return machine_with(self.machine, tuple((n, v) for n, v in self.settings if Knob(n, ()).is_of_machine))
 
@@ -65,7 +71,10 @@ def _of_model(settings: Settings) -> Settings:
 
 @dataclass(frozen=True)
 class Grid:
-    """Models, machines, and the knobs; `mixed` is the type of mixed precision, None for none."""
+    """
+    The grid of a sweep: models, machines, and knobs (settings that it varies); `mixed` is the element type of mixed
+    precision, None for none.
+    """
 
     models: tuple[str, ...]
     machines: tuple[str, ...]
@@ -74,9 +83,12 @@ class Grid:
 
     def points(self) -> tuple[Point, ...]:
         """
-        Return all points, the last knob varying fastest. Raises `UnityError` for a knob that is unknown, given twice,
-        or lacking in a machine, impossible figures, more points than `MOST`, a batch that no leading part of a machine
-        divides, and a device without a peak for `mixed`.
+        Return all points of the grid: every model and machine with every combination of the knobs' values, the last
+        knob varying fastest.
+
+        Raises `UnityError` for a knob that is unknown, given twice, or lacking in a machine; for impossible values; for
+        more points than `MOST`; for a batch that does not divide over the machine's devices, even with tensor
+        parallelism within the inner levels; and for a device whose peak FLOP/s in the type `mixed` is not known.
         """
         names = [knob.name for knob in self.knobs]
         for name in names:
@@ -95,8 +107,8 @@ class Grid:
 
 def graph_of(text: str, mixed: str | None) -> Graph:
     """
-    Return the serial forward graph of a model's text (as for `--model`), in mixed precision if `mixed` names a type.
-    Raises `UnityError` for an unknown model or key.
+    Build the serial forward graph of the model that `text` names (as for `--model`), in mixed precision with the
+    element type `mixed` unless that is None. Raises `UnityError` for an unknown model or setting.
     """
     graph = _graph(text)
     return graph if mixed is None else mixed_precision(graph, mixed)
@@ -117,8 +129,8 @@ def _graph(text: str) -> Graph:
 @lru_cache(maxsize=64)
 def samples(text: str) -> int:
     """
-    Return the number of samples of a step of the model that a text (of `--model`) names: the greatest common divisor of
-    its inputs' sample dims; 1 if no input has samples.
+    Return the number of samples in a batch of the model that `text` names (as for `--model`): the greatest common
+    divisor of the sizes of its inputs' sample dims; 1 if no input has samples.
     """
     graph = _graph(text)
     dims = sample_dims(graph)
@@ -142,10 +154,11 @@ def _check(point: Point, machine: Machine, mixed: str | None) -> None:
 @lru_cache(maxsize=4096)
 def machine_with(name: str, settings: Settings) -> Machine:
     """
-    Return the machine called `name` with knobs of machines set: its tables are changed, and then read as any others;
-    memoised. It is called `name with knob=value, ..`, and `name` without settings.
+    Return the machine called `name` changed by `settings`, (knob, value) pairs of settings of machines, such as the
+    bandwidth of a level; memoised. The result is called `name with knob=value, ..`, or `name` without settings.
 
-    Raises `UnityError` for a knob that it lacks, or that measured times would not follow, and for impossible figures.
+    Raises `UnityError` for a knob that the machine lacks, for one that changes a speed where the machine's times are
+    measured (they would not change with it), and for impossible values.
     """
     load(name)  # what is wrong with its description is said first
     tables, profile = read_tables(name)
@@ -223,8 +236,8 @@ def _set_sizes(name: str, tables: dict[str, Any], levels: Sequence[dict[str, Any
 
 def machine_tables(machine: Machine) -> dict[str, Any]:
     """
-    Return the tables that describe a machine (`machine.toml`) and its measured seconds: equal for machines that differ
-    in name alone.
+    Return the description of a machine as the tables of a `.toml` file (`machine.toml`), with a hash of its measured
+    times: equal for machines that differ only in name.
     """
     profile = machine.device.profile
     if profile is None:
@@ -237,8 +250,8 @@ def machine_tables(machine: Machine) -> dict[str, Any]:
 
 def mesh_key(machine: Machine) -> str:
     """
-    Return a text (JSON) that is equal for machines that differ in figures (`programs.figures`) and size of memory
-    alone: a program of one runs on the others, and takes no longer where no figure is less.
+    Return a text (JSON) that is equal for machines that differ only in the bandwidths of links and memory, and in the
+    size of memory. A program for one of them runs on the others, and takes no longer where no bandwidth is lower.
     """
     tables = machine_tables(machine)
     if "device" in tables:

@@ -41,25 +41,26 @@ MOST = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A knob, and the values that a grid gives it, ascending."""
+    """A setting that a sweep varies, of the machine or of the model, and the values that it takes, ascending."""
 
     name: str
     values: tuple[float, ...]
 
     @property
     def is_of_machine(self) -> bool:
-        """Whether it is a figure of the machine, and not a key of the model."""
+        """Whether it is a setting of the machine, such as `gpus`, rather than of the model, such as `batch`."""
         return self.name in MACHINE or self.name.startswith(BANDWIDTH)
 
 
 def read_knob(text: str) -> Knob:
     """
-    Return the knob that `NAME=VALUES` sets, its values ascending. They are numbers with commas between them, `A..B*F`
-    (times F from A to B) or `A..B+D` (steps of D), both up to B inclusive, with suffixes K, M, G, T for thousands to
-    10^12.
+    Parse `NAME=VALUES`, a setting to vary and its values, such as `gpus=8..512*2`; return it with the values ascending.
 
-    Raises `UnityError` for other text, an empty range, a value given twice, one that is not above 0, and one that is
-    not whole, except of bandwidths and memory. Whether the knob exists is not checked.
+    Values are numbers with commas between them, or ranges: `A..B*F` (A, A * F, .. up to B) and `A..B+D` (A, A + D, ..
+    up to B). Numbers may have the suffix K, M, G or T, for 10^3, 10^6, 10^9 and 10^12.
+
+    Raises `UnityError` for other text, an empty range, a value given twice or not above 0, and one that is not whole,
+    except for bandwidths and memory. Whether the setting exists is not checked.
     """
     name, equals, said = text.partition("=")
     if not equals or not name:

@@ -17,8 +17,10 @@ from unity_ir.sweep.point import Answer
 
 def monotone(answers: Sequence[Answer]) -> list[Answer]:
     """
-    Return the answers, in order, each with the seconds, memory and recipe of the fastest other one that is faster and
-    can be run at its point (`Answer.can_run_at`), if there is one; `taken` names the point it is from.
+    Replace each answer of a sweep by a better one from another point, where possible; return them in order.
+
+    If a faster step was found at another point, and can be run at this one (`Answer.can_run_at`), the answer gets the
+    seconds, memory and recipe (degrees of parallelism) of the fastest such step, and `taken` names its point.
     """
     of_mesh: dict[str, list[Answer]] = {}
     for answer in answers:

@@ -22,9 +22,9 @@ PANEL = (3.4, 3.2)
 
 def check_picture(path: Path, knobs: Sequence[str], along: str | None, height: str) -> None:
     """
-    Raise `UnityError` for a file that is no picture (`ENDS`), a `height` that is none of `HEIGHTS`, a knob `along` x
-    that does not vary, no or more than three varying knobs, and without matplotlib. `knobs` are those with several
-    values.
+    Raise `UnityError` unless `draw` can plot a sweep. `path` must end as a picture (`ENDS`), `height` be one of
+    `HEIGHTS`, `knobs` (the names of those with several values) have one to three entries, `along` be one of them or
+    None, and matplotlib be installed.
     """
     if path.suffix not in ENDS:
         raise UnityError(f"sweep: the plot is {path}; its name must end in {', '.join(ENDS)}")
@@ -39,9 +39,10 @@ def check_picture(path: Path, knobs: Sequence[str], along: str | None, height: s
 
 def draw(answers: Sequence[Answer], path: Path, along: str | None, height: str) -> None:
     """
-    Plot answers to the file `path`: `height` (a key of `HEIGHTS`) over the knob `along`, by default (None) the last
-    that varies. Of what else varies, knobs, models and machines, the last knob makes lines, the others panels. Points
-    without a plan are left out; dotted lines are what the bounds allow. Arguments must pass `check_picture`.
+    Plot the answers of a sweep to the file `path`: along y the quantity `height` (a key of `HEIGHTS`), along x the knob
+    `along`, by default (None) the last that varies. Of the other knobs, models and machines that vary, the last makes
+    lines, the others panels. Points without a plan are left out; dotted lines show the lower bounds. Arguments must
+    pass `check_picture`.
     """
     figure = _matplotlib().Figure
     rows = [(_names(answer), answer) for answer in answers]

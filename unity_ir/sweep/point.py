@@ -16,7 +16,10 @@ FAMILY = "any plan of the graph in a synchronous step, stages and micro-batches 
 
 @dataclass(frozen=True)
 class Answer:
-    """The fastest step found at a point; `seconds` None if none that fits was."""
+    """
+    What a sweep found at a point of its grid: the fastest step that fits. `seconds`, `memory` and `recipe` (its degrees
+    of parallelism) are None if none was found.
+    """
 
     point: Point
     mesh: str
@@ -43,13 +46,16 @@ class Answer:
     @property
     def gap(self) -> float | None:
         """
-        How far the step is above the lower bound, as a fraction (0.05: 5 % above); None without a step or a bound.
+        By how much the step is slower than the lower bound, as a fraction (0.05: 5 % slower); None without a step or a
+        bound.
         """
         return None if self.seconds is None or not self.bound else self.seconds / self.bound - 1
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs per second as a fraction of the devices' peak; None without a step."""
+        """
+        Model FLOPs utilization: the model's FLOPs per second as a fraction of the devices' peak; None without a step.
+        """
         return None if self.seconds is None else self.flops / self.seconds
 
     @property
@@ -59,14 +65,18 @@ class Answer:
 
     def can_run_at(self, other: Answer) -> bool:
         """
-        Return whether the step of this answer can also be run at the point of `other`, in no more time: both share a
-        mesh, and no figure, no usable memory is larger here, and no batch smaller.
+        Return whether this answer's step can also be run at the point of `other`, in no more time: the machines have
+        the same mesh, every bandwidth and the usable memory are no larger here than there, and this batch is no
+        smaller.
         """
         slower = all(a <= b for a, b in zip(self.figures, other.figures, strict=True))
         return self.mesh == other.mesh and slower and self.usable <= other.usable and self.samples >= other.samples
 
     def table(self) -> dict[str, Any]:
-        """Return the answer as a dict for JSON, which `answer_from` reads. It has no `gap`, `mfu` and `rate`."""
+        """
+        Return the answer as a dict for JSON, which `answer_from` reads. The properties `gap`, `mfu` and `rate` are not
+        in it.
+        """
         table = asdict(self)
         return {**table, "point": {**asdict(self.point), "settings": dict(self.point.settings)}}
 

@@ -25,21 +25,25 @@ Figures = tuple[float, ...]
 
 
 def figures(machine: Machine) -> Figures:
-    """Return a machine's figures: bytes/s of the device's memory, then of a link of each level, outermost first."""
+    """
+    Return the bandwidths by which machines of a sweep differ, in bytes/s: that of a device's memory, then that of a
+    link of each level, outermost first.
+    """
     return (machine.device.memory_bandwidth, *(level.bandwidth for level in machine.levels))
 
 
 def slowed(slow: Figures, fast: Figures) -> float:
     """
-    Return a factor f of at most 1: what takes s seconds on a machine with figures `slow` takes at least f * s where
-    they are `fast`. It is the least ratio of a figure of `slow` to that of `fast`; 1 if `fast` is nowhere faster.
+    Return a factor f of at most 1: what takes s seconds on a machine with the bandwidths `slow` (see `figures`) takes
+    at least f * s on one with `fast`. f is the least ratio of a bandwidth of `slow` to that of `fast`, or 1 if none is
+    higher in `fast`.
     """
     return min(1.0, *(a / b if b else 1.0 for a, b in zip(slow, fast, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A step on a machine: seconds, and the most bytes that a device holds."""
+    """What a step takes on one machine: seconds, and the most bytes that a device holds at once."""
 
     seconds: float
     memory: int
@@ -48,8 +52,9 @@ class Played:
 @dataclass
 class Program:
     """
-    The program of a step: its placed graph, planned at most once, and what the step took on each machine where it was
-    replayed. Methods take machines whose mesh (`grid.mesh_key`) is that of `machine`.
+    A training step, with what it took on each machine where it was simulated: its placed graph, and the plan that is
+    made of it once, at the first simulation. Methods take machines that differ from `machine` only in bandwidths and
+    size of memory (with the same `grid.mesh_key`).
     """
 
     graph: Graph
@@ -67,15 +72,16 @@ class Program:
 
     def least(self, on: Figures) -> float:
         """
-        Return a lower bound in seconds on the step on a machine with the figures `on`, from where it was replayed
-        before; 0 if nowhere.
+        Return a lower bound, in seconds, of the step on a machine with the bandwidths `on` (see `figures`), from what
+        it took where it was simulated before; 0 if it was not.
         """
         return max((each.seconds * slowed(at, on) for at, each in self.played.items()), default=0.0)
 
     def play(self, machine: Machine) -> Played:
         """
-        Return what the step takes on a machine: planned and replayed on the first call, memoised in `played` by the
-        machine's figures. Raises `UnityError` if no program can be made.
+        Simulate the step on a machine; return its seconds and bytes, memoised in `played` by the machine's bandwidths.
+        The first call also plans the kernels and collectives. Raises `UnityError` if no program can be made of the
+        step.
         """
         at = figures(machine)
         if at not in self.played:
@@ -92,15 +98,15 @@ class Program:
 
     def fits(self, machine: Machine) -> bool:
         """
-        Return whether the step fits the memory of a machine's devices; it is replayed (`play`) if what it holds at the
-        end of the forward does.
+        Return whether the step fits the memory of a machine's devices. It is simulated (`play`), unless what a device
+        holds at the end of the forward is already too much.
         """
         return self.rests <= machine.device.usable and self.play(machine).memory <= machine.device.usable
 
 
 def has_program(program: Program, machine: Machine) -> bool:
     """
-    Return whether a program can be made of a step: whether `program.play(machine)`, which is memoised, raises no
+    Return whether a program can be made of a step for a machine, that is, whether `program.play(machine)` raises no
     `UnityError`.
     """
     try:

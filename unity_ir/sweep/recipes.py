@@ -42,11 +42,12 @@ SHARDINGS = ((0, False), (1, False), (2, False), (3, False), (2, True), (3, True
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """
-    The degrees of a plan: `tp` devices of tensor parallelism (with sequence parallelism where the model has sequences),
-    ZeRO stage `zero` among `shards` devices (None: all of data parallelism), `micro_batches`, and what is recomputed,
-    one of `KINDS`.
+    How a plan is divided, by a few numbers (a recipe, as people write for `--degrees`): `tp` devices of tensor
+    parallelism (with sequence parallelism where the model has sequences), ZeRO stage `zero` among `shards` devices
+    (None: all of data parallelism), `micro_batches`, and what is recomputed, one of `KINDS`.
 
-    A pipeline has `stages` stages in all, `chunks` on each of its parts of the machine; with 1 stage there is none.
+    A pipeline has `stages` stages in all, with `chunks` of them on each of the parts into which it divides the machine;
+    1 stage means no pipeline.
     """
 
     tp: int = 1
@@ -58,7 +59,10 @@ class Recipe:
     chunks: int = 1
 
     def text(self, sp: bool = True) -> str:
-        """Return the recipe as `--degrees` takes it; `sp`: for a model that has sequences."""
+        """
+        Return the recipe as text for `--degrees`, such as `tp=8,sp=true,zero=1`; `sp` says whether the model has
+        sequences.
+        """
         said = [f"tp={self.tp}" + ",sp=true" * sp] if self.tp > 1 else []
         said += [f"zero={self.zero}"] if self.zero else []
         said += [f"shards={self.shards}"] if self.shards else []
@@ -70,7 +74,10 @@ class Recipe:
 
     @property
     def has_pieces(self) -> bool:
-        """Whether the loss is made in pieces, as many as make the plan fit; else it is made at once."""
+        """
+        Whether the loss is computed in loss pieces, as many as the plan needs to fit the memory; else it is computed at
+        once.
+        """
         return self.recompute == AUTO and self.stages == 1
 
     @property
@@ -79,13 +86,14 @@ class Recipe:
 
     @property
     def pipeline(self) -> Stages | None:
-        """The stages and their schedule, 1F1B or interleaved 1F1B; None without a pipeline."""
+        """The pipeline's stages and their schedule, 1F1B or interleaved 1F1B; None without a pipeline."""
         return None if self.stages == 1 else Stages.of(self.stages, self._schedule)
 
     def plan(self, graph: Graph, machine: Machine, optimizer: Optimizer) -> Graph:
         """
-        Return the placed forward graph of a step by this recipe, given the serial one. It need not fit the machine.
-        Raises `UnityError` where the recipe does not fit the model or the mesh.
+        Place a serial forward graph on a machine by this recipe; return the placed graph. The plan may exceed the
+        machine's memory. `optimizer` is the one to train with. Raises `UnityError` where the recipe does not fit the
+        model or the mesh.
         """
         sp = self.tp > 1 and has_sequence(graph)
         degrees = Degrees(tp=self.tp, zero=self.zero, shards=self.shards, sp=sp)
@@ -111,7 +119,8 @@ class Recipe:
 @dataclass(frozen=True)
 class Family:
     """
-    The recipes that fit a machine's mesh and a batch of `samples` samples; pipelines are among them with `has_stages`.
+    All recipes (degrees of parallelism, micro-batches, recompute) that fit a machine's mesh and a batch of `samples`
+    samples; pipelines are among them only with `has_stages`.
     """
 
     machine: Machine
@@ -121,8 +130,8 @@ class Family:
     @property
     def tensor(self) -> tuple[int, ...]:
         """
-        Degrees of tensor parallelism, ascending from 1: products of the innermost mesh axes, within the innermost
-        level.
+        The degrees of tensor parallelism of these recipes, ascending from 1: products of the sizes of the innermost
+        mesh axes, within the innermost level.
         """
         levels = self.machine.axis_levels
         inner = [size for size, at in zip(self.machine.mesh.sizes, levels, strict=True) if at == levels[-1]]
@@ -130,7 +139,8 @@ class Family:
 
     def stages(self) -> tuple[int, ...]:
         """
-        Return the numbers of parts of the machine that a pipeline may have, ascending; the first is 1, no pipeline.
+        Return the numbers of parts into which a pipeline may divide the machine, ascending; the first is 1, no
+        pipeline.
         """
         if not self.has_stages:
             return (1,)
@@ -138,8 +148,9 @@ class Family:
 
     def starts(self) -> Iterator[Recipe]:
         """
-        Yield recipes to begin with: sharded data parallelism, tensor parallelism within the innermost level, and the
-        latter in stages, each with one sample per device and micro-batch. None of degrees that do not divide the batch.
+        Yield the recipes from which a search begins: sharded data parallelism; that with tensor parallelism over the
+        innermost level; and the latter in pipeline stages. In each, a device has one sample in a micro-batch. Recipes
+        that do not divide the batch are left out.
         """
         most = self.tensor[-1]
         parts = max(count for count in self.stages() if count * most <= self.machine.devices and count <= PARTS)
@@ -157,9 +168,9 @@ class Family:
 
     def has(self, of: Recipe) -> bool:
         """
-        Return whether a recipe is of this family: its degrees make up the machine, it uses ZeRO exactly if there is
-        data parallelism, and its micro-batches divide the samples of a device; pipelines have two or more micro-batches
-        and no ZeRO-3.
+        Return whether a recipe is in this family. Its degrees must multiply to the number of devices, it must use ZeRO
+        exactly if it has data parallelism, and its micro-batches must divide the samples of a device. A pipeline must
+        have two or more micro-batches and no ZeRO-3.
         """
         if of.stages % of.chunks or of.stages // of.chunks not in self.stages() or of.tp not in self.tensor:
             return False
@@ -176,9 +187,9 @@ class Family:
 
     def neighbours(self, of: Recipe) -> Iterator[Recipe]:
         """
-        Yield the neighbours of a recipe in the family, those that most often pay first: recipes in which the
-        micro-batches, recompute, ZeRO, tensor parallelism, parts or chunks are one step up or down, some with other
-        micro-batches to match.
+        Yield the recipes of the family that differ from `of` by one step, those that most often pay first:
+        micro-batches, recompute, ZeRO, tensor parallelism, parts of the machine or chunks go one step up or down; in
+        some, the number of micro-batches changes to match.
         """
         kind = KINDS.index(of.recompute)
         changes: list[Mapping[str, Any]] = []
@@ -221,7 +232,7 @@ class Family:
 
 
 def read_recipe(text: str) -> Recipe:
-    """Return the recipe of a `Recipe.text`, with or without `sp`. Raises `UnityError` for another text."""
+    """Parse the text that `Recipe.text` returns, with or without `sp`. Raises `UnityError` for any other text."""
     parts = [each.partition("=") for each in text.split(",")]
     keys = {key: value for key, _, value in parts}
     chunks = keys.pop("schedule", "").partition(":")[2]

@@ -14,12 +14,18 @@ from unity_ir.sweep.point import FAMILY, Answer
 
 
 def knobs_of(answers: Sequence[Answer]) -> list[str]:
-    """Return the names of the knobs that the points of a grid set, in the grid's order; [] without answers."""
+    """
+    Return the names of the knobs (settings that the grid varies) in the grid's order, given the answers of its points;
+    [] without answers.
+    """
     return [name for name, _ in answers[0].point.settings] if answers else []
 
 
 def row(answer: Answer) -> dict[str, Any]:
-    """Return an answer as CSV has it: model, machine and knobs, then what was found; None where nothing was."""
+    """
+    Return an answer as a row of the CSV file, by column name: model, machine and knobs, then what was found, with None
+    where nothing was.
+    """
     return {
         "model": answer.point.model,
         "machine": answer.point.machine,
@@ -50,13 +56,16 @@ def csv_text(answers: Sequence[Answer]) -> str:
 
 
 def json_text(answers: Sequence[Answer], about: Mapping[str, Any]) -> str:
-    """Return the answers as JSON, with what the bounds are of and how points were searched (`about`)."""
+    """
+    Return the answers as JSON text; `about` (how the points were searched) is put before them, with a sentence on what
+    the lower bounds hold for.
+    """
     tables = [{**answer.table(), "gap": answer.gap, "mfu": answer.mfu} for answer in answers]
     return json.dumps({"about": {**about, "bound": FAMILY}, "points": tables}, indent=1) + "\n"
 
 
 def table_of(answers: Sequence[Answer]) -> Table:
-    """Return the answers as a table to print."""
+    """Return the answers as a table for the terminal, with a row for each."""
     table = Table("model", "machine", *knobs_of(answers), "step, s", "MFU", "gap", "GB", "recipe")
     for answer in answers:
         values = [f"{value:g}" for _, value in answer.point.settings]

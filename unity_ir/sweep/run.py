@@ -29,7 +29,10 @@ Progress = Callable[[Sequence[Answer]], None]
 
 @dataclass(frozen=True)
 class How:
-    """How points are searched: mixed precision (None for none), the optimizer, stages, where joint searches run."""
+    """
+    How a sweep searches its points: the element type of mixed precision (None for none), the optimizer to train with,
+    whether pipelines are searched, and at which points the joint search (over rewritten graphs and layouts) runs, too.
+    """
 
     mixed: str | None = None
     optimizer: str = "sgd"
@@ -41,12 +44,13 @@ def sweep(
     points: Sequence[Point], how: How, store: Store, jobs: int = 1, progress: Progress | None = None
 ) -> list[Answer]:
     """
-    Return the answer of each point, in order, no point slower than one whose program it could run (`monotone`). Points
-    with equal models and machines are searched once; those that `store` has are read from it, others are written to it.
+    Find the fastest step at each point; return the answers in the order of `points`. No answer is slower than the step
+    of another point that can be run at its own (`monotone`). Points with equal models and machines are searched once;
+    those that `store` has are read from it, others are written to it.
 
-    `jobs` forked processes share the work (1: this one does it). `progress` is called in this process, with the answers
-    of points that share a graph and a mesh, as they are found. Raises `UnityError` where a point's model or machine
-    cannot be.
+    `jobs` forked processes share the work (1: this process does it). `progress` is called in this process, whenever a
+    group of points with the same model and mesh is done, with their answers. Raises `UnityError` where a point's model
+    or machine is impossible.
     """
     answers: dict[str, Answer] = {}
     first: dict[str, Point] = {}

@@ -37,7 +37,10 @@ FASTER = 0.9995
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The fastest step found at a point: seconds, bytes on a device, and by which recipe."""
+    """
+    The fastest step found at a point: its seconds, the bytes on a device, and the recipe (degrees of parallelism) that
+    it was made by.
+    """
 
     seconds: float
     memory: int
@@ -49,8 +52,8 @@ class Best:
 
 class PointSearch:
     """
-    Searches the fastest step of one model on machines that share a mesh, all of `machines`. What is planned for one of
-    them is remembered for the others.
+    Searches the fastest step of one model on each of `machines`, which differ only in bandwidths and size of memory.
+    Each plan (recipe) that was made for one machine is also tried on the others.
 
     `text` is the model's, `mixed` the type of mixed precision (None: none); with `has_stages` pipelines are searched,
     too.
@@ -81,13 +84,17 @@ class PointSearch:
 
     def plan_recipe(self, recipe: Recipe, machine: Machine) -> None:
         """
-        Plan a recipe, such as the best of another point, so that `best` and `best_known` compare it; nothing if it
-        cannot be planned.
+        Make the plan of a recipe (degrees of parallelism, micro-batches, recompute) on `machine`, and remember it:
+        `best` and `best_known` then also consider it, on every machine. Does nothing if the plan cannot be made, or
+        fits none of the machines.
         """
         self._program(recipe, machine)
 
     def best(self, machine: Machine) -> Best | None:
-        """Search the fastest step on a machine and return it; None if no plan was found that fits."""
+        """
+        Search the fastest step on `machine`, one of `machines`, by hill climbing over recipes, and by the joint search
+        where that was asked for; return it. None if no plan was found that fits.
+        """
         found = self.best_known(machine)
         if id(machine) in self.joint_at and self._joint(machine):
             found = self.best_known(machine)
@@ -115,7 +122,8 @@ class PointSearch:
 
     def best_known(self, machine: Machine) -> Best | None:
         """
-        Return the fastest of the programs planned so far that fit a machine, without planning more; None if none fits.
+        Return the fastest on `machine` of the plans made so far, for whichever machine, that fit it; no more plans are
+        made. None if none fits.
         """
         at, best, winner = figures(machine), inf, None
         known = [p for p in self.programs.values() if p is not None and p.rests <= machine.device.usable]
@@ -131,8 +139,8 @@ class PointSearch:
 
     def bound(self, machine: Machine) -> float:
         """
-        Return a lower bound in seconds on any plan of the graph on a machine (`cost.least.work_bound`), whatever its
-        links; memoised by the bandwidth of memory.
+        Return a lower bound, in seconds, of any plan of the graph on a machine (`cost.least.work_bound`). It holds
+        whatever the links, and is memoised by the bandwidth of a device's memory.
         """
         rate = machine.device.memory_bandwidth
         if rate not in self._bounds:

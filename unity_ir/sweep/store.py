@@ -24,7 +24,10 @@ from unity_ir.version import __version__
 
 
 class Store:
-    """The answers of points in a folder, a file each; None keeps nothing. `about` is what all points have in common."""
+    """
+    Keeps the answers of a sweep's points in a folder, one file each, for later sweeps; with a folder of None it keeps
+    nothing. `about` is what all points have in common (precision, optimizer, search).
+    """
 
     def __init__(self, folder: Path | None, about: Mapping[str, Any]):
         self.folder = folder
@@ -32,7 +35,7 @@ class Store:
         """What all points have in common: precision, optimizer, search."""
 
     def prepare(self) -> None:
-        """Make the folder. Raises `UnityError` if it cannot be."""
+        """Make the folder, if there is none yet. Raises `UnityError` if that fails."""
         if self.folder is None:
             return
         try:
@@ -41,7 +44,7 @@ class Store:
             raise UnityError(f"sweep: cannot make the folder {self.folder}: {error.strerror}") from error
 
     def path(self, point: Point) -> Path | None:
-        """Return the file of a point's answer, whether it exists or not; None if nothing is kept."""
+        """Return the path of the file for a point's answer, whether it exists or not; None if nothing is kept."""
         if self.folder is None:
             return None
         said = json.dumps(
@@ -59,10 +62,7 @@ class Store:
         return None
 
     def write(self, answer: Answer) -> None:
-        """
-        Write the answer of a point to its file, whole or not at all; do nothing if nothing is kept. `prepare` makes the
-        folder.
-        """
+        """Write a point's answer to its file, atomically; do nothing if nothing is kept. Call `prepare` before."""
         path = self.path(answer.point)
         if path is None:
             return

@@ -25,7 +25,8 @@ TRACEBACK = "UNITY_IR_TRACEBACK"
 
 class Once(Action):
     """
-    Argparse action that raises an error for an option given twice, of which argparse would silently take the last.
+    Argparse action that stores an option's value, and is an error for an option given twice (argparse itself would
+    silently take the last).
     """
 
     def __call__(
@@ -54,8 +55,8 @@ def exit_code(
     parser: Parser, work: Callable[[Namespace], int], argv: Sequence[str] | None, interrupted: str = ""
 ) -> int:
     """
-    Parse the command line `argv` (None: that of the process), call `work` with the options, and return its exit code,
-    or 1 or 130 for the exception it raises (see `outcome`).
+    Parse the command line `argv` (None: that of the process), call `work` with the parsed options, and return the exit
+    code: that of `work`, or 1 or 130 for an exception, as `outcome` decides.
 
     `interrupted` is the message for Ctrl-C, printed after the tool's name.
     """
@@ -64,11 +65,11 @@ def exit_code(
 
 def outcome(tool: str, work: Callable[[], int], interrupted: str = "interrupted") -> int:
     """
-    Call `work`; return its exit code, or 1 or 130 for the exception it raises. `tool` is the name with which messages
-    begin.
+    Call `work` and return its exit code, or 1 or 130 for the exception that it raises, whose message is printed on
+    stderr. `tool` is the name with which messages begin.
 
-    Errors in the input (`UnityError`, `OSError`, ..) print one line on stderr: exit code 1. Ctrl-C, SIGTERM and SIGHUP
-    print `interrupted`: exit code 130. Any other exception is a bug and prints `internal error` with exit code 1, or is
+    Errors in the input (`UnityError`, `OSError`, ..) print one line: exit code 1. Ctrl-C, SIGTERM and SIGHUP print
+    `interrupted`: exit code 130. Any other exception is a bug and prints `internal error` with exit code 1, or is
     raised if the environment variable `UNITY_IR_TRACEBACK` is set. Standard streams that the caller has closed are
     replaced by stand-ins, and stdout is made UTF-8, for the whole process.
     """

@@ -21,7 +21,9 @@ from unity_ir.rules.trust import digest
 
 
 def import_options(parser: ArgumentParser) -> None:
-    """Add the options of `unity-rules import`, which `import_collection` reads, to a parser."""
+    """
+    Add the options of `unity-rules import` to an argparse parser; `import_collection` reads what they are parsed to.
+    """
     parser.add_argument("collection", type=Path, help="a rule collection: TASO's protobuf (.pb) or FlexFlow's JSON")
     parser.add_argument("--all", action="store_true", help="list every rule, not only those that are not proved")
     parser.add_argument("--seed", type=int, default=0, help="of the values tried (default: %(default)s)")

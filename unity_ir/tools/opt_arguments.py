@@ -12,7 +12,7 @@ from unity_ir.errors import UnityError
 
 
 class PrintIrdl(Action):
-    """Argparse action that prints the dialects in IRDL, and exits."""
+    """Argparse action that prints the definitions of this project's dialects in IRDL, and exits."""
 
     def __init__(self, **kwargs: Any):
         super().__init__(nargs=0, **kwargs)
@@ -28,8 +28,8 @@ class PrintIrdl(Action):
 
 def add_arguments(parser: ArgumentParser) -> list[Action]:
     """
-    Add this project's options of `unity-opt` to the parser of xDSL's driver; return their argparse actions, in order,
-    as `--help` lists them.
+    Add this project's options of `unity-opt` to an argparse parser, which has those of xDSL's driver; return the new
+    options' argparse actions, in the order of `--help`.
     """
     return [
         parser.add_argument(
@@ -175,17 +175,16 @@ def add_arguments(parser: ArgumentParser) -> list[Action]:
 
 def expanded(argv: Sequence[str]) -> list[str]:
     """
-    Return the arguments of a command line with each `--search` that stands alone replaced by `--search=joint`.
-
-    Argparse would take the next argument, a file, as its value.
+    Return a command line's arguments with each `--search` that has no `=` replaced by `--search=joint`: argparse would
+    take the next argument, a file, as its value.
     """
     return ["--search=joint" if word == "--search" else word for word in argv]
 
 
 def check_repeated(flag: str, text: str) -> None:
     """
-    Raise `UnityError` if `text`, the value of the option `flag` (`-p`, a pipeline of passes, or `-t`, a target), gives
-    an argument of a pass or target twice, of which xDSL would take the last.
+    Raise `UnityError` if an argument of a pass or target is given twice in `text`, the value of the option `flag`
+    (`-p`, a pipeline of passes, or `-t`, a target); xDSL would take the last.
 
     Raises `ArgSpecParseError` for text that is no pipeline.
     """

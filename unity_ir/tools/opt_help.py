@@ -56,8 +56,8 @@ class HelpAll(Action):
 
 def add_help(parser: ArgumentParser, own: Sequence[Action]) -> None:
     """
-    Make a parser's `--help` short, so that it lists this project's options `own`, passes and targets only, and add
-    `--help-all` for the full text.
+    Make `--help` of a parser short, and add `--help-all` with the full text. The short one lists this project's options
+    (`own`), passes and targets.
     """
     full = parser.format_help
     parser.add_argument("--help-all", action=HelpAll, full=full, help="show this")

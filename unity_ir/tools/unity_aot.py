@@ -68,8 +68,8 @@ MACHINES = ("dgx-h100", "dgx-h100:8")
 @dataclass
 class CompileRequests:
     """
-    The distinct kernels to compile (`jobs`, by key), the models that use them, and the programs they come from, each as
-    `model, plan, element type, GPUs`.
+    The kernels that `unity-aot` is to compile, each once (`jobs`, by a key), the models that use each, and the programs
+    that they come from (`programs`, each as the text `model, plan, element type, GPUs`).
     """
 
     jobs: dict[str, Job] = field(default_factory=dict[str, Job])
@@ -82,13 +82,13 @@ class CompileRequests:
     """Models without a program on any machine."""
 
     def of(self, target: str) -> dict[str, Job]:
-        """Return the kernels that are launched on a target, such as `cuda:90`."""
+        """Return the kernels, by key, that are launched on a target, such as `cuda:90`."""
         return {name: job for name, job in self.jobs.items() if job.compiled.is_for(target)}
 
     def add(self, other: CompileRequests) -> None:
         """
-        Add the kernels, programs and refusals (errors of programs that could not be made) of `other` to this object; a
-        kernel that both have is kept once, for the models of both.
+        Add the kernels and programs of `other`, and its errors of programs that could not be made, to this object, in
+        place. A kernel in both is kept once, with the models of both.
         """
         for name, job in other.jobs.items():
             self.jobs[name] = merged(self.jobs[name], job) if name in self.jobs else job
@@ -101,8 +101,8 @@ class CompileRequests:
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
     """
-    The result of compiling a kernel for a target: its resources or error (`outcome`), and what is wrong with it
-    (`wrong`, a text for each check that it fails).
+    A kernel compiled for a target. `outcome` is what it takes of the device (registers, shared memory, ..), or the
+    compiler's error; `wrong` has a text for each check that it fails.
     """
 
     job: Job
@@ -121,14 +121,14 @@ def compile_requests(
     processes: int = 1,
 ) -> CompileRequests:
     """
-    Plan and emit a program for each model, plan and element type; return their distinct kernels, which are to be
+    Plan and emit a program for each model, plan and element type; return the distinct kernels of all programs, to be
     compiled.
 
-    Models and machines are given by name, `plans` are names of search strategies, `types` element types or `mixed`;
-    `convolution` is the implementation of convolutions, `triton` or `torch`. Each plan is made on the first of
-    `machines` where it fits; programs that cannot be made are listed in the result. The last type's programs include
-    Adam's updates, the others SGD's. `processes` work on different models in parallel. Raises `UnityError` if one of
-    them is killed.
+    Models and machines are given by name, `plans` are names of search strategies, `types` element types or `mixed`
+    (mixed precision); `convolution` is the implementation of convolutions, `triton` or `torch`. Each plan is made on
+    the first of `machines` where it fits; programs that cannot be made are listed in the result. Programs of the last
+    of `types` train with Adam, the others with SGD. `processes` is the number of processes that work on different
+    models in parallel. Raises `UnityError` if one of them is killed.
     """
     asked = CompileRequests()
     one = partial(_ask, plans=plans, types=types, machines=machines, convolution=convolution)
@@ -194,11 +194,11 @@ def _planned(
 
 def compile_and_check(asked: CompileRequests, targets: Sequence[str], options: Namespace) -> Iterator[CompiledKernel]:
     """
-    Compile the requested kernels for each target, such as `cuda:90`, and check them; yield a result per kernel and
-    target, until `options.seconds` are over, after which no kernel is begun.
+    Compile the requested kernels for each target, such as `cuda:90`, and check them; yield a result for each kernel and
+    target. No kernel is begun after `options.seconds`.
 
-    Of `options`, the parsed command line, `cache` is the SQLite file in which results are looked up and kept, `jobs`
-    the number of processes.
+    `options` is the parsed command line: `cache` is the SQLite file in which results are looked up and kept, `jobs` the
+    number of processes, `seconds` the time limit.
     """
     cache, end = Cache(options.cache), monotonic() + options.seconds
     for target in targets:
@@ -273,8 +273,8 @@ def _by_model(rows: Sequence[CompiledKernel]) -> list[dict[str, object]]:
 
 def launch_text(one: Compiled) -> str:
     """
-    Return text that describes a kernel's launch (nothing is launched): element types of its pointers, tile sizes,
-    warps, such as `bf16 bf16 128x128x64, 8 warps`.
+    Describe how a kernel is launched, as text: element types of its pointers, tile sizes, number of warps, such as
+    `bf16 bf16 128x128x64, 8 warps`.
     """
     types = dict.fromkeys(t.lstrip("*") for t in one.signature.values() if t.startswith("*"))
     tiles = [str(v) for n, v in one.constants.items() if n.isupper() and isinstance(v, int) and v is not True and v > 1]
@@ -283,8 +283,8 @@ def launch_text(one: Compiled) -> str:
 
 def table_row(row: CompiledKernel) -> dict[str, object]:
     """
-    Return a compiled kernel as a table row, values by column title: its name, models, target, launch, resources and
-    failed checks. Resources are None if it did not compile.
+    Return a compiled kernel as a table row (values by column title): its name, models, target, launch, resources and
+    failed checks. The numbers are None if it did not compile.
     """
     took = row.outcome if isinstance(row.outcome, Resources) else None
     return {
@@ -302,10 +302,10 @@ def table_row(row: CompiledKernel) -> dict[str, object]:
 
 def show(rows: Sequence[CompiledKernel], asked: CompileRequests, every: bool) -> None:
     """
-    Print the results as tables: one with a column per target, one with a row per model and target, and the kernels with
-    violations (with `every`, all kernels).
+    Print the results of `unity-aot` as tables: one with a column per target, one with a row per model and target, and
+    one of the kernels that fail a check (with `every`, of all kernels).
 
-    `rows` are the compiled kernels, `asked` the requests they answer.
+    `rows` are the compiled kernels, `asked` those that were to be compiled.
     """
     console = Console(width=None if sys.stdout.isatty() else 200)
     found = _summary(rows, asked)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 class UnclosedBuffer(StringIO):
-    """String buffer that keeps its text when it is closed, as the driver does even after an error."""
+    """String buffer whose text can still be read after it is closed: xDSL's driver closes it even after an error."""
 
     def close(self) -> None:
         """Do nothing, so that the text can be read after the driver closes the buffer."""
@@ -146,14 +146,14 @@ class UnityOpt(xDSLOptMain):
         return BytesIO(data), extension
 
     def model_text(self) -> IO[bytes]:
-        """Return the text (.pcg) of the graph of the model of the zoo that `--model` names, as a stream."""
+        """Build the model of the zoo that `--model` names; return its graph as text (.pcg), in a stream."""
         from unity_ir.api.source import module_of_graph
         from unity_ir.models import from_text
 
         return BytesIO(str(module_of_graph(from_text(self.args.model))).encode())
 
     def torch_text(self) -> IO[bytes]:
-        """Import the model that `--from-torch` names from PyTorch; return the text (.pcg) of its graph, as a stream."""
+        """Import the PyTorch model that `--from-torch` names; return its graph as text (.pcg), in a stream."""
         from unity_ir.api.source import module_of_imported
         from unity_ir.frontends.torch.load import from_text
 
@@ -174,8 +174,8 @@ class UnityOpt(xDSLOptMain):
 
     def setup_pipeline(self) -> None:
         """
-        Check the options, and make the pipeline of passes: mixed precision, search, then those of `-p`, as far as they
-        are asked for.
+        Check the options, and make the pipeline of passes from them: mixed precision and search, if these are asked
+        for, then the passes of `-p`.
 
         Raises `UnityError` for options that contradict each other, and for unknown passes and arguments.
         """
@@ -253,9 +253,8 @@ class UnityOpt(xDSLOptMain):
     @property
     def trains_with(self) -> str | None:
         """
-        The name of the optimizer given to `pcg-differentiate` or to the target, such as `adam`; None if none is.
-
-        A search then plans for it, as its state takes memory.
+        The name of the optimizer that the command line gives to `pcg-differentiate` or to the target, such as `adam`;
+        None if it gives none. A search plans for this optimizer, since its state takes memory.
         """
         given = [s for s in parse_pipeline(self.args.passes) if s.name == "pcg-differentiate"]
         given += [parse_spec(self.args.target)] if self.args.target.startswith("triton") else []
@@ -271,8 +270,8 @@ class UnityOpt(xDSLOptMain):
 
     def check_files(self) -> None:
         """
-        Raise `UnityError` if two outputs name the same file, or an output other than `-o` names the input's; also for
-        an empty name.
+        Raise `UnityError` if an option's file name is empty, or if two of the command line's files are the same; only
+        `-o` may name the input's file.
         """
         written = {
             "--trace": self.args.trace,
@@ -297,7 +296,7 @@ class UnityOpt(xDSLOptMain):
             seen[path] = flag
 
     def check_target(self) -> None:
-        """Raise `UnityError` for wrong arguments of the target (`-t`): before the search rather than after it."""
+        """Raise `UnityError` for wrong arguments of the target (`-t`), so that they are found before the search."""
         spec = parse_spec(self.args.target)
         factory: Any = self.available_targets[spec.name]
         if spec.parameters and not signature(factory).parameters:
@@ -310,9 +309,9 @@ class UnityOpt(xDSLOptMain):
 
     def verified(self, module: ModuleOp, work: Callable[[ModuleOp], None]) -> None:
         """
-        Call `work`, which verifies or changes a module, on `module`. Raises `UnityError`, naming the operation, where
-        verification fails, and `PassFailedException` as passes do; with `--stats`, the costs of a plan that does not
-        fit into memory are printed first.
+        Call `work(module)`, which verifies or changes the module. Raises `UnityError`, in a message that names the
+        operation, where verification fails, and `PassFailedException` where a pass fails. With `--stats`, if a plan
+        does not fit the memory, its costs are printed first.
         """
         try:
             with as_xdsl("changed or verified"):
@@ -328,8 +327,8 @@ class UnityOpt(xDSLOptMain):
 
     def apply_passes(self, prog: ModuleOp) -> None:
         """
-        Run the pipeline on the module `prog`, in place; then make what `--derivation-out`, `--stats`, `--print-plan`,
-        `--trace`, `--timeline` and `--report` ask for.
+        Run the pipeline of passes on the module `prog`, in place; then print or prepare what `--derivation-out`,
+        `--stats`, `--print-plan`, `--trace`, `--timeline` and `--report` ask for.
         """
         self.verified(prog, super().apply_passes)
         if self.args.derivation_out is not None:
@@ -366,10 +365,10 @@ class UnityOpt(xDSLOptMain):
 
     def draw(self, module: ModuleOp) -> Mapping[str, str]:
         """
-        Simulate an iteration of the module's only pcg function; return the files that `--trace` and `--timeline` ask
-        for, text by file name. Nothing is written yet.
+        Simulate an iteration of the module's only pcg function; return the contents of the files that `--trace` and
+        `--timeline` ask for, by file name. Nothing is written yet.
 
-        Raises `UnityError` for a lowered module, and for another number of functions.
+        Raises `UnityError` for a lowered module, and unless there is exactly one function.
         """
         from unity_ir.api.stats import machine_of
         from unity_ir.dialects.convert import to_graph
@@ -414,8 +413,9 @@ class UnityOpt(xDSLOptMain):
 
     def output_resulting_program(self, prog: ModuleOp) -> str:
         """
-        Return the module as text in the format of the target (`-t`); the generic form has inputs' names as attributes,
-        since MLIR does not keep SSA names. Raises `DiagnosticException` if the target writes nothing.
+        Return the module as text in the format of the target (`-t`). In MLIR's generic form, each argument gets its
+        input's name as an attribute, since MLIR does not keep SSA names. Raises `DiagnosticException` if the target
+        writes nothing.
         """
         if self.args.print_op_generic:
             from unity_ir.dialects.convert import pcg_functions, write_names
@@ -440,8 +440,8 @@ class UnityOpt(xDSLOptMain):
 
     def write_output_file(self) -> None:
         """
-        Write the files of all options that name one, each whole; called after everything has succeeded. All are first
-        written beside their places, so that if one cannot be, no file changes. Raises `UnityError` then.
+        Write the files of all options that name one, after everything else has succeeded. All are first written to
+        temporary files next to them: if one of these cannot be written, raises `UnityError`, and no file changes.
         """
         texts = dict(self.pictures)
         if self.output is not None:

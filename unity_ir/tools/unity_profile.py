@@ -63,8 +63,8 @@ ELEMENTS = tuple(4**k for k in range(5, 12))
 
 class MeasureRequests:
     """
-    The distinct kernels to measure, most important first, each with the call that is timed (`jobs`), and the operators
-    that cannot be measured (`refused`).
+    The kernels that `unity-profile` is to measure, each once, most important first, with the call that is timed
+    (`jobs`), and the operators that cannot be measured (`refused`).
     """
 
     def __init__(self) -> None:
@@ -75,8 +75,8 @@ class MeasureRequests:
 
     def add(self, node: Node) -> None:
         """
-        Add the kernel of a compute node, at one task's shapes, unless it is known already; if it cannot be measured,
-        record the reason in `refused`.
+        Add the kernel of a compute node, with the shapes that one device computes, unless it was added before. If it
+        cannot be measured, record the reason in `refused`.
         """
         from unity_ir.lowering.measure.operators import operator_job
 
@@ -88,7 +88,7 @@ class MeasureRequests:
                 self.refused[node.op] = str(error)
 
     def add_update(self, weight: Node, optimizer: Optimizer) -> None:
-        """Add the kernel by which `optimizer` updates one device's shard of a weight, unless it is known already."""
+        """Add the kernel by which `optimizer` updates one device's piece of a weight, unless it was added before."""
         from unity_ir.lowering.measure.operators import update_job
 
         (type,) = weight.types
@@ -177,8 +177,8 @@ def _configurations(
 
 def collectives(ranks: int) -> list[tuple[str, int, int]]:
     """
-    Return the collectives to measure on `ranks` ranks, as (name, ranks in a group, elements of a rank's shard); none
-    for one rank.
+    Return the collectives to measure on `ranks` ranks, as (name, number of ranks in a group, elements of a rank's
+    piece); [] for one rank.
     """
     members = [m for m in range(2, ranks + 1) if ranks % m == 0]
     return [(kind, m, size) for m in members for size in ELEMENTS for kind in PROFILED]
@@ -189,8 +189,8 @@ def collectives(ranks: int) -> list[tuple[str, int, int]]:
 
 def describe(device: str, machine: Machine) -> dict[str, str]:
     """
-    Return the `about` table of a profile, by key: the kind of the machine's device, and host, versions and date of the
-    process, which measures on `device` (`cpu` or `cuda`).
+    Describe where a profile is measured, as its `about` table (text by key): the kind of the machine's device, and the
+    host, versions and date of this process, which measures on `device` (`cpu` or `cuda`).
     """
     import torch
 
@@ -224,10 +224,10 @@ def _processor() -> str:
 
 def measure(file: ProfileFile, asked: MeasureRequests, ranks: int, options: Namespace) -> int:
     """
-    Measure the requested kernels, and on CPUs the collectives, that the profile `file` lacks, with `ranks` processes at
-    work at once, and add them to it; return the number added.
+    Measure the requested kernels that the profile `file` lacks, and on CPUs the collectives, too, and add them to it;
+    return the number added. `ranks` processes run each kernel at the same time.
 
-    Of `options`, the parsed command line, `seconds` is the time after which no measurement is begun, `each` the seconds
+    `options` is the parsed command line: `seconds` is the time after which no measurement is begun, `each` the seconds
     for one measurement, `limit` the most kernels (collectives, which come first, are not counted), `device` what to
     measure on, `cpu` or `cuda`. Kernels that fail are added to `asked.refused`. Raises `UnityError` if a process dies.
     """
@@ -287,8 +287,8 @@ def measure(file: ProfileFile, asked: MeasureRequests, ranks: int, options: Name
 
 def fits(file: ProfileFile, device: Device, ranks: int) -> dict[str, Fit]:
     """
-    Return, by kind of kernel, the efficiency curve of `device` fitted to the kernels in `file` that were measured with
-    `ranks` ranks at work at once; kinds with fewer than `FEWEST` measurements are left out.
+    Fit the efficiency of `device` to the kernels in `file` that were measured with `ranks` processes at the same time;
+    return the fitted curve of each kind of kernel, by kind. Kinds with fewer than `FEWEST` measurements are left out.
     """
     samples: dict[str, list[Measurement]] = {}
     for row in file.kernels(ranks):
@@ -300,8 +300,9 @@ def fits(file: ProfileFile, device: Device, ranks: int) -> dict[str, Fit]:
 
 def lines(file: ProfileFile, ranks: int) -> dict[str, FittedLine]:
     """
-    Return the line (latency in seconds, bandwidth in bytes/s) fitted to the measurements of each collective and group
-    size with `ranks` ranks, by names such as `all_reduce-2`; those measured at fewer than 3 sizes are left out.
+    Fit a line (latency in seconds, bandwidth in bytes/s) to the measurements in `file` of each collective and group
+    size, made with `ranks` ranks; return the lines by names such as `all_reduce-2`. Those measured at fewer than 3
+    sizes are left out.
     """
     points: dict[str, list[tuple[float, float]]] = {}
     for row in file.collectives(ranks):
@@ -311,8 +312,9 @@ def lines(file: ProfileFile, ranks: int) -> dict[str, FittedLine]:
 
 def fit_text(found: Mapping[str, Fit], moves: Mapping[str, FittedLine], about: Mapping[str, str], ranks: int) -> str:
     """
-    Return the text of the `.toml` file beside a profile measured with `ranks` ranks: the fitted curves `found` by kind
-    of kernel, the lines `moves` by collective and group size (`all_reduce-2`), their errors, and the profile's `about`.
+    Return the text of the `.toml` file that is written beside a profile measured with `ranks` ranks: the fitted curves
+    `found` by kind of kernel, the fitted lines `moves` by collective and group size (`all_reduce-2`), their errors, and
+    the profile's `about` table.
     """
     text = [
         f"# Fitted by unity-profile to what was measured with {ranks} ranks at work at once: see docs/profiles.md.",

@@ -77,8 +77,8 @@ def _parser() -> Parser:
 
 def run(options: Namespace) -> int:
     """
-    Run `unity-sweep` with its parsed options: search all points, write what was asked for, and print a table; return
-    the exit code. Raises `UnityError` for a grid that cannot be, before anything is searched.
+    Run `unity-sweep` with its parsed options: search all points of the grid, write the files that the options name, and
+    print a table; return the exit code. Raises `UnityError` for an impossible grid, before anything is searched.
     """
     if not options.machine:
         raise UnityError("unity-sweep: no machine; add --machine dgx-h100")

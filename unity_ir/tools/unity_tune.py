@@ -50,12 +50,13 @@ def programs(
     models: Sequence[str], types: Sequence[str], plan: str, machine: str, mixed: str | None = None
 ) -> Iterator[Program]:
     """
-    Yield one rank's training step, as a program, of each model: a name in the zoo, or a `.pcg` file.
+    Yield one rank's training step, as a program, for each model and element type. `models` are names in the zoo, or
+    `.pcg` files.
 
     Each model is yielded in every one of the element types, or in its own if `types` is empty; then, unless `mixed` is
-    None, in mixed precision with that type. Graphs that are plans for several devices already are kept; others get the
-    plan of the search strategy `plan` on the machine called `machine`. Raises `UnityError` for graphs that are whole
-    training steps already, and for plans in mixed precision.
+    None, in mixed precision with that type. A graph that is a plan for several devices is kept; for others, the search
+    strategy `plan` makes one on the machine called `machine`. Raises `UnityError` for graphs that are whole training
+    steps already, and for graphs that are plans if `mixed` is given.
     """
     on = load(machine)
 
@@ -79,12 +80,12 @@ def tune(
     wanted: Iterable[TuningTask], measure: Measure, table: TuningTable, refused: dict[str, str], seconds: float
 ) -> None:
     """
-    Time each implementation (Triton's, PyTorch's) of the operators in `wanted` that `table` lacks, beginning none after
-    `seconds`, and add the times to the table, in place.
+    Time Triton's and PyTorch's implementation of each operator in `wanted` that `table` lacks, and add the times to the
+    table, in place. None is begun after `seconds`.
 
-    `measure(task, implementations)` returns, by implementation, the seconds of a task, or as text why it has none.
-    `refused` gets these reasons, by operator and implementation. Operators without a time for PyTorch are left out of
-    the table, which serves to choose between the two.
+    `measure(task, implementations)` returns, for each implementation, its seconds, or as text why it has none; these
+    reasons are added to `refused`, by operator and implementation. Operators without a time for PyTorch are left out of
+    the table, which is for choosing between the two.
     """
     end = monotonic() + seconds
     for task in wanted:
@@ -103,8 +104,8 @@ def tune(
 
 def describe(machine: str) -> dict[str, str]:
     """
-    Return the `about` of a tuning table, text by key: the kind of device of the machine called `machine`, the GPU of
-    this process, and versions.
+    Describe where a tuning table is measured, as its `about` table (text by key): the kind of device of the machine
+    called `machine`, the GPU of this process, and versions.
     """
     import torch
     import triton
@@ -183,8 +184,7 @@ def work(options: Namespace, measure: Measure | None = None) -> int:
 
 def show(table: TuningTable) -> None:
     """
-    Print, for each implementation in the table, for how many operators it is the fastest, and how many times as fast as
-    the other at most.
+    Print, for each implementation in the table, for how many operators it is the fastest, and by what factor at most.
     """
     shown = Shown(title="faster implementations", title_justify="left")
     for heading in ("implementation", "operators", "most times as fast"):

@@ -23,15 +23,15 @@ def _machine_op(module: ModuleOp) -> MachineOp | None:
 
 
 def machine_name(module: ModuleOp) -> str | None:
-    """Return the name of the machine (cluster) that the module's plan is for; None if the module has no machine."""
+    """Return the name of the machine (cluster) that the module's plan is for; None if the module names none."""
     op = _machine_op(module)
     return None if op is None else op.text
 
 
 def module_machine(module: ModuleOp) -> Machine | None:
     """
-    Return the machine that the module's plan is for, from its description or by name; None if
-    the module has no machine.
+    Return the machine that the module's plan is for: built from its description if the module has one, else loaded by
+    its name. None if the module has no machine.
 
     Raises `UnityError` for an unknown name, and for an impossible description.
     """
@@ -46,9 +46,9 @@ def module_machine(module: ModuleOp) -> Machine | None:
 
 def set_machine(module: ModuleOp, name: str) -> None:
     """
-    Set the machine that the module's plan is for to the one called `name`, a preset or a file as
-    `unity_ir.machine.load` takes it, without its description (see `expand`); replace any other. Whether there is one is
-    not checked.
+    Make the module name `name` as the machine that its plan is for, in place of any other. `name` is a preset or a
+    file, as `unity_ir.machine.load` takes it; whether it exists is not checked. Its description is not added (see
+    `expand`).
     """
     _replace(module, MachineOp(name))
 
@@ -56,7 +56,7 @@ def set_machine(module: ModuleOp, name: str) -> None:
 def expand(module: ModuleOp) -> None:
     """
     Add the full description (devices, levels, links, protocols) of the module's machine to its `machine.machine`
-    operation, which may only name it; do nothing if the module has no machine.
+    operation, in place, where it has only a name. Does nothing if the module has no machine.
 
     Raises as `module_machine`.
     """

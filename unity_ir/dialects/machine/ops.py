@@ -39,7 +39,7 @@ from unity_ir.errors import UnityError
 @irdl_op_definition
 class MachineOp(IRDLOperation):
     """
-    The machine the module's plan is for: by name, as `--machine` has it, or described.
+    The machine that the module's plan is for: named only, as for `--machine`, or named and described in full.
 
     `machine.machine "summit:4"`, or `machine.machine "mine" { machine.device ... machine.level ... machine.link ... }`.
     """
@@ -114,8 +114,8 @@ class MachineOp(IRDLOperation):
 
     def verify_(self) -> None:
         """
-        Raise `VerifyException` unless it is the module's only machine, directly in the module, and its description, if
-        any, is one of a possible machine.
+        Raise `VerifyException` if the module has another machine, if this one is not directly in the module, or if its
+        description (when it has one) is impossible.
         """
         from unity_ir.machine import machine_from
 

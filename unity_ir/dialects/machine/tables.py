@@ -23,8 +23,8 @@ def _entries(table: Any) -> list[tuple[str, Any]]:
 
 def to_attribute(value: Any) -> Attribute:
     """
-    Return the attribute of a boolean, number, string, list or table (a mapping), nested ones included: i1, i64 (f64 for
-    integers beyond 64 bits), f64, string, array and dictionary attributes.
+    Return a value of a machine's description as an attribute: a boolean as i1, an integer as i64 (as f64 beyond 64
+    bits), a float as f64, a string, a list as an array, and a table (mapping) as a dictionary, nested ones included.
     """
     match value:
         case bool():
@@ -43,7 +43,7 @@ def to_attribute(value: Any) -> Attribute:
 
 def from_attribute(attribute: Attribute) -> Any:
     """
-    Return the value that `to_attribute` made an attribute from, with lists and dicts for nested ones. Raises
+    Return the Python value of an attribute that `to_attribute` made: a boolean, number, string, list or dict. Raises
     `UnityError` for attributes of other kinds.
     """
     match attribute:

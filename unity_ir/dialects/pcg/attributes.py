@@ -54,7 +54,8 @@ def _checked(value: int) -> int:
 
 def to_value(where: str, name: str, attribute: Attribute) -> AttrValue:
     """
-    Return the plain value of an xDSL attribute. `name` is the attribute's and `where` the operation's, for errors.
+    Return an operator's attribute, given as an xDSL attribute, as a plain Python value. Messages name it by `where`,
+    the operation, and `name`, the attribute's name.
 
     Raises `UnityError` for attributes that no operator has: numbers of other than 64 bits, nested ones.
     """

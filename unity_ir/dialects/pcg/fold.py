@@ -38,7 +38,7 @@ def _replace(op: ParallelOp, new: Sequence[ParallelOp], value: SSAValue, rewrite
 
 class FoldIdentity(RewritePattern):
     """
-    Remove a parallel operator of degree 1, which makes one piece of one piece.
+    Remove a parallel operator of degree 1, which leaves one piece as one piece.
 
     rewrite: partition(x, dim i by 1) -> x, and so for every parallel operator
     """

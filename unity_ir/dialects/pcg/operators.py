@@ -44,10 +44,11 @@ def infer_types(
     op: str, operands: tuple[TensorType, ...], attributes: Attributes, view: View | None
 ) -> list[PcgTensorType]:
     """
-    Infer the result types of the operator named `op`, parallel or compute, on operands of these types; check that its
-    machine view, the devices it runs on, fits (None: it has none).
+    Return the result types of the operator named `op`, parallel or compute, for operands of these types; check that its
+    machine view (the devices that it runs on) fits, unless `view` is None.
 
-    Raises `UnityError` where the operator does not apply, or its view does not fit. Cached: do not change the list.
+    Raises `UnityError` where the operator does not apply, or its view does not fit. The result is cached: do not change
+    the list.
     """
     values = [leaf("input", type, name=f"x{i}").result for i, type in enumerate(operands)]
     if op in PARALLEL_OPERATORS:
@@ -62,7 +63,7 @@ class OperatorOp(NodeOp, ABC):
 
     @classmethod
     def operator_name(cls) -> str:
-        """Return the operator's name in the compiler's own graph: that of the operation, without `pcg.`."""
+        """Return the operator's name in the compiler's own graph, which is the operation's name without `pcg.`."""
         return cls.name.removeprefix("pcg.")
 
     @property
@@ -81,11 +82,11 @@ class OperatorOp(NodeOp, ABC):
         attributes: dict[str, Attribute] | None = None,
     ) -> OperatorOp:
         """
-        Return a new operation of the class, with the operator's attributes `values`, by name; its result types are
-        inferred.
+        Return a new operation of this class. `operands` are its operands, and `values` the operator's attributes by
+        name; the result types are inferred.
 
-        `view` says on which devices it runs (None: not decided); `attributes` are those of other dialects, whose names
-        contain a dot. Raises `UnityError` where operands, values or view do not fit.
+        `view` is its machine view, the devices that it runs on (None: not decided); `attributes` are attributes of
+        other dialects, whose names contain a dot. Raises `UnityError` where operands, values or view do not fit.
         """
         values = cls.checked(values)
         types = tuple(core_type(v) for v in operands)
@@ -105,8 +106,8 @@ class OperatorOp(NodeOp, ABC):
     @classmethod
     def checked(cls, values: dict[str, AttrValue]) -> dict[str, AttrValue]:
         """
-        Return the operator's attributes `values`, by name, with defaults filled in. Here they are returned as they are:
-        parallel operators have no defaults, and are checked where they are applied.
+        Return the operator's attributes `values`, by name, with defaults filled in. In this class they are returned as
+        they are: parallel operators have no defaults, and their attributes are checked when the types are inferred.
         """
         return values
 
@@ -139,8 +140,8 @@ class ParallelOp(OperatorOp, ABC):
     @property
     def degrees(self) -> dict[str, int]:
         """
-        The operator's integer attributes by name: for most `by`, the degree (number of pieces), and, for operators on a
-        dim, `dim`. Attributes that are missing or no integers are left out.
+        The operator's integer attributes by name: `by`, the degree (number of pieces), and, for operators on one dim,
+        `dim`. Attributes that are missing or no integers are left out.
         """
         # One that is missing is told by the verifier, whose message prints the operation.
         values = {name: self.properties.get(name) for name in self.kinds()}
@@ -228,7 +229,10 @@ class ComputeOp(OperatorOp, ABC):
             return cls.make(arguments, values, view if isinstance(view, ViewAttr) else None, other)
 
     def print(self, printer: Printer) -> None:
-        """Print what follows the operation's name, as `parse` reads it; attributes at their default are left out."""
+        """
+        Print what follows the operation's name, as `parse` reads it; attributes that have their default value are left
+        out.
+        """
         printer.print_string(" ")
         printer.print_list(self.operands, printer.print_operand)
         defaults = {a.name: a.default for a in self.operator().line.attributes}

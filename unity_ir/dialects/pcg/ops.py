@@ -58,7 +58,8 @@ def as_verify_error() -> Generator[None]:
 
 def core_type(value: SSAValue) -> TensorType:
     """
-    Return the type of a value as the core's `TensorType`. Raises `UnityError` if its xDSL type is no `!pcg.tensor`.
+    Return the type of an SSA value, which must be a `!pcg.tensor`, as the core's `TensorType`. Raises `UnityError` for
+    another type.
     """
     if not isinstance(value.type, PcgTensorType):
         raise UnityError(f"pcg: a value of type {value.type}; only !pcg.tensor values are allowed here")
@@ -99,7 +100,9 @@ def parse_view(parser: Parser) -> dict[str, Attribute]:
 
 
 def split_attributes(attributes: dict[str, Attribute]) -> tuple[dict[str, Attribute], dict[str, Attribute]]:
-    """Split attributes into (an operator's own, those of other dialects, whose names contain a dot), both by name."""
+    """
+    Split attributes by name into (those of the operator itself, those of other dialects, whose names contain a dot).
+    """
     own = {name: attribute for name, attribute in attributes.items() if "." not in name}
     return own, {name: attribute for name, attribute in attributes.items() if "." in name}
 
@@ -109,16 +112,15 @@ class PcgOp(IRDLOperation, ABC):
 
     def verify_attributes(self) -> None:
         """
-        Check that attributes which are no properties belong to other dialects: their names contain a dot.
-
-        Raises `UnityError` otherwise, since the custom syntax would not read such an attribute back.
+        Raise `UnityError` if an attribute that is no property of the operation has a name without a dot: it belongs to
+        no dialect, and the custom syntax would not read it back.
         """
         if own := next((name for name in self.attributes if "." not in name), None):
             raise UnityError(f"{self.name}: unknown attribute {own}; remove it, or write it as a property")
 
 
 class NodeOp(PcgOp, ABC):
-    """Base of operations that make values: leaves and operators, the nodes of a `Graph`."""
+    """Base of operations that compute or provide values (operators and leaves), which are the nodes of a `Graph`."""
 
     view = opt_prop_def(ViewAttr)
     """The devices it runs on; absent before the search."""
@@ -128,7 +130,7 @@ class NodeOp(PcgOp, ABC):
     @property
     def core_view(self) -> View | None:
         """
-        The machine view (on which devices the operation runs) as the core's `View`; None if it has none, as before the
+        The machine view (the devices that the operation runs on) as the core's `View`; None if it has none, as before a
         search.
         """
         return None if self.view is None else self.view.data
@@ -156,14 +158,15 @@ class LeafOp(NodeOp, ABC):
 
     def verify_(self) -> None:
         """
-        Raise `VerifyException` where the leaf's name, value, type or view is invalid, and for attributes of no dialect.
+        Raise `VerifyException` where the leaf's name, value, type or view is invalid, and for an attribute that belongs
+        to no dialect (its name has no dot).
         """
         with as_verify_error():
             self.verify_attributes()
             self.node()
 
     def print_rest(self, printer: Printer) -> None:
-        """Print what every leaf's text ends with: attributes, machine view and type."""
+        """Print the end that every leaf's text has: attributes, machine view and type."""
         print_dictionary(printer, self.attributes)
         self.print_view(printer)
         printer.print_string(" : ")
@@ -172,8 +175,8 @@ class LeafOp(NodeOp, ABC):
     @classmethod
     def parse_rest(cls, parser: Parser, properties: dict[str, Attribute], position: int) -> LeafOp:
         """
-        Parse what every leaf's text ends with, attributes, machine view and type; return the operation, which has these
-        and `properties` (by name, parsed before).
+        Parse the end that every leaf's text has: attributes, machine view and type. Return the operation with these and
+        with `properties` (by name, which the caller has parsed).
 
         `position` is the character of the text at which errors of the operation are reported. Raises `ParseError`.
         """
@@ -201,10 +204,10 @@ def _checked_leaf(op: str, type: TensorType, view: View | None, **attributes: st
 @irdl_op_definition
 class WeightOp(LeafOp):
     """
-    `%w = pcg.weight "fc1.weight" : !pcg.tensor<...>`: a parameter by its full name.
+    `%w = pcg.weight "fc1.weight" : !pcg.tensor<...>`: a parameter, by its full name.
 
     `pcg.weight "fc1.weight" master f32 : !pcg.tensor<[8, 8], bf16, grad = f32>` is stored and updated in f32 (its
-    master), and read as bf16: its pieces are cast where they rest, so that moves carry bf16.
+    master), and read as bf16: each device casts its resting piece before it is moved, so that moves carry bf16.
     """
 
     name = "pcg.weight"
@@ -243,7 +246,10 @@ class WeightOp(LeafOp):
         self.print_rest(printer)
 
     def verify_(self) -> None:
-        """Raise `VerifyException` for an invalid weight, and for weights of one name that differ in type or view."""
+        """
+        Raise `VerifyException` for an invalid weight, and if weights of one name in its block differ in type, view or
+        master.
+        """
         super().verify_()
         # The first weight of a block speaks for all, so that verifying a block takes linear time.
         if self.parent is not None and not any(isinstance(op, WeightOp) for op in _before(self)):
@@ -259,8 +265,8 @@ def _before(op: Operation) -> Generator[Operation]:
 
 def check_weights(ops: Iterable[WeightOp]) -> None:
     """
-    Check that weights of one name have one type, one machine view and one element type they are stored in (`master`).
-    Raises `UnityError` otherwise.
+    Raise `UnityError` if two weights of one name differ in their type, machine view, or the element type they are
+    stored in (`master`).
     """
     seen: dict[str, WeightOp] = {}
     for op in ops:
@@ -307,9 +313,10 @@ class ConstantOp(LeafOp):
 @irdl_op_definition
 class UpdateOp(PcgOp):
     """
-    `pcg.update %w, %g {optimizer = "sgd", lr = 0.1} : type, type`: one optimizer step of a weight by its gradient.
+    `pcg.update %w, %g {optimizer = "sgd", lr = 0.1} : type, type`: one step of the optimizer, which updates a weight by
+    its gradient.
 
-    Without attributes, the optimizer is left open.
+    Without attributes, the optimizer is not decided.
     """
 
     name = "pcg.update"
@@ -333,7 +340,7 @@ class UpdateOp(PcgOp):
     @property
     def core_optimizer(self) -> Optimizer | None:
         """
-        The optimizer with its hyperparameters; None if the operation names none, which leaves it open.
+        The optimizer with its hyperparameters; None if the operation names none.
 
         Raises `UnityError` if it is unknown, or a hyperparameter is out of range.
         """
@@ -341,7 +348,8 @@ class UpdateOp(PcgOp):
 
     def verify_(self) -> None:
         """
-        Raise `VerifyException` where operands or optimizer do not fit (`check`), and for attributes of no dialect.
+        Raise `VerifyException` where operands or optimizer do not fit (`check`), and for an attribute that belongs to
+        no dialect (its name has no dot).
         """
         with as_verify_error():
             self.verify_attributes()
@@ -349,8 +357,8 @@ class UpdateOp(PcgOp):
 
     def check(self) -> None:
         """
-        Check the operands, a weight and a gradient of its sizes and of the element type it is stored in, and the
-        optimizer. Raises `UnityError` otherwise.
+        Raise `UnityError` unless the operands are a weight and a gradient of its sizes, in the element type in which
+        the weight is stored, and the optimizer is valid.
         """
         weight, grad = core_type(self.weight), core_type(self.grad)
         if not isinstance(self.weight.owner, WeightOp):
@@ -387,9 +395,11 @@ class UpdateOp(PcgOp):
 
 def optimizer_attributes(optimizer: Optimizer | None) -> dict[str, Attribute]:
     """
-    Return an optimizer as the attributes of a `pcg.update` operation (a weight's update), by name; {} for None.
+    Return an optimizer as the attributes, by name, of the `pcg.update` operation that updates a weight by it; {} for
+    None.
 
-    Given `Optimizer("sgd", lr=0.1)`, returns `{optimizer = "sgd", lr = 0.1}`. Raises `UnityError` for unknown ones.
+    Given `Optimizer("sgd", lr=0.1)`, returns `{optimizer = "sgd", lr = 0.1}`. Raises `UnityError` for an unknown
+    optimizer.
     """
     if optimizer is None:
         return {}
@@ -403,10 +413,10 @@ def optimizer_attributes(optimizer: Optimizer | None) -> dict[str, Attribute]:
 
 def to_optimizer(where: str, attributes: Mapping[str, Attribute]) -> Optimizer | None:
     """
-    Return the optimizer that the attributes of a `pcg.update` operation (a weight's update) describe, with defaults
-    filled in; None if there are none.
+    Return the optimizer that the attributes of a `pcg.update` operation describe, with defaults for hyperparameters
+    that are left out; None if there are no attributes.
 
-    `where` names the operation in errors. Raises `UnityError` for unknown optimizers and hyperparameters.
+    Raises `UnityError`, in a message that begins with `where`, for unknown optimizers and hyperparameters.
     """
     values = {name: to_value(where, name, attribute) for name, attribute in attributes.items()}
     name = values.pop("optimizer", None)
@@ -419,10 +429,9 @@ def to_optimizer(where: str, attributes: Mapping[str, Attribute]) -> Optimizer |
 
 def input_node(where: str, name: str, type: TensorType, view: View | None) -> Node:
     """
-    Return the function argument `name`, of this type and machine view, as an input node of the core's graph; `where`
-    names the function in errors.
+    Return an input node of the core's graph for a function's argument, with this name, type and machine view.
 
-    Raises `UnityError` for an invalid name or view.
+    Raises `UnityError`, in a message that begins with `where` (the function), for an invalid name or view.
     """
     check_name(where, name)
     return _checked_leaf("input", type, view, name=name)

@@ -37,9 +37,9 @@ from unity_ir.pcg.types import InTime, TensorType, tensor_type
 @irdl_attr_definition
 class PcgTensorType(Data[TensorType], TypeAttribute):
     """
-    `!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`: 64 x 784 elements, dim 0 in 2 shards, as 2 addends of the value
-    (partial sums) in 4 copies: see `unity_ir.pcg.types`. `[64:8:t4, 784]`: of 8 shards each of 4 micro-batches has 2.
-    Make one with `pcg_tensor`.
+    `!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`: a tensor of 64 x 784 elements, with dim 0 in 2 shards, as 2
+    addends of the value (partial sums), in 4 copies: see `unity_ir.pcg.types`. In `[64:8:t4, 784]`, dim 0 is in 8
+    shards, and each of 4 micro-batches has 2 of them. Make one with `pcg_tensor`.
     """
 
     name = "pcg.tensor"

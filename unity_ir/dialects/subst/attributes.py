@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 def parse_body(parser: AttrParser, read: Callable[[str], T]) -> T:
     """
-    Parse the text in angle brackets with the function `read`, and return its result. The text may be in double quotes,
-    as in the spelling for IRDL (`dialects.parameters`).
+    Parse the text in angle brackets with the function `read`, and return what it returns. The text may be in double
+    quotes, as in the spelling for IRDL (`dialects.parameters`).
 
     MLIR's tokens do not cover that text, so it is taken from the source, and the lexer is moved behind it. Raises
-    `ParseError` at the place of a `RuleTextError`, and for other `UnityError`s of `read`.
+    `ParseError`: at the place of a `RuleTextError` that `read` raises, and for its other `UnityError`s.
     """
     text, start = parser.lexer.input.content, parser.pos
     end = text.find(">", start)
@@ -79,7 +79,10 @@ class PolyAttr(Data[Poly]):
 
 @irdl_attr_definition
 class ParameterAttr(Data[str]):
-    """`#subst.parameter<act>`: a name that stands for the attribute value which a match finds."""
+    """
+    `#subst.parameter<act>`: a name in a rewrite rule that stands for the value of an operator's attribute, whichever a
+    match finds.
+    """
 
     name = "subst.parameter"
 
@@ -117,8 +120,8 @@ def to_attribute(value: pattern.AttrExpr) -> Attribute:
 
 def from_attribute(name: str, attribute: Attribute) -> pattern.AttrExpr:
     """
-    Return the value in a rule's pattern that an xDSL attribute holds, the inverse of `to_attribute`; `name`, the
-    attribute's, is for errors.
+    Return the value of an operator's attribute in a rule's pattern, given the xDSL attribute that `to_attribute` made
+    of it. Messages name the attribute by `name`.
 
     Raises `UnityError` for attributes that no pattern has.
     """

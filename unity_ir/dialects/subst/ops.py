@@ -53,8 +53,8 @@ _VALUE: AttrConstraint = BaseAttr(SubstTensorType) | BaseAttr(SubstValueType)
 @irdl_op_definition
 class RuleOp(IRDLOperation):
     """
-    A rewrite rule (substitution) as an operation (`unity_ir.rules.pattern.Substitution`): a region for the source, one
-    for the target.
+    A rewrite rule (`unity_ir.rules.pattern.Substitution`) as an operation: one region for the pattern to match
+    (source), one for what replaces it (target).
     """
 
     name = "subst.rule"
@@ -104,8 +104,8 @@ class RuleOp(IRDLOperation):
 
     def verify_(self) -> None:
         """
-        Raise `VerifyException` for a rule that is not well formed (such as sides of different types); whether its sides
-        are equal is proved elsewhere.
+        Raise `VerifyException` for a rule that is not well formed, such as one whose sides have different types.
+        Whether both sides compute the same is not checked here, but proved (`unity_ir.rules.proof`).
         """
         try:
             if self.attributes:
@@ -153,8 +153,8 @@ class ApplyOp(IRDLOperation):
 @irdl_op_definition
 class YieldOp(IRDLOperation):
     """
-    `subst.yield`: ends a side of a rule; the values that a match replaces (in the source), or those that replace them
-    (in the target).
+    `subst.yield`: ends a side of a rewrite rule. In the source, its operands are the values that a match replaces; in
+    the target, those that replace them.
     """
 
     name = "subst.yield"
@@ -168,7 +168,7 @@ class YieldOp(IRDLOperation):
 
 
 def from_rule(rule: Substitution) -> RuleOp:
-    """Return a substitution as a `subst.rule` operation; it is not checked to be well formed."""
+    """Return a substitution as a `subst.rule` operation, without checking that it is well formed."""
     properties: dict[str, Attribute] = {
         "name": StringAttr(rule.name),
         "inputs": ArrayAttr(StringAttr(i.name) for i in rule.inputs),

@@ -18,8 +18,8 @@ from torch import fx
 @dataclass(frozen=True)
 class Layout:
     """
-    How a tensor lies in its memory, counted in elements: sizes and strides of its dims, and the offset of its first
-    element.
+    The strides of a tensor: where its elements lie in the memory (PyTorch's storage) that it shares with its views. Has
+    the sizes and strides of its dims and the offset of its first element, all counted in elements.
     """
 
     size: tuple[int, ...]
@@ -28,8 +28,8 @@ class Layout:
 
     def places(self) -> torch.Tensor:
         """
-        Return the position in memory, in elements, of each element, int64 in the tensor's shape, but with size 1 along
-        dims that are expanded (of stride 0).
+        Return, for each element of the tensor, its position in the memory, counted in elements: an int64 tensor of the
+        tensor's shape, except that expanded dims (of stride 0) have size 1.
         """
         at = torch.full((1,) * len(self.size), self.offset)
         for dim, (size, stride) in enumerate(zip(self.size, self.stride, strict=True)):
@@ -41,8 +41,8 @@ class Layout:
 
 def layout(node: fx.Node) -> Layout | None:
     """
-    Return how the tensor that a node stands for lies in its memory, with stride 1 for dims of size 1; None for nodes of
-    no tensor of fixed sizes.
+    Return the sizes, strides and offset, in elements, of the tensor that a node of an exported graph computes; dims of
+    size 1 get stride 1. None if the node computes no tensor, or one whose sizes are not fixed.
     """
     value: Any = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or any(isinstance(s, torch.SymInt) for s in value.shape):
@@ -53,7 +53,10 @@ def layout(node: fx.Node) -> Layout | None:
 
 
 class Memories:
-    """The memory of each node of exported graphs, as a key that nodes share if their tensors share a memory."""
+    """
+    Tells which nodes of exported graphs share a memory (PyTorch's storage): each memory has an integer key, and nodes
+    whose tensors share it, such as a tensor and its views, have the same key.
+    """
 
     def __init__(self) -> None:
         self._same: dict[int, int] = {}
@@ -61,13 +64,13 @@ class Memories:
 
     def of(self, node: fx.Node) -> int | None:
         """
-        Return the key of the memory of the tensor that a node stands for; None if it stands for no tensor of fixed
-        sizes, or for several.
+        Return the key of the memory of the tensor that a node computes; None if it computes no tensor, several, or one
+        whose sizes are not fixed.
         """
         return next(iter(self.all_of(node)), None) if layout(node) else None
 
     def all_of(self, node: fx.Node) -> set[int]:
-        """Return the keys of the memories of all tensors that a node stands for; empty if it stands for none."""
+        """Return the keys of the memories of all tensors that a node computes; empty if it computes none."""
         value: Any = node.meta.get("val")
         values: list[Any] = [*value] if isinstance(value, list | tuple) else [value]
         keys = {_address(v) for v in values if isinstance(v, torch.Tensor)}
@@ -75,8 +78,9 @@ class Memories:
 
     def same(self, nodes: Sequence[Any], others: Sequence[Any]) -> None:
         """
-        Record that each of `nodes`, the placeholders of a subgraph, shares the memory of its operand in `others`, in
-        order: from now on they have one key. Pairs in which either is not of exactly one memory are left as they are.
+        Record that each of `nodes`, the placeholders of a subgraph, has the same memory as the operand passed for it,
+        the entry of `others` at the same position: from now on both have one key. Pairs are ignored in which either is
+        not exactly one tensor.
         """
         for node, other in zip(nodes, others, strict=True):
             keys, operands = self.all_of(node), self.all_of(other) if isinstance(other, fx.Node) else set[int]()
@@ -85,8 +89,9 @@ class Memories:
 
     def unite(self, graph: fx.Graph) -> None:
         """
-        Record, for a graph and its subgraphs, which operators return their operand itself (`returns_operand`), so that
-        both have one key; torch.export gives them two memories.
+        Give one key to the operand and the result of each operator in a graph, or in its subgraphs, that returns its
+        operand unchanged (`returns_operand`): torch.export gives them two memories, but when the model runs they are
+        one.
         """
         for node in graph.nodes:
             if returns_operand(node):
@@ -104,9 +109,9 @@ class Memories:
 
     def needed(self, graph: fx.Graph, wanted: Sequence[fx.Node], outer: set[int]) -> set[fx.Node]:
         """
-        Return the nodes that must be run for the nodes `wanted`, themselves among them: those they depend on through
-        operands, and those that write in place into memory they read, or into the memories with the keys `outer`, which
-        nodes outside of the graph may read.
+        Return the nodes of `graph` that must be run to compute the nodes `wanted`, these among them: all that they
+        depend on through operands, and all that write in place into a memory that one of these has, or into a memory
+        with a key in `outer` (memories that nodes outside of the graph may read).
         """
         writers = [(n, keys) for n in graph.nodes if (keys := self.written(n))]
         found: set[fx.Node] = set()
@@ -143,7 +148,10 @@ def _subgraphs(graph: fx.Graph) -> Iterator[fx.GraphModule]:
 
 
 def written(node: fx.Node) -> list[fx.Node]:
-    """Return the operands that an operator writes into in place, as its ATen schema declares them; [] for most."""
+    """
+    Return the operands that an operator writes into in place, as its ATen schema declares them; [] for operators that
+    write nowhere, which most are.
+    """
     schema: Any = getattr(node.target, "_schema", None)
     found: list[fx.Node] = []
     for i, argument in enumerate(schema.arguments if schema else ()):
@@ -164,8 +172,8 @@ def returns_written(node: fx.Node) -> bool:
 
 def returns_operand(node: fx.Node) -> bool:
     """
-    Return whether an operator returns its operand itself though its schema does not say so: dropout with probability 0,
-    or outside of training.
+    Return whether an operator returns its operand itself, the same tensor, though its ATen schema does not say so:
+    dropout with probability 0, or outside of training.
     """
     if getattr(getattr(node.target, "overloadpacket", None), "__name__", "") != "dropout":
         return False

@@ -17,9 +17,11 @@ from unity_ir.frontends.torch.site import MAPPINGS
 
 def decompose(node: fx.Node) -> tuple[fx.GraphModule, Sequence[fx.Node]] | None:
     """
-    Return a graph of the operators that the one of `node` is made of by PyTorch's decompositions, but for those that
-    have a mapping, which stay whole; and the operands for its placeholders, in order. What the operator writes in place
-    is written to copies. None if PyTorch does not take it apart, or an operand is no tensor.
+    Take an ATen operator apart by PyTorch's decompositions, down to operators that have a mapping to the compiler's.
+
+    Returns the graph of these operators, and those arguments of `node` that are nodes, in the order of the graph's
+    placeholders. Where the operator writes in place, the graph writes to a copy. None if PyTorch does not take the
+    operator apart, or such an argument is not one tensor.
     """
     target: Any = node.target
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))

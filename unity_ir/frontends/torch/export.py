@@ -77,10 +77,11 @@ class ModuleWithLoss(nn.Module):
 
 def loss_in(output: Any) -> Any:
     """
-    Return the loss in a module's output: what it calls `loss`, in a mapping or dataclass; else its first tensor, or, if
-    that is no scalar, the only scalar of floating point among its tensors, as in `(logits, loss)`.
+    Return the loss that a module's output contains. In a mapping or dataclass it is the entry called `loss`. Else it is
+    the first tensor of the output or, if that is no scalar, the only floating point scalar among its tensors, as in
+    `(logits, loss)`.
 
-    If there is no tensor (an empty tuple, None), returns the output.
+    If the output has no tensor (an empty tuple, None), returns the output.
     """
     parts = _parts(output)
     if isinstance(named := dict(parts).get("loss"), torch.Tensor):
@@ -116,11 +117,12 @@ def export(module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | No
     Export the forward of `module` and its loss by `torch.export`, on inputs like the example ones, as ATen operators.
 
     The module is put into training mode. `example_inputs` are a tensor, a tuple of positional arguments, or a dict of
-    arguments by name; `loss` is called as `loss(outputs, *targets)`, and None takes the loss that is in the module's
-    output.
+    arguments by name; `loss` is called as `loss(output, *targets)`, and None takes the loss that is in the module's
+    output (`loss_in`).
 
-    Raises `UnityError` where inputs do not fit the module, the result is no scalar, torch.export fails, or a gradient
-    hook or an `autograd.Function` is found that `functions.exported` cannot write in operators.
+    Raises `UnityError` where the inputs do not fit the module, the result is no scalar, torch.export fails, a tensor of
+    the module has a gradient hook, or an `autograd.Function` has a gradient that `functions.exported` cannot write in
+    operators.
     """
     if not module.training:
         module.train()
@@ -213,10 +215,10 @@ def bind(
     Split `example_inputs` into (positional arguments, keyword arguments, names of the loss's targets) with which to
     call the module and its loss together (`ModuleWithLoss`).
 
-    The targets, which are among the keyword arguments, are the loss's parameters without default, except the first (the
-    module's output): the last of a tuple of example inputs; of a dict, those with these names. A single tensor is a
-    tuple of one. A `loss` of None has no targets. Other arguments are passed by keyword where the module's signature
-    allows.
+    The loss's targets are its parameters without default, except the first, which takes the module's output; a `loss`
+    of None has none. Their values are the last of a tuple of example inputs, or those with the same names in a dict,
+    and are returned among the keyword arguments. A single tensor is a tuple of one. The module's own arguments are
+    passed by keyword where its signature allows.
 
     Raises `UnityError` where the inputs do not fit the module's `forward`, or lack what the loss needs.
     """

@@ -45,9 +45,12 @@ class Context:
 
 def exported(cls: Any, args: Sequence[Any]) -> Any:
     """
-    Return the result of the `autograd.Function` `cls` on `args` by operators that torch.export sees, and that have its
-    gradient. Which these are is found by its numbers on random operands, so it is run several times. Raises
-    `UnityError` if its gradient is neither its forward's nor one factor for each element.
+    Compute the `autograd.Function` `cls` on `args` by operators that torch.export records and that have the function's
+    gradient; return the result.
+
+    The function is first run several times on random operands, to tell which of two kinds it is: its backward is the
+    gradient of its forward, or multiplies each element of the gradient by a factor. Raises `UnityError` if it is
+    neither.
     """
     if _agrees(cls, args):
         return _forward(cls, _context(args), args)

@@ -41,8 +41,8 @@ class Imported:
     @property
     def origin(self) -> Origin:
         """
-        The names that an emitted program needs to read the module's state dict: those of the tables (inputs whose
-        values come with the module, such as buffers), and the further keys of tied weights.
+        The names by which an emitted program reads the module's state dict: the tables (inputs whose values come with
+        the module, such as buffers), the further keys of tied weights, and the counters (`num_batches_tracked`).
         """
         return Origin(tuple(t for t in self.tables if t not in self.counters), self.names, self.counters)
 
@@ -61,13 +61,13 @@ def from_torch(
     module: nn.Module, example_inputs: Any, loss: Callable[..., Any] | None = None, name: str | None = None
 ) -> Imported:
     """
-    Import a PyTorch module as a graph: what it computes in training mode, into which it is put, on inputs of the
-    example's shapes.
+    Import what a PyTorch module and its loss compute in training mode, on inputs of the example's shapes, as a graph.
+    The module is put into training mode.
 
-    `example_inputs` are a tensor, a tuple of positional arguments, or a dict of arguments by name. With a loss, which
-    is called as `loss(outputs, *targets)`, the last inputs of a tuple are its targets; of a dict, those that have its
-    parameters' names. Without one, the loss is in the module's output (`export.loss_in`). `name` is the graph's, by
-    default the module's class.
+    `example_inputs` are a tensor, a tuple of positional arguments, or a dict of arguments by name. `loss` is called as
+    `loss(output, *targets)`: the targets are the last example inputs of a tuple, or those with the names of its
+    parameters in a dict. Without a loss, it is in the module's output (`export.loss_in`). `name` is the graph's, by
+    default that of the module's class.
 
     Raises `UnityError` where torch.export fails, the loss is no scalar, or it depends on no trained parameter, and
     `UnityReport` with a line for each operator that has no mapping.
@@ -77,8 +77,8 @@ def from_torch(
 
 def convert(exported: Exported, name: str) -> Imported:
     """
-    Return an exported module, with its loss, as a graph called `name`, with the tensors of its weights and of its
-    tables (buffers, frozen parameters, constants).
+    Return an exported module with its loss (`export.export`) as a graph called `name`, together with the tensors of its
+    weights and of its tables (inputs whose values come with the module: buffers, frozen parameters, constants).
 
     Raises `UnityReport` with a line for each operator that has no mapping, and `UnityError` if the loss depends on no
     trained parameter.

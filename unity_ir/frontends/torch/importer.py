@@ -49,15 +49,16 @@ READ_PADDED = {
 
 class Missing:
     """
-    Placeholder for the result of an operator that cannot be imported; for operators that read it, only that they have a
-    mapping is checked.
+    Stands for the result of an operator that cannot be imported. The import goes on, so that one error lists all such
+    operators: an operator that reads it is only checked to have a mapping.
     """
 
 
 class Importer:
     """
-    Builds the graph of one exported module: call `loss`, once. `inputs`, `weights` and `tables` (inputs whose values
-    come with the module) then have what it reads, and `report` the operators that cannot be imported.
+    Builds the graph of one exported module: call `loss`, once. Then `inputs`, `weights` and `tables` (inputs whose
+    values come with the module, such as buffers) hold what the graph reads, and `report` the operators that cannot be
+    imported.
     """
 
     def __init__(self, exported: Exported, name: str):
@@ -83,7 +84,8 @@ class Importer:
 
     def loss(self) -> Value:
         """
-        Import the exported module, and return its loss, from which the whole graph is reached, as a value of the graph.
+        Import the exported module; return its loss as a value of the compiler's graph, from which the whole graph can
+        be reached.
 
         Raises `UnityReport` with every operator that has no mapping, and `UnityError` if the loss depends on no weight.
         """
@@ -98,10 +100,11 @@ class Importer:
 
     def placeholder(self, node: fx.Node) -> Any:
         """
-        Return what a placeholder node of the exported graph stands for: a value of the graph (of a parameter or an
-        input), or, for buffers and constants, a tensor or other object, with which operators are computed at import.
+        Return what a placeholder of the exported graph is imported as: a value of the compiler's graph, if it is a
+        parameter or an input of the module; a tensor, if it is a buffer or a constant tensor; and a constant that is no
+        tensor, as it is.
 
-        An element type that the compiler does not have is reported, and `Missing` returned.
+        If the element type is one that the compiler does not have, adds that to `report` and returns `Missing`.
         """
         name = str(node.target)
         try:
@@ -126,9 +129,10 @@ class Importer:
 
     def parameter(self, name: str, parameter: torch.nn.Parameter) -> Value:
         """
-        Return the graph's value for a PyTorch parameter, whose full name in the module is `name`: a weight, or, for a
-        frozen parameter (`requires_grad` False), an input whose values come with the module (a table). It is added to
-        `weights` or `tables`, without a copy.
+        Add a PyTorch parameter to the graph, and return its value there. `name` is its full name in the module.
+
+        A trained parameter becomes a weight, in `weights`; a frozen one (`requires_grad` False) becomes a table, an
+        input whose values come with the module, in `tables`. Its data are not copied.
         """
         tensor = parameter.detach()
         if not parameter.requires_grad:
@@ -140,8 +144,8 @@ class Importer:
 
     def trained(self, value: Value) -> bool:
         """
-        Return whether a gradient flows through a value to some weight: whether it depends on one other than through
-        `detach`.
+        Return whether the value depends on some weight other than through `detach`, so that a gradient flows through
+        it.
         """
         stack = [value.node]
         while stack:
@@ -159,12 +163,12 @@ class Importer:
 
     def run(self, module: fx.GraphModule, given: Mapping[fx.Node, Any], wanted: Sequence[Any]) -> list[Any]:
         """
-        Import the operators of a module's graph, or of a subgraph, that the nodes `wanted` need; return what these
-        nodes stand for, in order: values of the compiler's graph, tensors and numbers computed at import, or `Missing`
-        (an operator could not be imported).
+        Import the operators of `module`'s graph, the exported one or a subgraph, that are needed to compute the nodes
+        `wanted`; return the result of each of these, in order.
 
-        `given` maps the graph's placeholders to what they stand for. Entries of `wanted` that are no nodes are returned
-        as they are.
+        A result is a value of the compiler's graph, a tensor or number computed at import, or `Missing` if an operator
+        could not be imported. `given` maps the graph's placeholders to such results. Entries of `wanted` that are no
+        nodes are returned as they are.
         """
         env: dict[fx.Node, Any] = dict(given)
         for node, value in given.items():
@@ -182,8 +186,9 @@ class Importer:
 
     def remember(self, node: fx.Node, value: Any) -> None:
         """
-        Record what a node stands for: `value` becomes the contents of its memory, if no node had that memory before,
-        and the node is up to date with all writes so far. Does nothing for nodes of no tensor.
+        Record that `value` is the imported result of a node that was just run, as of all writes in place so far. If no
+        earlier node has the same memory, `value` also becomes the contents of that memory. Does nothing for nodes that
+        compute no tensor.
         """
         key, lies = self._keys.of(node), layout(node)
         if key is not None and lies is not None:
@@ -200,8 +205,8 @@ class Importer:
 
     def present(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
         """
-        Return what a node stands for after all writes into its memory so far; `env` maps nodes to what they stood for
-        when they were last read, and is updated.
+        Return the imported result of a node as it is now, after all writes in place into its memory so far. `env` maps
+        nodes to their results when they were last read; the node's is updated.
         """
         key, lies = self._keys.of(node), layout(node)
         memory = None if key is None else self._memories.get(key)
@@ -217,8 +222,8 @@ class Importer:
 
     def write(self, node: fx.Node, value: Any) -> None:
         """
-        Replace the elements of the tensor that a node stands for, in its memory, by those of `value`, of its shape. If
-        either is `Missing`, the whole memory is.
+        Write `value` into the memory of the tensor that a node computes, in place of that tensor's elements; `value`
+        has the tensor's shape. If `value` or what the memory holds is `Missing`, the whole memory becomes `Missing`.
 
         Raises `UnityError` for a write under `no_grad`, or into a tensor made by `detach`, where the memory has a
         gradient: PyTorch changes the numbers then, but not the gradient.
@@ -246,10 +251,11 @@ class Importer:
 
     def call(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
         """
-        Import one operator: compute it now if it depends on no input and no weight, else map it; return its value or
-        values. If it cannot be imported, add it to `report` and return `Missing`.
+        Import one operator, and record what it writes in place; return its result or results. If it cannot be imported,
+        add it to `report` and return `Missing`.
 
-        `env` maps earlier nodes to what they stand for; what an operator writes in place is written to its memory.
+        An operator that depends on no input and no weight is computed now, others are mapped to the compiler's
+        operators. `env` maps earlier nodes to their imported results.
         """
         try:
             out = self.result(node, env)
@@ -265,9 +271,12 @@ class Importer:
 
     def result(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
         """
-        Return the value or values of one operator, given what earlier nodes stand for (`env`): values of the graph or,
-        if no operand is one and no random numbers are drawn, what PyTorch computes now; None for checks, `Missing` if
-        an operand is. Raises `UnityError` if it cannot be imported.
+        Return the result or results of one operator, without recording what it writes in place. `env` maps earlier
+        nodes to their imported results.
+
+        If an operand is a value of the compiler's graph, or random numbers are drawn, the result is a value of the
+        graph; else it is what PyTorch computes now. None for checks that torch.export has made already; `Missing` if an
+        operand is. Raises `UnityError` if the operator cannot be imported.
         """
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self.present(n, env))
         name = _operator_name(node)
@@ -293,8 +302,8 @@ class Importer:
 
     def item(self, args: Sequence[Any]) -> Any:
         """
-        Return one result of an operator with several, as `getitem` selects it; `args` are (the operator's imported
-        results, index).
+        Return one of several results of an operator, as Python's `getitem` selects it: `args` are (the operator's
+        imported results, index).
 
         Raises `UnityError` if that result has no mapping.
         """
@@ -305,8 +314,9 @@ class Importer:
 
     def map(self, node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """
-        Call the mapping registered for the ATen operator of `node` with the arguments `args` and `kwargs`, which are
-        imported already; return its value or values. An operator without one, or that it refuses, is taken apart.
+        Call the mapping registered for the ATen operator of `node` with its imported arguments `args` and `kwargs`;
+        return its result or results. If there is no mapping, or it refuses these arguments, the operator is taken apart
+        by PyTorch's decompositions, and its parts are imported.
 
         Raises `UnityError` if that fails as well.
         """
@@ -331,9 +341,9 @@ class Importer:
 
     def mapped(self, node: fx.Node, name: str, args: Any, kwargs: Any) -> Any:
         """
-        Return what the mapping registered under `name` makes of the operator of `node`, with arguments that are
-        imported already. Raises `UnityError` where it refuses them or was not written for them, or for an element type
-        that the compiler does not have.
+        Call the mapping registered under `name` for the ATen operator of `node`, with its imported arguments `args` and
+        `kwargs`; return its result or results. Raises `UnityError` where the mapping does not take these arguments, or
+        a result has an element type that the compiler does not have.
         """
         if name not in READ_PADDED:
             args, kwargs = pytree.tree_map(_filled, (args, kwargs))
@@ -351,8 +361,8 @@ class Importer:
 
     def view(self, node: fx.Node) -> Value | None:
         """
-        Return the value of a node that only views a memory whose contents are a value of the graph, whatever kind of
-        view it is; None for any other node.
+        Return the value of a node whose result is a view, of whatever kind, of a memory that holds a value of the
+        compiler's graph. None for a node that is no such view.
         """
         key, lies = self._keys.of(node), layout(node)
         memory = None if key is None or written(node) else self._memories.get(key)
@@ -367,10 +377,11 @@ class Importer:
         self, module: fx.GraphModule, operands: Sequence[fx.Node], node: fx.Node, args: Any, kwargs: Any
     ) -> Any:
         """
-        Import the operators that the one of `node` is made of, in its place; `operands` are the nodes of its arguments
-        `args` and `kwargs`, imported already, for the placeholders of `module`.
+        Import, in place of the operator of `node`, the operators that `decompose` took it apart into; return its result
+        or results. `module` is their graph, and `operands` are the nodes of `node`'s arguments in the order of the
+        graph's placeholders; `args` and `kwargs` are the imported arguments.
 
-        Raises `UnityError`, which names them, if some have no mapping.
+        Raises `UnityError` if some of these operators have no mapping, and names them.
         """
         self._parts.append(module)
         values = dict(zip(pytree.tree_leaves((node.args, node.kwargs)), _leaves((args, kwargs)), strict=True))
@@ -395,9 +406,9 @@ class Importer:
     def inline(self, node: fx.Node, args: Sequence[Any]) -> Any:
         """
         Import an operator that holds a subgraph (set_grad_enabled, disabled autocast, checkpointing) by importing the
-        subgraph in its place; `args` are the node's arguments, imported already.
+        subgraph in its place; return its result or results. `args` are the operator's imported arguments.
 
-        Returns its value or values. Raises `UnityError` for other operators with subgraphs, such as control flow.
+        Raises `UnityError` for other operators with subgraphs, such as control flow.
         """
         name = _operator_name(node)
         if name == "wrap_with_set_grad_enabled":
@@ -426,8 +437,8 @@ class Importer:
 
     def detached(self, value: Any) -> Any:
         """
-        Return a value without its gradient, by the operator `detach`; itself if no gradient flows through it
-        (`trained`).
+        Return `value` behind the operator `detach`, which stops gradients; `value` itself if no gradient flows through
+        it (`trained`).
         """
         return op("detach", value) if isinstance(value, Value) and self.trained(value) else value
 
@@ -484,8 +495,8 @@ def _dynamic(node: fx.Node) -> str | None:
 
 def check(node: fx.Node, out: Any) -> None:
     """
-    Raise `AssertionError` if the results of a mapping, `out`, do not have the shapes and element types that PyTorch
-    recorded for the node; results that are no values of the graph are not checked.
+    Raise `AssertionError` if a mapping's results `out` do not have the shapes and element types that PyTorch recorded
+    for the node. Only results that are values of the compiler's graph are checked.
 
     A failure is a bug of the mapping, not an error in the input.
     """

@@ -20,10 +20,10 @@ def from_text(text: str) -> Imported:
     """
     Call the function that `text` names as `package.module:function`, and import the PyTorch model that it returns.
 
-    The function is called without arguments, and returns `(module, example inputs)` or `(module, example inputs,
-    loss)`. Its name becomes the graph's. The current directory is added to `sys.path`, and what the function prints
-    goes to stderr. Raises `UnityError` where it does not exist, fails, or returns anything else, and as `from_torch`
-    does.
+    The function is called without arguments, and must return `(module, example inputs)` or `(module, example inputs,
+    loss)`. The graph gets the function's name. The current directory is added to `sys.path`, and what the function
+    prints goes to stderr. Raises `UnityError` if the function does not exist, fails, or returns anything else, and as
+    `from_torch` does.
     """
     path, colon, name = text.partition(":")
     if not colon or not all(part.isidentifier() for part in (*path.split("."), *name.split("."))):

@@ -9,8 +9,8 @@ def visible(mask: torch.Tensor) -> torch.Tensor | None:
     """
     Return an attention mask as booleans of the same shape, True where a query may attend to a key.
 
-    The mask is boolean already, or is added to scores and holds only 0 and numbers near minus infinity (at most half of
-    the least finite one); for others, returns None.
+    A boolean mask is returned as it is. A mask that is added to the scores must hold only 0 (may attend) and numbers
+    near minus infinity, not above half of the least finite number (may not); for any other, returns None.
     """
     if mask.dtype == torch.bool:
         return mask
@@ -20,7 +20,7 @@ def visible(mask: torch.Tensor) -> torch.Tensor | None:
 
 def is_causal_mask(seen: torch.Tensor, queries: int, keys: int) -> bool:
     """
-    Return whether a boolean mask `seen` that broadcasts to [.., queries, keys] is causal: `queries` equals `keys`, and
-    every matrix is lower triangular.
+    Return whether a boolean mask `seen`, True where a query may attend to a key, is causal: `queries` equals `keys`,
+    and every matrix of the mask, broadcast to [.., queries, keys], is lower triangular.
     """
     return queries == keys and bool((seen == torch.ones(queries, keys, dtype=torch.bool).tril()).all())

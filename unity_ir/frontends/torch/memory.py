@@ -26,8 +26,8 @@ from unity_ir.pcg.graph import Value
 @dataclass
 class Memory:
     """
-    A memory: the layout of the tensor that it was made for, all of whose elements it has, its present contents, and the
-    number of writes.
+    The contents of one memory (PyTorch's storage) during an import, and how often it was written in place. `base` has
+    the strides of the tensor that the memory was made for; that tensor covers all elements of the memory.
     """
 
     base: Layout
@@ -37,8 +37,11 @@ class Memory:
 
     def read(self, site: CallSite, view: Layout) -> Any:
         """
-        Return the present elements of a view of this memory, in the view's shape; contents that are a number as they
-        are. Operators are built at `site`. Raises `UnityError` for a view of elements that the memory does not have.
+        Return the elements that a view of this memory selects, as they are after all writes so far, in the view's
+        shape. `view` has its sizes, strides and offset.
+
+        The result is a value of the graph, built at `site`, or a tensor, as the contents are; if the contents are one
+        number, that number is returned. Raises `UnityError` if the view selects elements that the memory does not have.
         """
         if view == self.base or isinstance(self.contents, int | float):
             return self.contents
@@ -57,8 +60,11 @@ class Memory:
 
     def write(self, site: CallSite, view: Layout, value: Operand) -> None:
         """
-        Replace the elements of a view of this memory by those of `value`, of the view's shape, and count the write.
-        Raises `UnityError` for an expanded view, and for elements that the memory does not have.
+        Replace the elements that a view of this memory selects by those of `value`, of the view's shape, and count the
+        write. `view` has the view's sizes, strides and offset; operators are built at `site`.
+
+        Raises `UnityError` if the view is expanded (several of its elements are one of the memory), or selects elements
+        that the memory does not have.
         """
         self.writes += 1
         if view == self.base:
@@ -123,9 +129,9 @@ class _Selection:
 
 def ranges_by_strides(base: Layout, view: Layout) -> list[range] | None:
     """
-    Return a range for each dim of the contiguous tensor `base` such that the elements of `view` are their product,
-    found from strides alone; None where `base` is not contiguous, or where it does not follow (`ranges_of` then looks
-    at all positions).
+    Return the elements that a view selects as one range of positions for each dim of the contiguous tensor `base` (the
+    view has every combination of them), found from strides alone. None where `base` is not contiguous, or where strides
+    alone do not show it; `ranges_of` then looks at all positions.
 
     A dim of the view runs along the dim of the tensor whose stride is the last to divide its own; one that is longer
     runs over several, each whole.
@@ -161,8 +167,8 @@ def ranges_by_strides(base: Layout, view: Layout) -> list[range] | None:
 
 def ranges_of(flat: torch.Tensor, sizes: Sequence[int]) -> list[range] | None:
     """
-    Return a range for each dim of a tensor of the sizes `sizes` such that the flat positions `flat`, not empty, are
-    their product in row-major order; None if there is none.
+    Return elements of a tensor of the sizes `sizes` as one range of positions for each dim, given their flat positions
+    `flat` [n], n > 0: these must be all combinations of the ranges, in row-major order. None if they are not.
 
     Given positions 1, 2, 5, 6 in sizes 2 and 4, returns ranges 0 to 1 and 1 to 2.
     """
@@ -185,8 +191,8 @@ def ranges_of(flat: torch.Tensor, sizes: Sequence[int]) -> list[range] | None:
 
 def placed(x: Value, part: Value, ranges: Sequence[range]) -> Value:
     """
-    Return `x` with its elements at the product of ranges, one for each dim, replaced by `part`, whose sizes are the
-    lengths of the ranges.
+    Return `x` with a block of its elements replaced by `part`. `ranges` has, for each dim, the range of the block's
+    positions; `part` has their lengths as its sizes.
     """
     narrow = [dim for dim, places in enumerate(ranges) if len(places) != x.shape[dim]]
     if any(ranges[dim].step != 1 for dim in narrow):

@@ -14,9 +14,10 @@ from unity_ir.pcg.graph import Value
 @dataclass(frozen=True)
 class Padded:
     """
-    Integers `value`, padded along `dim` by `before` and `after` elements that hold `fill`: shifted labels of a loss.
+    Labels of a loss that the model shifts by one position: the integers `value`, padded along `dim` with `before` and
+    `after` elements that hold `fill`.
 
-    A loss that ignores `fill` reads them as they are; other operators read them `filled`.
+    A loss that ignores `fill` reads `value` without the padding; for other operators, `filled` builds the padding.
     """
 
     value: Value
@@ -29,12 +30,15 @@ class Padded:
 
     @property
     def own(self) -> Shape:
-        """The shape of the labels with the padding, before any reshape (the field `shape` is the one after)."""
+        """
+        The shape of the labels with the padding, as they were padded; the field `shape` is the shape after later
+        reshapes.
+        """
         size = self.before + self.value.shape[self.dim] + self.after
         return (*self.value.shape[: self.dim], size, *self.value.shape[self.dim + 1 :])
 
     def filled(self) -> Value:
-        """Return the integers with their padding, in the shape after reshapes."""
+        """Return the labels with their padding as a value of the graph, in the shape after later reshapes (`shape`)."""
         shapes = [(*self.own[: self.dim], n, *self.own[self.dim + 1 :]) for n in (self.before, self.after)]
         before, after = ([constant(self.fill, s, self.value.type.dtype)] if s[self.dim] else [] for s in shapes)
         return reshape(op("concat", *before, self.value, *after, dim=self.dim), self.shape)
@@ -42,7 +46,7 @@ class Padded:
     def cut(self, dim: int, start: int, size: int) -> Padded | Value:
         """
         Return the slice of `size` positions from `start` on along dim `dim`, counted with the padding: as `Padded`, or
-        as a plain value of the graph if no padding is left in it.
+        as a value of the graph if no padding is left in it.
 
         Must not be called after a reshape.
         """

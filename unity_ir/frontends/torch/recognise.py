@@ -33,8 +33,8 @@ def _number_of(value: Value, name: str, attribute: str) -> tuple[Value, float] |
 def undo_repeat_kv(x: Value) -> Value:
     """
     Undo grouped-query attention's repetition of heads (`repeat_kv`): given keys or values [b, heads, s, d], return [b,
-    kv heads, s, d] as they were before each head was repeated for a group of queries' heads; `x` itself if they were
-    not.
+    kv heads, s, d], from which they were made by repeating each head for a group of queries' heads. Returns `x` itself
+    if they were not made so.
     """
     for wide in _made_by(x, "reshape"):
         if wide.node.op == "expand" and wide.node.attribute("dim") == 2 and len(wide.node.attribute("sizes")) == 1:
@@ -46,11 +46,11 @@ def undo_repeat_kv(x: Value) -> Value:
 
 def attention(weights: Value, v: Value, tables: Tables) -> Value | None:
     """
-    Return an attention operator for the matrix product of `weights` and `v`; None if `weights` is no softmax of scaled
-    scores.
+    Return an attention operator that computes the matrix product of `weights` and `v`; None if `weights` is not a
+    softmax of scaled scores.
 
-    `weights` must be `softmax(scale * q k^T + mask)`, of four dims, without a mask or with a causal one; `tables` has
-    the values of masks that are known at import.
+    `weights` must be `softmax(scale * q k^T + mask)`, of four dims, without a mask or with a causal one. `tables` has
+    the elements of masks that are known at import.
     """
     for scores in _made_by(weights, "softmax"):
         causal = 0
@@ -73,8 +73,8 @@ def attention(weights: Value, v: Value, tables: Tables) -> Value | None:
 
 def rms_norm(normal: Value, weight: Value) -> Value | None:
     """
-    Return an RMS norm operator for the product `normal * weight`; None if `normal` is not `x * rsqrt(mean(x * x) +
-    eps)`, with the mean over the last dim, and `weight` of the size of that dim.
+    Return an RMS norm operator that computes the product `normal * weight`. None unless `normal` is `x * rsqrt(mean(x *
+    x) + eps)`, with the mean over the last dim, and `weight` is [size of that dim].
     """
     operands = _made_by(normal, "mul")
     for x, root in (operands, operands[::-1]) if operands else ():
@@ -90,7 +90,8 @@ def rms_norm(normal: Value, weight: Value) -> Value | None:
 
 def gelu_tanh(left: Value, right: Value) -> Value | None:
     """
-    Return a gelu operator (tanh approximation) for the product `left * right`; None if the factors do not form one.
+    Return a gelu operator (tanh approximation) that computes the product `left * right`; None if the factors do not
+    form one.
 
     They must be `0.5 x` and `1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))`, in this order.
     """

@@ -14,14 +14,16 @@ class Report:
 
     def add(self, operator: str, why: str, place: str) -> None:
         """
-        Record an operator that cannot be imported: its name, the reason (`why`), and the place, `file:line`.
+        Record an operator that cannot be imported: its name, the reason (`why`), and where the model calls it (`place`,
+        as `file:line`).
 
-        Refusals of the same operator and reason become one line, with the first place and their number.
+        Operators of the same name and reason become one line of the error, with the first place and how often they
+        occur.
         """
         self._lines.setdefault((operator, why), []).append(place)
 
     def operators(self) -> list[str]:
-        """Return the operators recorded so far, each once."""
+        """Return the names of the operators recorded so far, each once."""
         return list(dict.fromkeys(operator for operator, _ in self._lines))
 
     def check(self) -> None:

@@ -16,10 +16,10 @@ from unity_ir.pcg.types import tensor_type
 
 class Tables:
     """
-    Tables of an imported model, inputs of the graph whose values come with the model: tensors computed at import,
-    buffers and frozen parameters.
+    The tables of an imported model: inputs of the graph whose values come with the model, which are buffers, frozen
+    parameters, and tensors computed at import.
 
-    Each is named by its buffer or parameter, or `constant.N`. Tensors that are one number everywhere become constants.
+    Each is named by its buffer or parameter, or `constant.N`.
     """
 
     def __init__(self) -> None:
@@ -35,8 +35,11 @@ class Tables:
 
     def present(self, tensor: torch.Tensor) -> Value | None:
         """
-        Return the present value of a running statistic: its table, or what a use of its batch norm before has replaced
-        that by; None for a tensor that is no buffer of the module. It is added to `calls`.
+        Return the value of a running statistic at this point of the graph, given its buffer `tensor`: the input that
+        holds the buffer or, if an earlier call of the batch norm replaced it, the new value. None if the tensor is no
+        buffer of the module.
+
+        Also enters the statistic in `calls`, which counts how often a step replaces each.
         """
         name = self.names.get(id(tensor))
         if name is None:
@@ -46,8 +49,8 @@ class Tables:
 
     def replace(self, tensor: torch.Tensor, value: Value) -> None:
         """
-        Record that a step replaces the table that holds a buffer of the module, whose `present` was called before, by
-        `value`.
+        Record that a step replaces a running statistic by `value`, and count it in `calls`. `tensor` is the statistic's
+        buffer; call `present` with it first.
         """
         name = self.names[id(tensor)]
         self.replaced[name] = value
@@ -55,10 +58,11 @@ class Tables:
 
     def add(self, tensor: torch.Tensor) -> Value:
         """
-        Return the graph's input that holds a tensor known at import (a table), adding it if there is none: tensors of
-        one buffer or frozen parameter get one input, and so do others of equal type, shape and elements.
+        Return the graph's input that holds a tensor known at import (a table); add the input if there is none. A buffer
+        or frozen parameter has one input, and other tensors share one if type, shape and elements are equal.
 
-        Raises `UnityError` for element types that the compiler does not have, and for other tensors on the meta device.
+        Raises `UnityError` for element types that the compiler does not have, and for a tensor on the meta device that
+        is no buffer or parameter.
         """
         name = self.names.get(id(tensor))
         key = name or (tensor.dtype, tuple(tensor.shape), _bytes(tensor))
@@ -73,8 +77,8 @@ class Tables:
 
 class CallSite:
     """
-    What mapping one call of a PyTorch operator needs, the `site` of every mapping: the result that PyTorch recorded for
-    it, and methods that bring operands into the graph.
+    What a mapping needs to know of the call of a PyTorch operator that it maps; every mapping gets it as `site`. It has
+    the shape and element type of the result that PyTorch recorded, and methods that bring operands into the graph.
     """
 
     def __init__(
@@ -97,21 +101,29 @@ class CallSite:
 
     def of(self, value: Value) -> CallSite:
         """
-        Return a call site for an intermediate step whose result is shaped like `value`, in the element type of this
-        one's result, so that one mapping can use another.
+        Return a call site whose result has the shape of `value` and the element type of this one's result: pass it to
+        another mapping that computes an intermediate step of this one.
         """
         return self.like(value.shape, self.result.dtype)
 
     def in_floats(self) -> CallSite:
-        """Return a call site for the same result, in f32 where it has integers, for what comes before it is rounded."""
+        """
+        Return a call site with this one's result, but in f32 if that holds integers: for steps whose result is rounded
+        to integers only at the end.
+        """
         return self if self.result.dtype.is_floating_point else self.like(self.shape, torch.float32)
 
     def of_bools(self) -> CallSite:
-        """Return a call site for conditions of the shape of this one's result."""
+        """
+        Return a call site whose result has this one's shape and is boolean, for a mapping that computes a condition.
+        """
         return self.like(self.shape, torch.bool)
 
     def like(self, shape: Sequence[int], dtype: torch.dtype) -> CallSite:
-        """Return a call site for an intermediate step whose result has another shape and element type."""
+        """
+        Return a call site whose result has the given shape and element type: pass it to another mapping that computes
+        an intermediate step of this one.
+        """
         meta = torch.empty(tuple(shape), dtype=dtype, device="meta")
         return CallSite(meta, self.tables, self.trained, self.seeds, self.examples)
 
@@ -171,8 +183,8 @@ MAPPINGS: dict[str, Rule] = {}
 
 def maps(*names: str) -> Callable[[Rule], Rule]:
     """
-    Return a decorator that registers a function as the mapping of ATen operators in `MAPPINGS`, by their names without
-    overload; each has one mapping at most.
+    Return a decorator that registers a function in `MAPPINGS` as the mapping of the ATen operators with these names
+    (without overload). Each operator has one mapping at most.
 
     The function is called with the `CallSite` and the operator's arguments, and returns its result or results.
     """
@@ -193,8 +205,8 @@ def cast(x: Value, dtype: str) -> Value:
 
 def number(x: Operand) -> float | None:
     """
-    Return the one number that `x` holds, a number itself or a tensor known at import all of whose elements are equal;
-    None if elements differ, and for values of the graph.
+    Return the number that an operand is known to hold: `x` itself if it is a number, or the common value if it is a
+    tensor known at import whose elements are all equal. None for other tensors, and for values of the graph.
     """
     if isinstance(x, Value):
         return None
@@ -203,8 +215,8 @@ def number(x: Operand) -> float | None:
 
 def finite(x: float, dtype: torch.dtype) -> float:
     """
-    Return `x` as a number that graph text can hold: plus or minus infinity as the largest finite number of that sign,
-    if `dtype` is of floating point.
+    Return `x` as a number that the graph's text format can hold: if `dtype` is of floating point, infinity becomes the
+    largest finite number of that type, with the same sign; other numbers stay.
 
     Raises `UnityError` for nan.
     """
@@ -215,7 +227,7 @@ def finite(x: float, dtype: torch.dtype) -> float:
 
 def uniform(x: torch.Tensor) -> float | None:
     """
-    Return the number that all elements of a tensor hold; None if they differ, or it is empty or on the meta device.
+    Return the number that all elements of a tensor equal; None if they differ, or it is empty or on the meta device.
     """
     if x.is_meta:
         return None

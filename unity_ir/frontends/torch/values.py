@@ -40,7 +40,7 @@ def shape_of(x: Operand) -> Shape:
 
 
 def broadcast(*operands: Operand) -> Shape:
-    """Return the shape that operands broadcast to."""
+    """Return the shape that operands broadcast to, by NumPy's rules. Raises `ValueError` if they do not."""
     return np.broadcast_shapes(*map(shape_of, operands))
 
 
@@ -71,8 +71,8 @@ def like(value: Value) -> torch.Tensor:
 
 def op(name: str, *operands: Value, **attributes: AttrValue) -> Value:
     """
-    Apply the graph operator called `name`, which has one result, to operands, with the given attributes; return that.
-    Integers are treated as by `results`.
+    Apply the graph operator called `name`, which has one result, to operands, with the given attributes; return that
+    result. Integer operands are treated as by `results`.
     """
     (result,) = results(name, *operands, **attributes)
     return result
@@ -82,9 +82,9 @@ def results(name: str, *operands: Value, **attributes: AttrValue) -> tuple[Value
     """
     Apply the graph operator called `name` to operands, with the given attributes; return its results.
 
-    If no operand for which the operator wants floats holds any, sums and products of integers are `int_add` and
-    `int_mul`; other operators get such operands as f32, which holds integers below 2^24 exactly, and results whose
-    element type is that of the operands are cast back to integers.
+    Where the operator wants floating point operands and gets only integers or booleans: sums and products of integers
+    become the operators `int_add` and `int_mul`. For other operators the operands are cast to f32, which holds integers
+    below 2^24 exactly, and results whose element type is the operands' are cast back to integers.
     """
     line = operator(name).line
     kinds = [p.kind for p in line.parameters]
@@ -118,10 +118,11 @@ def constant(value: float, shape: Shape, dtype: str) -> Value:
 
 def reshape(x: Value, shape: Sequence[int]) -> Value:
     """
-    Return `x` reshaped to `shape`, of as many elements; `x` itself if it has that shape. A reshape of a reshape becomes
-    one.
+    Return `x` reshaped to `shape`, of as many elements; `x` itself if it has that shape. If `x` is itself reshaped, its
+    operand is reshaped instead.
 
-    A reshape that merges attention heads ([b, h, s, d] to [b, s, h * d]) becomes the operator `merge_heads`.
+    A reshape that merges attention heads, of a value [b, h, s, d] that was permuted to [b, s, h, d], to [b, s, h * d],
+    becomes the operator `merge_heads`.
     """
     shape = tuple(shape)
     while x.shape != shape and x.node.op == "reshape":
@@ -150,8 +151,8 @@ def permute(x: Value, perm: Sequence[int]) -> Value:
     """
     Return `x` with its dims in the order `perm`, in which negative numbers count from the last.
 
-    A permutation that undoes the one before, or has no effect, is dropped; one that separates attention heads ([b, s, h
-    * d] to [b, h, s, d]) becomes the operator `split_heads`.
+    A permutation that undoes the one before, or has no effect, is dropped. If `x` is a value [b, s, h * d] reshaped to
+    [b, s, h, d] and is permuted to [b, h, s, d], both steps become the operator `split_heads` (attention heads).
     """
     perm = tuple(p % len(x.shape) for p in perm)
     if perm == tuple(range(len(perm))):
@@ -211,7 +212,7 @@ def cut(x: Value, dim: int, start: int, size: int, step: int = 1) -> Value:
 
 
 def squeeze_leading(x: Value) -> Value:
-    """Return `x` reshaped to drop its leading dims of size 1, which broadcasting adds again."""
+    """Return `x` reshaped to drop its leading dims of size 1; broadcasting adds them again where they are needed."""
     shape = x.shape
     while shape and shape[0] == 1:
         shape = shape[1:]

@@ -27,10 +27,13 @@ Record = dict[str, Any]
 
 def described(program: Program, machine: Machine) -> Record:
     """
-    Return what a rank's program for `machine` does, as data that JSON can hold: the mesh, the placements of parameters
-    (at rest, as used, and of their gradients), of inputs, of operands and results of every operator of the forward, of
-    modules, and each redistribute of the forward and the backward. The fields are those of docs/pytorch.md. Raises
-    `UnityError` if the program is for another number of devices.
+    Return a plan as DTensor placements, as data that JSON can hold; `program` is one rank's program of its step on
+    `machine`.
+
+    The data has the mesh, the placements of parameters (at rest, as used, and of their gradients), of inputs, of
+    operands and results of every operator of the forward, and of modules, and each redistribute of the forward and the
+    backward, in order. The fields are those of docs/pytorch.md. Raises `UnityError` if the program is for another
+    number of devices.
     """
     return _Description(program, torch_mesh(program, machine)).whole(machine)
 
@@ -180,7 +183,10 @@ class _Description:
 
 
 def text(record: Record) -> str:
-    """Return a description as JSON: a line for each parameter, input, operator, module and redistribute."""
+    """
+    Return a description that `described` made as JSON text, with one line for each parameter, input, operator, module
+    and redistribute.
+    """
     return "{\n" + ",\n".join(f"  {dumps(key)}: {_lines(value)}" for key, value in record.items()) + "\n}\n"
 
 
@@ -197,8 +203,8 @@ def _lines(value: Any) -> str:
 
 def collectives_of(record: Record) -> Mapping[str, int]:
     """
-    Return the number of calls of each collective in a description that `described` made: given two gathers,
-    `{"all_gather": 2}`. Redistributes without communication do not count.
+    Count the calls of each collective in a plan's DTensor description, as `described` returns it: given one with two
+    gathers, returns `{"all_gather": 2}`. Redistributes without communication do not count.
     """
     found: dict[str, int] = {}
     for each in record["redistributes"]:

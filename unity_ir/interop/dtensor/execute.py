@@ -39,10 +39,11 @@ class _Line:
 
 class Execution:
     """
-    The forward and backward of a step's program on this rank, as functions of its pieces by register.
+    Runs the forward and the backward of one rank's program of a training step, in PyTorch. Values are passed as this
+    rank's pieces (local tensors) by register, the program's number for a value.
 
-    `mesh` holds all ranks of the program, in the order of its devices, and `dims` are its dims in terms of the
-    program's mesh axes. All ranks make one, and run it, alike.
+    `mesh` holds all ranks of the program, in the order of its devices; `dims` says which mesh axes of the program each
+    dim of `mesh` is made of. All ranks must make one, and call its methods in the same order.
     """
 
     def __init__(self, program: Program, mesh: DeviceMesh, dims: TorchMesh):
@@ -61,15 +62,15 @@ class Execution:
 
     def forward(self, leaves: Tensors) -> Tensors:
         """
-        Run the forward on `leaves`, this rank's pieces of all inputs and weights; return those of the program's outputs
-        and of the registers `kept`, and perhaps more.
+        Run the forward on `leaves`, this rank's pieces of all inputs and weights by register. Return the pieces of the
+        program's outputs and of the registers in `kept`, which the backward reads; others may be among them.
         """
         return _run(self._forward, leaves)
 
     def backward(self, kept: Tensors) -> Tensors:
         """
-        Run the backward on this rank's pieces of the registers `kept`; return those of the gradients of weights
-        (`names.gradients`), and perhaps more.
+        Run the backward on this rank's pieces of the registers in `kept`, as the forward returned them. Return the
+        pieces of the weights' gradients by register (`names.gradients` says which those are); others may be among them.
         """
         return _run(self._backward, kept)
 

@@ -26,11 +26,11 @@ INEXPRESSIBLE: Mapping[str, str] = {
 
 def step_program(graph: Graph, machine: Machine) -> Program:
     """
-    Return one rank's program of a placed graph's training step, which is differentiated first where it has no backward,
-    with the graph's optimizer or else the default one.
+    Return one rank's program of a placed graph's training step, for DTensor. A graph without a backward is
+    differentiated first, with its optimizer or, if it names none, the default one.
 
-    Raises `UnityError`, with the operator and the value, where DTensor cannot say a layout of it, and for stages,
-    pieces of the loss and micro-batches.
+    Raises `UnityError` where DTensor cannot express a layout, in a message that names the operator and the value; also
+    for stages, loss pieces and micro-batches.
     """
     where = f"dtensor: @{graph.name}"
     if graph.pipeline is not None:
@@ -50,8 +50,8 @@ def step_program(graph: Graph, machine: Machine) -> Program:
 
 def check(program: Program) -> None:
     """
-    Raise `UnityError`, with the operator and the value, at the first layout that DTensor cannot say: a pinned value or
-    a halo.
+    Raise `UnityError` if DTensor cannot express a layout of the program: a pinned value or a halo. The message names
+    the first such value and its operator.
     """
     names = value_names(program)
     where = f"dtensor: @{program.name}"

@@ -15,8 +15,8 @@ from unity_ir.plan.program import Program, makes
 @dataclass(frozen=True)
 class TorchMesh:
     """
-    The dims of a `DeviceMesh`, outermost first: their `names`, and the numbers of the consecutive mesh `axes` of the
-    program that each is made of.
+    The dims of a `DeviceMesh`, outermost first, and how they are made of a program's mesh axes: dim i is called
+    `names[i]`, and joins the neighbouring mesh axes with the numbers `axes[i]`.
     """
 
     names: tuple[str, ...]
@@ -31,27 +31,33 @@ class TorchMesh:
 
     def roles(self, layout: Layout) -> Layout:
         """
-        Return the role along each dim in a layout, which has one per mesh axis: the number of the tensor's dim that it
-        shards, SUM or REPEAT. Where several dims shard one dim of a tensor, the outer divides first, as DTensor has it
-        left to right.
+        Return the role that each dim of this mesh has in a layout, which has a role for each mesh axis of the program.
+        A role is the number of the tensor's dim that is sharded, SUM or REPEAT (which also stands for COPY).
+
+        If several dims of the mesh shard one dim of the tensor, the outer one divides first, as in DTensor.
         """
         pieces = copies_as_repeats(layout)
         return tuple(pieces[axes[0]] if axes else REPEAT for axes in self.axes)
 
     def placements(self, layout: Layout) -> tuple[str, ...]:
-        """Return the placement along each dim in a layout, as text: `Shard(0)`, `Replicate()`, `Partial(sum)`."""
+        """
+        Return the placement along each dim of this mesh in a layout, as text: `Shard(0)`, `Replicate()` or
+        `Partial(sum)`.
+        """
         return tuple(placement_text(role) for role in self.roles(layout))
 
     def dims_of(self, axes: Sequence[int]) -> tuple[str, ...]:
-        """Return the names of the dims that mesh axes are part of."""
+        """Return the names of the dims of this mesh that contain any of the program's mesh axes with these numbers."""
         return tuple(name for name, own in zip(self.names, self.axes, strict=True) if not set(own).isdisjoint(axes))
 
     def like(self, sizes: Sequence[int], names: Sequence[str] | None) -> TorchMesh | None:
         """
-        Return the mesh with other dims, of these `sizes` and `names` (None: `dim0`, `dim1`, ..), if this one's can be
-        divided into them, so that every layout of the plan has placements on it; None where it cannot.
+        Return this mesh divided into dims of the sizes `sizes`, called `names` (None: `dim0`, `dim1`, ..). Each of its
+        dims may be divided into several, on which every layout of the plan still has placements. None if the sizes do
+        not come out so.
 
-        Given dims of 4 and 2 devices, a mesh of 2 x 2 x 2 has other names for the same; one of 2 x 4 has not.
+        Given a mesh with dims of 4 and 2 devices: for the sizes 2, 2 and 2 its first dim is divided; for 2 and 4 it
+        returns None.
         """
         groups: list[tuple[int, ...]] = []
         axis = 0
@@ -70,15 +76,18 @@ class TorchMesh:
 
 
 def placement_text(role: int) -> str:
-    """Return the placement of a role, a dim's number, SUM or REPEAT, as text: given 0, `Shard(0)`."""
+    """
+    Return a role, the number of a tensor's dim, SUM or REPEAT, as the text of a DTensor placement: given 0, `Shard(0)`.
+    """
     return f"Shard({role})" if is_shard(role) else "Partial(sum)" if role == SUM else "Replicate()"
 
 
 def torch_mesh(program: Program, machine: Machine) -> TorchMesh:
     """
-    Return the fewest dims of a `DeviceMesh` on which every layout of a program has placements. Neighbouring mesh axes
-    that have the same role in all layouts are one dim; it is named after the levels of the machine. On one device there
-    is one dim, `device`. Raises `UnityError` if the program is for another machine.
+    Return the `DeviceMesh` dims for a program: as few as possible, with placements for every layout of the program.
+    Neighbouring mesh axes that have the same role in all layouts are joined into one dim, which is named after the
+    machine's levels. On one device there is one dim, `device`. Raises `UnityError` if the program is for another
+    machine.
 
     Given 2 nodes of 4 devices with data parallelism over nodes and tensor parallelism inside, returns dims `node` of 2
     and `gpu` of 4; given data parallelism over all, one dim `node_gpu` of 8.

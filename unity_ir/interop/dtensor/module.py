@@ -29,8 +29,8 @@ from unity_ir.plan.program import Leaf, Program, Tensor
 @dataclass(frozen=True)
 class PlannedStep:
     """
-    The parts of a plan that `parallelize` reads: one rank's program of a whole step, its machine, and the names that an
-    imported model's state dict has beside the program's.
+    The parts of a plan that `parallelize` reads: one rank's program of a whole step, its machine, and for an imported
+    model the names of its tables (inputs whose values come with the model) and tied weights in the module's state dict.
     """
 
     program: Program
@@ -40,18 +40,19 @@ class PlannedStep:
     """Tables that came with the model, whole, by name: those that the module has by itself are taken from it."""
 
     def named(self, name: str) -> Leaf:
-        """Return the program's leaf of the weight or input called `name`, which there must be."""
+        """Return the instruction of the program that reads the weight or input called `name`; there must be one."""
         return next(i for op in ("weight", "input") for i in self.program.leaves(op) if i.name == name)
 
 
 def parallelize(module: nn.Module, step: PlannedStep, mesh: DeviceMesh | None) -> nn.Module:
     """
-    Make a module run by a plan, in place, and return it: its parameters, and the buffers that the plan reads, become
-    DTensors, and its `forward` takes a whole batch and returns the loss, whose `backward` gives gradients that are
-    DTensors. `mesh` is as in `device_mesh`. All ranks call it alike, with equal weights.
+    Change `module` in place so that it runs by a plan, and return it. Its parameters, and the buffers that the plan
+    reads, become DTensors. Its `forward` takes a whole batch and returns the loss, and the loss's `backward` gives
+    gradients that are DTensors.
 
-    Raises `UnityError` where the mesh does not fit the plan, the plan has no loss, or the module is not the one
-    planned.
+    `mesh` is the mesh to use, None for a new one, as in `device_mesh`. All ranks must call this with equal weights.
+    Raises `UnityError` where the mesh does not fit the plan, the plan has no loss, or the module is not the one that
+    was planned.
     """
     if step.program.optimizer is None or step.program.tensors[step.program.outputs[0]].shape:
         raise UnityError(f"parallelize: @{step.program.name} is a part of a model; plan it with its loss")
@@ -64,9 +65,12 @@ def parallelize(module: nn.Module, step: PlannedStep, mesh: DeviceMesh | None) -
 
 def device_mesh(wanted: TorchMesh, devices: int, mesh: DeviceMesh | None) -> tuple[DeviceMesh, TorchMesh]:
     """
-    Return the mesh to place a plan's tensors on, and its dims in terms of the plan's mesh axes: `mesh`, if it has dims
-    that the plan's can be divided into, or only one dim, which is then divided; by default (None) a new one with the
-    dims `wanted`, of all ranks. Raises `UnityError` where `mesh` has other dims, or there are not `devices` ranks.
+    Return (the mesh to place a plan's tensors on, how its dims are made of the plan's mesh axes).
+
+    `wanted` has the dims that the plan needs, and `devices` is the number of devices of the plan. With `mesh` None, a
+    new mesh of all ranks with the dims `wanted` is made. Else `mesh` is used: its dims must divide those of `wanted`,
+    or it has one dim of all devices, which is then divided into `wanted`. Raises `UnityError` where `mesh` has other
+    dims, or there are not `devices` ranks.
     """
     if mesh is None:
         if dist.get_world_size() != devices:
@@ -183,7 +187,10 @@ class _Step(torch.autograd.Function):
 
 
 class Unfinished:
-    """The result of a planned module called without its loss's targets: call it with these for the loss."""
+    """
+    What a module made by `parallelize` returns if it is called without the loss's targets: call it with these, and it
+    returns the loss.
+    """
 
     def __init__(self, finish: Callable[..., torch.Tensor], targets: Sequence[str]):
         self._finish, self._targets = finish, targets

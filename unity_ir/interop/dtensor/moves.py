@@ -20,7 +20,10 @@ Local = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Groups:
-    """The meshes of one dim along which moves go: dims of a `DeviceMesh`, or several of its axes taken as one dim."""
+    """
+    Makes the one-dim meshes (process groups) along which the moves of a program communicate, each for a set of the
+    program's mesh axes, and keeps them. One is a dim of the given `DeviceMesh`, or several axes taken as one dim.
+    """
 
     def __init__(self, mesh: DeviceMesh, dims: TorchMesh):
         self._mesh, self._dims = mesh, dims
@@ -28,8 +31,8 @@ class Groups:
 
     def along(self, axes: tuple[int, ...]) -> DeviceMesh:
         """
-        Return the mesh of one dim along `axes`, mesh axes of the program. All ranks ask for the same in the same order,
-        since it may make process groups.
+        Return this rank's mesh of one dim along `axes`, numbers of the program's mesh axes. All ranks must ask for the
+        same ones in the same order, since process groups may be made.
         """
         if axes not in self._made:
             self._made[axes] = self._new(axes)
@@ -47,19 +50,21 @@ class Groups:
 
     def index(self, axes: tuple[int, ...]) -> int:
         """
-        Return this rank's position along mesh axes of the program, of which the first is outermost; as `along`, it may
-        make process groups.
+        Return this rank's position along `axes`, numbers of the program's mesh axes, the first of which is outermost.
+        As for `along`, all ranks must ask in the same order.
         """
         return self.along(axes).get_local_rank()
 
 
 def move(step: ReshardMove, groups: Groups) -> Local | None:
     """
-    Return the function that performs a move on this rank's piece; None if the move is free, and the piece stays as it
-    is. All ranks ask for the same moves in the same order, since process groups may be made.
+    Return a function that performs a move of a reshard: it takes this rank's piece, and returns the piece after the
+    move. None if the move changes no bytes, so that the piece stays as it is. All ranks must ask for the same moves in
+    the same order, since process groups may be made.
 
-    DTensor sees the piece as the whole along all other axes, and is given the axes of the move as one dim. So it makes
-    the one collective that is planned, where it would go dim by dim of the mesh by itself.
+    The function gives the piece to DTensor as if it were the whole tensor along all other mesh axes, and the axes of
+    the move as one dim. So DTensor makes the one collective that is planned; by itself it would go dim by dim of the
+    mesh.
     """
     row = COLLECTIVES[step.kind]
     if row.is_free:

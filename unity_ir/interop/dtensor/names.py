@@ -22,9 +22,11 @@ from unity_ir.plan.program import (
 
 def value_names(program: Program) -> Mapping[Register, str]:
     """
-    Return the name of the value in each register: that of a weight or input, or of an operator with its number among
-    those of its kind (`matmul0`, `relu0`, `matmul1`), as the graph's text has them. What a move makes is named as what
-    it moves, and the cast of a weight that is stored in a longer type as the weight.
+    Return the name of the value in each register of a program, as the graph's text names it: for a weight or input its
+    own name, for a result of an operator the operator's kind and number (`matmul0`, `relu0`, `matmul1`).
+
+    The result of a move has the name of the value that is moved. If a weight's only reader is a cast (mixed precision),
+    the cast weight has the weight's name.
     """
     counts: Counter[str] = Counter()
     found: dict[Register, str] = {}
@@ -51,8 +53,8 @@ def value_names(program: Program) -> Mapping[Register, str]:
 
 def forward_and_backward(program: Program) -> tuple[tuple[Instruction, ...], tuple[Instruction, ...]]:
     """
-    Return (forward, backward): the instructions that the program's outputs (the loss, next values of running
-    statistics) depend on, and all others but the updates, both in order.
+    Divide a program's instructions into (forward, backward), both in order. The forward is what the program's outputs
+    (the loss, next values of running statistics) depend on; the backward is all the rest, without the updates.
     """
     wanted = {*program.outputs}
     forward: list[Instruction] = []
@@ -68,8 +70,8 @@ def forward_and_backward(program: Program) -> tuple[tuple[Instruction, ...], tup
 
 def gradients(program: Program) -> Mapping[str, Register]:
     """
-    Return the register of each weight's gradient, in the weight's own layout, by the weight's name; only of weights
-    that the program updates.
+    Return, by the name of each weight that the program updates, the register of its gradient, which has the weight's
+    layout.
     """
     weights = {leaf.result: leaf.name for leaf in program.leaves("weight")}
     return {weights[i.weight]: i.grad for i in program.body if isinstance(i, UpdateWeight)}

@@ -13,33 +13,36 @@ from unity_ir.pcg.sharding import SUM, Layout, is_shard
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
-    """Return PyTorch's element type: given `f32`, `torch.float32`."""
+    """Return PyTorch's element type for one of the compiler's: given `f32`, returns `torch.float32`."""
     return getattr(torch, TORCH_DTYPES[dtype].removeprefix("torch."))
 
 
 def placements(mesh: TorchMesh, layout: Layout) -> tuple[Placement, ...]:
-    """Return the placement along each dim of a mesh in a layout."""
+    """
+    Return the DTensor placements of a layout, one for each dim of `mesh`; the layout has a role for each mesh axis of
+    the program.
+    """
     return tuple(map(placement, mesh.roles(layout)))
 
 
 def placement(role: int) -> Placement:
     """
-    Return PyTorch's placement for the role of a mesh dim: `Shard` for the number of a tensor's dim, `Partial("sum")`
-    for SUM, `Replicate` for any other.
+    Return the DTensor placement for the role of one mesh dim: `Shard` for the number of a tensor's dim,
+    `Partial("sum")` for SUM, and `Replicate` for any other role.
     """
     return Shard(role) if is_shard(role) else Partial("sum") if role == SUM else Replicate()
 
 
 def local(tensor: DTensor) -> torch.Tensor:
-    """Return this rank's piece of a tensor, without a gradient; it shares the tensor's memory."""
+    """Return this rank's piece of a DTensor, detached from autograd; it shares the DTensor's memory."""
     with torch.no_grad():
         return tensor.to_local()
 
 
 def divided(whole: torch.Tensor, mesh: DeviceMesh, at: tuple[Placement, ...]) -> DTensor:
     """
-    Return a tensor that every rank has whole as a DTensor in placements `at`; nothing is sent. Gradients do not flow
-    through it.
+    Return a DTensor on `mesh` with the placements `at`, given the whole tensor on every rank: each rank takes its own
+    piece, and nothing is sent. Gradients do not flow back to `whole`.
     """
     # Each rank takes its own: what rank 0 has would be sent otherwise.
     return distribute_tensor(whole.detach(), mesh, at, src_data_rank=None)
@@ -47,8 +50,8 @@ def divided(whole: torch.Tensor, mesh: DeviceMesh, at: tuple[Placement, ...]) ->
 
 def local_piece(name: str, given: torch.Tensor, mesh: DeviceMesh, at: tuple[Placement, ...]) -> torch.Tensor:
     """
-    Return this rank's piece of an input called `name`: of a whole tensor, which every rank has, or of a DTensor, which
-    must have the placements `at` already. Raises `UnityError` for a DTensor in others.
+    Return this rank's piece, in the placements `at` on `mesh`, of the input called `name`. `given` is the whole tensor,
+    on every rank, or a DTensor that has these placements already. Raises `UnityError` for a DTensor with others.
     """
     if isinstance(given, DTensor):
         if given.placements != at or not torch.equal(given.device_mesh.mesh, mesh.mesh):
@@ -60,8 +63,8 @@ def local_piece(name: str, given: torch.Tensor, mesh: DeviceMesh, at: tuple[Plac
 
 def as_dtensor(piece: torch.Tensor, shape: tuple[int, ...], mesh: DeviceMesh, at: tuple[Placement, ...]) -> DTensor:
     """
-    Return the DTensor of global shape `shape`, contiguous, with placements `at` on `mesh`, of which this rank has
-    `piece`; nothing is copied, sent or checked.
+    Return the DTensor of global shape `shape` (contiguous), with placements `at` on `mesh`, whose piece on this rank is
+    `piece`. Nothing is copied, sent or checked.
     """
     whole = torch.empty(shape, device="meta")
     return DTensor.from_local(piece, mesh, at, run_check=False, shape=whole.shape, stride=whole.stride())

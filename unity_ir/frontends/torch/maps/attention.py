@@ -114,8 +114,8 @@ def embedding(
     Map PyTorch's embedding, the rows of `table` [rows, width] at `ids` [..]; return [.., width].
 
     Ids known at import that count up, as positions do, become a slice of the table. As in PyTorch, the row
-    `padding_idx` gets no gradient (-1: none); `sparse`, about the gradient's storage, has no effect. Raises
-    `UnityError` for `scale_grad_by_freq`.
+    `padding_idx` gets no gradient (-1: every row gets one). `sparse`, the form in which PyTorch stores the gradient,
+    has no effect. Raises `UnityError` for `scale_grad_by_freq`.
     """
     del sparse
     if scale_grad_by_freq:
@@ -167,9 +167,12 @@ def embedding_bag(
     padding_idx: int | None = -1,
 ) -> tuple[Value | None, ...]:
     """
-    Map PyTorch's sum (`mode` 0) or mean (`mode` 1), over each bag, of the rows of `table` [rows, width] at `ids`, flat;
-    `offsets` are the positions in `ids` where bags begin (with `include_last_offset`, and where the last ends). Bags
-    may be of different sizes, and those of no ids give 0; `weights` scale rows before they are added up.
+    Map PyTorch's embedding_bag: for each bag, a run of `ids` [n], return the sum (`mode` 0) or mean (`mode` 1) of the
+    rows of `table` [rows, width] at its ids.
+
+    `offsets` are the positions in `ids` at which the bags begin; with `include_last_offset`, also that at which the
+    last bag ends. Bags may be of different sizes; an empty one gives 0. `weights` [n] scale the rows before they are
+    added up.
 
     Returns ([bags, width], None, None, None): PyTorch's other outputs have no mapping. Raises `UnityError` for a
     `padding_idx`, `scale_grad_by_freq` and the maximum (`mode` 2); `sparse` has no effect.

@@ -23,8 +23,8 @@ Ints = int | Sequence[int]
 
 def pair(x: Ints, last: int = 2) -> tuple[int, ...]:
     """
-    Return a size given per dim as a tuple: a number `x`, or a sequence of one, repeated `last` times, once for each of
-    the last dims; any other sequence as it is, an empty one as ().
+    Return a size, such as a kernel or stride, as a tuple with one number per dim. A number, or a sequence of one
+    number, is repeated `last` times; any other sequence is returned as it is.
     """
     x = [x] if isinstance(x, int) else list(x)
     return tuple(x) * last if len(x) == 1 else tuple(x)
@@ -107,7 +107,9 @@ def transposed_conv(
 ) -> Value:
     """
     Map PyTorch's transposed convolution over one or two dims of `x` [batch, channels, ..] by `weight` [channels, out /
-    groups, ..]: the gradient of a convolution's operand, of the size of PyTorch's result, which `output_padding` gave.
+    groups, ..], computed as the gradient of a convolution with respect to its input. The result has the shape that
+    PyTorch recorded at `site`, so `output_padding`, which only determines that shape, is not read.
+
     Raises `UnityError` for three dims.
     """
     del output_padding
@@ -144,8 +146,8 @@ def convolution(
     *_: object,
 ) -> Value:
     """
-    Map `aten.convolution`: as `transposed_conv` does if `transposed`, else as `conv` does; the options that follow
-    `groups` have no effect.
+    Map `aten.convolution`, as `transposed_conv` does if `transposed`, else as `conv` does. The options after `groups`
+    (ATen's about cuDNN) have no effect.
     """
     if transposed:
         return transposed_conv(site, x, weight, bias, stride, padding, output_padding, groups, dilation)
@@ -184,8 +186,8 @@ def max_pool(
 ) -> Value:
     """
     Map PyTorch's max pooling over the last two dims of [batch, channels, height, width]; `kernel`, `stride` (by default
-    the kernel's), `padding` and `dilation` are a number for both dims, or (height, width). Windows that `ceil_mode`
-    adds take the maximum of what they have within the padded edge.
+    the kernel's), `padding` and `dilation` are a number for both dims, or (height, width). `ceil_mode` adds windows
+    that reach beyond the padded input; they take the maximum of the elements that they do cover.
     """
     del ceil_mode
     k, p, d = pair(kernel), pair(padding), pair(dilation)
@@ -219,8 +221,9 @@ def avg_pool(
     Map PyTorch's mean pooling over the last two dims of [batch, channels, height, width]; `kernel`, `stride` (by
     default the kernel's) and `padding` are a number for both dims, or (height, width).
 
-    Windows' means count padding as zeros with `count_include_pad`, and nothing beyond it, where `ceil_mode` adds
-    windows that reach there; `divisor_override` divides sums by that number instead of by their elements.
+    With `count_include_pad`, means count the padding as zeros. `ceil_mode` adds windows that reach beyond the padded
+    input; what lies beyond it does not count. `divisor_override` divides each window's sum by that number instead of by
+    its count of elements.
     """
     k, p = pair(kernel), pair(padding)
     s = pair(stride) or k
@@ -247,8 +250,8 @@ def _first(x: Value, shape: Shape) -> Value:
 @maps("adaptive_avg_pool2d", "_adaptive_avg_pool2d")
 def adaptive_avg_pool(site: CallSite, x: Value, sizes: Ints) -> Value:
     """
-    Map PyTorch's adaptive mean pooling of [batch, channels, height, width] to images of the size (height, width) of
-    PyTorch's result, which `sizes` gave.
+    Map PyTorch's adaptive mean pooling of [batch, channels, height, width] to the height and width of the result that
+    PyTorch recorded at `site`; `sizes`, from which PyTorch computed these, is not read.
     """
     del sizes
     return op("adaptive_avg_pool2d", x, sizes=site.shape[-2:])
@@ -257,8 +260,8 @@ def adaptive_avg_pool(site: CallSite, x: Value, sizes: Ints) -> Value:
 @maps("adaptive_avg_pool1d")
 def adaptive_avg_pool1d(site: CallSite, x: Value, sizes: Ints) -> Value:
     """
-    Map PyTorch's adaptive mean pooling of [batch, channels, length] to the length of PyTorch's result, which `sizes`
-    gave.
+    Map PyTorch's adaptive mean pooling of [batch, channels, length] to the length of the result that PyTorch recorded
+    at `site`; `sizes`, from which PyTorch computed it, is not read.
     """
     del sizes
     x = reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
@@ -267,7 +270,10 @@ def adaptive_avg_pool1d(site: CallSite, x: Value, sizes: Ints) -> Value:
 
 @maps("_adaptive_avg_pool3d")
 def adaptive_avg_pool3d(site: CallSite, x: Value, sizes: Ints) -> Value:
-    """Map PyTorch's adaptive mean pooling over the last three dims: over the last two, then over the first alone."""
+    """
+    Map PyTorch's adaptive mean pooling over the last three dims to the sizes of the result that PyTorch recorded at
+    `site`; `sizes` is not read. The last two dims are pooled first, then the one before them.
+    """
     del sizes
     *lead, depth, height, width = x.shape
     out = site.shape[-2:]
@@ -279,8 +285,10 @@ def adaptive_avg_pool3d(site: CallSite, x: Value, sizes: Ints) -> Value:
 @maps("adaptive_max_pool2d")
 def adaptive_max_pool(site: CallSite, x: Value, sizes: Ints) -> tuple[Value | None, ...]:
     """
-    Map PyTorch's adaptive maximum pooling over the last two dims; return (result, None): indices have no mapping.
-    Raises `UnityError` where sizes do not divide, so that windows differ.
+    Map PyTorch's adaptive maximum pooling over the last two dims, to the sizes of the result that PyTorch recorded at
+    `site` (`sizes` is not read); return (result, None): the indices, PyTorch's second result, have no mapping.
+
+    Raises `UnityError` where an old size is not a multiple of the new one, so that windows differ in size.
     """
     del sizes
     old, new = x.shape[-2:], site.shape[-2:]
@@ -293,7 +301,10 @@ def adaptive_max_pool(site: CallSite, x: Value, sizes: Ints) -> tuple[Value | No
 
 @maps("adaptive_max_pool1d")
 def adaptive_max_pool1d(site: CallSite, x: Value, sizes: Ints) -> tuple[Value | None, ...]:
-    """Map PyTorch's adaptive maximum pooling over the last dim, as `adaptive_max_pool` does."""
+    """
+    Map PyTorch's adaptive maximum pooling over the last dim, as `adaptive_max_pool` does over two; return (result,
+    None).
+    """
     flat = (*site.shape[:-1], 1, site.shape[-1])
     x = reshape(x, (*x.shape[:-1], 1, x.shape[-1]))
     out, _ = adaptive_max_pool(site.like(flat, site.result.dtype), x, sizes)

@@ -101,8 +101,8 @@ def rsub(site: CallSite, x: Operand, y: Operand, alpha: float = 1) -> Value:
 @maps("mul", "multiply")
 def mul(site: CallSite, x: Operand, y: Operand) -> Value:
     """
-    Map PyTorch's `x * y`, with broadcasting; if the factors form a written-out gelu (tanh) or RMS norm, map to that
-    operator.
+    Map PyTorch's `x * y`, with broadcasting. A product that is the last step of a written-out gelu (its tanh
+    approximation) or RMS norm becomes that operator instead.
     """
     for a, b in ((x, y), (y, x)):
         if isinstance(a, Value) and (by := number(b)) is not None:
@@ -134,7 +134,7 @@ def div(site: CallSite, x: Operand, y: Operand, rounding_mode: str | None = None
 
 @maps("floor_divide")
 def floor_divide(site: CallSite, x: Operand, y: Operand) -> Value:
-    """Map PyTorch's `floor(x / y)`, rounded down also where it is negative."""
+    """Map PyTorch's `floor(x / y)`, rounded down also where the quotient is negative."""
     return div(site, x, y, "floor")
 
 
@@ -266,8 +266,8 @@ def expm1(site: CallSite, x: Value) -> Value:
 @maps("hardtanh")
 def hardtanh(site: CallSite, x: Value, low: float = -1, high: float = 1) -> Value:
     """
-    Map PyTorch's hardtanh: `x` clamped to [low, high]. Unlike that of clamp, its gradient is zero at the bounds
-    themselves.
+    Map PyTorch's hardtanh: `x` clamped to [low, high]. Its gradient is zero where `x` equals a bound (in PyTorch's
+    clamp it is one there).
     """
     match low, high:
         case -1, 1:
@@ -281,8 +281,8 @@ def hardtanh(site: CallSite, x: Value, low: float = -1, high: float = 1) -> Valu
 
 def compared(name: str, x: Value, by: float) -> Value:
     """
-    Return the graph's comparison `name` (such as `lt`) of each element of `x` with the number `by`, as a boolean value;
-    `by` is rounded to the element type of `x`.
+    Return the graph's comparison operator called `name` (such as `lt`) of each element of `x` with the number `by`, as
+    a boolean value; `by` is first rounded to the element type of `x`.
     """
     return op(name, x, constant(by, (), x.type.dtype))
 
@@ -435,8 +435,9 @@ def clamp_max(site: CallSite, x: Value, high: Operand) -> Value:
 
 def compare(name: str, *aten: str) -> None:
     """
-    Register a mapping to the graph's comparison `name`, such as `lt`, for the ATen operators named in `aten` (by
-    default the one also called `name`). The mapping casts operands to their common element type, and broadcasts them.
+    Register the graph's comparison operator called `name`, such as `lt`, as the mapping of the ATen operators named in
+    `aten` (by default the one with the same name). The mapping casts both operands to the element type that PyTorch
+    promotes them to, and broadcasts them.
     """
 
     @maps(*(aten or (name,)))

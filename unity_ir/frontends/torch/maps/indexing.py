@@ -38,7 +38,10 @@ from unity_ir.pcg.graph import Value
 
 @maps("index_select")
 def index_select(site: CallSite, x: Operand, dim: int, index: Operand) -> Value:
-    """Map PyTorch's slices of `x` along a dim at `index`, the indices [n]: the result has size n there."""
+    """
+    Map PyTorch's index_select: the slices of `x` at the positions `index` [n] along dim `dim`, so that the result has
+    size n there.
+    """
     value = site.value(x)
     return op("index_select", value, site.value(index, "i64"), dim=dim % len(value.shape))
 
@@ -53,8 +56,9 @@ def _beside(x: Value, shape: Shape, dim: int) -> Value:
 @maps("gather")
 def gather(site: CallSite, x: Operand, dim: int, index: Operand, *, sparse_grad: bool = False) -> Value:
     """
-    Map `torch.gather`: the elements of `x` at the positions that `index`, of the result's shape, gives along a dim, and
-    at their own place along all others. `sparse_grad`, about the gradient's storage, has no effect.
+    Map `torch.gather`: each element of the result is the element of `x` whose position along `dim` is given by `index`,
+    at the same place, and whose positions along all other dims are the same. The result has the shape of `index`.
+    `sparse_grad`, the form in which PyTorch stores the gradient, has no effect.
     """
     del sparse_grad
     value = site.value(x)
@@ -68,8 +72,9 @@ def gather(site: CallSite, x: Operand, dim: int, index: Operand, *, sparse_grad:
 @maps("scatter_add")
 def scatter_add(site: CallSite, x: Operand, dim: int, index: Operand, source: Operand) -> Value:
     """
-    Map PyTorch's scatter_add: `x` with elements of `source` added at the positions that `index`, as large as `source`
-    or smaller, gives along a dim, each at its own place along all others.
+    Map PyTorch's scatter_add: add each element of `source` to the element of `x` whose position along `dim` is given by
+    `index`, at the same place, and whose positions along all other dims are the same. `index` is as large as `source`
+    or smaller; elements of `source` beyond it are not read.
     """
     return scatter_reduce(site, x, dim, index, source, "sum")
 
@@ -79,9 +84,12 @@ def scatter(
     site: CallSite, x: Operand, dim: int, index: Operand, source: Operand, *, reduce: str | None = None
 ) -> Value:
     """
-    Map PyTorch's scatter: `x` with each element of `source`, or that number, in place of the one at the position that
-    `index` gives along a dim; added to it if `reduce` is "add". Where several go to one position, that gets their mean.
-    Raises `UnityError` for "multiply".
+    Map PyTorch's scatter: replace elements of `x` by those of `source` (a tensor or a number). `index` gives the
+    position along `dim` at which each goes; along all other dims it stays at its own. With `reduce` "add", elements are
+    added instead.
+
+    Where several elements go to one position, it gets their mean (PyTorch takes any of them). Raises `UnityError` for
+    `reduce` "multiply".
     """
     if reduce is not None:
         return scatter_reduce(site, x, dim, index, source, {"add": "sum", "multiply": "prod"}[reduce])
@@ -93,9 +101,9 @@ def scatter_reduce(
     site: CallSite, x: Operand, dim: int, index: Operand, source: Operand, reduce: str, *, include_self: bool = True
 ) -> Value:
     """
-    Map PyTorch's scatter_reduce: the "sum", "mean", "amax" or "amin" of the elements of `source` at each position that
-    `index` gives along a dim, together with the element of `x` there if `include_self`; positions that `index` does not
-    name keep that of `x`. Raises `UnityError` for "prod".
+    Map PyTorch's scatter_reduce: send each element of `source` to the position along `dim` that `index` gives, and
+    reduce those that meet there, by `reduce`: "sum", "mean", "amax" or "amin". With `include_self`, the element of `x`
+    at that position is one of them. Positions that get none keep the element of `x`. Raises `UnityError` for "prod".
     """
     if reduce == "prod":
         raise UnityError("reduce 'prod' has no operator; sum logarithms")
@@ -209,8 +217,9 @@ class _Indexed:
 @maps("index")
 def index(site: CallSite, x: Operand, indices: Sequence[Operand | None]) -> Value:
     """
-    Map PyTorch's indexing by tensors, `x[:, i, j]`: `indices` has one per leading dim of `x`, and None for a dim that
-    is not indexed. Raises `UnityError` for boolean masks that depend on data.
+    Map PyTorch's indexing by tensors, such as `x[:, i, j]`: `indices` has an index tensor for each leading dim of `x`,
+    or None for a dim that is not indexed. Raises `UnityError` for boolean masks that depend on the model's inputs: the
+    result's size would depend on them, too.
     """
     value = site.value(x)
     (first, *more) = [i for i in indices if i is not None]
@@ -235,10 +244,12 @@ def index_put(
     site: CallSite, x: Operand, indices: Sequence[Operand | None], source: Operand, accumulate: bool = False
 ) -> Value:
     """
-    Map PyTorch's `x[:, i, j] = source`, or `+=` with `accumulate`; `indices` has one per leading dim of `x`, and None
-    for a dim that is not indexed. Of several elements for one position their mean is put there. A mask that depends on
-    data is a choice between `source` and `x`; raises `UnityError` if `source` has an element for each place that such a
-    mask names.
+    Map PyTorch's `x[:, i, j] = source`, or `+=` with `accumulate`; return the changed `x`. `indices` has an index
+    tensor for each leading dim of `x`, or None for a dim that is not indexed.
+
+    Where several elements go to one position, it gets their mean (PyTorch takes any of them). A boolean mask that
+    depends on the model's inputs selects between `source` and `x`. Raises `UnityError` if `source` then has an element
+    for each place where the mask is true, since its size would depend on data.
     """
     value = site.value(x, site.dtype)
     (first, *more) = [i for i in indices if i is not None]
@@ -286,8 +297,8 @@ def index_add(site: CallSite, x: Operand, dim: int, index: Operand, source: Oper
 @maps("index_copy")
 def index_copy(site: CallSite, x: Operand, dim: int, index: Operand, source: Operand) -> Value:
     """
-    Map PyTorch's index_copy: `x` with the slices of `source` at the positions `index` [n] along a dim; of several for
-    one position, their mean.
+    Map PyTorch's index_copy: `x` with its slices at the positions `index` [n] along dim `dim` replaced by those of
+    `source`; if several go to one position, by their mean.
     """
     value = site.value(x, site.dtype)
     return _put(value, dim % len(value.shape), site.value(index, "i64"), site.value(source, site.dtype), False)
@@ -296,8 +307,8 @@ def index_copy(site: CallSite, x: Operand, dim: int, index: Operand, source: Ope
 @maps("index_fill")
 def index_fill(site: CallSite, x: Operand, dim: int, index: Operand, number: Operand) -> Value:
     """
-    Map PyTorch's index_fill: `x` with `number`, or a scalar tensor, in the slices at the positions `index` [n] along a
-    dim.
+    Map PyTorch's index_fill: `x` with `number` (a number or scalar tensor) everywhere in its slices at the positions
+    `index` [n] along dim `dim`.
     """
     value, ids = site.value(x, site.dtype), site.value(index, "i64")
     dim %= len(value.shape)
@@ -307,8 +318,8 @@ def index_fill(site: CallSite, x: Operand, dim: int, index: Operand, number: Ope
 
 def flat_index(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
     """
-    Return the index tensors `indices`, into neighbouring dims of the sizes `sizes`, broadcast and flattened, as one
-    index into these dims merged into one.
+    Return the index tensors `indices`, one for each of several neighbouring dims of the sizes `sizes`, as one index [n]
+    into these dims merged into one. The tensors are broadcast and flattened; negative indices count from a dim's end.
 
     Given [[0], [1]] and [[0, 1, 2]] into sizes 2 and 3, returns 0 to 5.
     """
@@ -321,8 +332,9 @@ def flat_index(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.T
 @maps("one_hot")
 def one_hot(site: CallSite, ids: Operand, classes: int = -1) -> Value:
     """
-    Map PyTorch's one-hot encoding of class ids along a new last dim, of as many positions as PyTorch's result has
-    (which `classes` gave). Raises `UnityError` for ids that are known at import.
+    Map PyTorch's one-hot encoding of class ids, along a new last dim whose size is that of the result that PyTorch
+    recorded at `site`; `classes`, from which PyTorch took it, is not read. Raises `UnityError` for ids that are known
+    at import.
     """
     del classes
     return op("one_hot", require_value(ids, "ids"), classes=site.shape[-1])
@@ -404,8 +416,8 @@ def argsort(site: CallSite, x: Value, *options: object, **named: object) -> Valu
 @maps("bucketize")
 def bucketize(site: CallSite, x: Value, boundaries: Operand, *, out_int32: bool = False, right: bool = False) -> Value:
     """
-    Map PyTorch's number of the bucket of each element: how many of the sorted `boundaries` [n] are below it or, with
-    `right`, not above it, in the element type of PyTorch's result (which `out_int32` gave).
+    Map PyTorch's bucketize: for each element of `x`, how many of the sorted `boundaries` [n] are below it or, with
+    `right`, not above it. The result has the element type that PyTorch recorded at `site`, so `out_int32` is not read.
     """
     del out_int32
     edges = site.value(boundaries)
@@ -426,8 +438,9 @@ def searchsorted(
     sorter: Operand | None = None,
 ) -> Value:
     """
-    Map PyTorch's `searchsorted` in one sorted sequence [n]: how many of its elements are below each of `x` or, with
-    `right` or `side="right"`, not above it. Raises `UnityError` for several sequences, and for a `sorter`.
+    Map PyTorch's searchsorted: for each element of `x`, how many elements of `sorted_sequence` [n] are below it or,
+    with `right` or `side="right"`, not above it. The result has the element type that PyTorch recorded at `site`.
+    Raises `UnityError` for several sequences, and for a `sorter`.
     """
     if len(shape_of(sorted_sequence)) != 1:
         raise UnityError("several sorted sequences have no mapping; one has")
@@ -439,8 +452,9 @@ def searchsorted(
 @maps("histc")
 def histc(site: CallSite, x: Value, bins: int = 100, low: float = 0, high: float = 0) -> Value:
     """
-    Map PyTorch's histogram: how many elements of `x` are in each of `bins` equal parts of [low, high]; others do not
-    count. Raises `UnityError` if `low` equals `high`, for which PyTorch takes the bounds of the data.
+    Map PyTorch's histogram: divide [low, high] into `bins` equal parts, and return how many elements of `x` are in
+    each, [bins]; elements outside do not count. Raises `UnityError` if `low` equals `high`, for which PyTorch takes the
+    smallest and largest element as bounds.
     """
     if low == high:
         raise UnityError("bounds that are those of the data have no mapping; give min and max")

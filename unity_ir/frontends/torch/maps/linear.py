@@ -22,7 +22,7 @@ from unity_ir.pcg.graph import Value
 def product(x: Value, y: Value) -> Value:
     """
     Return the matrix product `x @ y` of [m.., k] and [k, n], or of batches [b.., m, k] and [b.., k, n] with the same
-    leading dims. A transpose of `y` becomes part of the operator.
+    leading dims. If `y` is the result of a transpose, one operator computes transpose and product.
     """
     batched = len(y.shape) > 2
     rank = len(y.shape)
@@ -42,8 +42,8 @@ def linear(site: CallSite, x: Operand, weight: Operand, bias: Operand | None = N
 @maps("matmul", "mm", "bmm", "mv", "dot", "vdot")
 def matmul(site: CallSite, x: Operand, y: Operand) -> Value:
     """
-    Map PyTorch's matrix product of vectors, matrices or batches, which it broadcasts; if the operands form written-out
-    attention, map to that operator.
+    Map PyTorch's matrix product of vectors, matrices or batches, which are broadcast. A product that is the last step
+    of written-out attention (softmax of scaled scores, times the values) becomes the attention operator instead.
     """
     a, b = site.value(x, site.dtype), site.value(y, site.dtype)
     if len(b.shape) == 1:
@@ -85,9 +85,11 @@ def grouped_mm(
     site: CallSite, x: Value, weights: Operand, ends: Operand | None = None, bias: object = None, dtype: object = None
 ) -> Value:
     """
-    Map PyTorch's (and transformers') grouped product of the rows `x` [rows, k], in groups that end at the positions
-    `ends` [groups], by a weight of `weights` [groups, k, n] for each: every row by the weight that its position picks.
-    Rows after the last group give 0. Raises `UnityError` for groups of columns, and for a `bias`.
+    Map PyTorch's (and transformers') grouped matrix product: the rows of `x` [rows, k] are divided into consecutive
+    groups, and each group is multiplied by its own matrix of `weights` [groups, k, n]; return [rows, n]. `ends`
+    [groups] are the positions at which the groups end; rows after the last group give 0.
+
+    Raises `UnityError` for groups of columns, without `ends`, and for a `bias`. `dtype` has no effect.
     """
     del dtype
     w = site.value(weights, site.dtype)
@@ -116,8 +118,9 @@ def trilinear(
     *_: object,
 ) -> Value:
     """
-    Map PyTorch's product of three operands, each with new dims at the positions that are given for it, summed over the
-    dims `summed`: what `nn.Bilinear` is made of.
+    Map PyTorch's `_trilinear`, which `nn.Bilinear` uses: insert dims of size 1 into the operands `x`, `y` and `z`, at
+    the positions `new_x`, `new_y` and `new_z`; return their elementwise product, broadcast, summed over the dims
+    `summed`.
     """
     values: list[Value] = []
     for operand, new in ((x, new_x), (y, new_y), (z, new_z)):
@@ -137,7 +140,7 @@ def trilinear(
 def einsum(site: CallSite, equation: str, operands: list[Operand], path: object = None) -> Value:
     """
     Map PyTorch's einsum of two operands, such as `bik,bkj->bij`, to one batched matrix product, with permutations and
-    reshapes around it; `path`, an order of contraction, has no effect.
+    reshapes before and after it; `path`, an order of contraction, has no effect.
 
     Raises `UnityError` for other numbers of operands, equations without `->`, letters repeated within one operand,
     ellipses, and letters summed over in one operand alone.

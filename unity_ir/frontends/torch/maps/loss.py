@@ -49,13 +49,13 @@ def cross_entropy(
     smoothing: float = 0,
 ) -> Value:
     """
-    Map PyTorch's cross-entropy of logits `x` [n, c, ..] or [c] with class ids `target` [n, ..] or []; `reduction` is
-    PyTorch's code (0: none, 1: mean, 2: sum), `smoothing` the probability spread evenly over all classes.
+    Map PyTorch's cross-entropy of logits `x` [n, c, ..] or [c] with class ids `target` [n, ..] or []; or with
+    probabilities of the classes, in the shape of `x`. `weight` [c] has a factor for each class, `reduction` is
+    PyTorch's code (0: none, 1: mean, 2: sum), and `smoothing` is the probability spread evenly over all classes.
 
-    If the example's ids have some that are `ignore_index`, these do not count in any batch; if it has none, every id
-    counts, whatever later batches hold. `target` may hold the probabilities of classes, in the shape of `x`; `weight`
-    has a factor for each class. Raises `UnityError` for the mean or sum, without weights, of `Padded` labels whose
-    padding is not `ignore_index`.
+    If ids of the example are `ignore_index`, samples with that id do not count, in later batches either; if the example
+    has none, every sample counts, whatever later batches hold. Labels that the model shifted and padded (`Padded`) must
+    be padded with `ignore_index`, unless there are weights or no reduction; else raises `UnityError`.
     """
     order = [0, *range(2, len(x.shape)), 1] if len(x.shape) > 2 else range(len(x.shape))
     x = permute(x, order)
@@ -128,11 +128,11 @@ def _written_out(
 
 def aligned(site: CallSite, x: Value, ids: Value | Padded, ignore_index: int) -> tuple[Value, Value]:
     """
-    Return (logits [b.., c], class ids [b..]) of a loss, given logits `x` with the classes last: a reshape that merged
-    the ids' dims is undone in both, and positions where the ids are only padding are left out of both.
+    Return (logits [b.., c], class ids [b..]) of a loss with the same leading dims, given logits `x` with the classes
+    last. If the ids were made by a reshape, it is undone in both. If they are `Padded` (shifted by one position and
+    padded, as language models do), the padded positions are left out of both.
 
-    Language models shift their labels by one position and pad them with `ignore_index` (`Padded`). Raises `UnityError`
-    if the padding is another id.
+    Raises `UnityError` if the padding is not `ignore_index`.
     """
     if isinstance(ids, Padded):
         if ids.fill != ignore_index:
@@ -186,11 +186,11 @@ def nll(
     ignore_index: int = -100,
 ) -> Value:
     """
-    Map PyTorch's negative log-likelihood of logarithms `x` [n, c, ..]; of a log-softmax over the classes, to the
-    cross-entropy of the logits it was taken of, as `cross_entropy` does.
+    Map PyTorch's negative log-likelihood of log-probabilities `x` [n, c, ..]. If `x` is a log-softmax over the classes,
+    it becomes the cross-entropy of that one's operand, as in `cross_entropy`.
 
-    `target` has class ids, of which `ignore_index` does not count, `weight` a factor for each class; `reduction` is
-    PyTorch's code (0: none, 1: mean, 2: sum).
+    `target` has class ids, `weight` [c] a factor for each class; samples whose id is `ignore_index` do not count.
+    `reduction` is PyTorch's code (0: none, 1: mean, 2: sum).
     """
     # Classes are dim 1, or the only one; our log_softmax is over the last.
     perm = tuple(range(len(x.shape)))
@@ -268,7 +268,8 @@ def bce_with_logits(
 ) -> Value:
     """
     Map PyTorch's binary cross-entropy of logits `x` with targets `y` of the same shape, times `weight`; `pos_weight` is
-    the factor of the targets that hold. `reduction` is PyTorch's code (0: none, 1: mean, 2: sum).
+    a factor for the term of the positive class, `y * log(sigmoid(x))`. `reduction` is PyTorch's code (0: none, 1: mean,
+    2: sum).
     """
     goal = site.value(y, site.dtype)
     if weight is None and pos_weight is None and reduction in (MEAN, SUM):

@@ -133,9 +133,9 @@ def instance_norm(
     cudnn: bool,
 ) -> Value:
     """
-    Map PyTorch's instance normalisation of `x` [batch, channels, ..], by the statistics of each sample and channel.
-    Running statistics are not updated, so `mean`, `var`, `momentum` and `cudnn` have no effect. Raises `UnityError`
-    unless `training`, where PyTorch normalises by running statistics.
+    Map PyTorch's instance normalisation of `x` [batch, channels, ..], by the mean and variance of each sample and
+    channel. Running statistics are not updated, so `mean`, `var`, `momentum` and `cudnn` have no effect. Raises
+    `UnityError` unless `training`: PyTorch then normalises by running statistics.
     """
     if not training:
         raise UnityError("an instance norm by running statistics has no mapping")
@@ -158,10 +158,10 @@ def batch_norm(
 ) -> Value:
     """
     Map PyTorch's batch normalisation of `x` [batch, channels, ..]: if `training`, or without running statistics, by the
-    statistics of the whole batch, else by the running statistics `mean` and `var` [channels].
+    mean and variance of the whole batch, else by the running statistics `mean` and `var` [channels].
 
-    If `training`, running statistics that are buffers of the module are replaced as PyTorch replaces them, with the
-    weight `momentum` for those of the batch. `cudnn` has no effect.
+    If `training`, a step also replaces running statistics that are buffers of the module, as PyTorch does: the new one
+    is `momentum` of the batch's and 1 - `momentum` of the old one. `cudnn` has no effect.
     """
     del cudnn
     w, b = affine(site, weight, bias, x.shape[1])

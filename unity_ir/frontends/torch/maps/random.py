@@ -18,8 +18,8 @@ from unity_ir.pcg.graph import Value
 
 def uniform_numbers(site: CallSite) -> Value:
     """
-    Return random numbers in [0, 1), with a new seed, of the shape and element type of PyTorch's result (f32 if it has
-    integers).
+    Return random numbers in [0, 1), drawn from a new seed, in the shape and element type of the result that PyTorch
+    recorded at `site` (f32 if that holds integers).
     """
     dtype = site.dtype if site.result.dtype.is_floating_point else "f32"
     return op("uniform", constant(0.0, site.shape, dtype), seed=site.seeds())
@@ -27,8 +27,8 @@ def uniform_numbers(site: CallSite) -> Value:
 
 def normal_numbers(site: CallSite) -> Value:
     """
-    Return standard normal random numbers, of the shape and element type of PyTorch's result (f32 if it has integers),
-    by the method of Box and Muller (1958) from two seeds.
+    Return standard normal random numbers in the shape and element type of the result that PyTorch recorded at `site`
+    (f32 if that holds integers), by the method of Box and Muller (1958) from two new seeds.
     """
     radius, angle = uniform_numbers(site), uniform_numbers(site)
     root = op("sqrt", scale(op("log", shift(scale(radius, -1), 1)), -2))
@@ -56,7 +56,7 @@ def uniform(site: CallSite, x: Operand, low: float = 0, high: float = 1, **_: ob
 
 @maps("exponential")
 def exponential(site: CallSite, x: Operand, rate: float = 1, **_: object) -> Value:
-    """Map PyTorch's exponential random numbers, of the shape of `x`."""
+    """Map PyTorch's exponential random numbers with parameter `rate` (mean 1 / `rate`), of the shape of `x`."""
     del x
     return scale(op("log", shift(scale(uniform_numbers(site), -1), 1)), -1 / rate)
 
@@ -73,8 +73,8 @@ def normal(site: CallSite, x: Operand, mean: Operand = 0, deviation: Operand = 1
 @maps("randint", "randint_like")
 def randint(site: CallSite, *arguments: object, **_: object) -> Value:
     """
-    Map PyTorch's random integers in [low, high), of the shape and element type of its result: the integers among
-    `arguments` are the bounds; a single one is `high`, and `low` is 0.
+    Map PyTorch's random integers in [low, high), in the shape and element type of the result that PyTorch recorded at
+    `site`. Of `arguments`, the integers are (low, high), or only high, and then low is 0; the others are not read.
     """
     bounds = [a for a in arguments if isinstance(a, int)]
     low, high = bounds if len(bounds) == 2 else (0, *bounds)
@@ -85,8 +85,8 @@ def randint(site: CallSite, *arguments: object, **_: object) -> Value:
 @maps("bernoulli")
 def bernoulli(site: CallSite, x: Operand, p: Operand | None = None, **_: object) -> Value:
     """
-    Map PyTorch's `bernoulli(x)`, 1 with the probability that `x` holds, and `x.bernoulli_(p)`, 1 with the probability
-    `p`.
+    Map PyTorch's random draws of 0 and 1: each is 1 with probability `p`, as in `x.bernoulli_(p)`, or, if `p` is None,
+    with the probability that `x` holds at its place, as in `bernoulli(x)`.
     """
     drawn = uniform_numbers(site)
     return cast(binary(site.of_bools(), "lt", drawn, x if p is None else p, drawn.type.dtype), site.dtype)

@@ -36,8 +36,8 @@ def _dim_numbers(x: Value, dims: Dims) -> list[int]:
 
 def reduced(name: str, x: Value, dims: Sequence[int]) -> Value:
     """
-    Return `x` reduced over `dims`, sorted dim numbers, by the graph operator called `name`, such as `reduce_sum`,
-    applied once per run of neighbouring dims. The result does not have these dims; for none, it is `x`.
+    Return `x` reduced over `dims`, sorted dim numbers, by the graph operator called `name`, such as `reduce_sum`, which
+    is applied once to each run of neighbouring dims. The result lacks these dims; `x` itself if there are none.
     """
     left = list(dims)
     while left:
@@ -51,8 +51,9 @@ def reduced(name: str, x: Value, dims: Sequence[int]) -> Value:
 
 def reduction(name: str, *aten: str) -> None:
     """
-    Register a mapping to the graph's reduction `name`, such as `reduce_sum`, for the ATen operators named in `aten`.
-    The mapping reduces over the dims given in the call or over all, in the shape and element type of PyTorch's result.
+    Register the graph operator called `name`, such as `reduce_sum`, as the mapping of the ATen operators named in
+    `aten`. The mapping reduces over the dims given in the call, or over all, to the shape and element type of PyTorch's
+    result.
     """
 
     @maps(*aten)
@@ -105,8 +106,8 @@ def _centred(x: Value, dims: Sequence[int]) -> Value:
 
 def variance(x: Value, dims: Sequence[int], correction: float) -> Value:
     """
-    Return the variance of `x` over the dims with the sorted numbers `dims`, which the result does not have: the sum of
-    squared deviations over (count - `correction`).
+    Return the variance of `x` over `dims`, sorted dim numbers, which the result lacks: the sum of squared deviations
+    from the mean, divided by (number of elements - `correction`).
 
     Raises `UnityError` if there are no more than `correction` elements.
     """
@@ -148,16 +149,16 @@ def std(
     **more: float | None,
 ) -> Value:
     """
-    Map PyTorch's standard deviation, the root of the variance, with gradient 0 where it is 0; arguments and errors are
-    as in `var`.
+    Map PyTorch's standard deviation, the square root of the variance; where it is 0, so is its gradient. Arguments and
+    errors are as in `var`.
     """
     return root(var(site, x, dims, unbiased, keepdim, **more))
 
 
 def root(x: Value) -> Value:
     """
-    Return the elementwise square root of `x`, with gradient 0 where `x` is 0, as PyTorch's norms and deviations have
-    it, rather than infinite.
+    Return the elementwise square root of `x`, whose gradient is 0 where `x` is 0, as in PyTorch's norms and standard
+    deviations; that of the plain square root would be infinite.
     """
     zero, one = (constant(v, (), x.type.dtype) for v in (0, 1))
     is_zero = op("eq", x, zero)
@@ -188,8 +189,8 @@ def vector_norm(
 @maps("cdist", "_cdist_forward")
 def cdist(site: CallSite, x: Operand, y: Operand, order: float = 2, *_: object) -> Value:
     """
-    Map PyTorch's distances [b.., m, n], norms of order `order`, of the rows of `x` [b.., m, k] from those of `y` [b..,
-    n, k].
+    Map PyTorch's cdist: return the distances [b.., m, n] of every row of `x` [b.., m, k] from every row of `y` [b.., n,
+    k], as the norm of order `order` of their difference.
     """
     a, b = site.value(x, site.dtype), site.value(y, site.dtype)
     *lead, m, n = site.shape
@@ -201,7 +202,10 @@ def cdist(site: CallSite, x: Operand, y: Operand, order: float = 2, *_: object) 
 
 @maps("any")
 def any_true(site: CallSite, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
-    """Map PyTorch's test whether an element along a dim, or of all, is not 0."""
+    """
+    Map PyTorch's test whether any element along `dims` (None: all dims) is not 0; return booleans in the shape of its
+    result.
+    """
     del keepdim
     held = x if x.type.dtype == "bool" else op("ne", x, constant(0, (), x.type.dtype))
     return cast(reshape(reduced("reduce_max", cast(held, "f32"), _dim_numbers(x, dims)), site.shape), site.dtype)
@@ -209,7 +213,10 @@ def any_true(site: CallSite, x: Value, dims: Dims = None, keepdim: bool = False)
 
 @maps("all")
 def all_true(site: CallSite, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
-    """Map PyTorch's test whether all elements along a dim, or all, are not 0."""
+    """
+    Map PyTorch's test whether all elements along `dims` (None: all dims) are not 0; return booleans in the shape of its
+    result.
+    """
     del keepdim
     held = x if x.type.dtype == "bool" else op("ne", x, constant(0, (), x.type.dtype))
     return cast(reshape(reduced("reduce_min", cast(held, "f32"), _dim_numbers(x, dims)), site.shape), site.dtype)
@@ -235,7 +242,10 @@ def _mean_like(site: CallSite, x: Value, dims: Dims | bool = None, *_: object) -
 
 @maps("median")
 def median(site: CallSite, x: Value, dim: int | None = None, keepdim: bool = False) -> Value | tuple[Value, Value]:
-    """Map PyTorch's median, the lower of two, of all elements, or along a dim, with its index there."""
+    """
+    Map PyTorch's median. Without `dim`, returns the median of all elements; else (medians along `dim`, their indices).
+    Of an even number of elements, the lower of the middle two is taken.
+    """
     del keepdim
     x, along = (reshape(x, (prod(x.shape),)), 0) if dim is None else (x, dim % len(x.shape))
     half = (x.shape[along] - 1) // 2
@@ -246,8 +256,8 @@ def median(site: CallSite, x: Value, dim: int | None = None, keepdim: bool = Fal
 @maps("logcumsumexp")
 def logcumsumexp(site: CallSite, x: Value, dim: int) -> Value:
     """
-    Map PyTorch's logarithm of the cumulative sum of exponentials along a dim. All are scaled by the largest along it,
-    so that sums far below that underflow to minus infinity.
+    Map PyTorch's logarithm of the cumulative sum of exponentials along a dim. The exponentials are first divided by the
+    largest along the dim, so sums that are far smaller than it underflow, and their logarithm is minus infinity.
     """
     dim %= len(x.shape)
     top = reduced("reduce_max", x, [dim])
@@ -258,7 +268,10 @@ def logcumsumexp(site: CallSite, x: Value, dim: int) -> Value:
 
 @maps("cumsum")
 def cumsum(site: CallSite, x: Value, dim: int, *, dtype: object = None) -> Value:
-    """Map PyTorch's cumulative sum along a dim, in the element type of its result, which `dtype` gave."""
+    """
+    Map PyTorch's cumulative sum along a dim, in the element type of the result that PyTorch recorded at `site`; so
+    `dtype` is not read.
+    """
     del dtype
     return op("cumsum", cast(x, site.dtype), dim=dim % len(x.shape))
 

@@ -15,8 +15,9 @@ from unity_ir.pcg.graph import Value
 @maps("upsample_nearest2d", "upsample_nearest1d", "upsample_nearest3d")
 def upsample_nearest(site: CallSite, x: Value, *arguments: object) -> Value:
     """
-    Map PyTorch's nearest-neighbour upsampling of [batch, channels, ..] over all dims after the second, to the shape of
-    PyTorch's result. Sizes that grow by whole factors are a broadcast.
+    Map PyTorch's nearest-neighbour upsampling of `x` [batch, channels, ..] over all dims after the second, to the shape
+    of the result that PyTorch recorded at `site`. Where all sizes grow by whole factors, elements are repeated; else
+    each dim is resized by a matrix product, for which `arguments` (ATen's sizes and scale factors) are read.
     """
     old, new = x.shape[2:], site.shape[2:]
     if any(b % a for a, b in zip(old, new, strict=True)):

@@ -25,7 +25,8 @@ from unity_ir.pcg.graph import Value, apply
 )
 def view(site: CallSite, x: Value | Padded, *to: object, **__: object) -> Value | Padded:
     """
-    Map views and reshapes of all kinds, to the shape of PyTorch's result, which the arguments `to` gave.
+    Map views and reshapes of all kinds, to the shape of the result that PyTorch recorded at `site`; `to`, from which
+    PyTorch computed it, is only checked. `Padded` labels stay so.
 
     Raises `UnityError` for views as another element type.
     """
@@ -41,8 +42,8 @@ def view(site: CallSite, x: Value | Padded, *to: object, **__: object) -> Value 
 )
 def same(site: CallSite, x: Value | Padded, *_: object, **__: object) -> Value | Padded:
     """
-    Map copies and type conversions: a cast to the element type of PyTorch's result, if it differs from that of `x`;
-    further arguments have no effect.
+    Map copies and type conversions: return `x`, cast to the element type of the result that PyTorch recorded at `site`
+    if it differs. Further arguments have no effect.
     """
     if isinstance(x, Padded):
         return x if site.dtype == x.value.type.dtype else cast(x.filled(), site.dtype)
@@ -86,8 +87,8 @@ def permuted(site: CallSite, x: Value, dims: Sequence[int]) -> Value:
 @maps("movedim", "moveaxis")
 def movedim(site: CallSite, x: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
     """
-    Map PyTorch's movedim: the dims `source` moved to the positions `destination`; the others keep their order in what
-    is left.
+    Map PyTorch's movedim: move the dims `source` to the positions `destination`; the other dims fill the remaining
+    positions in their old order.
     """
     del site
     rank = len(x.shape)
@@ -98,7 +99,10 @@ def movedim(site: CallSite, x: Value, source: int | Sequence[int], destination: 
 
 @maps("expand", "expand_as", "broadcast_to")
 def expanded(site: CallSite, x: Value, *_: object, **__: object) -> Value:
-    """Map broadcasts (expand), to the shape of PyTorch's result, which the other arguments gave."""
+    """
+    Map PyTorch's broadcasts (expand, broadcast_to) of `x` to the shape of the result that PyTorch recorded at `site`;
+    the other arguments are not read.
+    """
     return expand(x, site.shape)
 
 
@@ -142,8 +146,8 @@ def select(site: CallSite, x: Value, dim: int, index: int) -> Value:
 
 def parts(x: Value, dim: int, sizes: Sequence[int]) -> tuple[Value, ...]:
     """
-    Return consecutive slices of `x` along dim number `dim`, which have the sizes `sizes`; these must sum to the size of
-    the dim.
+    Return consecutive slices of `x` along dim number `dim`, of the sizes `sizes` in order; these must sum to the size
+    of the dim.
     """
     return (x,) if len(sizes) == 1 else apply("split", (x,), {"dim": dim, "sizes": tuple(sizes)}).results
 
@@ -155,8 +159,9 @@ def _empty(part: torch.Tensor) -> torch.Tensor:
 @maps("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk")
 def split(site: CallSite, x: Value, _: object, dim: int = 0) -> tuple[Value | torch.Tensor, ...]:
     """
-    Map splits of all kinds (split, chunk) along a dim, into slices of the sizes of PyTorch's results; the argument `_`,
-    from which PyTorch took them, is not read. Slices of size 0 are tensors known at import.
+    Map splits of all kinds (split, chunk, ..) of `x` along dim `dim` into consecutive slices, of the sizes of the
+    results that PyTorch recorded at `site`; the second argument (PyTorch's sizes or number) is not read. Slices of size
+    0 are returned as empty tensors.
     """
     dim %= len(x.shape)
     found = iter(parts(x, dim, [m.shape[dim] for m in site.meta if m.shape[dim]]))
@@ -194,10 +199,11 @@ def _whole(x: Operand) -> Operand:
 @maps("constant_pad_nd")
 def constant_pad(site: CallSite, x: Value, amounts: Sequence[int], value: float = 0) -> Value | Padded:
     """
-    Map PyTorch's padding with the number `value`; `amounts` are (before, after) per dim, flat, from the last dim on;
-    negative ones cut.
+    Map PyTorch's padding with the number `value`. `amounts` are (before, after) for each dim, in one flat sequence that
+    begins with the last dim; negative amounts cut elements off.
 
-    Integers padded along one dim with a number other than 0 become `Padded` (labels).
+    Integers padded along one dim with a number other than 0 are returned as `Padded`, since they may be a loss's
+    labels.
     """
     padded_dims = sum(any(amounts[i : i + 2]) for i in range(0, len(amounts), 2))
     for i, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
@@ -235,7 +241,7 @@ def pad(
 ) -> Value | Padded:
     """
     Map PyTorch's padding in a mode: `constant` (with `value`, None for 0; see `constant_pad`), `reflect`, `replicate`
-    or `circular`. `amounts` are (before, after) per dim, flat, from the last dim on.
+    or `circular`. `amounts` are (before, after) for each dim, in one flat sequence that begins with the last dim.
     """
     if mode == "constant":
         return constant_pad(site, x, amounts, value or 0)
@@ -259,7 +265,8 @@ def _edge_pad(site: CallSite, x: Value, amounts: Sequence[int], mode: str) -> Va
 @maps("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
 def reflection_pad(site: CallSite, x: Value, amounts: Sequence[int]) -> Value:
     """
-    Map PyTorch's padding by reflection at the edges; `amounts` are (before, after) per dim, flat, from the last dim on.
+    Map PyTorch's padding by reflection at the edges. `amounts` are (before, after) for each dim, in one flat sequence
+    that begins with the last dim.
     """
     return _edge_pad(site, x, amounts, "reflect")
 
@@ -267,7 +274,8 @@ def reflection_pad(site: CallSite, x: Value, amounts: Sequence[int]) -> Value:
 @maps("replication_pad1d", "replication_pad2d", "replication_pad3d")
 def replication_pad(site: CallSite, x: Value, amounts: Sequence[int]) -> Value:
     """
-    Map PyTorch's padding by repetition of the edges; `amounts` are (before, after) per dim, flat, from the last dim on.
+    Map PyTorch's padding by repetition of the edges. `amounts` are (before, after) for each dim, in one flat sequence
+    that begins with the last dim.
     """
     return _edge_pad(site, x, amounts, "replicate")
 
@@ -302,8 +310,8 @@ def slice_scatter(
 @maps("select_scatter")
 def select_scatter(site: CallSite, x: Operand, source: Operand, dim: int, index: int) -> Value:
     """
-    Map PyTorch's select_scatter: `x` with the slice at one index of a dim replaced by `source`, which does not have
-    that dim.
+    Map PyTorch's select_scatter: `x` with its slice at position `index` of dim `dim` replaced by `source`, whose shape
+    is that of `x` without that dim.
     """
     part = site.value(source, site.dtype)
     dim %= len(site.shape)
@@ -332,8 +340,9 @@ def copy(site: CallSite, x: Operand, source: Operand, non_blocking: bool = False
 @maps("repeat", "tile")
 def repeat(site: CallSite, x: Value, counts: Sequence[int]) -> Value:
     """
-    Map PyTorch's tiling (`repeat`): each dim repeated as a whole, as often as its number in `counts` says; more counts
-    than dims add leading dims.
+    Map PyTorch's tiling (`repeat`, `tile`): `x` as a whole is laid out along each dim as often as its number in
+    `counts` says. Counts are aligned with the last dims: if there are more than dims, `x` first gets leading dims of
+    size 1; if fewer, the leading dims are not repeated.
     """
     counts = [1] * (len(site.shape) - len(counts)) + list(counts)
     old = (1,) * (len(counts) - len(x.shape)) + x.shape
@@ -346,8 +355,8 @@ def repeat_interleave(
     site: CallSite, x: Value, repeats: Operand, dim: int | None = None, *, output_size: int | None = None
 ) -> Value:
     """
-    Map PyTorch's repetition of each element along a dim (by default of the flattened operand), `repeats` times;
-    `output_size`, which follows, is not read.
+    Map PyTorch's repeat_interleave: repeat each element along dim `dim` (None: of the flattened operand) `repeats`
+    times, next to itself. `output_size` is not read.
 
     Raises `UnityError` for counts that differ between elements.
     """
