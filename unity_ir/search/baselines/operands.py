@@ -11,7 +11,9 @@ from unity_ir.tdl.counts import contraction_flops
 
 
 def weight_of(value: Value) -> Node | None:
-    """Return the weight that a value is, is a cast of, or is a part of (`split`); None for other values."""
+    """
+    Return the weight's node for a value that is a weight, a cast of one, or a part of one (`split`); None for others.
+    """
     while value.node.op in ("cast", "split"):
         (value,) = value.node.operands
     return value.node if value.node.op == "weight" else None

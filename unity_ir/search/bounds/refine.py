@@ -25,9 +25,9 @@ from unity_ir.search.layouts.space import LayoutSpace
 
 def refine_rows(coarse: FactorGraphBuilder, rows: Sequence[Ints], builder: FactorGraphBuilder) -> list[Ints]:
     """
-    Return, per variable of a finer factor graph, the indices of the rows (its choices: ways to shard an operator, or
-    layouts of a value) that are still worth looking at: those that become a row left in the coarse graph when dims are
-    merged.
+    Return, per variable of a finer factor graph, the indices of the rows that are still worth looking at. A variable's
+    rows are its choices: ways to shard an operator, or layouts of a value. A coarse graph merges some dims, so that
+    each finer row becomes one of its rows; a finer row is left out if that coarse row has been ruled out.
 
     `coarse` built the coarse graph, and `rows` has, per variable of it, the indices of the rows left; `builder` builds
     the finer graph.

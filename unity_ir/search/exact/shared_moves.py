@@ -118,12 +118,13 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 
     def reader_share(self, value: Value) -> float:
         """
-        Return the fraction of a move's cost that each reader of a value is charged, so that readers that reshard it to
-        one layout together pay for at most one move: 1 / (number of readers that may share it).
+        Return the fraction of a move's cost that each reader of a value is charged, if the move is to a layout that is
+        not tracked: 1 / (number of readers that may share it). Readers that move the value to one layout together then
+        pay for at most one move. The value must be one that `may_share`.
 
-        It applies to layouts that are not tracked. If each reader reads the value once, the number is one less than
-        that of the readers: moving the value there for all of them costs as little, but for an output whose bytes are
-        priced. The value must be one that `may_share`.
+        The number is usually one less than that of the readers, since moving the value there for all of them (its
+        relay) costs as little. It is that of the readers if one of them reads the value twice, or if the value is an
+        output of the graph and its bytes are priced.
         """
         uses = self.uses[value]
         users = len({user for user, _ in uses})

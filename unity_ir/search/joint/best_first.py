@@ -229,8 +229,9 @@ class BestFirst:
 
     def enter_alike(self, shorter: JointPlan) -> None:
         """
-        Apply the rules that rewrote a graph with fewer layers (`shorter`) everywhere, in their order, and price the
-        result as `enter` does; graphs explored there count as explored here.
+        Apply to the incumbent, wherever they match, the rules that rewrote a graph with fewer layers, in the same
+        order, and price the result as `enter` does. `shorter` is the result of the search for that graph, whose
+        explored graphs count as explored here.
 
         Raises `KeyboardInterrupt` if that search was interrupted.
         """
@@ -271,8 +272,8 @@ def rewritten_alike(
     graph: Graph, rules: Sequence[Rule], shorter: JointPlan
 ) -> tuple[Graph, tuple[RuleApplication, ...]]:
     """
-    Return (graph, derivation): a serial graph with those of `rules` applied wherever they match, in their order, by
-    which the search result `shorter` rewrote a graph with fewer of its equal layers; and these rewrites.
+    Rewrite a serial graph as the search `shorter` rewrote a graph with fewer of its equal layers: apply the same of
+    `rules`, in the same order, each wherever it matches. Return (the rewritten graph, the rewrites applied).
     """
     derivation: list[RuleApplication] = []
     known = {rule.name: rule for rule in rules}

@@ -327,9 +327,10 @@ def needed(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
 
 def peak_upper_bound(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
     """
-    Return an upper bound in bytes on a device's peak under a plan without recomputation, as if no buffer were freed,
-    each had a gradient, each operand one as its operator makes it, one cast and one added to others, and each move made
-    a tensor of its own and copied what it reads and makes.
+    Return an upper bound in bytes on a device's peak memory under a plan without recompute, without simulating it. It
+    counts as if no buffer were freed, and each had a gradient; as if every value had, for each operator that reads it,
+    a gradient as that operator makes it, one cast, and one added to others; and as if every move copied what it reads
+    and what it makes.
 
     `graph` is the plan's parallel forward graph, and `priced` its cost.
     """
