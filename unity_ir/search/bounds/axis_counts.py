@@ -85,8 +85,8 @@ class Bounds:
 
     def ahead(self, graph: Graph) -> Iterator[None]:
         """
-        Compute the tables that bounds of graphs like the serial graph `graph` need, one table per `next`, so that the
-        caller may stop any time; yields nothing but None.
+        Compute, before any bound is asked for, the tables that bounds of the serial graph `graph` and of graphs like it
+        need. Each `next` computes one table and yields None, so that the caller may stop at any time.
         """
         kind = _kind(graph, self.machine)
         if kind == "alone":
@@ -170,8 +170,9 @@ def bound(
     bounds: Bounds | None = None,
 ) -> tuple[float, Graph | None]:
     """
-    Return (lower bound in seconds on every plan of a serial graph with all operators on all devices, a plan met on the
-    way as a parallel graph, or None). That plan may be slower than the known one, and need not fit the memory.
+    Return (lower bound in seconds on every plan of a serial graph with all operators on all devices, a plan or None).
+    The plan is a parallel graph that was found while bounding; it may be slower than the known one, and need not fit
+    the memory.
 
     `known` is the seconds of a known plan: bounding stops once the bound is near it. `steps` is the most additions of
     one pass of messages (TRW-S); `bounds` keeps tables between calls, None uses new ones.

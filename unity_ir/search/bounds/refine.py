@@ -51,8 +51,8 @@ def refine_rows(coarse: FactorGraphBuilder, rows: Sequence[Ints], builder: Facto
 
 def refine_messages(coarse: Messages, problem: FactorGraph) -> Messages:
     """
-    Return TRW-S messages for the finer factor graph `problem` that start from those of a coarse one, whose layouts do
-    not tell some dims apart: a layout gets the message of the one that it becomes there.
+    Return TRW-S messages for the finer factor graph `problem` that start from those of a coarse one, in whose layouts
+    some dims are merged. Each layout gets the message of the coarse layout that it becomes when these dims are merged.
 
     Those of a coarse graph are valid in the finer one, so its lower bound starts at the coarse one's value.
     """

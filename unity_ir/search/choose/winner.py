@@ -370,9 +370,9 @@ class Chooser:
 
 def plans_with_hidden_moves(found: JointPlan, machine: Machine, optimizer: Optimizer) -> Iterator[PricedPlan]:
     """
-    Yield further plans of `found.rewritten`, each with its cost: the optima if a share of the seconds of weights' moves
-    (each of `limits().hidden_shares`) is taken as free, as overlapped with kernels. Plans equal to `found.graph` are
-    left out; yields none where memory is short (`found.price` above 0).
+    Yield further plans of `found.rewritten`, each with its cost: those that are optimal if a share of the seconds of
+    weights' moves (each of `limits().hidden_shares`) is free, as overlapped with kernels. Plans equal to `found.graph`
+    are left out; yields none where memory is short (`found.price` above 0).
     """
 
     def fastest(part: float) -> Graph:

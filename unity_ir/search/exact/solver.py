@@ -342,9 +342,9 @@ class Solver:
         least cost in the solver's objective, and the number of the layout in which the leaf is stored at that cost.
 
         The cost is that of storing it (`Solver.rest`) and of the reshard to the users. `with_gradient` are the nodes
-        whose values have a gradient; `user` says whether some user of the leaf is one of them, so that the leaf's
-        gradient is resharded back; `kept` whether the backward reads the resharded leaf, so that its bytes count;
-        `is_added` whether its only user is a product, which adds up gradients.
+        whose values have a gradient. `user` says whether a user of the leaf is one of them, so that the leaf's gradient
+        is resharded back; `kept` whether the backward reads the resharded leaf, so that its bytes count; `is_added`
+        whether the leaf's only user is a matrix product whose backward adds the gradients of micro-batches up.
         """
         training = user and value.node in with_gradient
         key = (value.type, value.node.op, value.node.master, training, kept, is_added)

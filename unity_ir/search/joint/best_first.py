@@ -109,11 +109,11 @@ def joint(
     2. Price the graph that the same search finds for one device: it may be many rewrites away.
     3. Price the incumbent with each rule in turn applied wherever it matches.
     4. Price all rewrites of the cheapest queued graph, until none is within `limits().alpha` of the incumbent or
-       `limits().rewritten_operators` are priced (a count, so that any computer finds the same plan).
+       `limits().rewritten_operators` operators are priced (a count, so that any computer finds the same plan).
     5. Charge shared moves once in the incumbent and in the graph of step 2; return the faster, with a lower bound.
 
-    Of a graph of more operators, of which many are layers that repeat, a graph with few of them goes through steps 2 to
-    4 instead, and what rewrites it is applied everywhere in the graph.
+    A large graph with layers that repeat takes other steps in the place of 2 to 4: a graph with few of these layers is
+    searched, and the rules that rewrote it are applied everywhere in the large one.
 
     `rules` are the algebraic rewrites to try. `progress` is called with the number of graphs explored and the best
     seconds so far. `solver` prices graphs, by default in seconds alone. `explored` is the memo of an earlier search.

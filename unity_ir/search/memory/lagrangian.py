@@ -128,7 +128,8 @@ class Refused(UnityError):
 
 class Solvers:
     """
-    Solvers of one machine at several prices of a byte; those for time alone, bytes alone and the last price are kept.
+    Solvers of one machine, one for each price of a byte asked for; those for time alone, for bytes alone and for the
+    last price are kept.
     """
 
     def __init__(self, solver: Solver):
@@ -169,8 +170,8 @@ class LagrangianCurve:
     @cached_property
     def smallest(self) -> Choice:
         """
-        The choice that holds the fewest bytes per device at the end of the forward, found as if every operator kept its
-        own copy of a value that it reshards together with others.
+        The choice that holds the fewest bytes per device at the end of the forward, if a reshard that several operators
+        share counted as a copy for each of them.
         """
         self.met.append(self.model.choice(self.solvers.with_price(SPACE).solve(self.graph)))
         return self.met[-1]
