@@ -117,8 +117,8 @@ class Memo:
 
     def joint(self, axes: Sequence[Projection]) -> _JointProjection:
         """
-        Return the coarsest projection of a variable that tells apart all values which some of the projections `axes`
-        tells apart; memoised. A table that replaces tables with these projections is indexed by its classes.
+        Return the coarsest projection (classes of a variable's values) that tells apart all values that any of the
+        projections `axes` tells apart; memoised. It indexes the table that replaces tables with these projections.
 
         `axes`, at least one, are projections of the same variable. The result also maps each of its classes to the
         class in each of `axes`.

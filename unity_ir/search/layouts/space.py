@@ -437,8 +437,8 @@ class Spaces:
     @cached_property
     def groups(self) -> tuple[AxisGroup, ...]:
         """
-        The machine's mesh axes in groups: axes of a group all have the same role or, with `by_count`, a role each, of
-        which only the numbers are told apart.
+        The machine's mesh axes in groups. All axes of a group have the same role or, with `by_count`, each has its own,
+        and layouts only say how many axes of the group have each role.
         """
         if self.by_count:
             return count_equal_axes(self.machine)

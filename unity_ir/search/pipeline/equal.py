@@ -167,8 +167,9 @@ def pipeline_plan(
 
 class PipelineSearch:
     """
-    Plans pipelines of one serial forward graph on one machine. It keeps tables, so that plans with other numbers of
-    parts or micro-batches are found sooner.
+    Plans pipelines of one serial forward graph on one machine; stages are made of the graph's units, consecutive parts
+    between which a single value passes (`cuts`). Tables are kept, so that plans with other numbers of parts or
+    micro-batches are found sooner.
     """
 
     def __init__(self, graph: Graph, machine: Machine, optimizer: Optimizer):
@@ -258,8 +259,8 @@ class PipelineSearch:
     def sketch(self, parts: int, micro_batches: int, schedule: ScheduleKind | None = None) -> Sketch:
         """
         Return a quick approximation of the pipeline that `plan` returns for the same arguments: its stages and
-        schedule, chosen by simulation, in layouts that were solved for a graph with few of its equal layers. It takes
-        nearly as long as the plan. Raises `UnityError` as `pipeline_plan` does. Memoised.
+        schedule, chosen by simulation, in layouts that were solved for a graph with few of its equal layers. The
+        seconds of its step are close to those of the plan. Raises `UnityError` as `pipeline_plan` does. Memoised.
         """
         key = parts, micro_batches, schedule
         if key not in self._sketches:

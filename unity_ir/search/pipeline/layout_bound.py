@@ -51,8 +51,8 @@ EACH = 8
 
 class LayoutBounds:
     """
-    Lower bounds, in seconds of a step, on all pipelines that `search` plans with given numbers of equal parts and of
-    micro-batches.
+    Lower bounds, in seconds of a step, on all pipelines that `search` plans with given numbers of equal parts of the
+    machine and of micro-batches. Stages are made of units, consecutive parts of the graph (`cuts`).
 
     The methods `work_of_..` hold for any number of stages per part. The methods `of_..` hold for one stage per part,
     under all synchronous schedules with whole backwards or, if `is_split`, also with backwards in halves; if `is_1f1b`,

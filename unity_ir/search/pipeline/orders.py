@@ -36,10 +36,10 @@ def schedules(parts: int, micro_batches: int, kind: ScheduleKind | None, units: 
     Return the synchronous schedules to choose from for `parts` ranks and `micro_batches`, those of one stage per rank
     first.
 
-    `kind` is (name or None, stages per rank): with a name, that schedule alone; without, those `TRIED` with so many
-    stages per rank; None, all those `TRIED`. Of these, schedules that are not for so many micro-batches are left out;
-    of several stages per rank also those with more stages than the graph has `units`, or with more than `ACTIONS`
-    forwards and backwards.
+    `kind` is (name or None, stages per rank): with a name, that schedule alone; without, those of `TRIED` with so many
+    stages per rank. If `kind` is None, all of `TRIED`. Of `TRIED`, schedules that are not for so many micro-batches are
+    left out; of several stages per rank also those with more stages than the graph has `units`, or with more than
+    `ACTIONS` forwards and backwards.
 
     Raises `UnityError` for a name that is none of `SYNCHRONOUS`, and for a named schedule that is not for so many
     micro-batches.

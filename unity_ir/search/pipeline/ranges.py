@@ -153,10 +153,10 @@ _FittedStage = tuple[int, tuple[float, float, float, float], float, _Recompute]
 
 class StageRanges:
     """
-    Says what ranges of units take as stages, on `parts` equal parts of `machine` with one stage or more each, and
-    `memory` bytes per device. Each of `variants` is one choice of layouts for all units, as seconds and bytes; all
-    stages of a part take the same one. `last` are seconds that every part spends once per step, after all
-    micro-batches, beside its own.
+    Says what ranges of units (consecutive parts of the graph, `cuts`) take as stages, on `parts` equal parts of
+    `machine` with one stage or more each, and `memory` bytes per device. Each of `variants` is one choice of layouts
+    for all units, as seconds and bytes; all stages of a part take the same one. `last` are seconds that every part
+    spends once per step, after all micro-batches, beside its own.
     """
 
     def __init__(self, variants: Sequence[UnitRows], machine: Machine, parts: int, memory: float, last: float = 0.0):

@@ -59,8 +59,8 @@ class TiedWeight(NamedTuple):
 @dataclass(frozen=True)
 class UnitRows:
     """
-    What each unit takes on a device, in seconds and bytes, for one of several micro-batches in given layouts. Arrays
-    are [unit] unless said otherwise.
+    What each unit (a consecutive part of the graph, of which stages are made: `cuts`) takes on a device, in seconds and
+    bytes, for one of several micro-batches in given layouts. Arrays are [unit] unless said otherwise.
     """
 
     forward: Floats
@@ -146,8 +146,9 @@ class PricedUnits:
 
 def priced_units(priced: PlanCost, plan: Graph, optimizer: Optimizer, micro_batches: int) -> PricedUnits:
     """
-    Return what each unit of `plan` takes in a step, in seconds and bytes on a device. `plan` is the placed forward
-    graph of one micro-batch, of `micro_batches` in the step, and `priced` its cost; every move is waited for.
+    Return what each unit of `plan` takes in a step, in seconds and bytes on a device; units are the consecutive parts
+    of which stages are made (`cuts`). `plan` is the placed forward graph of one micro-batch, of `micro_batches` in the
+    step, and `priced` its cost; every move is waited for.
     """
     serial, serials = erase_with(plan)
     found = units(serial)

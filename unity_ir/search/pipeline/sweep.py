@@ -69,9 +69,9 @@ def sweep(
 
 def value_after(problem: StageProblem, behind: Floats, trips: int, devices: int) -> Floats:
     """
-    Return the value that is behind a stage on `devices` devices: [first layer behind, layout, devices of all]. It is
-    the value of the stages there (`behind`, as in an entry of `sweep`) on the devices that the stage leaves, plus
-    `trips` times the seconds of the send to them.
+    Return the value of the stages behind one that takes `devices` devices: [first layer behind, layout, devices of
+    all]. It is that in `behind`, an entry of `sweep`, for the devices that are left to them, plus `trips` times the
+    seconds of the send to them.
     """
     shifted = np.full_like(behind, np.inf)
     if devices <= problem.devices:
