@@ -54,17 +54,19 @@ def in_time(
     stages: Stages | None = None,
 ) -> SearchResult:
     """
-    Return the plan of a whole step in `micro_batches`: that which `search(machine)` finds of `small`, the serial graph
-    of one micro-batch, run for each of them in turn. `dims` has, by the name of an input, the dim along which samples
-    run.
+    Find a plan of one micro-batch, and return that of the whole step, which runs it for each of `micro_batches` in
+    turn.
 
-    Gradients are summed over devices once per step or, where `is_each`, in every micro-batch. If the plan
-    `is_searched`, and not made by a rule, `is_each` is ignored: both are tried, and the faster as emitted that fits is
-    taken. Then it is searched for a device with less memory, as the gradients so far are held from the first
-    micro-batch on, and again with still less if it does not fit (`TRIES`); and the plans that `rivals` returns,
-    baselines, are compared with it, as moves of weights weigh more in one micro-batch than in the step. `recompute`
-    adds recompute to each plan. With `stages` the plan is one for one of as many parts of `machine`, and is cut into
-    stages.
+    `search(machine)` returns the plan found for `small`, the serial graph of one micro-batch. `dims` has, by the name
+    of an input, the number of the dim along which samples run. `rivals()` returns further plans of one micro-batch, the
+    baselines. `recompute(plan, step)` adds recompute to a plan, where `step` makes the plan of the step of it. With
+    `stages`, plans of one micro-batch are for one part of `machine` (`Stages.part`), and are cut into stages.
+
+    A plan made by a rule (`is_searched` is False) sums its gradients over devices once per step or, with `is_each`, in
+    every micro-batch. If it is searched, both ways are tried, and the faster as emitted that fits is taken. It is
+    searched for a device with less memory, since sums of gradients are held from the first micro-batch on, and again
+    with still less if it does not fit (`TRIES`). It is then compared with the plans of `rivals`, as moves of weights
+    weigh more in one micro-batch than in the step.
 
     Bounds are of one micro-batch and are dropped; its cost is kept (`of_micro_batch`). The plan may not fit: callers
     check. Raises `UnityError` where `search` finds none.

@@ -51,10 +51,9 @@ class SearchResult:
     @property
     def gap(self) -> float | None:
         """
-        How far a plan is above the lower bound, as a fraction: (its seconds - bound) / bound, with every move waited
-        for, as the bound is; None without a bound. The plan is the one of the fewest such seconds, `proved`, if another
-        was chosen because its moves overlap more with kernels; else the plan of this result, of a pipeline by its
-        `waited`.
+        How far the plan is above the lower bound, as a fraction: (seconds - bound) / bound, with every move waited for
+        in both; None without a bound. If a plan nearer to the bound was passed over, as it takes longer as emitted, the
+        seconds are those of that plan (`proved`); of a pipeline they are `waited`.
         """
         if not self.bound:
             return None

@@ -68,14 +68,17 @@ def run(
     A parallel `graph` is made serial first (`erase`). `strategy` is a name in `search.strategy.all_strategies`,
     `options` are its options by name (`search.strategy.option_types`): `{"rules": "library"}` of joint, `{"seed": 3}`
     of mcmc. `optimizer` is the one the plan will be trained with, by default the graph's or else `Optimizer()`.
-    `progress` is called with the number of candidates priced and the best seconds so far. Ctrl-C and the end of
-    `budget` (by default about 100 seconds of work) return the best plan so far or else the fastest baseline that fits,
-    as `interrupted`. With `micro_batches`, the plan is that of one, and the step runs it for each in turn
-    (`search.in_time`). `recompute` is one of `search.recompute.chosen.KINDS`, by default `auto` of the strategies that
-    search within the memory (joint, sequential), which know no other, and `none` of others. `loss_pieces` is the number
-    of pieces in which a step makes its loss, or `auto`: as few as make the plan fit. By default it is `auto` of these
-    strategies, and 1 of others. With `stages` the plan is a pipeline of so many, of layouts that are the strategy's on
-    one part of the machine (`with_stages` chooses all of it together); `micro_batches` must be 2 or more.
+    `progress` is called with the number of candidates priced and the best seconds so far. If Ctrl-C or the end of
+    `budget` (by default about 100 seconds of work) ends the search, the result is the best plan so far or else the
+    fastest baseline that fits, and is marked `interrupted`.
+
+    `micro_batches` is their number in a step: a plan is found for one, and the step runs it for each in turn
+    (`search.in_time`). `recompute` is one of `search.recompute.chosen.KINDS`: for the strategies joint and sequential,
+    which search within the memory, only `auto`, their default; the default of others is `none`. `loss_pieces` is the
+    number of pieces in which a step makes its loss, or `auto`, for as few as make the plan fit: the default of joint
+    and sequential; that of others is 1. With `stages` the plan is a pipeline of so many stages: the strategy plans one
+    part of the machine, and that plan is cut (`with_stages` chooses all of it together); `micro_batches` must then be 2
+    or more.
 
     Raises `UnityError` for an unknown strategy or option, for a graph that already has its backward and for one that
     cannot be divided into so many micro-batches, or whose loss cannot be made in so many pieces, and `DoesNotFit` for a
@@ -200,7 +203,11 @@ WITHIN_MEMORY = ("joint", "sequential")
 
 
 def recompute_kind(strategy: str, given: str | None) -> str:
-    """Return the kind of recompute for a strategy. Raises `UnityError` for one that it does not have."""
+    """
+    Return the kind of recompute that a strategy's plans get. `given` is what the user asked for, one of
+    `search.recompute.chosen.KINDS`; None means `auto` for joint and sequential, and `none` for other strategies. Raises
+    `UnityError` for an unknown kind, and for joint and sequential for any but `auto`.
+    """
     if given is None:
         return "auto" if strategy in WITHIN_MEMORY else "none"
     check_kind(given)
@@ -237,11 +244,12 @@ def run_in_time(
     stages: Stages | None = None,
 ) -> SearchResult:
     """
-    Search as `run` does, for the number of micro-batches with which the step is fastest as emitted, among those that
-    fit: 1, 2, 4, .., as long as they divide the samples, until one that fits is slower than one that fits before. Each
-    number is a search of its own; a `budget` is for all of them together, and by default each has one.
+    Search as `run` does, and choose the number of micro-batches, too: that with which the step is fastest as emitted,
+    of those that fit. It tries 1, 2, 4, .. (with `stages` 2, 4, ..), as long as they divide the samples, until one that
+    fits is slower than one that fit before. Each number is a search of its own; a `budget` is for all of them together,
+    and by default each has one.
 
-    Arguments and errors are those of `run`; the error of one micro-batch is raised if no number of them has a plan.
+    Arguments and errors are those of `run`; if no number has a plan, the error of the first is raised.
     """
     best: tuple[float, SearchResult] | None = None
     failed: UnityError | None = None

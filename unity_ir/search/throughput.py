@@ -35,13 +35,13 @@ def most_throughput(
     graph: Graph, machine: Machine, search: Search, seconds: Callable[[SearchResult], float], micro_batches: int | None
 ) -> SearchResult | None:
     """
-    Return the pipeline of the least `seconds` (those of a result from step to step) that `search` finds, over the
-    numbers of equal parts of a machine and, if `micro_batches` is None, of micro-batches; None if none has a plan that
-    fits.
+    Return the fastest pipeline that `search(stages, number of micro-batches)` finds, over numbers of stages (one on
+    each equal part of `machine`) and of micro-batches; None if it finds none. The fastest has the least
+    `seconds(result)`, the time from one step to the next. A given `micro_batches` is their only number tried.
 
-    Micro-batches are at least as many as stages, since two versions of the weights would not do for fewer. Their
-    numbers are tried from the fewest on, since larger ones fill devices better, until a plan fits and more are slower;
-    more stages until they are slower by `FAR`. What `search` raises as `UnityError` is skipped.
+    There are at least as many micro-batches as stages, since two versions of the weights would not do for fewer. Their
+    numbers are tried from the fewest on, since larger ones fill devices better, until more are slower; more stages
+    until they are slower by the factor `FAR`. Pairs for which `search` raises `UnityError` are skipped.
     """
     best: tuple[float, SearchResult] | None = None
     for parts in _parts(machine):

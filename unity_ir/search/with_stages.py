@@ -76,17 +76,19 @@ def run_with_stages(
     stages: Asked = None,
 ) -> SearchResult:
     """
-    Search as `search.run.run` does, or with `micro_batches` auto as `run_in_time`, for a plan or a pipeline.
+    Search for a plan as `search.run.run` does, or with `micro_batches` `auto` as `run_in_time`; it may be a pipeline.
 
-    `stages` asks for a number of them, `auto` for as many as are fastest or none, `none` for none; None means `auto` of
-    joint searches for large models on several nodes, else `none`. Joint searches choose what is in each stage and the
-    schedule, unless it is named, and, where `micro_batches` is 1 or `auto`, their number. Such pipelines make their
-    loss whole: where `loss_pieces` is a number above 1, `auto` finds none, and a number of stages is refused. Other
-    strategies, and schedules that do not drain, plan one part of the machine, and cut it in the stages that are asked
-    for. Unity's `auto` is its paper's: pipelines whose steps overlap, for the least time from step to step
-    (`search.throughput`).
+    `stages` is a number of stages and their schedule (`Stages`), `auto` for as many stages as are fastest or none, or
+    `none`. None means `auto` for the strategy joint with large models on several nodes, else `none`. The other
+    arguments are those of `run`.
 
-    Raises `UnityError` as they do, for `auto` of strategies other than joint and unity, and where the budget ends
+    The strategy joint chooses which operators are in each stage, the schedule unless it is named, and, where
+    `micro_batches` is 1 or `auto`, their number. Its pipelines make their loss in one piece: with `loss_pieces` above
+    1, `auto` finds none, and a number of stages is refused. Other strategies, and schedules whose steps overlap, plan
+    one part of the machine and cut that plan into the stages asked for. With `auto`, the strategy unity does as its
+    paper: pipelines whose steps overlap, for the least time from step to step (`search.throughput`).
+
+    Raises `UnityError` as `run` does, for `auto` of strategies other than joint and unity, and where the budget ends
     before the pipeline asked for is found.
     """
     budget = budget or Budget()

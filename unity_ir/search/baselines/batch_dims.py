@@ -40,7 +40,7 @@ class _Classes:
 def batch_dims(graph: Graph) -> Mapping[Value, int]:
     """
     Return the batch dim of each input: the number of the dim along which the samples run. Inputs without samples are
-    left out; if no dim of any input can be one, returns dim 0 of every input that is no scalar.
+    left out. If no input has a dim that can be one, returns dim 0 of every input that is no scalar.
 
     Given tokens [b, s] and a table of angles [s, e], returns 0 for the tokens and nothing for the table. Memoised.
     """

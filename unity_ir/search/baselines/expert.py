@@ -43,15 +43,16 @@ def expert(
     rewrite: bool = False,
 ) -> Graph:
     """
-    Return the plan with the fewest seconds, all moves waited for, that fits a device's memory among those an expert
-    would write for a serial graph of its kind, with every split of the mesh axes: Megatron-LM's for transformers, Neo's
-    for recommenders, Krizhevsky's (2014) for networks with convolutions, layers on devices of their own for recurrent
-    ones, Megatron-LM's and Krizhevsky's for others. If none fits, returns the one that exceeds the memory least. Where
-    the work budget in force ends, only the plans made until then are compared.
+    Return the plan that an expert would write for a serial graph of its kind: of such plans with every split of the
+    mesh axes, the one that fits a device's memory and takes the fewest seconds, all moves waited for. If none fits,
+    returns the one that exceeds the memory least. Where the work budget in force ends, only the plans made until then
+    are compared.
 
-    `optimizer` counts in memory and time. `price` returns a plan's cost, by default `cost.plan.cost`; callers pass one
-    that memoises. With `rewrite`, plans may be of a rewritten serial graph, in which the heads of fused query-key-value
-    products and the classes of the loss can be sharded (`rewrites`).
+    Plans are Megatron-LM's for transformers, Neo's for recommenders, Krizhevsky's (2014) for networks with
+    convolutions, and layers on devices of their own for recurrent networks; both Megatron-LM's and Krizhevsky's for
+    others. `optimizer` is the one the plan is trained with. `price` returns a plan's cost, by default `cost.plan.cost`;
+    callers pass one that memoises. With `rewrite`, plans may be of a rewritten serial graph, in which the heads of
+    fused query-key-value products and the classes of the loss can be sharded (`rewrites`).
     """
     plans = list(dict.fromkeys(_plans(graph, machine, rewrite)))
     costs = [cost(plan, machine, optimizer) if price is None else price(plan) for plan in plans]
@@ -91,7 +92,8 @@ def _templates(graph: Graph, rewrite: bool) -> list[Template]:
 def megatron(graph: Graph, machine: Machine) -> Iterator[Graph]:
     """
     Yield Megatron-LM's plans of a serial graph, one for each number of innermost mesh axes that shard matrix products,
-    from all to none: samples are on the other axes. Where there is attention, each also with sequence parallelism.
+    from all to none; the other axes shard the samples. If the graph has attention, each plan that shards products comes
+    a second time, with sequence parallelism.
     """
     for data in range(len(machine.mesh.sizes) + 1):
         yield from _megatron(graph, machine.mesh, data)

@@ -66,10 +66,11 @@ def follow(
 
     `choose(operator, number of a mesh axis, index variable it would follow or None)` returns the operator's role on the
     axis, such as the index variable that the axis divides; None to follow. `rest(leaf)` returns the layout (a role per
-    mesh axis) in which a leaf is stored, None for the default: inputs replicated, weights as their first reader needs
-    them or, with `store(weight, that layout)`, as that returns. `settle(result, layout made)` returns the layout to
-    which a result is brought, by default with partial sums all-reduced (`reduced`). With `again`, weights that `store`
-    has stored otherwise than they are read are brought to their readers once more for the backward.
+    mesh axis) in which a leaf is stored, or None for the default: an input is replicated, a weight is stored as its
+    first reader needs it. `store(weight, layout that its first reader needs)` replaces that default of weights.
+    `settle(result, layout made)` returns the layout to which a result is brought; by default, partial sums are
+    all-reduced (`reduced`). With `again`, weights that `store` has stored otherwise than they are read are gathered
+    once more for the backward.
     """
     outputs = set(graph.outputs)
     users = graph.users()

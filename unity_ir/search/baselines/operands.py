@@ -11,14 +11,16 @@ from unity_ir.tdl.counts import contraction_flops
 
 
 def weight_of(value: Value) -> Node | None:
-    """Return the weight that a value is, is a cast of, or is a part of (`split`); None for other values."""
+    """
+    Return the weight's node for a value that is a weight, a cast of one, or a part of one (`split`); None for others.
+    """
     while value.node.op in ("cast", "split"):
         (value,) = value.node.operands
     return value.node if value.node.op == "weight" else None
 
 
 def is_weight(value: Value) -> bool:
-    """Return whether a value is a weight, or one cast or split."""
+    """Return whether a value is a weight, a cast of one, or a part of one (`split`)."""
     return weight_of(value) is not None
 
 
@@ -89,8 +91,8 @@ def column_variable(node: Node, operand: int) -> str | None:
 def row_variable(node: Node, operand: int) -> str | None:
     """
     Return the index variable of the rows of a weight, the operand with index `operand` of `node`: the first of the
-    weight's variables that does not occur in the node's first result, so that it is summed over or picked from; None if
-    all do.
+    weight's variables that does not occur in the node's first result, as it is summed over or picks rows from a table;
+    None if all do.
     """
     analysis = node.analysis
     made = set(analysis.result_dims[0])

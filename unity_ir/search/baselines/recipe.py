@@ -61,9 +61,10 @@ class Axes:
 @dataclass(frozen=True, slots=True)
 class Degrees:
     """
-    The degrees of a recipe: of data parallelism (`dp`), tensor parallelism (`tp`) and ZeRO (stage `zero`, among
-    `shards` devices), and whether activations are sharded along the sequence (`sp`). Raises `UnityError` for values
-    that contradict each other.
+    How much of each kind of parallelism a plan by recipe has (a plan by hand, made from these numbers alone): the
+    degrees of data parallelism (`dp`), tensor parallelism (`tp`) and ZeRO (stage `zero`, among `shards` devices), and
+    whether activations are sharded along the sequence (`sp`). Raises `UnityError` for values that contradict each
+    other.
 
     By default `dp` is what `tp` leaves of the machine, and `shards` all of `dp`.
     """
@@ -87,9 +88,9 @@ class Degrees:
 
     def on(self, machine: Machine) -> Axes:
         """
-        Return what each axis of the machine's mesh divides under these degrees: the innermost axes, of `tp` devices in
-        all, divide tensors, the others samples. With ZeRO, the innermost of the latter, of `shards` devices in all (by
-        default all of them), divide stored weights, too.
+        Return which axes of the machine's mesh shard tensors, samples and stored weights under these degrees. The
+        innermost axes, of `tp` devices in all, shard tensors, and the others samples. With ZeRO, the innermost of these
+        others, of `shards` devices in all (by default all of them), shard stored weights, too.
 
         Raises `UnityError` where no innermost axes have exactly these many devices, or `dp` times `tp` is not all
         devices.

@@ -75,8 +75,8 @@ class Bounds:
         Return the solver for lower bounds, in whose layouts equal mesh axes are only counted, not told apart; memoised.
 
         `merge` says which dims its layouts tell apart: 0 all, 1 the last one (of images, the channels) from the others,
-        2 none. With `stepwise` it only passes messages: it drops no dominated choices, and has no dense tables of
-        layout pairs.
+        2 none. With `stepwise`, it is for bounds by messages (TRW-S) alone: it drops no dominated choices, and has no
+        dense tables of layout pairs.
         """
         if (merge, stepwise) not in self._solvers:
             spaces = Spaces(self.machine, by_count=True, merge=merge)
@@ -85,8 +85,8 @@ class Bounds:
 
     def ahead(self, graph: Graph) -> Iterator[None]:
         """
-        Compute the tables that bounds of graphs like the serial graph `graph` need, one table per `next`, so that the
-        caller may stop any time; yields nothing but None.
+        Compute, before any bound is asked for, the tables that bounds of the serial graph `graph` and of graphs like it
+        need. Each `next` computes one table and yields None, so that the caller may stop at any time.
         """
         kind = _kind(graph, self.machine)
         if kind == "alone":
@@ -170,8 +170,9 @@ def bound(
     bounds: Bounds | None = None,
 ) -> tuple[float, Graph | None]:
     """
-    Return (lower bound in seconds on every plan of a serial graph with all operators on all devices, a plan met on the
-    way as a parallel graph, or None). That plan may be slower than the known one, and need not fit the memory.
+    Return (lower bound in seconds on every plan of a serial graph with all operators on all devices, a plan or None).
+    The plan is a parallel graph that was found while bounding; it may be slower than the known one, and need not fit
+    the memory.
 
     `known` is the seconds of a known plan: bounding stops once the bound is near it. `steps` is the most additions of
     one pass of messages (TRW-S); `bounds` keeps tables between calls, None uses new ones.
@@ -226,8 +227,9 @@ def bound_within(known: KnownPlan, bounds: Bounds, limit: float) -> float:
 
 def is_tabulated(graph: Graph, bounds: Bounds) -> bool:
     """
-    Return whether a serial graph is small enough for its bound to be the minimum over counts itself, from dense tables
-    of layout pairs (`limits().count_pairs`), rather than a bound on it by messages.
+    Return whether a serial graph's lower bound is the exact minimum over layouts that only count equal mesh axes:
+    whether the dense tables of layout pairs that it takes are small enough (`limits().count_pairs`). For larger graphs
+    that minimum is bounded in turn, by messages (TRW-S).
     """
     return _kind(graph, bounds.machine) == "tables"
 
@@ -237,7 +239,7 @@ def bound_at(graph: Graph, bounds: Bounds, price: Price, known: float) -> float:
     Return a lower bound on the cost, in the objective `price`, of every plan of a serial graph with all operators on
     all devices; 0, which says nothing, where only kernels can be bounded.
 
-    `known` is the cost of a known plan in that objective: messages stop once the bound is near it.
+    `known` is the cost of a known plan in that objective: tightening stops once the bound is near it.
     """
     match _kind(graph, bounds.machine):
         case "alone":

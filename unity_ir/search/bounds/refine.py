@@ -25,9 +25,9 @@ from unity_ir.search.layouts.space import LayoutSpace
 
 def refine_rows(coarse: FactorGraphBuilder, rows: Sequence[Ints], builder: FactorGraphBuilder) -> list[Ints]:
     """
-    Return, per variable of a finer factor graph, the indices of the rows (its choices: ways to shard an operator, or
-    layouts of a value) that are still worth looking at: those that become a row left in the coarse graph when dims are
-    merged.
+    Return, per variable of a finer factor graph, the indices of the rows that are still worth looking at. A variable's
+    rows are its choices: ways to shard an operator, or layouts of a value. A coarse graph merges some dims, so that
+    each finer row becomes one of its rows; a finer row is left out if that coarse row has been ruled out.
 
     `coarse` built the coarse graph, and `rows` has, per variable of it, the indices of the rows left; `builder` builds
     the finer graph.
@@ -51,8 +51,8 @@ def refine_rows(coarse: FactorGraphBuilder, rows: Sequence[Ints], builder: Facto
 
 def refine_messages(coarse: Messages, problem: FactorGraph) -> Messages:
     """
-    Return TRW-S messages for the finer factor graph `problem` that start from those of a coarse one, whose layouts do
-    not tell some dims apart: a layout gets the message of the one that it becomes there.
+    Return TRW-S messages for the finer factor graph `problem` that start from those of a coarse one, in whose layouts
+    some dims are merged. Each layout gets the message of the coarse layout that it becomes when these dims are merged.
 
     Those of a coarse graph are valid in the finer one, so its lower bound starts at the coarse one's value.
     """

@@ -85,16 +85,16 @@ def _by_hand(
 def estimated(plan: PricedPlan, optimizer: Optimizer) -> float:
     """
     Return the seconds of an iteration of a plan by quick simulation, in which operators are not fused and collectives
-    start in the order of the forward (`simulate.build`). Searches for plans on parts of the machine compare their many
-    plans by it. `optimizer` is used if the graph names none.
+    start in the order of the forward (`simulate.build`). It ranks the many plans on parts of the machine that a search
+    tries. `optimizer` is used if the graph names none.
     """
     return simulate(task_graph(*plan, optimizer)).seconds
 
 
 def fits(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> bool:
     """
-    Return whether the bytes that a device must have for a plan (`memory.lagrangian.needed`) are at most those that it
-    may take of one; `graph` is its parallel forward graph, and `priced` its cost.
+    Return whether a plan fits a device: it needs at most the bytes of a device that plans may take
+    (`memory.lagrangian.needed`). `graph` is its parallel forward graph, and `priced` its cost.
     """
     return needed(graph, priced, optimizer) <= priced.machine.device.usable
 
@@ -110,8 +110,8 @@ def beyond_bounds(priced: PlanCost) -> bool:
 @dataclass(frozen=True)
 class Candidate:
     """
-    A baseline plan as the choice between plans sees it: its seconds with every move waited for, its simulated seconds
-    as emitted (with communication beside kernels), and its bytes per device.
+    A baseline plan, for the choice between plans: its seconds with every move waited for, its simulated seconds as
+    emitted (with communication beside kernels), and its bytes per device.
     """
 
     graph: Graph
@@ -214,9 +214,9 @@ class SimulatedPlans:
 
     def fastest(self, plans: Sequence[PricedPlan], candidates: Sequence[Candidate] = ()) -> PricedPlan:
         """
-        Return the plan with the least simulated time as emitted: the first of `plans`, at least one, unless another one
-        that fits the memory takes less than `limits().faster` times its seconds. `candidates` are baselines that fit,
-        compared with it, too.
+        Return the plan with the least simulated time as emitted, of `plans`, at least one, and of `candidates`,
+        baselines that fit. The first of `plans` is preferred: another one must fit the memory, and take less than
+        `limits().faster` times its seconds.
         """
         best, *others = plans
         for plan in others:

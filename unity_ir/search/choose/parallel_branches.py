@@ -38,9 +38,9 @@ def place_branches(
     Return a plan, with its cost, in which some parallel branches run at once on disjoint parts of the machine, and that
     fits the memory and is faster than `plan` by quick simulation (`estimated`); None if none was found.
 
-    `graph` is the serial graph of `plan`. `places` are two mappings of values to layouts that `plan` uses, if known,
-    and that the new plan keeps around operators it does not move: where values are stored or brought once made, and
-    where leaves are resharded before all uses (`rests` and `relays` of `materialise`).
+    `graph` is the serial graph of `plan`. `places` are two mappings of values to layouts, the `rests` and `relays` of
+    `materialise`, if those of `plan` are known: where values are stored or brought once made, and where leaves are
+    resharded before all uses. The new plan keeps them around operators that it does not move.
     """
     sites = _sites(series_parallel.decompose(Flow(graph)))
     if not sites:

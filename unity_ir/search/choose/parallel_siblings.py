@@ -36,8 +36,8 @@ from unity_ir.simulate.streams import TICKS, pinned_axes
 def place_siblings(graph: Graph, machine: Machine, optimizer: Optimizer, plan: Graph) -> PricedPlan | None:
     """
     Return a plan, with its cost, in which equal independent operators (embedding tables, towers, experts) run at once
-    on disjoint parts of the machine; if that is not worth it, one in which operators that no other one equals are
-    sharded otherwise.
+    on disjoint parts of the machine; or, if that does not pay, one in which operators that have no equal are sharded in
+    another way than in `plan`.
 
     `plan` is a parallel graph of the serial `graph`. Returns None if no such plan is likely to simulate faster than it.
     Callers check that it fits the memory, and simulate it as emitted.

@@ -88,8 +88,8 @@ class Chooser:
 
     def ask_baselines(self, graph: Graph) -> Callable[[], list[Candidate]]:
         """
-        Have all baselines of a serial graph made, beside what this process does if a processor is free; return a
-        function that waits for them. Each graph's are made once.
+        Start making all baselines of a serial graph, in a worker process if a processor is free, and return a function
+        that waits for them and returns them. The baselines of a graph are made once, however often they are asked for.
         """
         if graph not in self._asked:
             self._asked[graph] = cache(self.by_hand.ask((graph, False)))
@@ -97,9 +97,9 @@ class Chooser:
 
     def result(self, found: JointPlan) -> SearchResult:
         """
-        Return the search result for the plan `found` of the joint search, or for an alternative that simulates faster:
-        a baseline, a plan on parts of the machine or of another rewrite. If Ctrl-C or the budget ends this, the best so
-        far.
+        Return the search result for the plan `found` of the joint search or, if one simulates faster, for an
+        alternative: a baseline, a plan on parts of the machine, or a plan of another rewrite. If Ctrl-C or the budget
+        ends the comparison, the result is the best so far, marked as interrupted.
         """
         unrewritten = cache(lambda: self._unrewritten(found))
         result = self._choose(found, unrewritten)
@@ -123,8 +123,8 @@ class Chooser:
 
     def with_recompute(self, now: SearchResult, fastest: JointPlan) -> SearchResult:
         """
-        Return the result `now`, which fits the memory, or that of a plan with recompute, found from `fastest`, the plan
-        found as if memory were not short, if that simulates faster.
+        Return the faster of two results, by simulated time: `now`, whose plan fits the memory, and that of a plan with
+        recompute made from `fastest`, the plan found as if memory were not short.
         """
         if fastest.interrupted:
             return now
@@ -139,9 +139,9 @@ class Chooser:
 
     def at_hand(self, fastest: JointPlan) -> SearchResult | None:
         """
-        Return the result for a search that ended before it found a plan that fits: for the fastest of the baselines
-        made beside it that fit or else, for `fastest`, the plan found as if memory were not short, with recompute; None
-        if that does not fit either. It takes no budget.
+        Return a result for a search that was ended before it found a plan that fits, without spending budget: that of
+        the fastest baseline that fits, of those made beside the search. If there is none, that of `fastest`, the plan
+        found as if memory were not short, with recompute; None if that does not fit either.
         """
         with within(None):
             known = [] if self.unrewritten_baselines is None else that_fit(self.unrewritten_baselines())
@@ -207,10 +207,10 @@ class Chooser:
 
     def best_baseline(self, refused: Refused, fastest: JointPlan) -> SearchResult:
         """
-        Return the result for the plan that fits a device's memory and has the least simulated time as emitted, of the
-        baselines and of plans with recompute, found from `fastest`, the plan found as if memory were not short; for use
-        where the search found no plan that fits. If none fits, raises `refused`, or that error naming the smallest
-        baseline if it needs fewer bytes.
+        Return a result where the search found no plan that fits a device: that of the plan that fits and simulates
+        fastest, among the baselines and plans with recompute. The latter are made from `fastest`, the plan found as if
+        memory were not short. If none fits, raises `refused`, or that error naming the smallest baseline if it needs
+        fewer bytes.
         """
         by_hand = self.ask_baselines(self.serial)
         found, plans = (None, []) if fastest.interrupted else self._recomputed(fastest)
@@ -350,9 +350,9 @@ class Chooser:
         self, result: SearchResult, plans: Sequence[PricedPlan], candidates: Sequence[Candidate]
     ) -> SearchResult:
         """
-        Return the result or, if it simulates faster, that for a plan of the graph without rewrites, with a bound for
-        that graph. `plans` are its plans that fit, the one with every operator on all devices first; `candidates` are
-        its baselines that fit.
+        Return `result` or, if one simulates faster, the result for a plan of the graph without rewrites, with a lower
+        bound for that graph. `plans` are plans of that graph that fit, the one with every operator on all devices
+        first; `candidates` are its baselines that fit.
         """
         now = result.graph, result.cost
         best = self.emitted.fastest([now, *plans], candidates)
@@ -370,9 +370,9 @@ class Chooser:
 
 def plans_with_hidden_moves(found: JointPlan, machine: Machine, optimizer: Optimizer) -> Iterator[PricedPlan]:
     """
-    Yield further plans of `found.rewritten`, each with its cost: the optima if a share of the seconds of weights' moves
-    (each of `limits().hidden_shares`) is taken as free, as overlapped with kernels. Plans equal to `found.graph` are
-    left out; yields none where memory is short (`found.price` above 0).
+    Yield further plans of `found.rewritten`, each with its cost: those that are optimal if a share of the seconds of
+    weights' moves (each of `limits().hidden_shares`) is free, as overlapped with kernels. Plans equal to `found.graph`
+    are left out; yields none where memory is short (`found.price` above 0).
     """
 
     def fastest(part: float) -> Graph:

@@ -63,9 +63,9 @@ def _solved(graph: Graph, machine: Machine, optimizer: Optimizer, cuts: tuple[in
 
 def shortened_if_large(graph: Graph) -> Graph | None:
     """
-    Return a graph of more than `limits().rewritten_operators` operators with only `limits().rewritten_layers` of its
-    equal layers, to search once for what holds for all of them; None for a smaller graph, and for one without layers
-    that repeat.
+    Return a shorter graph to search in the place of a large one, since what is best for a few equal layers is so for
+    all: with only `limits().rewritten_layers` of them. Returns None for a graph of at most
+    `limits().rewritten_operators` operators, and for one without layers that repeat.
     """
     operators = sum(n.is_compute for n in graph.nodes())
     return shortened(graph, limits().rewritten_layers) if operators > limits().rewritten_operators else None

@@ -32,7 +32,10 @@ VariableId = int
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """Maps each value of a variable to a class number below `size`; tables are indexed by class. Every class occurs."""
+    """
+    Sorts the values of one of a factor graph's variables into classes, numbered below `size`: tables are indexed by
+    class. Every class occurs.
+    """
 
     at: Ints
     size: int
@@ -44,7 +47,7 @@ class Projection:
 
     def least(self, of_values: Floats) -> Floats:
         """
-        Return the minimum cost per class of the variable's values, [class]; `of_values` [value] is the cost of each
+        Return the minimum cost in each class of the variable's values, [class]; `of_values` [value] is the cost of each
         value.
         """
         order, starts = self._order
@@ -114,8 +117,8 @@ class Memo:
 
     def joint(self, axes: Sequence[Projection]) -> _JointProjection:
         """
-        Return the coarsest projection of a variable that tells apart all values which some of the projections `axes`
-        tells apart; memoised. A table that replaces tables with these projections is indexed by its classes.
+        Return the coarsest projection (classes of a variable's values) that tells apart all values that any of the
+        projections `axes` tells apart; memoised. It indexes the table that replaces tables with these projections.
 
         `axes`, at least one, are projections of the same variable. The result also maps each of its classes to the
         class in each of `axes`.
@@ -169,8 +172,8 @@ def minimise_within(
     Return (cost, assignment), as `minimise` does: the minimum of the sum of `factors` (tables of costs, each over some
     variables), and a value per variable that attains it; `sizes` has the number of values of each variable.
 
-    Returns None if elimination would look at more than `limit` table entries. Tables found in `memo`, which keeps those
-    of earlier eliminations, are not counted; None starts with an empty memo.
+    Returns None if elimination would look at more than `limit` table entries. Those of tables in `memo`, which keeps
+    the results of earlier eliminations, do not count; None starts with an empty memo.
     """
     found = {v: 0 for v, size in sizes.items() if size == 1}
     memo = memo or Memo()

@@ -25,13 +25,13 @@ def placed(
     graph: Graph, plan: ExactPlan, solver: Solver
 ) -> tuple[dict[Node, Assignment], dict[Value, Layout], dict[Value, Layout]]:
     """
-    Return an exact plan as three mappings: (assignment of each operator, layouts at rest, layouts of relays).
-    Assignments and layouts have a role per mesh axis.
+    Return an exact plan as three mappings, with a role per mesh axis: (assignment of each operator, layouts at rest,
+    layouts of relays).
 
-    Layouts at rest are those in which leaves are stored, and those to which values with several users are resharded
-    once they are made. Layouts of relays are those in which users find these values: a leaf that several operators read
-    is resharded to it once, and from there by each of them. `graph` is the serial graph, `solver` the one that found
-    the plan.
+    A leaf (input, weight or constant) is stored in its layout at rest. If several operators read it, it is resharded
+    once to the layout of its relay, and from there by each of them; else the two are the same. A computed value with
+    several users is resharded once, as soon as it is made, to the layout of its relay, which is its layout at rest,
+    too. `graph` is the serial graph, `solver` the one that found the plan.
     """
     groups, with_gradient = solver.spaces.groups, nodes_with_gradient(graph)
     assignments: dict[Node, Assignment] = {}

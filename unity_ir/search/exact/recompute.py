@@ -42,16 +42,15 @@ class SavedForBackward:
 
     def relayed(self, value: Value, uses: Iterable[tuple[Node, int]]) -> bool:
         """
-        Return whether a value is kept until the backward in the layout of its relay, to which it is resharded once for
-        all its users: whether the backward of one of `uses`, (user, operand index) pairs, reads it, or it is an output
-        of the graph.
+        Return whether a value must be saved in the layout of its relay, to which it is resharded once for all its
+        users: the backward of one of `uses`, (user, operand index) pairs, reads it, or it is an output of the graph.
         """
         return value in self._outputs or self._read(uses)
 
     def relayed_as_output(self, value: Value, uses: Iterable[tuple[Node, int]]) -> bool:
         """
-        Return whether a value is kept in the layout of its relay, to which it is resharded once for all its users, only
-        as an output of the graph: whether it is one, and the backward of none of `uses`, (user, operand index) pairs,
+        Return whether a value must be saved in the layout of its relay, to which it is resharded once for all its
+        users, only because it is an output of the graph: the backward of none of `uses`, (user, operand index) pairs,
         reads it.
         """
         return value in self._outputs and not self._read(uses)

@@ -118,12 +118,13 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 
     def reader_share(self, value: Value) -> float:
         """
-        Return the fraction of a move's cost that each reader of a value is charged, so that readers that reshard it to
-        one layout together pay for at most one move: 1 / (number of readers that may share it).
+        Return the fraction of a move's cost that each reader of a value is charged, if the move is to a layout that is
+        not tracked: 1 / (number of readers that may share it). Readers that move the value to one layout together then
+        pay for at most one move. The value must be one that `may_share`.
 
-        It applies to layouts that are not tracked. If each reader reads the value once, the number is one less than
-        that of the readers: moving the value there for all of them costs as little, but for an output whose bytes are
-        priced. The value must be one that `may_share`.
+        The number is usually one less than that of the readers, since moving the value there for all of them (its
+        relay) costs as little. It is that of the readers if one of them reads the value twice, or if the value is an
+        output of the graph and its bytes are priced.
         """
         uses = self.uses[value]
         users = len({user for user, _ in uses})
@@ -253,8 +254,8 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 
 def has_shared_moves(graph: Graph) -> bool:
     """
-    Return whether any value of a graph has readers that may share a move at some price of a second and a byte, so that
-    the minimum with each reader paying for itself may be above the cost of a plan.
+    Return whether any value of a graph has several readers that may share a move, at some prices of seconds and bytes.
+    The minimum in which each reader pays for itself may then be above the cost of a plan.
     """
     return any(_may_share(uses, value in graph.outputs) for value, uses in graph.users().items())
 
@@ -274,10 +275,10 @@ def with_shared_moves(solver: Solver, graph: Graph, plan: ExactPlan) -> ExactPla
     Return the best plan found in which a move that several readers share is charged once, with a lower bound in seconds
     on all plans of the serial graph.
 
-    `plan` is the plan of `solver`, in which each reader pays for itself: the one to improve. `seconds` of the result
-    are those of `cost.plan`, up to the seconds charged for free moves (see `without_free_moves`). Returns `plan` itself
-    if no moves can be shared, if the solver's objective is not seconds alone (those once per step may count less), or
-    on a machine of one device.
+    `plan` is the plan to improve: that of `solver`, in which each reader pays for itself. `seconds` of the result are
+    those of `cost.plan`, up to the seconds charged for free moves (see `without_free_moves`). Returns `plan` itself if
+    no moves can be shared, if the solver's objective is not seconds alone (those once per step may count less), or on a
+    machine of one device.
     """
     builder = SharedFactorGraphBuilder(solver, graph)
     values = [v for v in builder.uses if builder.may_share(v)]

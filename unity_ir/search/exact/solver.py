@@ -228,7 +228,8 @@ class Solver:
         reads, whose storage and reshards the rows' costs include; `results` says for each result whether a gradient
         comes back to it, or None if nobody reads it; `keeps` says which values the backward reads, whose bytes count
         (None: all). Operands in `shared` may be found where another operator needs them, so only a row that needs the
-        same layouts of them dominates. `before` is the cost of having there what recomputing the operator reads.
+        same layouts of them dominates. `before` is the cost of having, in the backward, the values that recomputing the
+        operator reads.
         """
         table = self.table(node, with_gradient)
         user = node in with_gradient
@@ -341,9 +342,9 @@ class Solver:
         least cost in the solver's objective, and the number of the layout in which the leaf is stored at that cost.
 
         The cost is that of storing it (`Solver.rest`) and of the reshard to the users. `with_gradient` are the nodes
-        whose values have a gradient; `user` says whether some user of the leaf is one of them, so that the leaf's
-        gradient is resharded back; `kept` whether the backward reads the resharded leaf, so that its bytes count;
-        `is_added` whether its only user is a product, which adds up gradients.
+        whose values have a gradient. `user` says whether a user of the leaf is one of them, so that the leaf's gradient
+        is resharded back; `kept` whether the backward reads the resharded leaf, so that its bytes count; `is_added`
+        whether the leaf's only user is a matrix product whose backward adds the gradients of micro-batches up.
         """
         training = user and value.node in with_gradient
         key = (value.type, value.node.op, value.node.master, training, kept, is_added)
@@ -517,13 +518,13 @@ class FactorGraphBuilder:
 
     def at(self, node: Node) -> Solver:
         """
-        Return the solver whose price is charged for an operator's row or a leaf, and for the moves of what it makes:
-        here the same for all.
+        Return the solver in whose objective a node, an operator or a leaf, and the moves of its results are priced.
+        Here it is the same for all nodes; a subclass may give each its own.
         """
         return self.solver
 
     def keeps_all_rows(self, node: Node) -> bool:
-        """Return whether all rows of an operator are wanted, dominated or not."""
+        """Return whether all configurations (rows) of an operator are kept, dominated ones, too."""
         return node is self.whole
 
     def problem(self) -> FactorGraph:
@@ -573,8 +574,9 @@ class FactorGraphBuilder:
 
     def with_rows(self, plan: ExactPlan, changed: Mapping[Node, int]) -> ExactPlan:
         """
-        Return a plan with other rows (`changed`) of some operators; leaves that one of them alone reads rest as is best
-        then. Relays stay, and so do `seconds` and `bound`, which no longer hold.
+        Return a plan in which some operators have other configurations: `changed` has their rows. A leaf that one of
+        these operators alone reads is stored as is best then; relays stay. The plan's `seconds` and `bound` are copied,
+        and no longer hold.
         """
         rows = {**plan.rows, **changed}
         chosen = [rows[key] if isinstance(key, Node) else plan.layouts[key] for key in self.numbers]

@@ -109,11 +109,11 @@ def joint(
     2. Price the graph that the same search finds for one device: it may be many rewrites away.
     3. Price the incumbent with each rule in turn applied wherever it matches.
     4. Price all rewrites of the cheapest queued graph, until none is within `limits().alpha` of the incumbent or
-       `limits().rewritten_operators` are priced (a count, so that any computer finds the same plan).
+       `limits().rewritten_operators` operators are priced (a count, so that any computer finds the same plan).
     5. Charge shared moves once in the incumbent and in the graph of step 2; return the faster, with a lower bound.
 
-    Of a graph of more operators, of which many are layers that repeat, a graph with few of them goes through steps 2 to
-    4 instead, and what rewrites it is applied everywhere in the graph.
+    A large graph with layers that repeat takes other steps in the place of 2 to 4: a graph with few of these layers is
+    searched, and the rules that rewrote it are applied everywhere in the large one.
 
     `rules` are the algebraic rewrites to try. `progress` is called with the number of graphs explored and the best
     seconds so far. `solver` prices graphs, by default in seconds alone. `explored` is the memo of an earlier search.
@@ -229,8 +229,9 @@ class BestFirst:
 
     def enter_alike(self, shorter: JointPlan) -> None:
         """
-        Apply the rules that rewrote a graph with fewer layers (`shorter`) everywhere, in their order, and price the
-        result as `enter` does; graphs explored there count as explored here.
+        Apply to the incumbent, wherever they match, the rules that rewrote a graph with fewer layers, in the same
+        order, and price the result as `enter` does. `shorter` is the result of the search for that graph, whose
+        explored graphs count as explored here.
 
         Raises `KeyboardInterrupt` if that search was interrupted.
         """
@@ -271,8 +272,8 @@ def rewritten_alike(
     graph: Graph, rules: Sequence[Rule], shorter: JointPlan
 ) -> tuple[Graph, tuple[RuleApplication, ...]]:
     """
-    Return (graph, derivation): a serial graph with those of `rules` applied wherever they match, in their order, by
-    which the search result `shorter` rewrote a graph with fewer of its equal layers; and these rewrites.
+    Rewrite a serial graph as the search `shorter` rewrote a graph with fewer of its equal layers: apply the same of
+    `rules`, in the same order, each wherever it matches. Return (the rewritten graph, the rewrites applied).
     """
     derivation: list[RuleApplication] = []
     known = {rule.name: rule for rule in rules}

@@ -20,8 +20,8 @@ def sequential(
     graph: Graph, machine: Machine, rules: Sequence[Rule], optimizer: Optimizer, progress: Progress | None = None
 ) -> JointPlan:
     """
-    Return the plan of rewriting for one device first and parallelizing then (Unity, section 6.4), as a baseline of
-    `joint`.
+    Rewrite a serial graph so that it is fastest on one device, then parallelize it: return that plan (Unity, section
+    6.4), a baseline of `joint`.
 
     `rules` are the algebraic rules; `progress` is called with the number of graphs explored and the best seconds so
     far.

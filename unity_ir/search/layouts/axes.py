@@ -44,8 +44,8 @@ class AxisGroup:
     @property
     def size(self) -> int:
         """
-        The number of devices along the whole group of axes with one role; for `count` equal axes that have a role each,
-        the number along one of them.
+        The number of devices along all axes of the group together; for `count` equal axes that have a role each, the
+        number along one of them.
         """
         return prod(n for _, n in self.levels)
 

@@ -62,15 +62,17 @@ class Price:
 
     def rest(self, seconds: Floats, bytes: Floats) -> Floats:
         """
-        Return the cost of storing a leaf, elementwise: `seconds` are those of its update, which a step does once (times
-        `once`), and `bytes` those that its tensors take. Infinite seconds stay infinite.
+        Return the cost of storing a leaf (input, weight or constant), elementwise: `seconds` are those of its update,
+        which a step does once (so they count times `once`), and `bytes` those that its tensors take. Infinite seconds
+        stay infinite.
         """
         return self.of(np.where(np.isfinite(seconds), self.once * np.nan_to_num(seconds, posinf=0.0), seconds), bytes)
 
     def additions(self, longer: Floats, reading: Floats) -> Floats:
         """
-        Return the cost, elementwise, of products that add up gradients of weights: `longer` are the seconds by which
-        each takes longer in every micro-batch, `reading` those in all but the first.
+        Return the cost, elementwise, of matrix products that add the gradient they make to that of earlier
+        micro-batches: `longer` are the seconds by which each takes longer in every micro-batch, `reading` those by
+        which it takes longer in all but the first, as it reads a sum.
         """
         return self.second * (longer + (1 - self.once) * reading)
 
@@ -86,11 +88,12 @@ class Price:
 
     def rows(self, table: OperatorTable, kept: Sequence[bool], may_recompute: bool, before: float = 0.0) -> Floats:
         """
-        Return the cost of an operator for each way to shard it (a row of its table): [row]. `kept` says for each result
-        whether the backward reads it, so that its bytes count.
+        Return the cost of an operator for each way to shard it (a row of its `table`): [row]. `kept` says for each
+        result whether the backward reads it, so that its bytes count.
 
-        With `may_recompute`, or `again`, the cost of a row is that of saving the results or of recomputing them,
-        whichever is less; `before` is the cost of having in the backward what recomputing them reads.
+        If `may_recompute` or the field `again` is True, a row costs what saving the results or recomputing them costs,
+        whichever is less. `before` is added to the latter: the cost of having, in the backward, the values that
+        recomputing reads.
         """
         if self.byte == 0:
             return self.second * table.seconds
@@ -103,9 +106,9 @@ class Price:
         """
         Return the cost [source, target] of moving a value between layouts of `space`.
 
-        `sources` and `targets` are layout numbers. `training` adds the moves of the gradient in the other direction;
-        `kept` adds the bytes of saving the moved value for the backward or, with `again`, the seconds of moving it once
-        more if that costs less.
+        `sources` and `targets` are layout numbers. `training` adds the moves of the gradient in the other direction.
+        `kept` adds the bytes of saving the moved value for the backward or, if the field `again` is True and that costs
+        less, the seconds of moving it once more.
         """
         seconds = space.reshard(sources, targets, training)
         if self.byte == 0:
@@ -120,13 +123,14 @@ class Price:
         self, space: LayoutSpace, rests: Ints, training: bool, kept: bool, weight: bool, is_added: bool = False
     ) -> Floats:
         """
-        Return the cost [rest, layout] of resharding a leaf from each layout in which it is stored (numbers `rests`) to
-        every layout of `space`.
+        Return the cost [rest, layout] of resharding a leaf (input, weight or constant) from each layout in which it may
+        be stored (numbers `rests`) to every layout of `space`.
 
         `training` adds the seconds of resharding its gradient back, `kept` the bytes of keeping the moved leaf for the
-        backward. For a `weight` (rather than an input), the share `hidden` of the cost is not charged, as overlapped,
-        and `once` and `add` apply; if `once` is not 1, its bytes count whatever `kept` says. With `is_added`, the
-        product that makes its gradient also adds it to that of earlier micro-batches, and `add` is not charged.
+        backward. `weight` says whether the leaf is a weight. Then the share `hidden` of the cost is free, as
+        overlapped, and the fields `once` and `add` apply; if `once` is not 1, the bytes count whatever `kept` says.
+        With `is_added`, the product that makes the gradient also adds it to that of earlier micro-batches, so that
+        `add` is not charged.
         """
         if weight and self.once != 1:
             seconds = self.second * self.once * space.reshard_from_few(rests, training)

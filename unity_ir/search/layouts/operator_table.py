@@ -102,9 +102,10 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
 
 def addition_seconds_of(table: OperatorTable, node: Node, operand: int, spaces: Spaces) -> tuple[Floats, Floats]:
     """
-    Return by how many seconds [row] the product that makes the gradient of a weight, operand number `operand`, takes
-    longer because it stores it in the element type of sums, and because it also reads a sum
-    (`cost.table.addition_seconds`).
+    Return two arrays of seconds [row], for the matrix product that makes the gradient of a weight, for each
+    configuration in `table`: by how much it takes longer because it stores the gradient in the element type of sums,
+    and because it also reads the sum of earlier micro-batches (`cost.table.addition_seconds`). `table` is that of
+    `node`, which reads the weight as its operand number `operand`.
     """
     variables = tuple(map(str, table.roles[: table.roles.index(COPY)]))
     degrees = degrees_of(table.counts, spaces.groups)[:, : len(variables)]

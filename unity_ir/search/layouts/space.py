@@ -87,8 +87,8 @@ class LayoutSpace:
 
     def role(self, role: int) -> int:
         """
-        Return the column of `counts` [layout, group of axes, role], the numbers of axes with each role, for a role: a
-        dim number, or COPY, SUM or REPEAT. Dims that are merged share a column.
+        Return the column of a role in `counts` [layout, group of axes, role]. `role` is the number of a dim, or COPY,
+        SUM or REPEAT. Dims that are merged share a column.
         """
         return self.merged[role] if role >= 0 else self.rank + {COPY: 0, SUM: 1, REPEAT: 2}[role]
 
@@ -272,25 +272,26 @@ class LayoutSpace:
     @property
     def representatives(self) -> tuple[Ints, Ints]:
         """
-        Two arrays [layout] of indices in `without_repeat`: the layout that stands for each layout in distances, with
-        COPY for REPEAT, between which moves are free; and the one that stands for the layout of its gradient, the dual
-        (COPY and SUM swapped) with COPY for REPEAT.
+        Two arrays [layout] of indices in `without_repeat`. Moves between COPY and REPEAT are free, so only layouts
+        without REPEAT have distances, and stand for the others. The first array has the layout that stands for each
+        layout: the one with COPY in the place of REPEAT. The second has the one that stands for the layout of its
+        gradient: with COPY and SUM swapped, then COPY in the place of REPEAT.
         """
         return self._there, self._back
 
     @property
     def without_repeat(self) -> Ints:
         """
-        The numbers of the layouts without REPEAT, which represent all others, as moves between REPEAT and COPY are
-        free.
+        The numbers of the layouts in which no mesh axis has the role REPEAT: [index]. Only these have distances, as
+        moves between REPEAT and COPY are free.
         """
         return self._without_repeat
 
     @property
     def moves(self) -> tuple[Ints, Ints, Floats]:
         """
-        Every single collective between layouts without REPEAT, as three arrays [move]: the source's and the target's
-        index in `without_repeat`, and the seconds.
+        Every single collective between two layouts without REPEAT, as three arrays [move]: the source's and the
+        target's index in `without_repeat`, and the seconds.
         """
         return self._moves.sources, self._moves.targets, self._move_seconds
 
@@ -436,8 +437,8 @@ class Spaces:
     @cached_property
     def groups(self) -> tuple[AxisGroup, ...]:
         """
-        The machine's mesh axes in groups: axes of a group all have the same role or, with `by_count`, a role each, of
-        which only the numbers are told apart.
+        The machine's mesh axes in groups. All axes of a group have the same role or, with `by_count`, each has its own,
+        and layouts only say how many axes of the group have each role.
         """
         if self.by_count:
             return count_equal_axes(self.machine)
@@ -446,7 +447,10 @@ class Spaces:
 
     @property
     def axis_by_axis(self) -> bool:
-        """Whether every axis may have a role of its own, so that the search is exact."""
+        """
+        Whether every mesh axis may have a role of its own, neither shared by a group of axes nor only counted, so that
+        the search is exact.
+        """
         return not self.by_count and len(self.groups) == len(self.machine.mesh.sizes)
 
     @cached_property

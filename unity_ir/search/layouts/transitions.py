@@ -24,8 +24,8 @@ from unity_ir.search.layouts.limits import limits
 @dataclass(frozen=True, eq=False)
 class Moves:
     """
-    Single moves between layouts without REPEAT, which are indices in `role_counts`: each changes the role of some mesh
-    axes, by one collective or a step on each device.
+    Single moves between layouts without REPEAT: each changes the role of some mesh axes, by one collective or a step on
+    each device. Layouts are given by their index in `role_counts`.
 
     Moves of one set (the same axes, from one role to another) are contiguous; no two of a set share a source or a
     target.

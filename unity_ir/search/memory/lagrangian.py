@@ -128,7 +128,8 @@ class Refused(UnityError):
 
 class Solvers:
     """
-    Solvers of one machine at several prices of a byte; those for time alone, bytes alone and the last price are kept.
+    Solvers of one machine, one for each price of a byte asked for; those for time alone, for bytes alone and for the
+    last price are kept.
     """
 
     def __init__(self, solver: Solver):
@@ -169,8 +170,8 @@ class LagrangianCurve:
     @cached_property
     def smallest(self) -> Choice:
         """
-        The choice that holds the fewest bytes per device at the end of the forward, found as if every operator kept its
-        own copy of a value that it reshards together with others.
+        The choice that holds the fewest bytes per device at the end of the forward, if a reshard that several operators
+        share counted as a copy for each of them.
         """
         self.met.append(self.model.choice(self.solvers.with_price(SPACE).solve(self.graph)))
         return self.met[-1]
@@ -327,9 +328,10 @@ def needed(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
 
 def peak_upper_bound(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> int:
     """
-    Return an upper bound in bytes on a device's peak under a plan without recomputation, as if no buffer were freed,
-    each had a gradient, each operand one as its operator makes it, one cast and one added to others, and each move made
-    a tensor of its own and copied what it reads and makes.
+    Return an upper bound in bytes on a device's peak memory under a plan without recompute, without simulating it. It
+    counts as if no buffer were freed, and each had a gradient; as if every value had, for each operator that reads it,
+    a gradient as that operator makes it, one cast, and one added to others; and as if every move copied what it reads
+    and what it makes.
 
     `graph` is the plan's parallel forward graph, and `priced` its cost.
     """

@@ -11,10 +11,12 @@ import numpy as np
 
 def balanced(seconds: Sequence[float], count: int, sends: Sequence[float] = ()) -> list[int]:
     """
-    Return where each of `count` contiguous, non-empty runs of items ends (the index behind its last item), such that
-    the longest is the least (exactly, by dynamic programming): given [1, 1, 2] and 2, returns [2, 3]. A run takes the
-    `seconds` of its items and, but for the last run, `sends` [item] of its last item; by default 0. There are at least
-    `count` items.
+    Divide items, in order, into `count` contiguous, non-empty runs so that the longest run is as short as possible
+    (exact, by dynamic programming). Return where each run ends, as the index behind its last item: given [1, 1, 2] and
+    2, returns [2, 3].
+
+    `seconds` [item] is what each item takes. `sends` [item], by default 0, is added to the run whose last item it is,
+    but for the last run. There must be at least `count` items.
     """
     total = np.concatenate([[0.0], np.cumsum(seconds)])
     n = len(seconds)
@@ -35,8 +37,9 @@ def balanced(seconds: Sequence[float], count: int, sends: Sequence[float] = ()) 
 
 def least_longest(seconds: Sequence[float], count: int) -> float:
     """
-    Return the seconds of the longest run if items are divided, in order, into at most `count` contiguous runs whose
-    longest is the least; at most a millionth above it: given [1, 1, 2] and 2, returns 2.
+    Divide items, in order, into at most `count` contiguous runs so that the longest run is as short as possible, and
+    return the seconds of that longest run: given [1, 1, 2] and 2, returns 2. `seconds` [item] is what each item takes.
+    The result may be too large by a millionth.
     """
     total = [0.0, *accumulate(seconds)]
     low, high = max(max(seconds), total[-1] / count), total[-1]

@@ -30,11 +30,14 @@ def fastest_stages(
     is_fixed: bool = False,
 ) -> tuple[FittedStages, ScheduleOutcome] | None:
     """
-    Return the stages and the schedule, of `orders`, of the least simulated makespan found; None if none fit the memory.
+    Return (stages, simulated schedule) with the least makespan found, over the places where stages begin and over the
+    schedules `orders`; None if nothing fits the memory.
 
-    The search starts from `cuts`, by default from the stages of the least formula (`choose_stages`), or of equal
-    seconds where parts have several, and moves borders by one unit at a time while that helps; of few units, all cuts
-    are tried. If `is_fixed`, only `cuts` are, or without them all cuts. With `is_clipped`, updates wait for all ranks.
+    `ranges` says what any range of units takes as a stage. The search starts from `cuts` (the first unit of each stage
+    but the first), and moves stage borders by one unit at a time while that helps. Without `cuts` it starts from the
+    stages of the least formula (`choose_stages`) or, for schedules with several stages per part, from stages of about
+    equal seconds. Of few units, all cuts are tried instead. With `is_fixed` no border is moved: `cuts` alone are tried
+    or, if None, all cuts. With `is_clipped` (gradients are clipped by their norm), updates wait for all ranks.
     """
     best: _Found | None = None
     by_stages: dict[int, list[CountedSchedule]] = {}

@@ -29,11 +29,12 @@ def makespan_bound(
     is_clipped: bool = False,
 ) -> float:
     """
-    Return a lower bound, in seconds, of the makespan of any synchronous order of these stages, but for rounding.
+    Return a lower bound in seconds on the makespan (the time of a step) of every synchronous pipeline schedule of given
+    stages, up to rounding.
 
-    Stage s is on rank `rank_of[s]`, by default on rank s. Orders have whole backwards or, if `is_split`, each backward
-    whole or in halves (input and weight gradients). With `is_clipped`, updates wait for all ranks
-    (`simulate_pipeline`).
+    `seconds` is what each stage takes; stage s runs on rank `rank_of[s]`, by default on rank s. Backwards are run whole
+    or, with `is_split`, also in two halves: the input's gradient, later the weights'. With `is_clipped` (gradients are
+    clipped by their norm), updates wait for all ranks (`simulate_pipeline`).
     """
     m = micro_batches
     forward = seconds.forward
@@ -68,8 +69,9 @@ def makespan_bound(
 
 def backward_parts(seconds: StageSeconds, is_split: bool) -> tuple[list[float], list[float]]:
     """
-    Return, for each stage, (the least seconds of a backward until its input's gradient is made, the least from then
-    until its weights' gradients are), whole or (if `is_split`) in halves; the second is 0 where backwards are whole.
+    Return two lists with an entry per stage: the least seconds from the start of a backward until its input's gradient
+    is made, and the least from then until its weights' gradients are made. A whole backward makes both at its end, so
+    the second list is 0 unless `is_split` is set and `seconds` has the halves.
     """
     if not is_split or not seconds.input_gradient:
         return list(seconds.backward), [0] * len(seconds.backward)

@@ -61,13 +61,13 @@ def best_pipeline(
     faster_than: float = inf,
 ) -> PipelineChoice | None:
     """
-    Return the fastest pipeline found of the search's serial forward graph on two or more equal parts of its machine,
-    with a stage or more each; None if none takes less than `faster_than` seconds, such as those of the best plan
-    without stages.
+    Return the fastest pipeline found for the graph of `search` on two or more equal parts of its machine, each with one
+    stage or more; None if it takes `faster_than` seconds or more, such as those of the best plan without stages.
 
-    `parts`, `micro_batches` and `schedule` (name or None, stages per part) are forced where they are given, and chosen
-    where they are None. Raises `UnityError` where what is forced is not possible, or, without `faster_than`, where no
-    pipeline fits.
+    `parts` (their number), `micro_batches` (their number) and `schedule` (its name or None, stages per part) are fixed
+    where given, and chosen where None. Raises `UnityError` if the machine has no such parts, or the batch cannot be
+    divided so. If no pipeline fits, or is possible with the schedule, it raises `UnityError` without `faster_than`, and
+    else returns None.
     """
     if parts is not None:
         part(search.machine, parts)
@@ -103,7 +103,7 @@ def best_pipeline(
 
 @dataclass(frozen=True)
 class BoundedFamily:
-    """The pipelines that a bound holds for, and the makespan of the best one found."""
+    """The kind of pipelines that a lower bound is to hold for, and the makespan of the best one found."""
 
     is_split: bool
     """Backwards may be in halves: of inputs, then of weights."""
@@ -114,15 +114,19 @@ class BoundedFamily:
 
     @staticmethod
     def of(plan: PipelinePlan) -> BoundedFamily:
-        """Return the family that a plan is of."""
+        """
+        Return the family of the pipeline `plan`: whether its schedule runs backwards in halves, whether its parts have
+        several stages each, and its makespan.
+        """
         return BoundedFamily(plan.outcome.schedule.splits_backward, plan.stages > plan.parts, plan.makespan)
 
 
 class PipelineBounds:
     """
-    Lower bounds, in seconds, of all pipelines of a search, of as many `parts` and `micro_batches` as are forced, else
-    of two or more. They are looser if not `with_layouts`, which take several times as long as the search. Each step of
-    tightening has a budget of its own, so that it gives the same wherever it is done.
+    Lower bounds, in seconds of a step, on all pipelines that `search` may plan: with the given numbers of `parts` and
+    `micro_batches`, or any of 2 or more where these are None. With `with_layouts` they are tighter, but take several
+    times as long as the search. Each step of tightening has a work budget of its own, so that its result is the same
+    whenever it is done.
     """
 
     def __init__(
@@ -134,8 +138,10 @@ class PipelineBounds:
 
     def below(self, family: BoundedFamily) -> tuple[float, str]:
         """
-        Return (a lower bound in seconds, the name of the family), whatever layouts and recompute, all moves of a stage
-        waited for: with one contiguous stage per part, or any number of them if the family has several.
+        Return (lower bound in seconds, text that names the pipelines it holds for); the bound is at most
+        `family.makespan`. It holds for all layouts and all recompute, with every move inside a stage waited for. If the
+        parts of the family have several stages, it holds for any number of them; else for one contiguous stage per
+        part, with at least as many micro-batches held as by 1F1B.
         """
         if family.has_chunks:
             bounds = LayoutBounds(self._search, is_split=True, shared=self._shared)
@@ -151,7 +157,10 @@ class PipelineBounds:
         return min(least, family.makespan), name
 
     def ahead(self) -> Iterator[float]:
-        """Compute, step by step, what `below` needs of families with one stage per part, and remember it."""
+        """
+        Compute and keep what `below` needs of pipelines with one stage per part. Each `next` tightens the bounds by one
+        step and yields the bound so far, in seconds, so that a caller may stop between steps.
+        """
         for is_split in (False, True):
             yield from self._tightened(is_split)
 
@@ -183,9 +192,11 @@ def bound(
     choice: PipelineChoice, parts: int | None = None, micro_batches: int | None = None, *, with_layouts: bool = True
 ) -> tuple[float, str]:
     """
-    Return (a lower bound in seconds, the family in words) of all pipelines with backwards whole or in halves, one stage
-    or more per part, as the one chosen has; `parts` and `micro_batches`: as forced in the search, None for any. With
-    `with_layouts` it is tighter, and takes several times as long as the search.
+    Return (lower bound in seconds of a step, text that names the pipelines it holds for). It holds for pipelines of the
+    same kind as the one chosen: backwards whole or also in halves, one stage or several per part.
+
+    `parts` and `micro_batches` are the numbers that the search was given, None where it chose. With `with_layouts` the
+    bound is tighter, and takes several times as long as the search.
     """
     bounds = PipelineBounds(choice.search, parts, micro_batches, with_layouts=with_layouts)
     return bounds.below(BoundedFamily.of(choice.plan))

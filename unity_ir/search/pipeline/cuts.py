@@ -32,8 +32,9 @@ class Units:
 @lru_cache(maxsize=64)
 def units(graph: Graph) -> Units:
     """
-    Return the units of a serial forward graph, of which stages of a pipeline are made: its parts between which a single
-    value passes (`pcg.layers.parts`), with every other node in one of them. Memoised.
+    Return the units of a serial forward graph: consecutive parts, of which pipeline stages are made. Between two units
+    a single computed value passes (`pcg.layers.parts`). Every other node, such as a weight, an input or a mask, belongs
+    to the first unit that reads it. Memoised.
     """
     found = parts(graph)
     unit_of = _units_of_nodes(graph, found)

@@ -74,7 +74,10 @@ FEW_PAIRS = 300
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """A step as a pipeline: its stages on equal contiguous parts of a machine, one or more each, and what it takes."""
+    """
+    A training step planned as a pipeline: the placed graph of one micro-batch, its stages (one or more on each equal
+    contiguous part of a machine), and the seconds and bytes that these take.
+    """
 
     graph: Graph
     """The placed forward graph of one micro-batch, on the mesh of one part; with marks of what is recomputed."""
@@ -107,7 +110,10 @@ class PipelinePlan:
 
     @property
     def pipeline(self) -> Pipeline:
-        """The schedule's name, the number of ranks, and that of stages per rank, as a graph records them."""
+        """
+        The schedule as a graph records it: its name, the number of ranks (parts of the machine), and of stages per
+        rank.
+        """
         return Pipeline(self.schedule, self.parts, self.stages // self.parts)
 
     @property
@@ -117,7 +123,7 @@ class PipelinePlan:
 
     @property
     def peaks(self) -> tuple[float, ...]:
-        """The peak bytes of the fullest device of each rank."""
+        """The peak bytes of the fullest device of each rank: [rank]."""
         return self.outcome.peaks
 
 
@@ -145,12 +151,15 @@ def pipeline_plan(
     optimizer: Optimizer | None = None,
 ) -> PipelinePlan:
     """
-    Return the fastest plan found of a serial forward graph as a pipeline of `micro_batches` on `parts` equal parts of a
-    machine, under the `schedule` given (name or None, stages per part), one of `SYNCHRONOUS`, by default the fastest of
-    those that are `TRIED`.
+    Return the fastest plan found that runs a serial forward graph as a pipeline, its batch in `micro_batches`, on
+    `parts` equal contiguous parts of `machine`.
 
-    Raises `UnityError` where the machine has no such parts (`machine.part`), the samples cannot be divided so, the
-    graph has fewer units than stages (`cuts`), the schedule is none of these, or nothing is found that fits.
+    `schedule` is (name or None, stages per part): a named one is used, which must be `SYNCHRONOUS` (its step computes
+    what the serial step does); of None, the fastest of those `TRIED` (`pipeline.orders`). `optimizer` is by default the
+    graph's.
+
+    Raises `UnityError` if the machine has no such parts (`machine.parts`), the samples cannot be divided so, the graph
+    has fewer units than stages (`cuts`), the schedule is no such one, or nothing found fits the memory.
     """
     problem = PipelineSearch(graph, machine, optimizer or graph.optimizer or Optimizer())
     return problem.plan(parts, micro_batches, schedule)
@@ -158,8 +167,9 @@ def pipeline_plan(
 
 class PipelineSearch:
     """
-    Plans pipelines of one serial forward graph on one machine; tables of parts and micro-batches are shared between
-    plans.
+    Plans pipelines of one serial forward graph on one machine; stages are made of the graph's units, consecutive parts
+    between which a single value passes (`cuts`). Tables are kept, so that plans with other numbers of parts or
+    micro-batches are found sooner.
     """
 
     def __init__(self, graph: Graph, machine: Machine, optimizer: Optimizer):
@@ -172,8 +182,8 @@ class PipelineSearch:
 
     def small(self, micro_batches: int) -> Graph:
         """
-        Return the serial graph of one of `micro_batches`; memoised. Raises `UnityError` where the samples cannot be
-        divided so.
+        Return the serial forward graph of one micro-batch, if the batch is divided into `micro_batches`; memoised.
+        Raises `UnityError` if the samples cannot be divided so.
         """
         if micro_batches not in self._small:
             whole = micro_batches == 1
@@ -181,13 +191,16 @@ class PipelineSearch:
         return self._small[micro_batches]
 
     def has_units(self, stages: int, micro_batches: int) -> bool:
-        """Return whether the graph of one of `micro_batches` has at least as many units (`cuts`) as `stages`."""
+        """
+        Return whether the graph of one micro-batch, of `micro_batches`, has at least as many units (`cuts.units`) as
+        `stages`, since each stage needs one.
+        """
         return stages <= len(units(self.small(micro_batches)).parts)
 
     def solver(self, parts: int, micro_batches: int) -> Solver:
         """
-        Return the solver of the layouts of one of `micro_batches` on one of `parts`, which minimises seconds of a step
-        per micro-batch (`price`). Mesh axes of large parts are in groups.
+        Return the solver that finds the layouts of one micro-batch, of `micro_batches`, on one of `parts` equal parts
+        of the machine; it minimises `price(micro_batches)`. On parts of many mesh axes, neighbouring axes share a role.
         """
         if (parts, micro_batches) not in self._solvers:
             same = [solver for (p, _), solver in self._solvers.items() if p == parts]
@@ -202,15 +215,17 @@ class PipelineSearch:
 
     def price(self, micro_batches: int) -> Price:
         """
-        Return the objective of a micro-batch: seconds, of which those that a step spends once count 1 /
-        `micro_batches`, with those of adding up gradients in all micro-batches but one.
+        Return the objective of one micro-batch: its share of the seconds of a step of `micro_batches`. What a step does
+        once (moves of weights, sums of their gradients, updates) counts 1 / `micro_batches`; adding its gradients to
+        those of earlier micro-batches counts for all micro-batches but one.
         """
         each = self.machine.memory_seconds(0, ADDED) * (micro_batches - 1) / micro_batches
         return Price(once=1 / micro_batches, add=each)
 
     def plan(self, parts: int, micro_batches: int, schedule: ScheduleKind | None = None) -> PipelinePlan:
         """
-        Return the fastest plan found, as `pipeline_plan` does with the same arguments. Raises `UnityError` as it does.
+        Return the fastest pipeline found with `micro_batches` on `parts` equal parts of the machine. `schedule` is as
+        in `pipeline_plan`. Raises `UnityError` as that does.
         """
         sketch = self.sketch(parts, micro_batches, schedule)
         small, orders = self.small(micro_batches), sketch.orders
@@ -243,9 +258,9 @@ class PipelineSearch:
 
     def sketch(self, parts: int, micro_batches: int, schedule: ScheduleKind | None = None) -> Sketch:
         """
-        Return stages and a schedule (None: any of `TRIED`), on `parts` equal parts of the machine, chosen from layouts
-        that were solved for few equal layers, each stage with one price of a byte: they take nearly what those of
-        `plan` take. Raises `UnityError` as `pipeline_plan` does. Memoised.
+        Return a quick approximation of the pipeline that `plan` returns for the same arguments: its stages and
+        schedule, chosen by simulation, in layouts that were solved for a graph with few of its equal layers. The
+        seconds of its step are close to those of the plan. Raises `UnityError` as `pipeline_plan` does. Memoised.
         """
         key = parts, micro_batches, schedule
         if key not in self._sketches:
@@ -275,9 +290,10 @@ class PipelineSearch:
 
     def variants(self, stages: int, micro_batches: int) -> list[tuple[Price, UnitRows]]:
         """
-        Return (objective, rows of all units in the best layouts at it) for no price of a byte and for `BYTE_PRICES`, on
-        `stages` equal parts; that without a price alone, if it holds far less than fits. Of equal layers few are
-        solved.
+        Return the layouts from which stages choose, for one micro-batch, of `micro_batches`, on one of `stages` equal
+        parts: a list of (objective, what each unit takes in the best layouts for it). The first objective is seconds
+        alone; the others add a price per byte (`BYTE_PRICES`). They are left out if the first needs far less memory
+        than there is, and where they give the same layouts. Of equal layers, few are solved.
         """
         return self._variants(stages, micro_batches, BYTE_PRICES)
 
@@ -311,8 +327,9 @@ class PipelineSearch:
 
     def estimate(self, stages: int, micro_batches: int) -> float:
         """
-        Return about the seconds of a step of `micro_batches` on `stages` equal parts, one stage each: as equal as units
-        allow, with as many micro-batches live as in 1F1B on average, without sends; inf if they do not fit.
+        Return roughly the seconds of a step of `micro_batches` on `stages` equal parts with one stage each; inf if it
+        does not fit the memory. Stages are as equal as units allow, hold as many micro-batches as those of 1F1B do on
+        average, and send in no time.
         """
         p, m, best = stages, micro_batches, inf
         live = (min(p, m) + 1) / 2
@@ -330,15 +347,15 @@ class PipelineSearch:
 
     def solved(self, graph: Graph, solver: Solver) -> ExactPlan:
         """
-        Return the best layouts found of a serial graph in the solver's objective, with shared moves charged once where
-        it has no price of bytes, and without recompute.
+        Return the best layouts found for a serial graph in the objective of `solver`, with nothing recomputed. If its
+        objective has no price of bytes, moves that several readers share are charged once.
         """
         return replace(with_shared_moves(solver, graph, solver.solve(graph)), again=frozenset())
 
     def priced(self, graph: Graph, plan: ExactPlan, solver: Solver, micro_batches: int) -> PricedUnits:
         """
-        Return the units of a serial graph of one of `micro_batches`, in the layouts of `plan` that `solver` found, with
-        their seconds and bytes.
+        Return what each unit of `graph` takes, in seconds and bytes, in the layouts of `plan`. `graph` is the serial
+        graph of one micro-batch, of `micro_batches` in a step; `solver` is the one that found `plan`.
         """
         placed = realise(graph, plan, solver)
         priced = cost(placed, solver.spaces.machine, self.optimizer)

@@ -30,14 +30,16 @@ class StageLoads:
 
 
 def loads_of_choice(choice: StageChoice) -> StageLoads:
-    """Return the seconds and bytes of chosen stages, as their options say."""
+    """Return the seconds and bytes of each stage of `choice`, what `choose_stages` returned."""
     options = [stage.option for stage in choice.stages]
     return StageLoads(choice.seconds, tuple(o.held for o in options), tuple(o.live for o in options))
 
 
 @dataclass(frozen=True)
 class ScheduleOutcome:
-    """A schedule, simulated: its times, and the peak bytes of each rank's fullest device."""
+    """
+    A pipeline schedule as simulated: when each rank does what, and the peak bytes of the fullest device of each rank.
+    """
 
     times: PipelineTimes
     peaks: tuple[float, ...]
@@ -56,11 +58,13 @@ def simulated_schedules(
     by_chunks: Mapping[int, StageLoads], micro_batches: int, is_clipped: bool = False
 ) -> list[ScheduleOutcome]:
     """
-    Return all synchronous schedules of stages, simulated, the fastest first, whether they fit or not.
+    Simulate every synchronous schedule by which given stages can be run, and return the outcomes, that of the least
+    makespan first, whether they fit the memory or not.
 
-    `by_chunks[v]` are the loads of stages of which each rank has v. Left out are schedules for another v or for other
-    numbers of micro-batches, and those with halves of backwards where no seconds of these are given. With `is_clipped`,
-    updates wait for all ranks. Raises `UnityError` for seconds that are not of as many stages as all ranks have.
+    `by_chunks[v]` are the seconds and bytes of the stages if each rank has v of them. Schedules for another v or for
+    other numbers of micro-batches are left out, and those that run backwards in halves if there are no seconds of
+    halves. With `is_clipped` (gradients are clipped by their norm), updates wait for all ranks. Raises `UnityError` if
+    the seconds are not of v stages for each rank.
     """
     found: list[ScheduleOutcome] = []
     for chunks, load in by_chunks.items():
@@ -83,8 +87,8 @@ def fastest_schedule(
     by_chunks: Mapping[int, StageLoads], micro_batches: int, memory: float, is_clipped: bool = False
 ) -> ScheduleOutcome:
     """
-    Return the fastest synchronous schedule of stages whose peaks fit `memory` bytes; the other arguments are those of
-    `simulated_schedules`. Raises `UnityError` if none fits.
+    Return the outcome of the fastest synchronous schedule under which no device holds more than `memory` bytes. The
+    other arguments are those of `simulated_schedules`. Raises `UnityError` if no schedule fits.
     """
     found = simulated_schedules(by_chunks, micro_batches, is_clipped)
     fitting = [outcome for outcome in found if outcome.fits(memory)]
@@ -99,8 +103,8 @@ def fastest_schedule(
 
 def peaks(schedule: PipelineSchedule, load: StageLoads) -> tuple[float, ...]:
     """
-    Return the peak bytes of each rank's fullest device: what its stages hold whatever is live, and the most that live
-    micro-batches take at a time under the schedule.
+    Return the peak bytes of the fullest device of each rank under a schedule: [rank]. They are what the rank's stages
+    hold throughout (`load.held`), and the most that micro-batches take there at a time (`load.live`, `load.late`).
     """
     live = peak_live(schedule, load.live, load.late)
     return tuple(sum(load.held[s] for s in schedule.stages_of(rank)) + live[rank] for rank in range(len(live)))

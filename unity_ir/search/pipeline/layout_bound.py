@@ -51,13 +51,13 @@ EACH = 8
 
 class LayoutBounds:
     """
-    Lower bounds, in seconds of a step, of all pipelines that `search` plans, for given numbers of parts and
-    micro-batches.
+    Lower bounds, in seconds of a step, on all pipelines that `search` plans with given numbers of equal parts of the
+    machine and of micro-batches. Stages are made of units, consecutive parts of the graph (`cuts`).
 
-    Those of work (`work_of_..`) hold for any number of stages per part; the others (`of_..`) for one stage each, under
-    all synchronous orders with whole backwards or, if `is_split`, also with backwards in halves; if `is_1f1b`, only
-    those that hold at least as many micro-batches as 1F1B. What does not depend on these is computed once for all that
-    are made with the same `shared`.
+    The methods `work_of_..` hold for any number of stages per part. The methods `of_..` hold for one stage per part,
+    under all synchronous schedules with whole backwards or, if `is_split`, also with backwards in halves; if `is_1f1b`,
+    only under those that hold at least as many micro-batches as 1F1B. What does not depend on these is computed once
+    for all objects made with the same `shared`.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class LayoutBounds:
 
     def of_kernels(self, stages: int, micro_batches: int) -> float:
         """
-        Return the bound of kernels alone, divided evenly over all devices; the loosest and quickest of those with one
-        stage on each of `stages` parts.
+        Return the bound of kernels alone, divided evenly over all devices, with one stage on each of `stages` parts:
+        the loosest and quickest of the methods `of_..`.
         """
         on_part = self._kernels_of(micro_batches) * stages
         return _closed(on_part, stages, micro_batches, self._forward_part)
@@ -84,15 +84,16 @@ class LayoutBounds:
 
     def work_of_kernels(self, parts: int, micro_batches: int) -> float:
         """
-        Return the mean seconds of kernels of a part, divided evenly over all devices: some part takes that, however
-        many stages each has. `parts` is ignored.
+        Return the seconds of a step's kernels, divided evenly over all devices: a bound, since the average part takes
+        that, however many stages each has. `parts` is ignored.
         """
         return micro_batches * self._kernels_of(micro_batches)
 
     def work_of_layouts(self, parts: int, micro_batches: int) -> float:
         """
-        Return the least mean seconds of a part over all layouts, which some part takes, however many stages each has;
-        of large graphs on large parts, a bound of it.
+        Return the least seconds of a step that `parts` equal parts take on average, over all layouts: a bound, since
+        some part takes the average or more, however many stages each has. For large graphs on large parts it is a bound
+        of that average.
         """
         p, m, small = parts, micro_batches, self.search.small(micro_batches)
         solver = self._solver(p, m)
@@ -105,8 +106,9 @@ class LayoutBounds:
 
     def of_ranges(self, stages: int, micro_batches: int) -> float:
         """
-        Return the bound of the best cuts into `stages` ranges, each with the least seconds that it may take in any
-        layouts, as if memory were not short; that of kernels where tables for it would be too large.
+        Return the bound with one stage on each of `stages` parts if each stage took the least seconds that its units
+        may take in any layouts, with memory unlimited, under the best cuts. Returns `of_kernels` where its tables would
+        be too large.
         """
         solver = self._solver(stages, micro_batches)
         least = self.of_kernels(stages, micro_batches)
@@ -116,8 +118,9 @@ class LayoutBounds:
 
     def of_layouts(self, stages: int, micro_batches: int) -> float:
         """
-        Return the greatest of the bounds over all layouts, with one stage on each of `stages` parts; if `is_1f1b`, over
-        those that fit the memory. It takes longest; where tables would be too large, it is that of work or of kernels.
+        Return the tightest bound with one stage on each of `stages` parts, over all layouts; if `is_1f1b`, over those
+        that fit the memory. It takes longest. Where its tables would be too large, it is the greatest of the other
+        bounds.
         """
         p, m, small = stages, micro_batches, self.search.small(micro_batches)
         solver, work = self._solver(p, m), self.work_of_layouts(p, m)
@@ -246,11 +249,11 @@ def _kernel_seconds(graph: Graph, search: PipelineSearch) -> tuple[float, float]
 
 def range_bounds(graph: Graph, solver: Solver, most: int) -> Floats:
     """
-    Return lower bounds on the cost [first unit, unit behind the last] of ranges of units, in the solver's objective, of
-    at most `most` equal layers; of longer ones 0. Entries that are no range (the last not behind the first) mean
-    nothing.
+    Return lower bounds on the cost of ranges of units, in the objective of `solver`: [first unit, unit behind the
+    last]. Ranges of more than `most` equal layers have the bound 0; entries whose second index is not above the first
+    mean nothing.
 
-    Solved is a graph with a few more of these layers. The best choice for it costs the same in all but the first and
+    A graph with a few more of these layers is solved. The best choice for it costs the same in all but the first and
     the last of them (or is charged the difference), so what a range costs there holds wherever else it is.
     """
     keep = most + 2

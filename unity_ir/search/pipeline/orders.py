@@ -33,12 +33,15 @@ a second, and with as many micro-batches the bubble that they shorten is small.
 
 def schedules(parts: int, micro_batches: int, kind: ScheduleKind | None, units: int) -> list[CountedSchedule]:
     """
-    Return the schedules to choose from for `parts` ranks, those of one stage per part first: if a `kind` names one,
-    that alone; else those `TRIED`, or of these those with the kind's number of stages per part. Of those tried are left
-    out the ones that are not for so many micro-batches, and of several stages per part the ones with more stages than
-    there are `units`, or with too many `ACTIONS`.
+    Return the synchronous schedules to choose from for `parts` ranks and `micro_batches`, those of one stage per rank
+    first.
 
-    Raises `UnityError` for a name that is none of `SYNCHRONOUS`, and for a named one that is not for so many
+    `kind` is (name or None, stages per rank): with a name, that schedule alone; without, those of `TRIED` with so many
+    stages per rank. If `kind` is None, all of `TRIED`. Of `TRIED`, schedules that are not for so many micro-batches are
+    left out; of several stages per rank also those with more stages than the graph has `units`, or with more than
+    `ACTIONS` forwards and backwards.
+
+    Raises `UnityError` for a name that is none of `SYNCHRONOUS`, and for a named schedule that is not for so many
     micro-batches.
     """
     forced, per_part = kind or (None, None)

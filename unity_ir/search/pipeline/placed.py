@@ -14,8 +14,9 @@ from unity_ir.search.pipeline.equal import PipelinePlan
 
 def pipeline_step(plan: PipelinePlan, machine: Machine, dims: Mapping[str, int]) -> Graph:
     """
-    Return the placed forward graph of the whole step of a chosen pipeline on all of a machine, with its micro-batches
-    and its schedule; `dims` has, by the name of an input with samples, the dim along which they run.
+    Return the forward graph of the whole step of a chosen pipeline, placed on all of `machine`: the operators of `plan`
+    in their stages, its batch in micro-batches, with its schedule. `dims` has, by the name of each input with samples,
+    the number of the dim along which they run.
     """
     stage_of = {node: stage for node, stage in plan.stage_of.items() if node.is_compute}
     staged = in_stages(plan.graph, stage_of, plan.outcome.schedule.rank_of, machine.mesh)

@@ -15,8 +15,9 @@ from unity_ir.simulate.pipeline import StageSeconds
 @dataclass(frozen=True)
 class StageProblem:
     """
-    What stages are chosen for. Raises `UnityError` for numbers below 1, or of more stages than layers or devices, and
-    for `sends` of another shape.
+    The problem of choosing the stages of a pipeline: what each range of layers takes as a stage, and the devices,
+    memory and micro-batches that there are. Raises `UnityError` for numbers below 1, for more stages than layers or
+    devices, and for `sends` of another shape.
     """
 
     table: StageTable
@@ -51,21 +52,24 @@ class StageProblem:
 
     @property
     def stages(self) -> int:
-        """The most stages that are tried."""
+        """The greatest number of stages that is tried."""
         return self.most_stages or min(self.table.layers, self.devices)
 
     @cached_property
     def send_seconds(self) -> Floats:
-        """The seconds [layer, layout] of a send before each layer: `sends`, or zeros."""
+        """
+        The seconds of sending a value, or its gradient, to the stage that begins at a layer: [layer, layout], `sends`
+        or zeros.
+        """
         if self.sends is None:
             return np.zeros((self.table.layers + 1, self.table.layouts))
         return self.sends
 
     def fitting(self, live: int, cap: float, first: int | slice = slice(None)) -> Floats:
         """
-        Return the seconds of a micro-batch of all options, as in the table; inf for those of more than `cap` seconds,
-        and for those that do not fit with `live` micro-batches live. A number `first` leaves those that begin at this
-        layer, without that axis.
+        Return the seconds of a micro-batch of every stage and option, with the axes of `StageTable.seconds`: inf for
+        options that take more than `cap` seconds, and for those that do not fit a device with `live` micro-batches
+        held. If `first` is a layer's number, only stages that begin there, without the axis of the first layer.
         """
         table = self.table
         seconds, held, each = (array[:, first] for array in (table.seconds, table.held, table.live))
@@ -84,7 +88,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class StageChoice:
-    """The stages of the least time that 1F1B's formula gives (`choose_stages`)."""
+    """The stages that take the least time of a step by 1F1B's formula: what `choose_stages` returns."""
 
     stages: tuple[Stage, ...]
     formula: float
@@ -96,7 +100,7 @@ class StageChoice:
 
     @property
     def seconds(self) -> StageSeconds:
-        """The seconds of the stages, for simulation; with halves of backwards if all options say them."""
+        """The seconds of the stages, as a simulation takes them; with halves of backwards if all options have these."""
         options = [stage.option for stage in self.stages]
         halves = [o.input_gradient for o in options if o.input_gradient is not None]
         is_split = len(halves) == len(options)

@@ -33,17 +33,19 @@ Cuts = tuple[int, ...]
 @dataclass(frozen=True, eq=False)
 class RankCounts:
     """
-    The micro-batches that a rank holds at the moments when it may hold most (`live_counts`): `of` is [moment, 2 *
-    stage], for each of its stages in order the number held whole (until the input's gradient is made), then that of
-    which only what weights' gradients read is held. Ranks that hold alike share one object.
+    How many micro-batches a rank holds at the moments when it may hold most (`live_counts`): `of` is [moment, 2 *
+    stage]. For each of the rank's stages, in order, it has two numbers: of micro-batches held whole (until the input's
+    gradient is made), and of those of which only what the weights' gradients read is held. Ranks with equal counts
+    share one object.
     """
 
     of: Floats
 
     def most(self, live: Sequence[float], late: Sequence[float]) -> float:
         """
-        Return the most bytes at any moment, given the bytes of a micro-batch at each of the rank's stages: `live` if
-        held whole, `late` from its input's gradient until its weights' gradients.
+        Return the most bytes that micro-batches take on the rank at any moment. `live` and `late` have, for each of the
+        rank's stages, the bytes of one micro-batch: held whole, and between its input's gradient and its weights'
+        gradients.
         """
         each = [bytes for pair in zip(live, late, strict=True) for bytes in pair]
         return float((self.of @ np.array(each)).max())
@@ -52,7 +54,8 @@ class RankCounts:
 @dataclass(frozen=True)
 class CountedSchedule:
     """
-    A schedule, with the micro-batches that each rank holds at most (`held`), and whether it has backwards in halves.
+    A pipeline schedule with how many micro-batches each rank holds at its peaks (`held`), and whether it runs backwards
+    in halves.
     """
 
     schedule: PipelineSchedule
@@ -61,14 +64,12 @@ class CountedSchedule:
 
     @cached_property
     def levelled(self) -> LevelledSchedule:
-        """
-        The schedule as it is simulated for its makespan alone, which is quicker than with the times of all actions.
-        """
+        """The schedule in a form that simulates only its makespan, which is quicker than the times of all actions."""
         return LevelledSchedule(self.schedule)
 
     @staticmethod
     def of(schedule: PipelineSchedule) -> CountedSchedule:
-        """Return a schedule with its counts."""
+        """Return `schedule` with the counts of micro-batches that each of its ranks holds."""
         every = [live_counts(schedule, rank) for rank in range(len(schedule.ranks))]
         same = {counts: RankCounts(np.array(counts, dtype=float).reshape(len(counts), -1)) for counts in set(every)}
         return CountedSchedule(schedule, tuple(map(same.__getitem__, every)), schedule.splits_backward)
@@ -152,9 +153,10 @@ _FittedStage = tuple[int, tuple[float, float, float, float], float, _Recompute]
 
 class StageRanges:
     """
-    Ranges of units as stages on `parts` equal parts of `machine`, one or more each; devices have `memory` bytes for
-    them. A stage takes what one of the `variants` (layouts of all units, as rows) says, the same for all stages of a
-    part. `last` are seconds that every part spends once per step beside its own, after all micro-batches.
+    Says what ranges of units (consecutive parts of the graph, `cuts`) take as stages, on `parts` equal parts of
+    `machine` with one stage or more each, and `memory` bytes per device. Each of `variants` is one choice of layouts
+    for all units, as seconds and bytes; all stages of a part take the same one. `last` are seconds that every part
+    spends once per step, after all micro-batches, beside its own.
     """
 
     def __init__(self, variants: Sequence[UnitRows], machine: Machine, parts: int, memory: float, last: float = 0.0):
@@ -165,13 +167,16 @@ class StageRanges:
         self._best: dict[object, tuple[_FittedStage, ...] | None] = {}
 
     def stages(self, cuts: Cuts) -> Iterator[tuple[int, int]]:
-        """Yield (first unit, unit behind the last) of each stage."""
+        """
+        Yield (first unit, unit behind the last) of each stage. `cuts` are the first units of all stages but the first.
+        """
         return zip((0, *cuts), (*cuts, self.count), strict=True)
 
     def own(self, variant: int, first: int, last: int) -> tuple[float, float, float]:
         """
-        Return, of units `first` .. `last` - 1 as a stage, (seconds once per step, bytes whatever is live, seconds per
-        micro-batch of adding up gradients of weights that an earlier stage has).
+        Return what units `first` .. `last` - 1 take as a stage, in the layouts of variant number `variant`: (seconds
+        once per step, bytes held whatever the number of micro-batches, seconds per micro-batch of adding up gradients
+        of weights that are stored on an earlier stage).
         """
         rows = self.variants[variant]
         once = float(rows.once[last] - rows.once[first]) + self.last
@@ -186,8 +191,9 @@ class StageRanges:
 
     def send(self, variant: int, cut: int, source: int, target: int) -> float:
         """
-        Return the seconds of sending a micro-batch's values at a cut (before unit number `cut`), or their gradients,
-        from part `source` to part `target`, where `variant` is that of the stage before; 0 for the same part.
+        Return the seconds of sending one micro-batch's values, or their gradients, between part `source` and part
+        `target`, at the border before unit number `cut`; 0 if the parts are the same. `variant` is the number of the
+        layouts of the stage before the border.
         """
         if source == target:
             return 0.0
@@ -201,10 +207,10 @@ class StageRanges:
 
     def problem(self, micro_batches: int, spread: float) -> StageProblem:
         """
-        Return the problem of choosing exactly as many stages as parts, for `choose_stages`. A stage is a range that
-        takes at most `spread` times the mean seconds per micro-batch, without recompute, and at least the mean /
+        Return the problem, for `choose_stages`, of cutting the units into exactly one stage per part. A stage may take
+        at most `spread` times the mean seconds of a stage per micro-batch, without recompute, and at least the mean /
         `spread`. Its options are the variants, each with the least recompute with which it fits, for several numbers of
-        live micro-batches.
+        micro-batches held.
         """
         counts = _spaced(min(micro_batches, self.parts))
         totals = [sum(rows.seconds(0, self.count)) / self.parts for rows in self.variants]
@@ -239,7 +245,9 @@ class StageRanges:
 
     def equal_cuts(self, stages: int) -> Cuts | None:
         """
-        Return cuts into `stages` of about equal seconds without recompute; None if there are fewer units than stages.
+        Return where to cut the units into so many `stages` of about equal seconds without recompute, in the first
+        variant's layouts: the first unit of each stage but the first. Returns None if there are fewer units than
+        stages.
         """
         rows = self.variants[0].rows
         each = rows.forward + rows.input_gradient + rows.weight_gradient
@@ -249,8 +257,9 @@ class StageRanges:
 
     def fitted(self, cuts: Cuts, order: CountedSchedule) -> FittedStages | None:
         """
-        Return stages between `cuts` that fit under a schedule, with their loads; None if those of some part fit in no
-        variant. Each part takes the variant with the fewest seconds, with the least recompute that makes it fit.
+        Return the stages between `cuts` as they fit the memory under a schedule, with their seconds and bytes; None if
+        those of some part fit in no variant. Each part takes the variant with the fewest seconds, with the least
+        recompute that makes it fit.
         """
         schedule = order.schedule
         by_rank: dict[int, list[int]] = {}
@@ -349,8 +358,9 @@ class StageRanges:
         self, cuts: Cuts, order: CountedSchedule, is_clipped: bool, limit: float = inf
     ) -> tuple[FittedStages, float] | None:
         """
-        Return (stages, fitted, the simulated makespan of their schedule in seconds); None if they do not fit, or if a
-        lower bound says that they take `limit` seconds or more. With `is_clipped`, updates wait for all ranks.
+        Return (stages as `fitted` returns them, simulated makespan of their schedule in seconds); None if they do not
+        fit, or if a lower bound says that they take `limit` seconds or more. With `is_clipped` (gradients are clipped
+        by their norm), updates wait for all ranks.
         """
         found = self.fitted(cuts, order)
         if found is None:
@@ -363,8 +373,8 @@ class StageRanges:
 
     def outcome(self, fitted: FittedStages, order: CountedSchedule, is_clipped: bool) -> ScheduleOutcome:
         """
-        Return the schedule of fitted stages, simulated with the times of all actions, and the peak bytes of each rank.
-        With `is_clipped`, updates wait for all ranks.
+        Simulate the schedule of fitted stages: return the times of all its actions, and the peak bytes of each rank.
+        With `is_clipped` (gradients are clipped by their norm), updates wait for all ranks.
         """
         times = simulate_pipeline(order.schedule, fitted.loads.seconds, is_clipped)
         return ScheduleOutcome(times, peaks(order.schedule, fitted.loads))

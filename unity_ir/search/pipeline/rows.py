@@ -59,8 +59,8 @@ class TiedWeight(NamedTuple):
 @dataclass(frozen=True)
 class UnitRows:
     """
-    Seconds and bytes that each unit takes on a device, for one of several micro-batches in given layouts; arrays are
-    [unit] unless said otherwise.
+    What each unit (a consecutive part of the graph, of which stages are made: `cuts`) takes on a device, in seconds and
+    bytes, for one of several micro-batches in given layouts. Arrays are [unit] unless said otherwise.
     """
 
     forward: Floats
@@ -91,15 +91,16 @@ class UnitRows:
         return len(self.forward)
 
     def is_like(self, other: UnitRows) -> bool:
-        """Return whether the other rows are of the same layouts, as far as seconds and bytes tell."""
+        """Return whether `other` is of the same layouts as these rows, as far as seconds and bytes tell."""
         pairs = ((self.forward, other.forward), (self.once, other.once), (self.held, other.held))
         same = all(np.array_equal(a, b) for a, b in pairs)
         return same and self.live.shape == other.live.shape and np.array_equal(self.live, other.live)
 
     def picked(self, of: Sequence[int]) -> UnitRows:
         """
-        Return rows of as many units as `of` has, of which unit i takes what unit `of[i]` does here. Tied weights of
-        units that are not in `of` are left out.
+        Return rows in which unit i takes what unit `of[i]` takes here; there are as many units as `of` has. This
+        expands a graph with few equal layers to one with all of them. Weights that two units read are kept only if both
+        units are in `of`.
         """
         at = np.array(of)
         cuts = [min(i, self.count - 2) for i in of[:-1]]
@@ -125,7 +126,10 @@ class UnitRows:
 
 @dataclass(frozen=True)
 class PricedUnits:
-    """The units of a placed micro-batch, priced, and what each recomputes at each level."""
+    """
+    The units of a placed graph of one micro-batch, with their seconds and bytes, and which operators each recomputes at
+    each level of recompute.
+    """
 
     units: Units
     rows: UnitRows
@@ -136,14 +140,15 @@ class PricedUnits:
     """The node of the serial graph for each of the placed graph."""
 
     def marked(self, levels: Sequence[int]) -> Graph:
-        """Return the placed graph in which unit u recomputes as level `levels[u]` says."""
+        """Return the placed graph with recompute: in unit u, what its level `levels[u]` says; at level 0, nothing."""
         return self.recomputable.marked([self.levels[level][u] for u, level in enumerate(levels)])
 
 
 def priced_units(priced: PlanCost, plan: Graph, optimizer: Optimizer, micro_batches: int) -> PricedUnits:
     """
-    Return the units of `plan`, a placed forward graph of one of `micro_batches`, with their seconds and bytes in the
-    step. `priced` is the graph's cost; every move is waited for.
+    Return what each unit of `plan` takes in a step, in seconds and bytes on a device; units are the consecutive parts
+    of which stages are made (`cuts`). `plan` is the placed forward graph of one micro-batch, of `micro_batches` in the
+    step, and `priced` its cost; every move is waited for.
     """
     serial, serials = erase_with(plan)
     found = units(serial)

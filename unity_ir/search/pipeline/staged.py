@@ -33,8 +33,8 @@ CHUNKS = 2
 @dataclass(frozen=True, slots=True)
 class Stages:
     """
-    The stages that a user asks for: how many, and by which schedule. Raises `UnityError` for fewer than 2, an unknown
-    schedule, and stages that it is not for.
+    The stages that a user asks for: how many, and under which pipeline schedule. Raises `UnityError` for fewer than 2,
+    for an unknown schedule, and for numbers of stages that the schedule is not for.
     """
 
     count: int
@@ -46,8 +46,9 @@ class Stages:
     @staticmethod
     def of(count: int, schedule: str | None) -> Stages:
         """
-        Return `count` stages by the schedule in the text `schedule`: `1f1b`, or with stages per part `interleaved:5`;
-        None as for `Stages.order`. Raises `UnityError` for another text, and as `Stages` does.
+        Return `count` stages under the schedule that the text `schedule` names, such as `1f1b`, or `interleaved:5` with
+        5 stages per part. None names no schedule (see `Stages.order`). Raises `UnityError` if no number of 1 or more
+        follows a colon, and as `Stages` does.
         """
         if schedule is None:
             return Stages(count)
@@ -71,7 +72,7 @@ class Stages:
 
     @property
     def pipeline(self) -> Pipeline:
-        """The schedule, its ranks (parts of the machine), and the stages of each."""
+        """The schedule's name, the number of its ranks (equal parts of the machine), and of stages per rank."""
         order = self.order or DEFAULT_ORDER
         chunks = ORDERS[order].chunks or self.per_part or CHUNKS
         return Pipeline(order, max(self.count // chunks, 1), chunks)
@@ -79,20 +80,22 @@ class Stages:
     @property
     def is_searched(self) -> bool:
         """
-        Whether joint searches choose what is in each stage: those by schedules whose steps compute what the serial step
-        does.
+        Whether the strategy `joint` chooses which operators are in each stage. It does if no schedule is named, or a
+        synchronous one: one whose step computes what the serial step does.
         """
         return self.order is None or self.order in SYNCHRONOUS
 
     def part(self, machine: Machine) -> Machine:
         """
-        Return the part of a machine that each rank has. Raises `UnityError` where the machine has no such equal parts.
+        Return the machine that each rank has: one of the equal parts of `machine`. Raises `UnityError` where it has no
+        such parts.
         """
         return part(machine, self.pipeline.ranks)
 
     def rank_of(self, micro_batches: int) -> tuple[int, ...]:
         """
-        Return the rank of each stage. Raises `UnityError` for numbers of micro-batches that the schedule is not for.
+        Return the rank of each stage, first to last, under the schedule with so many `micro_batches`. Raises
+        `UnityError` if the schedule is not for that number.
         """
         pipeline = self.pipeline
         return pipeline_schedule(pipeline.order, pipeline.ranks, micro_batches, pipeline.chunks).rank_of
@@ -100,9 +103,9 @@ class Stages:
 
 def staged(plan: Graph, stages: Stages, micro_batches: int, machine: Machine, optimizer: Optimizer) -> Graph:
     """
-    Return a plan on all of `machine` in stages, given the `plan` of one of `micro_batches` on one part of it
-    (`Stages.part`): its operators in contiguous stages of about equal seconds, the longest as short as can be. Where
-    steps overlap (2BW), what a step does once and sends count, too.
+    Return the plan of one micro-batch on all of `machine` in stages, made from its `plan` on one part (`Stages.part`):
+    operators are cut into contiguous stages so that the longest is as short as possible. If steps overlap (the schedule
+    `2bw`), stages also count what they do once per step, and their sends. `micro_batches` is their number in a step.
 
     Raises `UnityError` for more stages than operators, and for numbers of micro-batches that the schedule is not for.
     """

@@ -36,8 +36,8 @@ Orders = Literal["1f1b", "whole", "split"]
 
 def choose_stages(problem: StageProblem) -> StageChoice:
     """
-    Return the stages of the least time of a step by 1F1B's formula (Alpa; see the module), in which each fits with the
-    micro-batches that 1F1B holds there; of equal ones any. Raises `UnityError` if no stages fit.
+    Return the stages with the least time of a step by 1F1B's formula (Alpa; see the module), where each stage must fit
+    its devices with the micro-batches that 1F1B holds there. Raises `UnityError` if no stages fit.
     """
     m, live = problem.micro_batches, live_1f1b(problem)
     windows = DeviceWindows(problem)
@@ -90,11 +90,12 @@ def _better(choice: StageChoice, other: StageChoice | None) -> StageChoice:
 
 def least_bound(problem: StageProblem, orders: Orders) -> float:
     """
-    Return a lower bound, in seconds, of the makespan of all choices of `fewest_stages` to `most_stages` stages, under
-    all orders of a family; inf if no stages fit.
+    Return a lower bound in seconds on the makespan of every choice of `fewest_stages` to `most_stages` stages (of
+    `problem`), under every schedule of the family `orders`; inf if no stages fit.
 
-    The family is `1f1b`: synchronous orders with whole backwards that hold at least as many micro-batches as 1F1B;
-    `whole`: all with whole backwards; `split`: also those with backwards in halves (input and weight gradients).
+    The family `1f1b` is all synchronous schedules with whole backwards that hold at least as many micro-batches as
+    1F1B; `whole` all synchronous ones with whole backwards; `split` also those with backwards in halves (input and
+    weight gradients).
     """
     m = problem.micro_batches
 
@@ -116,7 +117,7 @@ def _largest(t: Floats, forward: Floats, once: Floats, behind: Floats) -> Floats
 
 def live_1f1b(problem: StageProblem) -> list[int]:
     """
-    Return the number of micro-batches that 1F1B holds live at the last stage, at the one before it, .., for as many
-    stages as are tried.
+    Return how many micro-batches 1F1B holds at the last stage, at the one before it, and so on: [k] for the stage that
+    k others follow, for as many stages as are tried (`problem.stages`).
     """
     return [min(problem.micro_batches, k + 1) for k in range(problem.stages)]

@@ -34,12 +34,13 @@ def sweep(
     windows: Sequence[slice] | None = None,
 ) -> list[Floats]:
     """
-    Return, for k = 0, 1, .., the least value of k + 1 stages of the layers from one on to the last: [first layer,
-    layout of its input, most devices]; for layer 0 with all devices only, inf elsewhere.
+    Minimise a value, such as a sum of seconds, over all choices of stages. Return a list whose entry k has the least
+    value of k + 1 stages that end with the last layer: [first layer, layout of its input, most devices]. For layer 0,
+    only the entries with all devices are filled, the others inf.
 
-    `join` makes values. The k-th stage from the last, from 0, has `live[k]` micro-batches live; between stages `trips`
-    times the seconds of a send are added. Left out are options of more seconds than `cap`, and, for each first layer,
-    numbers of devices outside of `windows`.
+    `join` says what value stages have. The stage that k others follow has `live[k]` micro-batches held; between stages,
+    `trips` times the seconds of a send are added. Options of more than `cap` seconds are left out and, for each first
+    layer, numbers of devices outside of `windows`.
     """
     table = problem.table
     values: list[Floats] = []
@@ -68,8 +69,9 @@ def sweep(
 
 def value_after(problem: StageProblem, behind: Floats, trips: int, devices: int) -> Floats:
     """
-    Return the value that a stage on `devices` devices finds behind it, [first layer behind, layout, devices for both]:
-    that of the stages there (`behind`) on the devices left, plus `trips` times the seconds of the send to them.
+    Return the value of the stages behind one that takes `devices` devices: [first layer behind, layout, devices of
+    all]. It is that in `behind`, an entry of `sweep`, for the devices that are left to them, plus `trips` times the
+    seconds of the send to them.
     """
     shifted = np.full_like(behind, np.inf)
     if devices <= problem.devices:
@@ -95,7 +97,10 @@ def _least(
 
 
 def nothing_behind(problem: StageProblem) -> Floats:
-    """Return the value of no stages, [first layer, layout, devices]: 0 behind the last layer, inf elsewhere."""
+    """
+    Return the value of no stages, with the axes of an entry of `sweep` [first layer, layout, devices]: 0 behind the
+    last layer, inf elsewhere.
+    """
     value = np.full((problem.table.layers + 1, problem.table.layouts, problem.devices + 1), np.inf)
     value[-1] = 0
     return value
@@ -103,8 +108,8 @@ def nothing_behind(problem: StageProblem) -> Floats:
 
 def least_by_stages(problem: StageProblem, values: Sequence[Floats]) -> Floats:
     """
-    Return the least value of all layers on all devices, by the number of stages less 1; inf for fewer than
-    `fewest_stages`. `values` are those of `sweep`.
+    Return the least value of stages that have all layers and devices, by the number of stages less 1: [k]; inf for
+    fewer than `fewest_stages`. `values` is what `sweep` returned.
     """
     enough = problem.fewest_stages - 1
     return np.array([np.inf if k < enough else value[0, :, -1].min() for k, value in enumerate(values)])
@@ -114,8 +119,9 @@ def trace(
     problem: StageProblem, values: Sequence[Floats], live: Sequence[int], trips: int, cap: float
 ) -> tuple[Stage, ...]:
     """
-    Return the stages, first to last, that attain the least of the `values` that `sweep` returned with the other
-    arguments, where these are sums of seconds, of sends, and of seconds once of the first stage.
+    Return the stages, first to last, of the least value in `values`, which `sweep` returned with the same other
+    arguments. Its `join` must have added up seconds: of a micro-batch in each stage, of sends, and once per step of the
+    first stage.
     """
     count = int(np.argmin(least_by_stages(problem, values)))
     table = problem.table

@@ -71,11 +71,13 @@ def tabulate(
     layouts: int = 1,
 ) -> StageTable:
     """
-    Return the table of the stages that `options(first, last, devices)` returns, called once for each range of layers
-    first .. last - 1 and size of a part; it returns none for what cannot be a stage.
+    Return the table of all stages that there may be. `options(first, last, devices)` is called once for each range of
+    layers `first` .. `last` - 1 and size of a part; it returns the ways to run the range there, none if it cannot be a
+    stage.
 
-    `parts` are the sizes, in devices, that parts may have. Raises `UnityError` for no layers, for sizes below 1, for
-    options whose seconds or bytes are not numbers of at least 0, and for layouts not below `layouts`.
+    `parts` are the sizes, in devices, that parts may have; layouts are numbered below `layouts`. Raises `UnityError`
+    for no layers, for sizes below 1, for options whose seconds or bytes are not numbers of at least 0, and for layouts
+    that are not below `layouts`.
     """
     sizes = tuple(sorted(set(parts)))
     if layers < 1 or not sizes or sizes[0] < 1:

@@ -39,8 +39,8 @@ STEP = 1e-6
 @dataclass(frozen=True)
 class Slopes:
     """
-    The derivatives of a step's makespan by the seconds of each stage, divided by the number of micro-batches: 1 for a
-    stage that all others wait for.
+    By how much a step's makespan grows for each second that a stage takes longer (derivatives), divided by the number
+    of micro-batches: 1 for a stage that all others wait for.
     """
 
     second: tuple[float, ...]
@@ -55,8 +55,8 @@ class Slopes:
         seconds: StageSeconds, micro_batches: int, makespans: Callable[[Sequence[StageSeconds]], Sequence[float]]
     ) -> Slopes:
         """
-        Return the slopes at `seconds`, with halves of backwards, of a makespan, by forward differences; `makespans` has
-        its values for several seconds of stages.
+        Return the slopes of a makespan at `seconds`, what each stage takes, with halves of backwards; by forward
+        differences. `makespans` returns the makespan for each of several such seconds.
         """
         (now,) = makespans([seconds])
         step = STEP * now
@@ -85,7 +85,7 @@ class Slopes:
         return Slopes(found[:stages], found[stages : 2 * stages], found[2 * stages :])
 
     def mixed(self, other: Slopes, share: float) -> Slopes:
-        """Return the weighted mean of these slopes and `other`, which have the weight `share`."""
+        """Return the weighted mean of two slopes: `other` has the weight `share`, these have 1 - `share`."""
 
         def between(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
             return tuple((1 - share) * x + share * y for x, y in zip(a, b, strict=True))
@@ -98,8 +98,8 @@ class Slopes:
 
     def price(self, stage: int, price: Price) -> Price:
         """
-        Return the objective of a stage's layouts: `second` and, relative to it, `once` are its slopes, not below
-        `LEAST` and `LEAST_ONCE`; the rest, such as the price of bytes, is that of `price`.
+        Return the objective of the layouts of stage number `stage`: `price`, with the stage's slopes as its `second`
+        and `once` (relative to `second`); slopes below `LEAST` or `LEAST_ONCE` count as that.
         """
         second = max(self.second[stage], LEAST)
         return replace(price, second=second, once=max(self.once[stage], LEAST_ONCE) / second)
@@ -107,9 +107,9 @@ class Slopes:
 
 class StagesFactorGraphBuilder(FactorGraphBuilder):
     """
-    Builds the factor graph of a graph in stages: `solvers` has, for each stage, the solver with its price, `stage_of`
-    the stage of each node, and `charges`, for each value that is sent, what is added to the cost of the operator that
-    makes it, by the layout in which it does: [layout].
+    Builds the factor graph of a graph in stages, where each stage has an objective of its own. `solvers` has the solver
+    of each stage, `stage_of` the stage of each node. `charges` has, for each value that is sent to another stage, the
+    cost of the send by the layout that the value is made in, [layout]: the operator that makes it pays.
     """
 
     def __init__(
@@ -119,18 +119,18 @@ class StagesFactorGraphBuilder(FactorGraphBuilder):
         super().__init__(max(solvers, key=lambda solver: solver.price.byte), graph)
 
     def at(self, node: Node) -> Solver:
-        """Return the solver of a node's stage."""
+        """Return the solver of a node's stage, in whose objective the node is priced."""
         return self.solvers[self.stage_of[node]]
 
     def keeps_all_rows(self, node: Node) -> bool:
         """
-        Return whether a result of an operator is sent, so that all its rows are kept: a row that dominates another may
-        not once the charges of sending are added.
+        Return whether all configurations (rows) of an operator are kept, since a result of it is sent: one that
+        dominates another may not do so once the charges of sending are added.
         """
         return any(value in self.charges for value in node.results)
 
     def problem(self) -> FactorGraph:
-        """Return the factor graph, charges included."""
+        """Return the graph's factor graph, in which operators also pay for what is sent."""
         found = super().problem()
         alike: dict[tuple[int, bytes], Floats] = {}  # equal layers share one array, which memos know by its identity
         for value, charge in self.charges.items():
@@ -153,11 +153,11 @@ def solved_together(
     slopes: Slopes,
 ) -> ExactPlan:
     """
-    Return the layouts of a serial graph of one micro-batch on a part of `machine`, of least cost by the slopes of its
-    stages' makespan (`Slopes`), sends included. Nothing is recomputed.
+    Return the layouts of a serial graph of one micro-batch on one part of `machine` that cost least if the seconds of
+    each stage, and of each send, count by their `slopes` in the makespan. Nothing is recomputed.
 
-    Stages are between `cuts`, the units that the second and later stages begin with; stage s is on part `rank_of[s]`,
-    with bytes priced as in `prices[s]`. `solver` has the layouts of a part.
+    `cuts` are the first units of the second and later stages. Stage s is on part number `rank_of[s]`, and `prices[s]`
+    says how its bytes are priced. `solver` solves for the layouts of a part.
     """
     of = units(graph)
     at: dict[Price, Solver] = {}

@@ -10,9 +10,9 @@ from unity_ir.search.pipeline.table import Floats
 
 class DeviceWindows:
     """
-    The numbers of devices that matter for the layers from each one on: enough for stages of them under a cap, and few
-    enough to leave enough for the layers before. Close to the lowest cap these are few. Found without layouts, and with
-    one micro-batch live.
+    The numbers of devices that matter for the layers from each one on, if no stage may take longer than a cap: enough
+    devices for such stages, and few enough to leave enough for the layers before. Close to the lowest possible cap
+    these are few. Found without layouts, and with one micro-batch held.
     """
 
     def __init__(self, problem: StageProblem) -> None:
@@ -24,8 +24,8 @@ class DeviceWindows:
 
     def at(self, cap: float) -> list[slice]:
         """
-        Return, for each first layer, the numbers of devices that matter (a slice) where no stage takes more than `cap`
-        seconds of a micro-batch.
+        Return, for each first layer, the numbers of devices that matter for the layers from it on, as a slice, if no
+        stage may take more than `cap` seconds of a micro-batch.
         """
         least, before = ((array > cap).sum(axis=1) for array in (self.behind, self.before))
         most = self.behind.shape[1] - before

@@ -49,8 +49,8 @@ def check_kind(kind: str) -> None:
 
 def in_blocks(plan: Graph) -> Graph:
     """
-    Return a placed forward graph with every layer recomputed from its input alone, if its graph has layers that repeat.
-    Raises `UnityError` if not.
+    Return a placed forward graph in which the backward recomputes every layer from the layer's input. Raises
+    `UnityError` if the graph has no layers that repeat.
     """
     serial, serials = erase_with(plan)
     found = layers(serial).layers
@@ -61,9 +61,8 @@ def in_blocks(plan: Graph) -> Graph:
 
 def in_groups(plan: Graph) -> Graph:
     """
-    Return a placed forward graph in which everything is recomputed from checkpoints between groups of its parts (Chen
-    et al., 2016): of 1, 2, .. groups of about equal bytes, those are taken whose checkpoints and largest group hold the
-    least together.
+    Return a placed forward graph in which the backward recomputes operators from checkpoints, the values between groups
+    of operators (`groups`); those of the last group are saved.
     """
     serial, serials = erase_with(plan)
     return _from_ends(plan, serials, groups(serial)[:-1])
@@ -71,9 +70,9 @@ def in_groups(plan: Graph) -> Graph:
 
 def groups(serial: Graph) -> tuple[Part, ...]:
     """
-    Return the parts of a serial graph joined into consecutive groups, each as one part: of 1, 2, .. groups of about
-    equal bytes saved for the backward, those whose ends and largest group hold the fewest bytes together (Chen et al.,
-    2016).
+    Return the parts of a serial graph (between which a single value passes) joined into consecutive groups, each as one
+    part. Groups have about equal bytes saved for the backward; there are as many as make the values between groups, and
+    what the largest one saves, the fewest bytes together (Chen et al., 2016).
     """
     every, keeps = parts(serial), Keeps(serial)
     sizes = [sum(_bytes(v) for n in part.nodes for v in n.results if v in keeps.values) for part in every]
@@ -133,9 +132,9 @@ def _marked(plan: Graph, serials: Mapping[Node, Node], again: Iterable[Node], mo
 @dataclass(frozen=True)
 class Recomputable:
     """
-    A placed plan by layers (what is before the first layer is one, too), to choose what is recomputed in each: its
-    operators with their seconds and bytes on a device. Weights that a layer's operators read elsewhere than they are
-    stored may be operators of it: to recompute one is to move it again.
+    What a placed plan may recompute: the operators of each layer, with their seconds and bytes on a device. What is
+    before the first layer counts as a layer, too. Weights that are moved to a layer's operators from where they are
+    stored may be among its operators: to recompute one is to move it again.
     """
 
     plan: Graph
@@ -156,12 +155,13 @@ class Recomputable:
         given: Sequence[Part] | None = None,
     ) -> Recomputable:
         """
-        Return the operators that may be recomputed of the placed forward graph `plan`, with its cost: in its layers, if
-        it has any, else or with `in_groups` in groups of parts (`groups`); or in the `given` parts of its serial graph.
+        Return what the placed forward graph `plan`, with the cost `priced`, may recompute. Its layers are those that
+        repeat or, if there are none or with `in_groups`, groups of operators (`groups`); if given, they are `given`,
+        parts of its serial graph.
 
         Without `with_products`, no contraction (matrix product, convolution, attention) is recomputed, but for products
         of queries and keys before a softmax that is an operator of its own. With `with_weights`, weights that are moved
-        to their readers are operators, too.
+        to their readers count as operators, too.
         """
         serial, serials = erase_with(plan)
         every = given
@@ -195,27 +195,31 @@ class Recomputable:
 
     def at(self, price: float) -> tuple[frozenset[int], ...]:
         """
-        Return, for each layer, the indices in `nodes` of the operators that are recomputed at least cost, at a price in
-        seconds per byte saved.
+        Return which operators to recompute at a price of a byte, in seconds per byte that a device keeps: for each
+        layer, indices in `nodes`. They make seconds of recompute + `price` * bytes kept the least.
         """
         return tuple(recomputed_at_price(layer, price) for layer in self.layers)
 
     def bytes(self, again: Sequence[frozenset[int]]) -> float:
         """
-        Return the bytes that a device keeps for the backward in all these layers if the operators `again` (per layer,
-        indices in `nodes`) are recomputed.
+        Return the bytes that a device keeps for the backward in all layers together if the operators `again` are
+        recomputed: for each layer, indices in `nodes`.
         """
         pairs = zip(self.layers, again, strict=True)
         return sum(layer.bytes[i] for layer, these in pairs for i in layer.saved(these)[0])
 
     def seconds(self, again: Sequence[frozenset[int]]) -> float:
-        """Return the seconds that recomputing the operators `again` (per layer, indices in `nodes`) takes."""
+        """
+        Return the seconds that recomputing takes in all layers together; `again` has, for each layer, the indices in
+        `nodes` of the operators that are recomputed.
+        """
         return sum(layer.seconds[i] for layer, these in zip(self.layers, again, strict=True) for i in these)
 
     def price(self, most: float) -> float | None:
         """
-        Return the least price, in seconds per byte, at which a device keeps at most `most` bytes in these layers, to
-        one part in a million; 0 if it does without recompute, None if no price saves so little.
+        Return the least price of a byte, in seconds per byte, at which the choice of `at` keeps at most `most` bytes on
+        a device in all layers together, to one part in a million. It is 0 if that few are kept without recompute, None
+        if no price makes it so few.
         """
         if self.bytes(tuple(frozenset[int]() for _ in self.layers)) <= most:
             return 0.0
@@ -232,9 +236,9 @@ class Recomputable:
 
     def with_least_time(self, most: float) -> tuple[frozenset[int], ...] | None:
         """
-        Return, for each layer, the indices in `nodes` of the operators to recompute so that a device saves at most
-        `most` bytes in all, in the least time found: between the optima at two prices, the first layers are as at the
-        higher one. None if no price saves so little.
+        Return which operators to recompute so that a device keeps at most `most` bytes in all layers together, in the
+        least time found: for each layer, indices in `nodes`; None if it cannot keep that few. Of two neighbouring
+        prices, the first layers have the choice (`at`) at the higher one, the others that at the lower one.
         """
         price = self.price(most)
         if price is None:
@@ -250,8 +254,8 @@ class Recomputable:
 
     def marked(self, again: Sequence[frozenset[int]]) -> Graph:
         """
-        Return the plan with the operators `again` (per layer, indices in `nodes`) recomputed, as far as the backward
-        needs what they make.
+        Return the plan in which the operators `again` are recomputed (for each layer, indices in `nodes`), as far as
+        the backward needs their results.
         """
         found = {nodes[i] for nodes, these in zip(self.nodes, again, strict=True) for i in these}
         weights = {n for n in found if n.is_leaf}

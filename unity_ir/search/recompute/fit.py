@@ -49,12 +49,14 @@ def with_recompute_and_pieces(
     on: Machine | None = None,
 ) -> Graph:
     """
-    Return a placed forward graph with recompute of a `kind` (`chosen.KINDS`), and with its loss made in `pieces`.
+    Return a placed forward graph with recompute of a `kind` (`chosen.KINDS`) added, and with its loss made in `pieces`.
+    It may still not fit; callers check.
 
-    Without `pieces`, of kinds `none` and `auto` a plan that fits a device of `machine` is returned as it is. Else the
-    loss is made in one piece, or in the fewest with which it fits, whichever simulates faster; if either does not fit,
-    in that way that needs less memory, so the result may not fit. If not `compared`, it is one piece where recompute of
-    `auto` alone makes it fit. `whole`, `weights` and `on` are as in `recomputed`.
+    If `pieces` is None, it is chosen. Of the kinds `none` and `auto`, a plan that fits a device of `machine` is
+    returned as it is. Else the loss is made in one piece, or in the fewest pieces with which the plan fits, whichever
+    simulates faster; if one of these does not fit, in the way that needs less memory. It is made in one piece without
+    comparing if that fits with recompute, and `kind` is not `auto` or `compared` is False. `whole`, `weights` and `on`
+    are as in `recomputed`.
 
     Raises `UnityError` as `recomputed` does, and where the loss cannot be made in so many pieces.
     """
@@ -92,7 +94,7 @@ def with_recompute_and_pieces(
 
 
 def without_recompute(plan: Graph) -> Graph:
-    """Return a placed forward graph without its marks of recompute: it saves all that its backward reads."""
+    """Return a placed forward graph with nothing recomputed: it saves all that its backward reads."""
 
     def kept(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
         return operands if node.op == "recompute" else rebuild(node, operands, node.view).results
@@ -136,11 +138,12 @@ def recomputed(
     on: Machine | None = None,
 ) -> Graph:
     """
-    Return a placed forward graph with recompute of a `kind` (`chosen.KINDS`); marks that it has already stay. If `auto`
-    finds none with which the plan fits a device of `machine`, the one with which it needs the least memory.
+    Return a placed forward graph with recompute of a `kind` (`chosen.KINDS`) added to what it recomputes already. The
+    kind `auto` recomputes as little as makes the plan fit a device of `machine`; if nothing does, the result is the
+    plan found that needs the least memory.
 
-    `whole` returns the plan of the step of which `plan` is that of a micro-batch; None if it is that step. `on` is the
-    machine of the step, where that of the plan, `machine`, is one part of it. With `weights`, `auto` may also gather
+    If `plan` is that of one micro-batch, `whole` turns such a plan into that of the step; else it is None. `on` is the
+    machine of the step if `machine`, that of the plan, is one part of it. With `weights`, `auto` may also gather
     weights again for the backward instead of keeping what was gathered. Raises `UnityError` for another kind, and for
     `block` where no layers repeat.
     """

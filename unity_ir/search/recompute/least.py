@@ -35,9 +35,10 @@ class LeastUnstaged:
 
 def least_unstaged(graph: Graph, machine: Machine, optimizer: Optimizer) -> LeastUnstaged:
     """
-    Return lower bounds, every kernel one by one (`cost.plan`), on all plans of a serial forward graph that fit the
-    devices of a machine and run the whole batch at once; 0 on a device with a measured profile, whose smaller kernels
-    may take any time.
+    Return two lower bounds in seconds on a step of a serial forward graph, for all plans that run the whole batch at
+    once, without stages, and fit the devices of `machine`: of its kernels alone, and with what it must recompute to
+    fit. Both count each operator's kernels one by one (`cost.plan`), divided evenly over all devices. They are 0 on a
+    device with a measured profile, whose smaller kernels may take any time.
     """
     if machine.device.profile is not None:
         return LeastUnstaged(0.0, 0.0)

@@ -22,8 +22,9 @@ from math import inf, isfinite
 @dataclass(frozen=True, slots=True)
 class SavedValues:
     """
-    The operators of a layer, in graph order: seconds to recompute each (infinite: never), bytes of what it makes,
-    whether the backward reads that, and which operators of the layer each reads, by index. Other values are kept.
+    The operators of a layer, in graph order, among which to choose what is saved: `seconds` to recompute each
+    (infinite: never), `bytes` of its results, whether the backward reads these (`read`), and the operators of the layer
+    that each reads, by index (`operands`). Values from outside of the layer are kept.
     """
 
     seconds: tuple[float, ...]
@@ -33,8 +34,9 @@ class SavedValues:
 
     def saved(self, again: frozenset[int]) -> tuple[frozenset[int], frozenset[int]]:
         """
-        Return (operators whose results are saved, operators that are recomputed), by index, if those of `again` are
-        recomputed as far as anything reads them.
+        Return (operators whose results are saved, operators that are recomputed), by index. `again` are those to
+        recompute if anything needs their results: the backward reads them, or an operator that is recomputed does.
+        Others whose results are needed are saved.
         """
         has = [*self.read]
         for i in reversed(range(len(has))):

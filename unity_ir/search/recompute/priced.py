@@ -30,8 +30,9 @@ from unity_ir.search.recompute.fit import with_recompute_and_pieces
 
 def price_of_memory(plan: Graph, machine: Machine, optimizer: Optimizer) -> float:
     """
-    Return the price, in seconds per byte, at which a placed forward graph recomputes, and gathers weights again, as
-    much as makes it fit a device; the most that it can where that is not enough, and 0 if it fits as it is.
+    Return the price of a byte, in seconds per byte, at which a placed forward graph recomputes, and gathers weights
+    again, just enough to fit a device. It is 0 if the graph fits as it is; if nothing makes it fit, the price is that
+    of the most it can do.
     """
     priced = cost(plan, machine, optimizer)
     limit = machine.device.usable
@@ -48,8 +49,9 @@ def price_of_memory(plan: Graph, machine: Machine, optimizer: Optimizer) -> floa
 @dataclass(frozen=True)
 class LayoutsWithRecompute:
     """
-    The best layouts of a graph, as plans that keep everything, at a price of a byte at which every value is kept or
-    made again, whichever costs less; where the price is 0, the fastest without a limit.
+    The best layouts of a graph where memory is short, as plans without recompute as yet. They are searched at a price
+    of a byte, and each value costs its bytes or the seconds of making it again, whichever is less. Where the price is
+    0, they are the fastest layouts without a limit of memory.
     """
 
     of: JointPlan
@@ -65,9 +67,9 @@ class LayoutsWithRecompute:
 
     def plans(self, optimizer: Optimizer) -> list[Graph]:
         """
-        Return plans with as little recompute as makes them fit a device, and the loss in pieces if that alone does not;
-        those that cannot fit, with which they need the least memory. They have these layouts or, if the graph has few
-        operators, those of the fastest plan, too.
+        Return plans in these layouts, each with as little recompute as makes it fit a device, and with the loss in
+        pieces if recompute alone does not. A plan that nothing makes fit is the one found that needs the least memory.
+        Of graphs with few operators, the layouts that are the fastest without a limit of memory are tried, too.
         """
         few = sum(n.is_compute for n in self.of.rewritten.nodes()) <= limits().rival_operators
         kept = [*self.layouts, self.of.graph] if few and self.of.graph not in self.layouts else self.layouts
@@ -80,8 +82,8 @@ class LayoutsWithRecompute:
     def bound(self) -> float:
         """
         Return a lower bound in seconds on every plan of the graph that fits a device, whatever it recomputes and
-        gathers again: the Lagrangian bound at the price, and that of the fastest plan. Every mesh axis must be a group
-        of its own.
+        gathers again: the greater of the Lagrangian bound at the price, and of the bound on plans without a limit of
+        memory. Call it only if every mesh axis may have a role of its own (`Spaces.axis_by_axis`).
         """
         graph, solver = self.of.rewritten, self.of.solver
         machine = solver.spaces.machine
@@ -101,9 +103,10 @@ class LayoutsWithRecompute:
 
 def layouts_with_recompute(found: JointPlan, source: Graph, optimizer: Optimizer) -> Iterator[LayoutsWithRecompute]:
     """
-    Yield the best layouts where every value may be made again, for the graph of `found` (the plan that is the fastest
-    without a limit) and for `source`, the graph before rewrites: some rewrites save time, but keep more. First those
-    that cost less at the price of a byte; only those of `found` itself, at price 0, if a plan fits as it is.
+    Yield the best layouts where memory is short, for up to two graphs: that of `found`, the fastest plan without a
+    limit of memory, and `source`, the graph before rewrites, since some rewrites save time but keep more bytes. The
+    graph that costs less at the price of a byte comes first. If the plan of `source` fits as it is, yield only the
+    layouts of `found`, at price 0.
     """
     solver, alike = found.solver, [found]
     if found.derivation and found.source is not None:

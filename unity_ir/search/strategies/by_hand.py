@@ -63,7 +63,7 @@ class MegatronOptions:
 
 @dataclass(frozen=True)
 class OnePlan:
-    """A strategy that returns the one plan that `make` makes, such as a baseline, and compares it with no other."""
+    """A strategy that returns the one plan that its function `make` makes, such as a baseline, without a search."""
 
     name: str
     make: Callable[[Graph, Machine, Optimizer, Any], Graph]
@@ -74,9 +74,9 @@ class OnePlan:
 
     def search(self, graph: Graph, machine: Machine, options: Any, context: SearchContext) -> SearchResult:
         """
-        Return the plan that this strategy's `make` makes of a serial graph, with its cost; nothing is searched.
-        `options` is an object of the class `options`; `context` has the optimizer the plan is for. Raises `UnityError`
-        where it has no plan for this graph and machine.
+        Return the plan that `make` makes of a serial graph, with its cost; nothing is searched. `options` is an object
+        of this strategy's class `options`; `context` has the optimizer the plan is for. Raises `UnityError` where it
+        has no plan for this graph and machine.
         """
         plan = self.make(graph, machine, context.optimizer, options)
         return SearchResult(self.name, plan, cost(plan, machine, context.optimizer))

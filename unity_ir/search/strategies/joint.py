@@ -84,9 +84,9 @@ class Sequential:
 
     def search(self, graph: Graph, machine: Machine, options: RewriteOptions, context: SearchContext) -> SearchResult:
         """
-        Return the fastest plan that fits a device of the graph that is fastest on one device; `options` say which rules
-        may rewrite it, `context` has the optimizer and the progress callback. Raises `Refused`, a `UnityError`, where
-        the search finds none that fits.
+        Rewrite the graph so that it is fastest on one device; return the plan of that graph that is the fastest of
+        those that fit a device's memory. `options` say which rules may rewrite it, `context` has the optimizer and the
+        progress callback. Raises `Refused`, a `UnityError`, where the search finds none that fits.
         """
         with choosing(self.name, graph, machine, context.optimizer) as chooser:
             return chooser.result(_sequential(graph, machine, options, context))

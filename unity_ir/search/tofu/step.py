@@ -49,7 +49,8 @@ class StepProblem:
 @dataclass
 class StepBuilder:
     """
-    Builds the steps of Tofu's recursion for a graph: `done` are the sizes of the axes partitioned so far.
+    Builds the steps of Tofu's recursion for a graph, each of which partitions everything along one more mesh axis;
+    `done` are the sizes of the axes partitioned so far.
 
     `operators` and `values` have each group's roles on those axes.
     """
@@ -75,9 +76,10 @@ class StepBuilder:
 
     def step(self, size: int) -> StepProblem:
         """
-        Return the problem of the next step of Tofu's recursion, to partition all groups along one more mesh axis, of
-        `size` devices: each group's possible roles on the axis (an index variable of the operators, or a dim of the
-        values, to divide), and the bytes moved for each pair. It changes nothing here; see `choose`.
+        Return the choices of the next step of Tofu's recursion, along one more mesh axis of `size` devices: each
+        group's possible roles on the axis (an index variable of the operators, or a dim of the values, to divide), and
+        the bytes moved for each pair of choices of an operator group and a value group. It changes nothing here; see
+        `choose`.
         """
         alike: dict[Hashable, tuple[list[GridRole], Floats]] = {}
         may: list[list[GridRole]] = []

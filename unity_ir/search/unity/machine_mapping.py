@@ -156,8 +156,8 @@ class Mapper:
 
     def number(self, key: Hashable) -> int:
         """
-        Return a small number that stands for `key`, which describes a structure, in the memo's keys: equal keys get the
-        same number.
+        Return a small number that stands for `key` in the memo's keys: equal keys get the same number. A key describes
+        the structure of an operator or a subgraph.
         """
         return self._numbers.setdefault(key, len(self._numbers))
 

@@ -80,7 +80,9 @@ Region = DirectEdge | Sequence | Parallel | Block
 
 
 class Flow:
-    """The operators of a graph in order, and their users. None stands for the start and the end of the graph."""
+    """
+    The operators of a graph in order, and the users of each. None stands for the start and for the end of the graph.
+    """
 
     def __init__(self, graph: Graph, boundary: Node | None = None):
         """Treat the leaf `boundary` as an operator: it is what flows in."""

@@ -50,10 +50,10 @@ class Chosen:
 
 def parts(graph: Graph, machine: Machine, rules: Sequence[Rule], least: int) -> list[Subgraph]:
     """
-    Split a serial graph into parts at operators that all paths go through (Unity, section 5.3); return them in order,
-    each with the layouts in which the value at a cut may pass (`partitionings`).
+    Split a serial graph into parts at operators that all paths go through (Unity, section 5.3); return them in order.
+    Each part says in which layouts the values at its cuts may pass (`partitionings`).
 
-    Every part has at least `least` operators; cuts are where they disrupt the fewest matches of `rules`. Returns the
+    Every part has at least `least` operators. Cuts are where they disrupt the fewest matches of `rules`. Returns the
     whole graph as one part if it cannot be cut.
     """
     cuts = _cuts(graph, rules, least)
@@ -116,11 +116,9 @@ def _cuts(graph: Graph, rules: Sequence[Rule], least: int) -> list[Node]:
 
 def partitionings(shape: Sequence[int], machine: Machine) -> tuple[Layout, ...]:
     """
-    Return the layouts (a role per mesh axis) that a tensor of a shape may have between two parts: whole on every
-    device, one dim sharded by any degree, or two dims.
-
-    Two dims together take all devices. There are no replicas, and each layout has one view; the mapping of the whole
-    graph chooses the views again.
+    Return the layouts (a role per mesh axis) in which a tensor of a shape may pass from one part to the next: whole on
+    every device; one dim sharded, by any degree; or two dims sharded, together over all devices. Of the views with the
+    same degrees, the first stands for all, since the mapping of the whole graph chooses views again.
     """
     found: dict[tuple[tuple[int, int], ...], None] = {(): None}
     for degree in divisors(machine.devices)[1:]:
@@ -141,11 +139,11 @@ def partitionings(shape: Sequence[int], machine: Machine) -> tuple[Layout, ...]:
 
 def compose(graph: Graph, chosen: Sequence[Chosen]) -> tuple[Graph, dict[Node, Degrees]]:
     """
-    Return the chosen candidates' graphs joined in sequence, and the degrees of each operator of the joined graph, as
-    (role, degree) pairs. The joined graph has the name and inputs of `graph`, the one that was split.
+    Join the graphs of the chosen candidates, one per part in the order of the parts, into one serial graph: each part
+    reads what the part before makes. Return (the joined graph, the degrees of each of its operators).
 
-    Each part's entry becomes the output of the part before. Degrees are () for operators without degrees in the
-    candidate.
+    The joined graph has the name and inputs of `graph`, the one that was split. Degrees are (role, degree) pairs; ()
+    for operators without degrees in the candidate.
     """
     whole, degrees = _joined(graph, [(c.piece, c.candidate.piece.graph) for c in chosen])
     return whole, {

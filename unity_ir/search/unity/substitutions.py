@@ -46,8 +46,9 @@ class Substitutions:
 
     def of(self, candidate: CandidatePCG) -> Iterator[CandidatePCG]:
         """
-        Yield every candidate that one substitution makes of a candidate: an algebraic rule, at one place or everywhere,
-        or other degrees of one operator, alone or followed by the operators after it.
+        Yield every candidate that one substitution makes of `candidate`: an algebraic rule, applied at one place or
+        everywhere, or other degrees of one operator, either of it alone, or with those of the operators after it to
+        match.
         """
         yield from self._algebraic(candidate)
         for node in candidate.piece.flow.nodes:

@@ -50,8 +50,9 @@ class ViewCosts:
     @cached_property
     def planned(self) -> int:
         """
-        The most mesh axes, after merging equal ones, on which a reshard is planned exactly on this machine, from
-        `limits().planned_axes`; with more, it is one collective per pair of roles, which may cost more.
+        The most mesh axes (after merging equal ones) over which a reshard is planned exactly on this machine, from
+        `limits().planned_axes`. A reshard over more axes is priced as one collective per pair of roles, which may cost
+        more.
         """
         return next(n for most, n in limits().planned_axes if len(self.machine.mesh.sizes) <= most)
 
