@@ -49,10 +49,10 @@ def selected(text: str) -> tuple[Rule, ...]:
     """
     Return the rules that a search option's text selects, in the order in which they are tried.
 
-    Names are joined by `+`: `common` (the rules of `SEARCHED`), `library` (all, `common` first), `none`, a family (a
-    file of the library), a rule. `~` before a name leaves out what names before it selected:
-    `library+~fuse-activation`. The word `unproved` allows rules without a proof. Raises `UnityError` for unknown names,
-    for rules that are not proved, and always for rules that may change gradients.
+    Names are joined by `+` and read from left to right: `common` (the rules of `SEARCHED`), `library` (all, `common`
+    first), `none`, a family (a file of the library), a rule. A name after `~` removes its rules from those selected so
+    far: `library+~fuse-activation`. The word `unproved` allows rules without a proof. Raises `UnityError` for unknown
+    names, for rules that are not proved, and always for rules that may change gradients.
     """
     found: dict[str, Rule] = {}
     names = [n for n in (n.strip() for n in text.split("+")) if n]
