@@ -112,7 +112,8 @@ def address(indices: Sequence[WrittenIndex], extents: Mapping[str, int]) -> Addr
 @dataclass(frozen=True, slots=True)
 class Run:
     """
-    Consecutive variables of a list that can be flattened into one: an address steps over all of them with one stride.
+    Neighbouring variables of a list over all of which an address steps with one stride, so that they can be flattened
+    into one.
     """
 
     names: tuple[str, ...]
@@ -128,13 +129,12 @@ class Run:
 
 def runs(variables: Sequence[str], extents: Mapping[str, int], where: Address) -> list[Run]:
     """
-    Group `variables`, which together index one flat position (outermost first), into as few runs of neighbours as
-    possible such that one stride steps through each run in the tensor with the address `where`; return the runs,
-    outermost first.
+    Group index variables into runs: neighbours in `variables` over which the address `where` steps with one stride, so
+    that a kernel can treat them as one dim. Return the fewest such runs, outermost first.
 
-    `extents` maps each index variable to its number of positions. Variables with one position, or without a stride in
-    `where`, are left out. Given variables a, b, c of 2, 3, 4 positions and strides b=4, c=1, returns one run (b, c) of
-    size 12 and stride 1.
+    `variables` are those of one flat position, outermost first; `extents` maps each to its number of positions.
+    Variables with one position, or without a stride in `where`, are left out. Given variables a, b, c of 2, 3, 4
+    positions and strides b=4, c=1, returns one run (b, c) of size 12 and stride 1.
     """
     found: list[Run] = []
     inner = 1

@@ -74,7 +74,9 @@ class Scores:
 
     @property
     def visible(self) -> Expr:
-        """The scores of keys that the causal mask does not hide: all scores, if there is no such mask."""
+        """
+        The expression of the scores of keys that the causal mask does not hide; of all scores if there is no such mask.
+        """
         return self.score.args[2] if self.causal_row() is not None and isinstance(self.score, Call) else self.score
 
     @property
@@ -91,7 +93,10 @@ class Scores:
 
     @property
     def hidden(self) -> Expr | None:
-        """The condition under which the causal mask hides a key from a query; None if there is no such mask."""
+        """
+        The condition (an expression) under which the causal mask hides a key from a query; None if there is no such
+        mask.
+        """
         return self.score.args[0] if self.causal_row() is not None and isinstance(self.score, Call) else None
 
 
@@ -381,9 +386,10 @@ def _outermost(expr: Expr, but: Expr) -> Iterator[Reduce]:
 
 def split_constant(factor: Expr) -> tuple[float, Expr]:
     """
-    Return (constant, rest), whose product is `factor`: the nonzero constants in a product, multiplied, and the product
-    without them. The constant is 1 if there is none; those in a right operand that is a product itself stay in the
-    rest.
+    Split a product into its constants and the rest: return (constant, rest), so that `constant * rest` equals `factor`.
+
+    constant is the product of the nonzero constants, 1 if there are none. Constants inside a right operand that is
+    itself a product stay in the rest.
     """
     match factor:
         case Binary("*", Const(value), rest) | Binary("*", rest, Const(value)) if value:

@@ -42,8 +42,8 @@ Names = tuple[str, ...]
 @dataclass(frozen=True, slots=True)
 class ColumnSums:
     """
-    The form of a line whose results are computed from the same rows: matrices over `rows` and `columns`, and sums over
-    `rows` of such. The reductions inside of them are over the columns of one row.
+    The form of a line whose results are computed from the same rows: matrices over `rows` and `columns`, and sums of
+    such matrices over `rows`. The reductions inside of them are over the columns of one row.
     """
 
     rows: Names
@@ -56,12 +56,12 @@ class ColumnSums:
 
 def column_sums(line: Bound) -> ColumnSums | None:
     """
-    Match a bound TDL line, simplified (`rewrite.simplified`), as sums over the rows of a matrix, perhaps with matrices
-    over the same rows and columns; return which index variables are rows and which columns.
+    Match a bound TDL line, simplified (`rewrite.simplified`), as one that sums a matrix over its rows, perhaps beside
+    results that are matrices over the same rows and columns; return which index variables are rows and which columns.
 
-    Its results must share their index variables (see `with_common_variables`). Returns None for any other line: one
-    without such sums, with a single sum and no reduction inside of it, or that reads a tensor of rows in several ways,
-    or with columns that are not neighbours in memory.
+    Its results must share their index variables (see `with_common_variables`). Returns None for a line without such
+    sums, for a single sum without a reduction inside of it, and where a tensor's rows are read in several ways or its
+    columns are not neighbours in memory.
     """
     rows: Names | None = None
     columns: Names = ()
@@ -109,8 +109,9 @@ def is_column_sum(result: Result) -> bool:
 
 def reads_whole_rows(line: Bound, body: Expr, rows: Names, columns: Names) -> bool:
     """
-    Return whether the expression `body` of a bound line reads some tensor at every row and column: by all of the index
-    variables `rows` and `columns`. In a reduction over as many variables as `columns`, those count as the columns.
+    Return whether the expression `body` of a bound line reads some tensor at every row and column: whether all of the
+    index variables `rows` and `columns` index one read. The variables of a reduction count as the columns if there are
+    as many.
     """
     wanted = {*rows, *columns}
     return any(wanted <= {n for i in a.indices for n in index_names(i)} for a in _of_rows(line, body, rows, columns))
@@ -120,13 +121,15 @@ def with_common_variables(
     line: Bound, axes: Mapping[str, tuple[int, ...]]
 ) -> tuple[Bound, Mapping[str, tuple[int, ...]]] | None:
     """
-    Rename the index variables of a bound line whose results have variables of their own, so that all have those of the
-    first; return the line, and the mesh axes by its variables. None if the results differ in sizes (of a sum, those of
-    its rows and columns) or in the mesh axes that divide them, or have segments, windows, gathers or opaque functions.
-
-    `axes` has, for each index variable used as a value, the numbers of the mesh axes that divide it.
+    Rename the index variables of a bound line so that all results are over those of the first one. Return (the line,
+    the mesh axes by its variables).
 
         out[r, c] = f(g[r, c]);  bias[e] = sum[k](g[k, e])  ->  out[r, c] = f(g[r, c]);  bias[c] = sum[r](g[r, c])
+
+    `axes` maps each index variable that is used as a value to the numbers of the mesh axes that divide it. All results
+    must have the same sizes; for a sum, these are the sizes of its rows (summed over), then of its columns. Returns
+    None if sizes differ, if different mesh axes divide variables that would become one, and for segments, windows,
+    gathers and opaque functions.
     """
     common: Names | None = None
     results: list[Result] = []

@@ -78,13 +78,13 @@ class Part:
 
 def composed(parts: Sequence[Part], kept: Sequence[Register], apart: bool = False) -> Part | None:
     """
-    Fuse operators of one rank's program (`parts`, in program order) into one, whose TDL line one kernel computes, by
-    substituting the expression of a result wherever another of them reads it.
+    Fuse operators of one rank's program (`parts`, in program order) into one, whose TDL line one kernel computes: the
+    expression of a result is substituted wherever another of them reads it.
 
     `kept` are the registers (numbers of the program's values) that the fused line returns, in this order; other results
-    are not stored. Returns None where fusing would compute an element more than once, or a dim's indices cannot be
-    substituted. A kept result that the last part does not read at its own indices gets index variables of its own with
-    `apart`; without it, the answer is None.
+    are not stored. If a kept result is not read at the index variables of the last part's results, it gets index
+    variables of its own with `apart`; without `apart`, None is returned. Returns None, too, where fusing would compute
+    an element more than once, or a dim's indices cannot be substituted.
     """
     try:
         return _Composer(parts).composed(kept, apart)
@@ -94,13 +94,14 @@ def composed(parts: Sequence[Part], kept: Sequence[Register], apart: bool = Fals
 
 def relabelled(parts: Sequence[Part], kept: Sequence[Register]) -> Part | None:
     """
-    Fuse copies of an operator's results, which follow it, into it: its results are stored where the copies would be,
-    and its expressions stay as they are.
+    Fuse an operator (the first of `parts`) with the operators after it that only copy its results to another order of
+    dims: it stores each result where the copy would be, and computes the same.
 
         y[b, h, s, d] = attention(..);  out[b, s, (h d)] = y[b, h, s, d]  ->  out[b, s, (h d)] = attention(..)
 
-    `kept` are the registers that the fused line returns, in this order. Returns None if a part after the first is not a
-    copy, if what it copies is kept too, or if its dims are not those of the result.
+    `kept` are the registers that the fused line returns, in this order: all results, with copies in the place of what
+    they copy. Returns None if there are other results, if a part after the first is no copy, or if its dims are not
+    those of the result.
     """
     first, *copies = parts
     results = dict(zip(first.results, first.line.results, strict=True))

@@ -242,10 +242,11 @@ def pooling(expr: Expr, extents: Mapping[str, int]) -> Pooling | None:
 def pooled_sum(result: Sequence[object], expr: Expr) -> tuple[Sliding, ...] | None:
     """
     Match a result as the gradient of a sum pooling: one value is added to every position of a window, as in `out[..,
-    2*y + i] = g[.., y]`. `result` has the indices of the result's dims, `expr` is the expression of its elements.
+    2*y + i] = g[.., y]`. Return its windows, one to three, in the order of the dims.
 
-    Returns the windows along the dims, one to three, in the order of the dims; None if there are none, more, or a
-    window has several variables that `expr` has, or several that it has not.
+    `result` has the indices of the result's dims, `expr` is the expression of its elements. In each window one variable
+    at most (y) occurs in `expr`, and one at most (i) does not; returns None for any other result, and if there are no
+    windows.
     """
     free = free_variables(expr)
     inner = frozenset(n for i in result if isinstance(i, Window) for n in index_names(i) if n not in free)

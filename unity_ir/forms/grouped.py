@@ -45,9 +45,9 @@ class Routed:
 
 def routed(expr: Expr, extents: Mapping[str, int]) -> Routed | None:
     """
-    Match an expression as a mixture of experts' product, of each row of `x` (a token) with the one weight whose number
-    an integer operand gives for that row, or as the gradient of these weights; return its parts, or None for anything
-    else.
+    Match an expression as the matrix product of a mixture of experts, or as its gradient by the weights; return its
+    parts, or None for anything else. In that product an integer operand gives for each row of `x` (a token) the number
+    of the weight that the row is multiplied by.
 
     `extents` maps each index variable to its number of positions.
     """
@@ -113,9 +113,9 @@ class Grouped:
 
 def grouped(result: Result, extents: Mapping[str, int]) -> Grouped | None:
     """
-    Match a result as a grouped matrix product (mixture of experts): for each weight, a product with the rows that
-    integers assign to it, or that weight's gradient. Return its sizes and strides; None if it is no such product, or if
-    some dim cannot be addressed by one stride.
+    Match a result as a grouped matrix product (mixture of experts): for each weight, the product with the rows that
+    integers assign to it, or the gradient of that weight. Return its sizes and strides; None for any other result, or
+    if some dim cannot be addressed by one stride.
 
     `extents` maps each index variable to its number of positions.
     """

@@ -212,11 +212,10 @@ def _free_in_order(expr: Expr) -> tuple[str, ...]:
 
 def recurring(exprs: Iterable[Expr]) -> Callable[[Expr], bool]:
     """
-    Return a function that says whether a subexpression of `exprs` may occur in them again, under other names of
-    variables: False only if `canonical` makes no other one equal to it.
+    Return a quick test of whether a subexpression of `exprs` may occur in them twice, up to the names of index
+    variables: False says that no other subexpression has the same `canonical` form, True that one may have.
 
-    It compares operators, constants and tensors, and takes no notice of indices, which takes a fraction of the time of
-    `canonical`.
+    It compares operators, constants and tensors, but not indices, in a fraction of the time of `canonical`.
     """
     numbers: dict[object, int] = {}
     known: dict[Expr, int] = {}
@@ -284,9 +283,11 @@ def fold(expr: Expr, bound: Bound, starts: Mapping[str, str]) -> Expr:
 
 def without_ones(bound: Bound) -> Bound:
     """
-    Return the bound TDL line in which index variables of one position (extent 1) are left out of reads and reductions
-    wherever a longer variable is left there; an index of a read that has no longer one gets a single variable, `one`.
-    Lines that compute the same then become equal (and share a kernel).
+    Return the bound TDL line without the index variables of one position (extent 1), so that lines which compute the
+    same become equal (and share a kernel).
+
+    They are left out of indices (but for concatenations) and of reductions. A plain or composite index with only such
+    variables becomes the variable `one`; a reduction over only such variables stays.
     """
     one = "one"
     while one in bound.extents:

@@ -35,11 +35,11 @@ class Scatter:
 def scattered(result: Result, extents: Mapping[str, int]) -> Scatter | None:
     """
     Match a result of a bound TDL line as a scatter-add, such as an embedding's gradient: each element is added at the
-    position that an integer operand gives, and the sum is over all dims of that operand. It may be added to a tensor
-    that is read at the result's own position, of at most `MOST_PLACES` places per integer. Return its parts; None for
-    anything else.
+    position that an integer operand gives for it. Return its parts, or None for anything else.
 
-    `extents` maps each index variable to its number of positions. Variables of one position are ignored.
+    The sum must be over all dims of the integers. It may itself be added to a tensor that is read at the result's own
+    position; the dim that integers index then has at most `MOST_PLACES` positions for each integer. `extents` maps each
+    index variable to its number of positions; variables with one position are ignored.
     """
     expr, total = result.expr, None
     match expr:

@@ -49,8 +49,8 @@ def writes_windows(result: Result) -> bool:
 def window_writes(result: Result, extents: Mapping[str, int]) -> WindowWrites | None:
     """
     Match a result written through windows, such as `out[2*y + i] = f(y, i)`, and choose for each window the variable to
-    solve for (`y`), so that a kernel can gather every element by a loop over the others (`i`). Return this choice by
-    number of the dim; empty if there are no windows.
+    solve for (`y`), so that a kernel can gather every element by a loop over the others (`i`). Return the choice for
+    each such dim, by the dim's number; it is empty if there are no windows.
 
     Returns None where that is not possible: results that are not floating point, a variable in two dims, concatenated
     dims, and reductions that would be computed anew in every pass of the loop. `extents` maps each index variable to

@@ -34,8 +34,8 @@ BROADCAST_GRAD = Operator(_broadcast_grad_line, signature="broadcast_grad(g; sha
 
 def unbroadcast(grad: Tensor, x: Tensor) -> Tensor:
     """
-    Sum the dims of `grad` that NumPy's broadcasting added to `x` or stretched: return the gradient of `x`, of its
-    shape, given that of `x` after broadcasting.
+    Return the gradient of `x`, of its shape, given `grad`, the gradient of `x` after NumPy's broadcasting: `grad`
+    summed over the dims that broadcasting added or stretched.
     """
     missing = len(grad.shape) - len(x.shape)
     if grad.shape[missing:] == x.shape:

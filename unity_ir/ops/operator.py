@@ -104,8 +104,8 @@ class Operator:
     An operator: its TDL line (einsum-like definition), and the function that builds its gradient.
 
     `tdl` is the line. Where the line depends on shapes (a reshape), `tdl` is a function from operand shapes and
-    attributes to the line, and `signature` is the head of the line, with one operand. Without `gradient`, the operator
-    cannot be differentiated.
+    attributes to the line, and `signature` is the head of the line, `reshape(x: any; shape: ints)`; such an operator
+    has one operand. Without `gradient`, the operator cannot be differentiated.
     """
 
     tdl: str | Callable[[Shapes, Mapping[str, AttrValue]], str]
@@ -114,7 +114,10 @@ class Operator:
 
     @cached_property
     def text(self) -> str:
-        """The text of `line`, with single spaces."""
+        """
+        The text of the operator's TDL line, with runs of blanks replaced by single blanks. If the line depends on
+        operand shapes, it is the text of the stand-in that `line` explains.
+        """
         if isinstance(self.tdl, str):
             return " ".join(self.tdl.split())
         assert self.signature is not None
@@ -124,8 +127,8 @@ class Operator:
     @cached_property
     def line(self) -> Line:
         """
-        The operator's TDL line, parsed. If the line depends on operand shapes (as of a reshape), it is a stand-in of
-        which only name, parameters (operands) and attributes are meaningful.
+        The operator's TDL line, parsed. If the line depends on operand shapes (as of a reshape), a stand-in: only its
+        name, parameters (operands) and attributes are meaningful.
         """
         return parse_line(self.text)
 
@@ -139,7 +142,10 @@ class Operator:
 
     @cached_property
     def declared(self) -> tuple[Attribute, ...]:
-        """The attributes that the line declares, in order, found without parsing the rest of it."""
+        """
+        The attributes (constant arguments) that the line declares, in order. The rest of the line is not parsed for
+        this.
+        """
         # A process that reads one graph makes the classes of all operators, and parses the lines of few.
         head, _, attributes = self.text.partition(")")[0].partition(";")
         name = head.partition("(")[0]
@@ -178,13 +184,12 @@ class Operator:
 
     def divided(self, shapes: Shapes, attributes: Attributes, degrees: Mapping[str, int]) -> Attributes:
         """
-        Return the operator's attributes once its index variables are divided among tasks, given its `attributes`
-        before; `degrees` maps variables to their numbers of parts (1 if left out). `shapes` are the operands' global
-        shapes.
+        Return the operator's attributes after its index variables are divided among tasks.
 
-        They change only for operators with index variables that occur in no operand (`expand`'s new dims), whose
-        degrees are therefore an attribute: given `expand` with degrees (1,) and its new dim k0 divided by 2, returns
-        degrees (2,).
+        `attributes` are those before, `shapes` are the operands' global shapes, and `degrees` maps index variables to
+        their numbers of parts (1 if left out). Attributes change only for an operator with dims that no operand has,
+        such as `expand`: one of its attributes lists the degrees of these dims. Given `expand` with `degrees = (1,)`
+        whose new dim k0 is divided by 2, returns the attributes with `degrees = (2,)`.
         """
         names = [c.value.attribute for c in self.line.clauses if c.kind == "degree" and isinstance(c.value, Entry)]
         if not names:

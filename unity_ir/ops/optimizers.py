@@ -20,13 +20,16 @@ from unity_ir.tdl.syntax import Line, WrittenResult
 
 @dataclass(frozen=True)
 class OptimizerLine:
-    """An optimizer's step of one weight, as a TDL line."""
+    """
+    One step of an optimizer on one weight, as a TDL line. Its operands are the weight, the gradient, and what the
+    optimizer keeps from step to step (its state).
+    """
 
     text: str
 
     @cached_property
     def line(self) -> Line:
-        """The TDL line, as written."""
+        """The TDL line, parsed."""
         return parse_line(self.text)
 
     @property
@@ -41,24 +44,25 @@ class OptimizerLine:
 
     @cached_property
     def reads_step(self) -> bool:
-        """Whether the line reads the number of the step."""
+        """Whether the line uses the number of the present step, as the bias correction of `adam` does."""
         return any(a.name == "step" for a in self.line.attributes)
 
     @cached_property
     def defaults(self) -> Mapping[str, float]:
-        """The hyperparameters and their defaults, in the line's order."""
+        """The default value of each hyperparameter, by name, in the line's order."""
         given = {a.name: a.default for a in self.line.attributes if a.name != "step"}
         return MappingProxyType({name: float(value) for name, value in given.items() if isinstance(value, int | float)})
 
     @property
     def numbers(self) -> tuple[WrittenResult, ...]:
-        """The results that are numbers, the same for all elements of a weight."""
+        """The results that are single numbers, the same for all elements of a weight, such as `step_size` of `adam`."""
         return tuple(r for r in self.line.results if not r.indices)
 
     @property
     def replaced(self) -> tuple[WrittenResult, ...]:
         """
-        The results that replace the weight and its state, each named as the operand it replaces, in the line's order.
+        The results that are the new values of the weight and its state, in the line's order. Each has the name of the
+        operand that it replaces.
         """
         return tuple(r for r in self.line.results if r.indices)
 

@@ -58,14 +58,15 @@ def selected(text: str) -> tuple[Rule, ...]:
     """
     Return the rules that a search option's text selects, in the order in which they are tried.
 
-    Names are joined by `+`: `common` (the rules of `SEARCHED`), `library` (all, `common` first), `none`, a family (a
-    file of the library), a rule, a file of rules (a path that ends in `.pcg`). `~` before a name leaves out what names
-    before it selected: `library+~fuse-activation`. The word `unproved` allows rules without a proof.
+    Names are joined by `+` and read from left to right: `common` (the rules of `SEARCHED`), `library` (all, `common`
+    first), `none`, a family (a file of the library), a rule, a file of rules (a path that ends in `.pcg`). A name after
+    `~` removes its rules from those selected so far: `library+~fuse-activation`. The word `unproved` allows rules
+    without a proof.
 
     Of a file, substitutions with parallel operators are left out: searches rewrite serial graphs, and divide operators
-    by their lines. Raises `UnityError` for unknown names, for files that cannot be read or have no rule of serial
-    operators, for a rule of a file that is called as one of the library, for rules that are not proved, and always for
-    rules that may change gradients.
+    by their TDL lines. Raises `UnityError` for unknown names, for files that cannot be read or have no rule of serial
+    operators, for a rule of a file that has the name of one of the library, for rules that are not proved, and always
+    for rules that may change gradients.
     """
     found: dict[str, Rule] = {}
     names = [n for n in (n.strip() for n in text.split("+")) if n]

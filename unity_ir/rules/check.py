@@ -71,8 +71,8 @@ def check(rule: Substitution) -> None:
     """
     Check that a rule is well formed; raise `UnityError`, with the rule, the fault and the fix, if not.
 
-    Its attributes and numbers of operands must fit its operators, the source must bind all that the target uses, and
-    both sides must have the same types at sample sizes.
+    Its attributes and numbers of operands must fit its operators, every input and every attribute parameter of the
+    target must occur in the source, and both sides must have the same types at sample sizes.
     """
     try:
         if not rule.name:
@@ -122,8 +122,9 @@ def _fits(kind: str, value: AttrExpr) -> bool:
 
 def parameters(rule: Substitution, side: tuple[Term, ...]) -> dict[str, str]:
     """
-    Return the kinds of the attribute parameters (`$act`) on one side of a rule (source or target), `name`, `float` or
-    `dtype`, by the parameter's name: `{"act": "name"}`.
+    Return the attribute parameters (`$act`: an attribute whose value a match gives) on one side of a rule, `source` or
+    `target`: the kind of each, `name`, `float` or `dtype`, by the parameter's name. Given `matmul` with `act = $act`,
+    returns `{"act": "name"}`.
     """
     return {
         value.name: _attribute_kinds(o.op)[name]

@@ -55,7 +55,7 @@ class OpIndex:
 
     def depends(self, value: Value, nodes: set[Node]) -> bool:
         """
-        Return whether `value` is a result of one of `nodes` (at least one node), or computed from one, directly or not.
+        Return whether `value` is a result of one of `nodes` (at least one node), or is computed from such a result.
         """
         least = min(self.number[n] for n in nodes)
         seen: set[Node] = set()
@@ -189,7 +189,7 @@ def matches(
     only.
 
     `given` has values by name for the symbols that no match determines (`check.free`); without them there is no match.
-    Matches are skipped whose replacement would have other types, or would depend on a replaced value. Of matches that
+    A match is skipped if its replacement would have other types, or would depend on a replaced value. Of matches that
     differ only in the order of the replaced values, or whose new values are the same, only the first is yielded.
     """
     plan, given = _plan(rule), given or {}

@@ -31,7 +31,10 @@ class DimPack:
 
 @dataclass(frozen=True, slots=True)
 class AttrParameter:
-    """An attribute of a rule's operator whose value, a float or a name, matching gives: `$act`."""
+    """
+    An attribute parameter of a rule, `$act`: it stands for the value of an attribute, a float or a name, that the
+    matched operator has.
+    """
 
     name: str
 
@@ -66,8 +69,9 @@ class Input:
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
     """
-    An operator of a rule's pattern, parallel or compute, applied to terms. Compared by identity: a shared subterm is
-    one object. Attributes that are not written have the operator's defaults.
+    An operator of a rule's pattern, parallel or compute, applied to terms (inputs of the rule, or results of
+    operations). Compared by identity: a shared subterm is one object. Attributes that are not written have the
+    operator's defaults.
     """
 
     op: str
@@ -123,8 +127,8 @@ class Substitution:
 
     def operations(self, side: tuple[Term, ...]) -> list[Operation]:
         """
-        Return all operations (operators applied to terms) of a side of the rule, `source` or `target`, each once,
-        operands before users.
+        Return all operations (operators applied to terms) of `side`, the rule's `source` or `target` or both joined,
+        each once, operands before users.
         """
         found: dict[int, Operation] = {}
 
@@ -140,7 +144,7 @@ class Substitution:
 
     @property
     def rewrites(self) -> bool:
-        """Whether the sides of a rule are different terms: else it replaces values by what they are."""
+        """Whether the rule changes anything: False if its two sides are the same terms."""
         known: dict[tuple[int, int], bool] = {}
 
         def same(one: Term, other: Term) -> bool:
@@ -247,11 +251,11 @@ def attribute_expression(value: AttrValue) -> AttrExpr:
 
 def build(side: tuple[Term, ...], inputs: Mapping[str, Value], bindings: Bindings) -> tuple[Value, ...]:
     """
-    Build one side of a rule (source or target) as a graph over `inputs`, values by the names of the rule's inputs, with
-    the values in `bindings` for symbols; return the side's values, one per result of the rule.
+    Build one side of a rule (source or target) as a graph: return its values, one per result of the rule.
 
-    Raises `UnityError` where an operator is not well typed at these bindings, and `IndexError` where a term is a result
-    that its operator does not have.
+    `inputs` has the values to use for the rule's inputs, `bindings` the values of its symbols, packs and attribute
+    parameters, both by name. Raises `UnityError` where an operator is not well typed at these bindings, and
+    `IndexError` where a term is a result that its operator does not have.
     """
     made: dict[int, tuple[Value, ...]] = {}
 

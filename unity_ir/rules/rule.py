@@ -40,9 +40,9 @@ class Rule:
         self, graph: Graph, given: Bindings | None = None, index: OpIndex | None = None
     ) -> Iterator[tuple[str, Graph]]:
         """
-        Apply the rule to the graph once, at each of its matches in turn; yield (place, new graph) for each. Left out
-        are matches that would compute something twice, and those after which a weight that had a gradient has none,
-        even if that gradient is zero.
+        Apply the rule to the graph once, at each of its matches in turn; yield (place, new graph) for each. A match is
+        left out if it would compute something twice, or if a weight that had a gradient would have none, even if that
+        gradient is zero.
 
         The place names the operator that makes the first replaced value: `matmul#3` (node 3 in topological order, from
         0), or `matmul#3.2` for the second application there. `given` has values by name for symbols that no match
@@ -64,9 +64,9 @@ class Rule:
         self, graph: Graph, given: Bindings | None = None, index: OpIndex | None = None, most: int = MOST_AT_ONCE
     ) -> tuple[tuple[str, ...], Graph] | None:
         """
-        Apply the rule at once in as many places as it can be, `most` at most: at each operator the first match that
-        computes nothing twice, if it has no operator in common with a place before. Return the places, all in `graph`,
-        and the new graph; None if there is no place.
+        Apply the rule at several places of a graph at once, as many as possible up to `most`: at each operator the
+        first match that computes nothing twice, if it shares no operator with a place taken before. Return (the places,
+        all in `graph`; the new graph), or None if there is no place.
 
         `given` has values by name for symbols that no match determines; `index` is the graph's `OpIndex`, None makes
         one. Only one place is taken if several at once would leave a weight without gradient, or each need what another
@@ -117,10 +117,11 @@ class Rule:
         self, graph: Graph, given: Bindings | None = None, most: int = MOST_AT_ONCE
     ) -> tuple[list[tuple[str, ...]], Graph]:
         """
-        Apply the rule in as many places at once as it can be, again and again until there is none, in `most` places at
-        most; return the places of each time (`matmul#3`: node 3 of the graph at that moment), and the last graph.
+        Apply the rule round by round, each time at as many places at once as possible (`together`), until it applies
+        nowhere or `most` places are taken in all. Return (the places of each round, the last graph).
 
-        `given` has values by name for symbols that no match determines.
+        A place such as `matmul#3` is node 3 of the graph before that round. `given` has values by name for symbols that
+        no match determines.
         """
         at: list[tuple[str, ...]] = []
         while (left := most - sum(map(len, at))) > 0 and (found := self.together(graph, given, most=left)) is not None:

@@ -76,9 +76,9 @@ class Equations:
 
     def attribute(self, pattern: AttrExpr, value: AttrValue) -> bool:
         """
-        Add the equation that the value of an attribute in the pattern, `pattern`, equals that in the graph, `value`; a
-        parameter (`$act`) takes the value, which must be the same wherever it occurs. Return False if it has no
-        solution.
+        Add the equation that an attribute has the same value in the pattern (`pattern`) and in the graph (`value`). A
+        parameter (`$act`) takes the value, which must be the same wherever it occurs. Return False if the equation has
+        no solution.
         """
         match pattern:
             case Poly():
@@ -107,10 +107,12 @@ class Equations:
 
     def shape(self, item: Input, type: TensorType) -> bool | None:
         """
-        Add the equations that an input of the pattern has the shape and degrees of a type in the graph. Return False if
-        they have no solution, or the type has halos or elements of another kind (integers or not), and True if they may
-        have a solution. Return None, adding nothing, while the numbers of dims of several of the input's packs (`a..`,
-        any number of dims) are unknown.
+        Add the equations that an input of the pattern has the shape and degrees of a type in the graph. Return True if
+        they may have a solution; return False if they have none, or if the type has halos or elements of another kind
+        (integers or not).
+
+        Return None, adding nothing, while the numbers of dims of several of the input's packs (`a..`, any number of
+        dims) are unknown.
         """
         if type.halo or type.halo_sum or item.integer == type.is_floating:
             return False
@@ -155,11 +157,11 @@ def solve(
     given: Bindings,
 ) -> Bindings | None:
     """
-    Solve for the values of a pattern's symbols at which every input of the pattern has its type in the graph, every
-    attribute its value there, and all conditions hold; return them by name, or None if there are none.
+    Solve for the values of a pattern's symbols, packs and attribute parameters at which it equals a part of a graph,
+    and all conditions hold; return them by name, or None if there are none.
 
-    `inputs` and `attributes` pair those of the pattern with those of the graph. `given` has values, by name, that the
-    caller has chosen.
+    `inputs` are pairs (input of the pattern, type of the graph's value for it), `attributes` pairs (value in the
+    pattern, value in the graph). `given` has values, by name, that the caller has chosen.
     """
     equations = Equations.given(given)
     if not all(equations.attribute(pattern, value) for pattern, value in attributes):

@@ -83,8 +83,8 @@ def _proof_text(proof: ProofRecord) -> str:
 
 def operations_with_results(rule: Substitution, side: tuple[Term, ...]) -> list[tuple[Operation, int]]:
     """
-    Return the operations of one side of a rule, operands first, each with the number of results that its text names:
-    one more than the highest number of a result that is used, at least 1.
+    Return the operations of one side of a rule, operands first, as (operation, number of its results that the rule's
+    text names): one more than the highest number of a result that is used, at least 1.
     """
     operations = rule.operations(side)
     results = {id(o): 1 for o in operations}

@@ -98,16 +98,15 @@ def _proved_now(rule: Substitution) -> Proof:
 
 def unproved(rule: Rule) -> tuple[str, ...]:
     """
-    Return the names of those cases of a rule that are not proved to keep the forward's values; cases that are, and may
-    change gradients only, are not among them.
+    Return the names of those cases of a rule for which it is not proved that the forward's values stay the same. A case
+    that is proved to keep them, but may change gradients, is not among them.
     """
     return tuple(case.name for case in rule.cases if not proof_of(case).forward)
 
 
 def equal_but_at_ties(given: Iterable[Rule]) -> tuple[str, ...]:
     """
-    Return the names of those rules that have a case whose gradients are proved equal except perhaps at ties of a
-    maximum.
+    Return the names of those rules with a case whose gradients are proved equal except perhaps at ties of a maximum.
     """
     return tuple(r.name for r in given if any(proof_of(c).verdict == "almost everywhere" for c in r.cases))
 

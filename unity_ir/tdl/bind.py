@@ -102,8 +102,8 @@ class Binder(Extents):
         Return an expression of the line as written with its indices bound (packs `a..` expanded to single variables),
         and attributes replaced by their values.
 
-        `copy` is the number (from 0) of the operand or result that the expression is for, among those that the line's
-        variadic parameter or result (`i*`) stands for; None if it is not variadic.
+        Where a variadic name (`i*`) stands for several operands or results, `copy` is the number (from 0) of the one
+        that the expression is written out for; elsewhere it is None.
         """
         match expr:
             case Access(tensor, indices, starred):
@@ -151,8 +151,8 @@ class Binder(Extents):
 
     def bind(self) -> Bound:
         """
-        Return the TDL line bound to the operands given to the constructor; its windows and sizes stay symbolic if that
-        got `keep=True`. Raises `UnityError` where ranks, sizes or attributes do not fit.
+        Return the TDL line bound to the operands given to the constructor. Its windows and sizes stay symbolic if the
+        object was made with `keep=True`. Raises `UnityError` where ranks, sizes or attributes do not fit.
         """
         self._solve_extents()
         self.spelling = self.keep
@@ -182,9 +182,9 @@ class Binder(Extents):
 
     def spell(self) -> Spelled:
         """
-        Return the TDL line with packs (`a..`, any number of dims) and variadic names expanded to single names, its
-        sizes still symbolic, and the sizes that its where clauses give. The object must have been made with
-        `keep=True`. Raises `UnityError` where ranks, sizes or attributes do not fit.
+        Return the TDL line with packs (`a..`, any number of dims) and variadic names expanded to single names, and with
+        its sizes still symbolic, together with the sizes that its where clauses give. The object must have been made
+        with `keep=True`. Raises `UnityError` where ranks, sizes or attributes do not fit.
         """
         bound = self.bind()
         sizes: dict[str, Entry | int] = {}

@@ -53,9 +53,9 @@ class FlopsTerm:
 
 def terms(bound: Bound) -> tuple[FlopsTerm, ...]:
     """
-    Return the floating point operations (FLOPs) of a bound TDL line as symbolic terms, in reading order: for every
-    subexpression of the results that takes any, the FLOPs of one evaluation and the index variables over which it is
-    evaluated. A subexpression that occurs twice has one term.
+    Return the floating point operations (FLOPs) of a bound TDL line as symbolic terms, in reading order. Each
+    subexpression of the results that takes FLOPs has one term, also if it occurs twice: the FLOPs of one evaluation,
+    and the index variables over which it is evaluated.
 
     `flops` multiplies each by the extents of its variables and adds them up, counting once those that differ only in
     the names of variables. The terms are the same for all extents, unless the line has windows.

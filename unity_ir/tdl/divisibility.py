@@ -41,8 +41,8 @@ from unity_ir.tdl.syntax import (
 @dataclass(frozen=True, eq=False)
 class Analysis:
     """
-    The ways to parallelize an operator, derived from its bound TDL line alone: which index variables can be divided,
-    which dims of operands and results that shards, and which operands may be in partial sums.
+    The ways to parallelize an operator, derived from its bound TDL line alone: which index variables can be divided
+    among tasks, which dims of operands and results are then sharded, and which operands may be partial sums.
     """
 
     bound: Bound
@@ -77,8 +77,8 @@ class Analysis:
     @property
     def operand_halos(self) -> Mapping[str, Halos]:
         """
-        By operand name, for each dim the numbers of elements (before, after) its own shard that a task also reads when
-        the dim is sharded, as a convolution does.
+        By operand name, a pair (before, after) for each dim: the numbers of elements that a task also reads before and
+        after its own shard when the dim is sharded, as a convolution does.
 
         An operand without such a halo has no entry.
         """
@@ -87,8 +87,9 @@ class Analysis:
     @property
     def result_halos(self) -> tuple[Halos, ...]:
         """
-        For each result, and each of its dims, the numbers of elements (before, after) its own shard to which a task
-        also adds when the dim is sharded, as a convolution's gradient does; () for a result without such a halo.
+        For each result, a pair (before, after) for each dim: the numbers of elements before and after its own shard to
+        which a task also adds when the dim is sharded, as a convolution's gradient does; () for a result without such a
+        halo.
         """
         return self._derived.result_halos
 
@@ -103,20 +104,20 @@ class Analysis:
     @property
     def carriers(self) -> tuple[frozenset[str], ...]:
         """
-        The minimal sets of operands in which the operator is linear, so that all operands of a set may be partial sums
-        (addends on different devices) at once, and the results are then partial sums of the true results.
+        The minimal sets of operands that may be partial sums (addends on different devices) together, as sets of names.
+        If all operands of a set are partial sums, the results are partial sums of the true results.
 
-        Every result is linear in the operands of such a set taken together, or reads none of them. Given `x + y`
-        returns `({x, y},)`; given `x * y` returns `({x}, {y})`; given `relu(x)` returns `()`.
+        The operator is linear in the operands of such a set taken together: each result is, or reads none of them.
+        Given `x + y` returns `({x, y},)`; given `x * y` returns `({x}, {y})`; given `relu(x)` returns `()`.
         """
         return self._derived.carriers
 
     def carried(self, result: int, carriers: frozenset[str]) -> bool:
         """
-        Return whether result number `result` is in partial sums when the operands named in `carriers` are: whether its
-        expression reads one of them. If not, every task computes the same result.
+        Return whether result number `result` (from 0) is a partial sum when the operands named in `carriers` are:
+        whether its expression reads one of them. If not, every task computes the same result.
 
-        `carriers` must be one of the sets of the property `carriers`, in which all results are linear.
+        `carriers` must be one of the sets of the property `carriers`.
         """
         return not carriers.isdisjoint(self._derived.tensors[result])
 
@@ -127,8 +128,8 @@ class Analysis:
 
     def leading(self, index: object) -> str | None:
         """
-        Return the index variable by whose division a dim with the bound index `index` can be sharded, its outermost
-        one: of `(h d)`, h. None if the dim cannot be sharded; `regions.sharding_variable` says when.
+        Return the index variable whose division shards a dim with the bound index `index`, its outermost one: given `(h
+        d)`, h. None if the dim cannot be sharded; `regions.sharding_variable` says when.
         """
         return sharding_variable(_bound_index(index), self.bound.extents)
 
@@ -347,8 +348,8 @@ def _joint(terms: tuple[Expr, ...]) -> list[frozenset[str]] | None:
 
 def uses_as_value(bound: Bound, variable: str) -> bool:
     """
-    Return whether the bound TDL line computes with the global position of the index variable `variable` (as a causal
-    mask does), so that a task which computes only a part must know at which position the part begins.
+    Return whether the bound TDL line uses the global position along the index variable called `variable` as a number,
+    as a causal mask does. A task that computes only a part of that variable must then know where its part begins.
     """
 
     def visit(expr: Expr) -> bool:

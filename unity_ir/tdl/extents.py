@@ -26,8 +26,8 @@ from unity_ir.tdl.syntax import (
 
 class Extents(Indices):
     """
-    Does the third step of binding: solves for the extents of index variables. Raises `UnityError` for sizes that do not
-    fit, naming the two that disagree.
+    Does the third step of binding: solves for the extents (numbers of positions) of index variables, given the sizes of
+    operands and attributes. Raises `UnityError` for sizes that do not fit, naming the two that disagree.
     """
 
     def _solve_extents(self) -> None:

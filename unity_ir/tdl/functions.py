@@ -64,10 +64,11 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 def philox(seed: Array, position: Array) -> Array:
     """
-    Return a uniform random number in [0, 1), of 24 random bits, for each position.
+    Return uniform random numbers in [0, 1), of 24 random bits, as float64: one for each pair of `seed` and `position`,
+    arrays of integers below 2^64 that are broadcast together.
 
-    Each is the first word of Philox-4x32-10 (Salmon et al., SC'11) under the key `seed` at the counter `position`, both
-    below 2^64. It depends on its own position alone, so shards of a tensor draw the same numbers as the whole.
+    Each is the first word of Philox-4x32-10 (Salmon et al., SC'11) under the key `seed` at the counter `position`. It
+    depends on its own position alone, so shards of a tensor draw the same numbers as the whole.
     """
     key, counter = np.asarray(seed).astype(np.uint64), np.asarray(position).astype(np.uint64)
     shift = np.uint64(32)

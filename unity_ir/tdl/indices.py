@@ -39,9 +39,9 @@ class Indices(Ranks):
         Return the bound indices, one per dim, that one written index stands for: a pack `a..`, if it stands for two
         dims, becomes `a0, a1`; other indices become one.
 
-        `copy` is the number (from 0) of the operand or result that the index is for, among those that the line's
-        variadic parameter or result (`i*`) stands for; None if it is not variadic. Raises `UnityError` where a pack's
-        order is no permutation, or a factor of a window is out of range.
+        Where a variadic name (`i*`) stands for several operands or results, `copy` is the number (from 0) of the one
+        that the index is of; elsewhere it is None. Raises `UnityError` where a pack's order is no permutation, or a
+        factor of a window is out of range.
         """
         match index:
             case Pack(name, permuted_by):
@@ -85,13 +85,14 @@ class Indices(Ranks):
         self, written: Sequence[WrittenIndex], copy: int | None, tensor: str | None = None
     ) -> tuple[Index, ...]:
         """
-        Return the bound indices, one per dim, that the `written` ones stand for: those of a read of the operand called
-        `tensor`, or, if that is None, of a result. The size of a dim indexed by a window is the operand's; of a result,
-        it is given by the line's where clause.
+        Return the bound indices, one per dim, that the `written` ones stand for. They are those of a read of the
+        operand called `tensor`, or, if that is None, of a result. The size of a dim indexed by a window is taken from
+        the operand's shape, or for a result from the line's where clause.
 
-        Variables of extent 1 are left out of composite indices and of windows that stay inside their dim, and a window
-        that reads a whole dim in order becomes a plain variable. `copy` is the number (from 0) of the operand or result
-        among those that a variadic one (`i*`) stands for; None if it is not variadic.
+        Variables of extent 1 (one position) are left out of composite indices, and of windows that stay inside their
+        dim; a window that reads a whole dim in order becomes a plain variable. Where a variadic name (`i*`) stands for
+        several operands or results, `copy` is the number (from 0) of the one that the indices are of; elsewhere it is
+        None.
         """
         shape = None if tensor is None else self.shapes[tensor]
         bound: list[Index] = []

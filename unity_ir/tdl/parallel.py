@@ -21,12 +21,12 @@ from unity_ir.tdl.syntax import Access, Binary, Bound, Call, Cases, Expr, Index,
 @dataclass(frozen=True, slots=True)
 class Degrees:
     """
-    How one tensor is divided: the degree of each dim, the number of partial sums (`sum`), and of identical copies
-    (`copy`).
+    How one tensor is divided into pieces: the degree of each dim (its number of shards), the number of partial sums
+    (`sum`), and of identical copies (`copy`).
 
-    `halo` has, per dim, the numbers of elements (before, after) a piece in addition to its own, equal to those of the
-    neighbouring pieces; `halo_sum` those that are yet to be added to the neighbouring pieces. Both are () where there
-    are none.
+    `halo` has a pair (before, after) per dim: the elements that a piece has in addition to its own, equal to those of
+    the neighbouring pieces. `halo_sum` has such pairs of elements that are yet to be added to the neighbouring pieces.
+    Both are () where there are none.
     """
 
     dims: tuple[int, ...]
@@ -84,8 +84,8 @@ WHOLE = Configuration()
 
 def operand_degrees(analysis: Analysis, configuration: Configuration) -> tuple[Degrees, ...]:
     """
-    Return, for each operand, how it must be divided for the tasks of `configuration`: the number of shards of each dim,
-    the numbers of partial sums and of copies, and halos.
+    Return, for each operand in order, how it must be divided so that each task of `configuration` has what it reads:
+    the number of shards of each dim, the numbers of partial sums and of copies, and halos.
 
     `analysis` is that of the operator's bound line. Given `out[m, n] = sum[k](x[m, k] * w[k, n])` and m divided by 2,
     returns x: dims (2, 1), and w: dims (1, 1), copy 2.
@@ -104,8 +104,9 @@ def operand_degrees(analysis: Analysis, configuration: Configuration) -> tuple[D
 
 def result_degrees(analysis: Analysis, configuration: Configuration) -> tuple[Degrees, ...]:
     """
-    Return, for each result, how it is divided after the tasks of `configuration`: each dim into as many shards as its
-    index variable has parts; dividing variables that are summed over leaves as many partial sums.
+    Return, for each result in order, how the tasks of `configuration` leave it divided: each dim into as many shards as
+    its index variable has parts. It is in partial sums if variables that are summed over are divided, or operands are
+    in partial sums.
 
     `analysis` is that of the operator's bound line. Given `out[m, n] = sum[k](x[m, k] * w[k, n])` and k divided by 2,
     returns dims (1, 1), sum 2.
@@ -132,12 +133,12 @@ def infer_configuration(
     analysis: Analysis, operands: Sequence[Degrees], free: Mapping[str, int] | None = None
 ) -> Configuration:
     """
-    Infer how an operator's tasks are divided from how its operands are (shards per dim, partial sums, copies): return
-    the only configuration for which they fit. This is the type check of parallel graphs.
+    Infer how an operator's work is divided into tasks, given how its operands are divided: return the only
+    configuration whose tasks read operands in these pieces. This is the type check of parallel graphs.
 
     `operands` has one entry per operand, in order. `free` has the degrees of index variables that occur in no operand,
-    by default those that the operator's attributes give. Raises `UnityError` where there is none, with the operator,
-    the dim or operand that breaks a rule, and the parallel operator to insert.
+    by default those that the operator's attributes give. Raises `UnityError` if there is no such configuration, with
+    the operator, the dim or operand that breaks a rule, and the parallel operator to insert.
     """
     bound = analysis.bound
     free = bound.free_degrees if free is None else free
@@ -190,11 +191,12 @@ def configuration_in_time(
     analysis: Analysis, total: Configuration, operands: Sequence[Degrees], micro_batches: int
 ) -> Configuration:
     """
-    Infer how an operator's tasks are divided over the micro-batches of a step, given how its operands are divided in
-    time alone; `total` is the configuration over micro-batches and devices.
+    Infer how an operator's tasks are divided over the micro-batches of a step: return the part of the configuration
+    `total` (over micro-batches and devices together) that is in time.
 
-    An index variable that occurs in no operand is divided in time where the others leave no way to divide the tasks.
-    Raises `UnityError` where no division fits the operands and divides `total`.
+    `operands` has, for each operand in order, how it is divided over the `micro_batches` micro-batches alone. An index
+    variable that occurs in no operand is taken as undivided in time; if nothing fits then, each in turn is tried as
+    divided into `micro_batches` parts. Raises `UnityError` if no division fits the operands and divides `total`.
     """
     whole = dict.fromkeys(analysis.bound.free_degrees, 1)
     error: UnityError | None = None
@@ -217,8 +219,8 @@ def _is_part(time: Configuration, total: Configuration) -> bool:
 
 def without_time(total: Configuration, time: Configuration) -> Configuration:
     """
-    Return how tasks are divided over devices within one micro-batch: `total` without the division in `time`, which must
-    divide it (`configuration_in_time`).
+    Return how an operator's tasks are divided over devices within one micro-batch: the configuration `total`, over
+    micro-batches and devices, divided by `time`, its part over micro-batches (`configuration_in_time`).
     """
     degrees = {v: n for v, d in total.degrees.items() if (n := d // time.degree(v)) > 1}
     sums = {c: n for c, d in total.sums.items() if (n := d // time.sums.get(c, 1)) > 1}
@@ -273,9 +275,9 @@ def _check_halo(operator: str, name: str, have: Degrees, need: Degrees) -> None:
 
 def line_of_task(bound: Bound, configuration: Configuration, analysis: Analysis | None = None) -> Bound:
     """
-    Return the bound TDL line that one task computes under a configuration: the same expressions, the extent of each
-    index variable divided by its number of parts (which must divide it), windows with the sizes of the task's shards
-    and halos.
+    Return the bound TDL line that one task computes under a configuration. It has the same expressions; the extent of
+    each index variable is divided by its number of parts (which must divide it), and windows have the sizes of the
+    task's shards with their halos.
 
     `analysis` is that of `bound`; None computes it if it is needed.
     """

@@ -91,12 +91,12 @@ def region(index: Index, variable: str) -> Region | None:
 
 def sharding_variable(index: Index, extents: Mapping[str, int]) -> str | None:
     """
-    Return the index variable by which a dim with this `index` can be sharded, the outermost one; None if the dim cannot
+    Return the index variable by which a dim with this `index` can be sharded, its outermost one; None if the dim cannot
     be sharded.
 
     `extents` maps each index variable to its number of positions. Given `k` returns k; given `(h d)` returns h; given
-    `2*y + i - 3` returns y where 2*|y| is the size of the dim, and no halo wider than that; given a concatenation
-    (`Segments`) returns None.
+    `2*y + i - 3` returns y if the size of the dim is 2*|y| and neither side's halo is wider than the dim, else None;
+    given a concatenation (`Segments`) returns None.
     """
     variable = next(iter(index_names(index)), None)
     found = None if variable is None else region(index, variable)
@@ -111,8 +111,8 @@ def sharding_variable(index: Index, extents: Mapping[str, int]) -> str | None:
 
 def halo(index: Index, variable: str, extents: Mapping[str, int]) -> tuple[int, int]:
     """
-    Return the numbers of elements (before, after) its own shard that each worker also reads of a dim with this `index`,
-    when the index variable `variable` is divided.
+    Return (before, after): the numbers of elements that each worker reads before and after its own shard of a dim with
+    this `index`, when the index variable `variable` is divided.
 
     `extents` maps each index variable to its number of positions. Asserts that the dim can be divided by `variable`
     (`region`).

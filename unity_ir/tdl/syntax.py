@@ -103,7 +103,8 @@ class Pack:
 @dataclass(frozen=True, slots=True)
 class Entry:
     """
-    An integer that an attribute gives: entry number `at` of one of kind `ints`, or the value of one of kind `int`.
+    An integer that an attribute gives: entry number `at` of an attribute of kind `ints`, as in `stride.0`, or, if `at`
+    is None, the value of an attribute of kind `int`.
     """
 
     attribute: str
@@ -216,7 +217,10 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """`size(k)`: the number of positions of index variables; when bound, that in the whole tensor, also in a piece."""
+    """
+    `size(k)`: the number of positions of index variables, of several the product. In a bound line it is that of the
+    whole tensor, also if the line is for one task's piece.
+    """
 
     indices: tuple[WrittenIndex, ...]
 
@@ -329,7 +333,10 @@ Expr: TypeAlias = Const | Name | Size | Position | Access | Binary | Call | Redu
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An operand as an operator's TDL line declares it."""
+    """
+    An operand as an operator's TDL line declares it: its name, the kind of its elements, and whether it is variadic
+    (`x*`, any number of operands).
+    """
 
     name: str
     kind: str = "float"
@@ -457,7 +464,8 @@ class Bound:
 
     def result_shape(self, result: Result) -> tuple[int, ...]:
         """
-        Return the shape of a result, one of the line's: global, or, for the line of one task, that of the task's shard.
+        Return the shape of `result`, one of the line's results: the global shape, or, in the line of one task, that of
+        the task's shard.
 
         Given `out[m, (h d)]` with extents m=4, h=2, d=8, returns `(4, 16)`.
         """
@@ -475,7 +483,10 @@ class Bound:
 
     @property
     def is_concatenation(self) -> bool:
-        """Whether a result has a dim of segments, each with an expression of its own."""
+        """
+        Whether a result is a concatenation: one of its dims has segments, each computed by an expression of its own
+        (`Cases`).
+        """
         return any(isinstance(r.expr, Cases) for r in self.results)
 
 
@@ -506,18 +517,20 @@ def index_names(index: WrittenIndex) -> tuple[str, ...]:
 
 def index_extent(index: WrittenIndex, extents: Mapping[str, int]) -> int:
     """
-    Return the size of the dim that a bound index runs over; for a window or a slice, the size is in the index.
-    `extents` maps each index variable to its number of positions.
+    Return the size of the dim that has this bound index. `extents` maps each index variable to its number of positions.
+    A window and a slice carry the size of their dim; for any other index it is `joined_extent`.
     """
     return index.size if isinstance(index, Window | Slice) else joined_extent(index, extents)
 
 
 def joined_extent(index: WrittenIndex, extents: Mapping[str, N]) -> N:
     """
-    Return the size of the dim that a bound index other than a window or slice runs over: given `(h d)`, the product of
-    the extents of h and d; given a concatenation (`Segments`) of h and d, their sum. Of a slice, the size of its part.
+    Return the number of positions that a bound index runs over: the product of the extents of its variables, or for a
+    concatenation (`Segments`) their sum. Given `(h d)` returns |h| * |d|.
 
-    `extents` maps each index variable to its number of positions, as int or polynomial.
+    `extents` maps each index variable to its number of positions, as int or polynomial. This is the size of the dim,
+    but for a slice, which is only a part of its dim, and for a window, whose positions may overlap: use `index_extent`
+    there.
     """
     sizes: list[Any] = [extents[n] for n in index_names(index)]
     return reduce(add if isinstance(index, Segments) else mul, sizes)
@@ -525,7 +538,7 @@ def joined_extent(index: WrittenIndex, extents: Mapping[str, N]) -> N:
 
 def joined_position(index: WrittenIndex, extents: Mapping[str, Any], at: Callable[[str], N]) -> N:
     """
-    Return the position in its dim to which a bound index other than a window points.
+    Return the position in its dim to which a bound index points. Windows are not allowed.
 
     `at(name)` is the position of each of its variables, `extents` the number of positions of each; both may be ints,
     arrays or polynomials. Given `(h d)` returns `at(h) * |d| + at(d)`; given a concatenation (`Segments`) of h and d

@@ -18,9 +18,9 @@ from unity_ir.tdl.syntax import Composite, Index, Var, Window
 
 def read(array: Array, indices: Sequence[Index], extents: Mapping[str, int], order: Sequence[str]) -> Array:
     """
-    Read an operand as a function of its index variables: return a read-only numpy view with one axis per variable of
-    `order`, as long as the variable's extent, or of size 1 where `indices`, the indices of the array's dims, do not
-    have the variable.
+    Read an array as a function of index variables: return a read-only numpy view with one axis for each variable of
+    `order`. The axis is as long as the variable's extent, or of size 1 if the variable is in none of `indices`, the
+    indices of the array's dims.
 
     `extents` maps each index variable to its number of positions. Elements that windows read outside of the array are
     0.

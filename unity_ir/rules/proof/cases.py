@@ -25,7 +25,10 @@ from unity_ir.rules.proof.tensors import TensorForm, named
 
 @dataclass(frozen=True)
 class Case:
-    """One case of a rule's proof: values for all that is not symbolic in it, and sample values of its symbols."""
+    """
+    One case of a rule's proof: the number of dims of each pack (`a..`), the named attributes and the element types,
+    which a proof fixes, and sample values of the symbols, which it does not.
+    """
 
     ranks: Mapping[str, int]
     """The number of dims of each pack."""
@@ -49,7 +52,7 @@ def cases(rule: Substitution) -> Iterator[Case]:
     """
     Yield all cases of a rule that have to be proved: every choice of a number of dims for each pack (a run of any
     number of dims, `a..`), of named attributes and of element types. Packs have 0 or 2 dims, which stand for any number
-    (see `places`).
+    (see `every_rank.check_every_rank`).
 
     Raises `Undecided` if for some number of dims the rule is well typed in none of the cases.
     """

@@ -16,7 +16,8 @@ from unity_ir.rules.proof.tensors import exact_quotient
 @dataclass
 class ProofContext:
     """
-    The state of one proof: sample values of its symbols, what it introduced and assumed, and how its arithmetic rounds.
+    The state of one proof: sample values of its symbols, the symbols and constraints that it introduced, and how its
+    arithmetic rounds.
     """
 
     sample: dict[str, int]
@@ -59,8 +60,8 @@ class ProofContext:
         Make a new index over a dim of `size`; return (position, symbols, constraints): its position as a polynomial in
         new symbols named after `stem`, these symbols, and the constraints on them that keep the position in the dim.
 
-        The position is one symbol, or quotient * inner + remainder where the proof has divided positions in dims of
-        this size by `inner` (`splits`).
+        The position is one symbol. If the proof has to divide positions in dims of this size by some size (`splits`),
+        it is `quotient * inner + remainder` instead, where `inner` is that size.
         """
         inner = self.splits.get(size)
         outer = None if inner is None else exact_quotient(size, inner)

@@ -92,7 +92,7 @@ def box(variable: str, size: Poly) -> tuple[Constraint, Constraint]:
 
 @dataclass(frozen=True)
 class Read:
-    """An element of an input tensor, as a factor of a monomial."""
+    """An element of an input tensor, at symbolic indices, as a factor of a monomial."""
 
     tensor: str
     indices: tuple[Poly, ...]
@@ -101,12 +101,12 @@ class Read:
 
     @lazy
     def free(self) -> frozenset[str]:
-        """The symbols that occur in it."""
+        """The names of the symbols in the indices."""
         return _union([i.symbols for i in self.indices])
 
     @lazy
     def text(self) -> str:
-        """The factor as text; equal factors have equal text."""
+        """The read as text, `x[i, j]`; equal reads have equal text."""
         return f"{self.tensor}[{', '.join(map(str, self.indices))}]"
 
 
@@ -120,18 +120,21 @@ class SymbolValue:
 
     @lazy
     def free(self) -> frozenset[str]:
-        """The symbols that occur in it."""
+        """The name of the symbol, in a set."""
         return frozenset({self.symbol})
 
     @property
     def text(self) -> str:
-        """The factor as text; equal factors have equal text."""
+        """The name of the symbol."""
         return self.symbol
 
 
 @dataclass(frozen=True)
 class Apply:
-    """A scalar function applied to forms. It is uninterpreted, except for the laws that `apply` and `normal` use."""
+    """
+    A scalar function applied to values (forms: sums of monomials), as a factor of a monomial. Nothing is known of the
+    function but the laws that `apply` and `normal` use.
+    """
 
     function: str
     arguments: tuple[Form, ...]
@@ -139,27 +142,27 @@ class Apply:
     @lazy
     def has_marks(self) -> bool:
         """
-        Whether it is or contains an `Apply("value", ..)`, which `substitute_factor` puts in a symbol's place and
-        `multiplied_out` is to replace by a sum.
+        Whether this is or contains an `Apply("value", ..)`: the mark that `substitute_factor` puts in the place of a
+        symbol, for `multiplied_out` to replace by a sum.
         """
         return self.function == "value" or any([f.has_marks for a in self.arguments for m in a for f in m.factors])
 
     @lazy
     def free(self) -> frozenset[str]:
-        """The symbols that occur in it and that no sum or maximum in it is over."""
+        """The names of the symbols in the arguments, without those that a sum or maximum inside of them runs over."""
         return _union([m.free for form in self.arguments for m in form])
 
     @lazy
     def text(self) -> str:
-        """The factor as text; equal factors have equal text."""
+        """The function and its arguments as text, `exp(..)`; equal applications have equal text."""
         return f"{self.function}({', '.join(map(_form_text, self.arguments))})"
 
 
 @dataclass(frozen=True)
 class Extreme:
     """
-    The maximum, minimum or product (`reducer`: `max`, `min`, `prod`) of all elements of several quantified forms; in
-    proofs that both sides round alike, also a sum (`sum`).
+    The maximum, minimum or product (`reducer`: `max`, `min`, `prod`) of all values in several sets, as a factor of a
+    monomial; in proofs that both sides round alike, also a sum (`sum`).
     """
 
     reducer: str
@@ -168,25 +171,30 @@ class Extreme:
     @lazy
     def has_marks(self) -> bool:
         """
-        Whether it contains an `Apply("value", ..)`, which `substitute_factor` puts in a symbol's place and
-        `multiplied_out` is to replace by a sum.
+        Whether this contains an `Apply("value", ..)`: the mark that `substitute_factor` puts in the place of a symbol,
+        for `multiplied_out` to replace by a sum.
         """
         return any([f.has_marks for p in self.parts for m in p.body for f in m.factors])
 
     @lazy
     def free(self) -> frozenset[str]:
-        """The symbols that occur in it and that no sum or maximum in it is over."""
+        """
+        The names of the symbols in the sets, without those that this, or a sum or maximum inside of it, runs over.
+        """
         return _union([p.free for p in self.parts])
 
     @lazy
     def text(self) -> str:
-        """The factor as text; equal factors have equal text."""
+        """The reduction as text, `max(..; ..)`; equal reductions have equal text."""
         return f"{self.reducer}({'; '.join(sorted([p.text for p in self.parts]))})"
 
 
 @dataclass(frozen=True)
 class Quantified:
-    """A set of values: those of the form `body` for all values of `binders` that satisfy `domain`."""
+    """
+    A set of values: those that `body` (a form: a sum of monomials) takes as the symbols `binders` run over all integers
+    that satisfy the constraints `domain`.
+    """
 
     binders: tuple[str, ...]
     domain: frozenset[Constraint]
@@ -194,7 +202,10 @@ class Quantified:
 
     @lazy
     def free(self) -> frozenset[str]:
-        """The symbols that occur in it and that are not bound."""
+        """
+        The names of the symbols in the domain and body, without `binders` and those that a sum or maximum inside of the
+        body runs over.
+        """
         return _union([*[c.poly.symbols for c in self.domain], *[m.free for m in self.body]]).difference(self.binders)
 
     @lazy
@@ -209,7 +220,7 @@ MonoFactor: TypeAlias = Read | SymbolValue | Apply | Extreme
 @dataclass(frozen=True)
 class Mono:
     """
-    A monomial: `coefficient * SUM over binders in domain of PRODUCT of factors`.
+    A monomial, one addend of a form: `coefficient * SUM over binders in domain of PRODUCT of factors`.
 
     `domain` constrains binders and free symbols; where it does not hold, the monomial is 0.
     """
@@ -221,7 +232,10 @@ class Mono:
 
     @lazy
     def free(self) -> frozenset[str]:
-        """The symbols that occur in the monomial's factors and domain and that it is not summed over."""
+        """
+        The names of the symbols in the monomial's factors and domain, without those that it, or a sum or maximum inside
+        of it, runs over.
+        """
         return _union([*[c.poly.symbols for c in self.domain], *[f.free for f in self.factors]]).difference(
             self.binders
         )
@@ -282,7 +296,10 @@ def _product(left: Fraction, right: Fraction) -> Fraction:
 
 
 def times(left: Form, right: Form) -> Form:
-    """Return the product of two forms (sums of monomials), multiplied out; the binders of `right` get fresh names."""
+    """
+    Return the product of two forms (sums of monomials), multiplied out. Symbols that monomials of `right` are summed
+    over (binders) get fresh names.
+    """
     out: list[Mono] = []
     for a in left:
         for b in right:

@@ -39,7 +39,10 @@ class SymbolicInt(int):
 
     @classmethod
     def at(cls, poly: Poly, sample: Mapping[str, int]) -> Self:
-        """Make the integer that `poly` is when its symbols have the values in `sample`, by name; it carries `poly`."""
+        """
+        Make the integer that is the value of `poly` when its symbols have the values in `sample`, by name; it carries
+        `poly`.
+        """
         return cls.of(poly, poly.at(sample))
 
     @classmethod

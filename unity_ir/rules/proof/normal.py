@@ -541,7 +541,8 @@ def _ordered(factors: tuple[MonoFactor, ...], binders: tuple[str, ...]) -> tuple
 def depth(factors: tuple[MonoFactor, ...]) -> int:
     """
     Return how deep functions, maxima and products over a domain are nested in the factors of a monomial; 0 if there are
-    none. The symbols that are summed over are named by this depth, so that nested names differ.
+    none. The symbols that a monomial is summed over are named by this depth, so that those of an inner sum have other
+    names than those of an outer one.
     """
     return max((_factor_depth(f) for f in factors), default=0)
 

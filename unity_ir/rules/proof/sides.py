@@ -37,8 +37,8 @@ from unity_ir.tdl.functions import DTYPES as ELEMENT_TYPES
 
 PACK_RANKS = (0, 2)
 """
-Dims of a pack for which a substitution is proved. `places` shows that they stand for all others: 1 is 2 of which one
-has size 1, and any more are treated as those.
+Dims of a pack for which a substitution is proved. `every_rank` shows that they stand for all others: 1 is 2 of which
+one has size 1, and any more are treated as those.
 """
 
 SAMPLED_RANKS = (0, 1, 1, 2, 2, 3, 4)
@@ -75,8 +75,9 @@ def packs(rule: Substitution) -> list[str]:
 
 def parameters(rule: Substitution) -> dict[str, str]:
     """
-    Return, for each attribute parameter of a rule (`act` for `$act`, whose value a match gives), one of the attributes
-    it stands for, as `operator.attribute`, by the parameter's name: `{"act": "matmul.act"}`.
+    Return, for each attribute parameter of a rule (`$act`: an attribute whose value a match gives), an attribute for
+    which it is written, as `operator.attribute`, by the parameter's name: `{"act": "matmul.act"}`. If it is written for
+    several, the first.
     """
     found: dict[str, str] = {}
     for operation in rule.operations((*rule.source, *rule.target)):
@@ -88,20 +89,20 @@ def parameters(rule: Substitution) -> dict[str, str]:
 
 def samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[Bindings]:
     """
-    Yield at most `most` choices of values for a rule's symbols, by name, at which both sides are well typed: small
-    sizes, mostly different ones.
+    Yield at most `most` choices of values for a rule's symbols, by name, at which both sides are well typed: random
+    sizes, mostly small.
 
-    `seed` is that of the random sizes among them. Raises `UnityError` if there is none among 400 tried.
+    `seed` is that of the random sizes. Raises `UnityError` if none of 400 choices tried is well typed.
     """
     yield from (bindings for bindings, _ in typed_samples(rule, most, seed))
 
 
 def typed_samples(rule: Substitution, most: int, seed: int = 0) -> Iterator[tuple[Bindings, Sides]]:
     """
-    Yield at most `most` pairs (values for a rule's symbols, by name, and both sides as graphs) at which both sides are
-    well typed, of some element types.
+    Yield at most `most` pairs (values for a rule's symbols, by name; both sides as graphs) at which both sides are well
+    typed, for some choice of element types.
 
-    `seed` is that of the random sizes among them. Raises `UnityError` if there is none among 400 tried.
+    `seed` is that of the random sizes. Raises `UnityError` if none of 400 choices tried is well typed.
     """
     found = 0
     last: UnityError | None = None
@@ -143,8 +144,8 @@ def _small(rule: Substitution, seed: int) -> Iterator[Bindings]:
 
 def choices(of: str) -> tuple[str, ...]:
     """
-    Return all values that the attribute `of`, written `operator.attribute` (such as `matmul.act`), may have if it names
-    a function or an element type; () if it is a number.
+    Return all values that an attribute may have, if it names a function or an element type; () if it is a number. `of`
+    names it as `operator.attribute`, such as `matmul.act`.
     """
     operator, _, name = of.partition(".")
     kinds = {a.name: a.kind for a in find_operator(operator).line.attributes}
@@ -224,7 +225,8 @@ def degrees(rule: Substitution) -> frozenset[str]:
 
 def ill_typed(rule: Substitution) -> str | None:
     """
-    Return the reason, as text, if a rule is well typed at no degrees above 1; None if it is well typed at some.
+    Return the type error, as text, of a rule that is well typed at none of the choices of degrees above 1 that are
+    tried; None if it is well typed at one of them.
 
     A rule whose sides always differ in shape is ill typed, too. Raises `UnityError` if not even the rule without its
     parallel operators is well typed at the sizes tried.
@@ -245,8 +247,8 @@ def ill_typed(rule: Substitution) -> str | None:
 
 def misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
     """
-    Return the type errors, as text, of a rule at all choices of values for its symbols, by name, in `tried`, each with
-    all choices of its inputs' element types; [] if it is well typed at one of them.
+    Try a rule at each choice of values for its symbols (by name) in `tried`, with each choice of its inputs' element
+    types; return the type errors of all, as text, or [] if both sides are well typed at one of them.
     """
     found: list[str] = []
     types = list(element_types(rule))
@@ -263,8 +265,8 @@ def misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
 
 def divisible(rule: Substitution) -> Iterator[Bindings]:
     """
-    Yield, without end, choices of values for a rule's symbols, packs and attribute parameters, by name, with degrees of
-    2 or 3; in the first, and every second after it, sizes are multiples of all degrees.
+    Yield, without end, choices of values for a rule's symbols, packs and attribute parameters, by name. Degrees are 2
+    or 3; in every second choice, from the first on, sizes are multiples of all degrees.
     """
     random = Random(2)
     divided = degrees(rule)

@@ -84,10 +84,10 @@ class Answers:
 
     def cancel(self, weighted: tuple[tuple[int, frozenset[Constraint]], ...], facts: frozenset[Constraint]) -> bool:
         """
-        Return True if it is shown that, for all integers that satisfy `facts`, the weights of those constraint sets
-        that hold sum to 0; False if not, or if Z3 gives up.
+        Return True if it is shown that a sum is 0 for all integers that satisfy `facts`: the sum of the weights of
+        those constraint sets whose constraints all hold. False if not, or if Z3 gives up.
 
-        `weighted` are (weight, constraint set) pairs, of which a set holds where all its constraints do.
+        `weighted` are (weight, constraint set) pairs.
         """
         known = self.known.get((weighted, facts))
         if known is None:
@@ -208,10 +208,11 @@ class Facts:
 
     def weights_cancel(self, weighted: Sequence[tuple[int, frozenset[Constraint]]]) -> bool:
         """
-        Return True if it is shown that, wherever the facts hold, the weights of those constraint sets that hold sum to
-        0, so that the monomials they guard cancel; False if not, or if Z3 gives up.
+        Return True if it is shown that a sum is 0 wherever the facts hold: the sum of the weights of those constraint
+        sets whose constraints all hold. Monomials with these weights and domains then cancel. False if not, or if Z3
+        gives up.
 
-        `weighted` are (weight, constraint set) pairs, of which a set holds where all its constraints do.
+        `weighted` are (weight, constraint set) pairs.
         """
         symbols = frozenset[str]().union(*(c.poly.symbols for _, domain in weighted for c in domain))
         return self._answers.cancel(tuple(weighted), self._about(symbols))

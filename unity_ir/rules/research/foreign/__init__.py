@@ -27,12 +27,12 @@ PROVED = ("proved", "almost everywhere")
 @dataclass(frozen=True, slots=True)
 class ImportedRule:
     """
-    A rule of another system's collection, and its verdict; `detail` gives the reason, `rule` the substitution (None
-    where the rule could not be converted), `seconds` the time its proofs took.
+    A rule of another system's collection (TASO's or FlexFlow's), and its verdict; `detail` gives the reason, `rule` the
+    substitution (None where the rule could not be converted), `seconds` the time its proofs took.
 
     The verdict is one of the prover's (`rules.proof.prove`), `ill-typed`, `unbound` (its target has an input that its
-    source has not) or `unsupported`. `loses` is what the substitution does not say of the rule (`Encoding.loses`);
-    `detail` then begins with it, and ends with why no substitution says all.
+    source has not) or `unsupported`. `loses` is what the substitution leaves out of the rule (`Encoding.loses`);
+    `detail` then begins with it, and ends with the reason why the encoding that leaves out nothing failed.
     """
 
     name: str

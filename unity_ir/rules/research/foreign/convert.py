@@ -16,8 +16,9 @@ from unity_ir.rules.research.foreign.values import whole
 @dataclass(frozen=True, slots=True)
 class Encoding:
     """
-    A way to say a foreign rule here. `convert` raises `Unsupported` if these operators cannot express it, `UnityError`
-    where no sizes fit; `loses` is what the substitution does not say, as text, "" if nothing.
+    One way to write a foreign rule (of TASO or FlexFlow) as a substitution. `convert` does it; it raises `Unsupported`
+    if our operators cannot express the rule, `UnityError` where no sizes fit. `loses` says, as text, what the
+    substitution leaves out of the rule; "" if nothing.
     """
 
     convert: Callable[[ForeignRule], Substitution]
@@ -30,8 +31,11 @@ STACKED = Encoding(partial(whole, fixed=True), "values alone, at its degrees")
 
 def encodings(foreign: ForeignRule) -> Iterator[Encoding]:
     """
-    Yield the encodings of a rule, the one that says most first: with how its tensors are divided, if they have
-    FlexFlow's replica dim; with values alone, for all degrees; with values alone, for the degrees that it has.
+    Yield the ways to write a foreign rule as a substitution, in the order in which they are tried.
+
+    If its tensors have FlexFlow's replica dim: with how they are divided; then their values alone, with symbols for
+    degrees; then, if it has parallel operators, their values alone, with its degrees as the numbers they are. Any other
+    rule is written with its values alone.
     """
     ops = (*foreign.source, *foreign.target)
     if not any(op.type in ("OP_LINEAR", *PARALLEL) or op.parameters.get("PM_NUMDIM") == DIMS for op in ops):
@@ -44,7 +48,10 @@ def encodings(foreign: ForeignRule) -> Iterator[Encoding]:
 
 
 def stacks(foreign: ForeignRule) -> bool:
-    """Return whether an operator of a rule, which has one, works on the replica dim."""
+    """
+    Return whether some operator of a rule works along FlexFlow's replica dim: dim 0 of its tensors, whose entries are
+    copies or addends of a value. Call it only for rules whose tensors have that dim.
+    """
     return any(
         op.parameters.get("PM_AXIS") == REPLICA or op.parameters.get("PM_PARALLEL_DIM") == REPLICA
         for op in (*foreign.source, *foreign.target)

@@ -49,8 +49,9 @@ REPLICA = 0
 
 def divided(foreign: ForeignRule) -> Substitution:
     """
-    Convert a rule of FlexFlow's to a substitution over our operators. Its degrees become symbols, and its inputs get
-    the fewest degrees at which both sides, or else the source, are well typed.
+    Convert a rule of FlexFlow's to a substitution over our operators, in which tensors are divided as in the rule. Its
+    degrees become symbols. Its inputs get the fewest degrees at which both sides are well typed or, if there are none,
+    the source.
 
     Raises `Unsupported` for a rule that these operators cannot express, `UnityError` where no sizes fit.
     """

@@ -50,8 +50,9 @@ LONGEST = 10
 
 def collection(where: str, data: bytes) -> dict[str, Any]:
     """
-    Return a collection of rules, the bytes of TASO's protobuf file, as the objects that a JSON file of it would have;
-    rules are named by their number, from 0. Operators and parameters that TASO has not are named by theirs.
+    Decode a collection of rules, the bytes of TASO's protobuf file, to the objects that a JSON file of it would have: a
+    dict with the rules under the key `rule`, named `rule_0`, `rule_1`, .. Operators and parameters with a number that
+    TASO does not define are named by it, such as `OP_99`.
 
     `where` begins the messages of errors. Raises `UnityError` (one line) where the bytes are no such message.
     """

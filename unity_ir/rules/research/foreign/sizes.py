@@ -18,8 +18,8 @@ class Unsupported(Exception):
 @dataclass
 class SizeEquations:
     """
-    A system of equations between the sizes of tensors, solved for one unknown at a time. Unknowns are symbols; those
-    solved for are in `values`.
+    A system of equations between the sizes of tensors, each size a polynomial, solved for one unknown at a time.
+    Unknowns are symbols; those solved for are in `values`.
     """
 
     fixed: bool = False
@@ -28,7 +28,7 @@ class SizeEquations:
     made: int = 0
 
     def unknown(self) -> Poly:
-        """Make a new unknown size."""
+        """Make a new unknown size and return it, as a symbol."""
         self.made += 1
         return symbol(f"n{self.made}")
 

@@ -32,7 +32,10 @@ MOST_PARTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The last concatenation along a dim: the sizes of its parts, and the last concatenation of each part, if any."""
+    """
+    How a tensor was last concatenated along one dim: the sizes of the parts, and how each part was last concatenated
+    along that dim itself (None if it was not).
+    """
 
     parts: tuple[Poly, ...]
     within: tuple[Cut | None, ...]
@@ -40,7 +43,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """A term with its shape, and by dim its last concatenation. The shape is empty where nothing is known of it."""
+    """
+    A term of a rule that is being converted, with its shape, and for each dim how it was last concatenated along it.
+    The shape is empty where nothing is known of it.
+    """
 
     term: Term
     shape: tuple[Poly, ...]
@@ -54,7 +60,10 @@ Results = Callable[[ForeignOp, Sequence[Sized]], Iterator[Sized]]
 
 
 def input_name(of: tuple[int, int]) -> str:
-    """Return the name of an input of a rule, a pair (operation below 0, result): `x7`."""
+    """
+    Return a name for an input of a foreign rule, given as in `ForeignOp.inputs`, (operation, result): `x7` for (-7, 0),
+    and `x7_1` for (-7, 1).
+    """
     return f"x{-of[0]}" if of[1] == 0 else f"x{-of[0]}_{of[1]}"
 
 
@@ -66,10 +75,12 @@ def converted(
     entries_of: Callable[[tuple[int, int]], tuple[ShapeEntry, ...]] | None = None,
 ) -> Substitution:
     """
-    Return a foreign rule as a substitution: `shape_of` gives the shape of an input, `results_of` the results of each
-    operation, which add equations to `sizes`; inputs whose shape is empty have the entries of `entries_of`.
+    Convert a foreign rule to a substitution.
 
-    Raises `Unsupported` for what has no substitution, `UnityError` where no sizes fit.
+    `shape_of` returns the shape of an input, given as (operation, result) as in `ForeignOp.inputs`. `results_of` yields
+    the results of an operation, given its operands, and adds to `sizes` the equations that this takes. An input of
+    which `shape_of` returns () gets the entries of `entries_of` as its shape, if that is given. Raises `Unsupported`
+    for a rule that no substitution expresses, `UnityError` where no sizes fit.
     """
     inputs: dict[tuple[int, int], Sized] = {}
 
@@ -112,7 +123,10 @@ def _result(made: Sequence[Sequence[Sized]], op: int, index: int) -> Sized:
 def rebuilt(
     side: Sequence[Term], inputs: Mapping[int, Input], now: Callable[[Poly], Poly] = lambda p: p
 ) -> tuple[Term, ...]:
-    """Return a side over other inputs, by the id of those it has, and with `now` of all numbers in attributes."""
+    """
+    Copy the terms of one side of a rule with other inputs: `inputs` maps the `id` of each input to the one that takes
+    its place. `now` is applied to every polynomial in an attribute.
+    """
     made: dict[int, Operation] = {}
 
     def solved(value: AttrExpr) -> AttrExpr:
@@ -140,12 +154,18 @@ def rebuilt(
 
 
 def applied(name: str, operands: Sequence[Sized], **attributes: AttrExpr) -> ResultOf:
-    """Return the first result of an operator here, applied to operands."""
+    """Apply the operator of ours that is called `name` to operands, with these attributes; return its first result."""
     return ResultOf(Operation(name, tuple(t.term for t in operands), tuple(sorted(attributes.items()))))
 
 
 def alike(where: str, one: Sized, other: Sized, sizes: SizeEquations, but: int | None = None) -> None:
-    """Equate the shapes of two tensors in all dims, or all but one."""
+    """
+    Add to `sizes` the equations that two tensors have the same size in every dim, or in every dim but `but`. `where`
+    begins the messages of errors, such as the operation's name.
+
+    Raises `UnityError` where the numbers of dims differ or no sizes fit, `Unsupported` where an equation cannot be
+    solved.
+    """
     if len(one.shape) != len(other.shape):
         raise UnityError(f"{where}: of {len(one.shape)} and {len(other.shape)} dims")
     for dim, (a, b) in enumerate(zip(one.shape, other.shape, strict=True)):
@@ -154,7 +174,10 @@ def alike(where: str, one: Sized, other: Sized, sizes: SizeEquations, but: int |
 
 
 def activated(op: ForeignOp, of: Sized) -> Sized:
-    """Return the result of an operation whose activation is a parameter (PM_ACTI) with it applied."""
+    """
+    Return `of` with the activation applied that the parameter PM_ACTI of the operation `op` names; `of` itself if it
+    names none. Raises `Unsupported` for an unknown activation.
+    """
     acti = op.parameters.get("PM_ACTI", 0)
     if acti not in ACTIVATIONS:
         raise Unsupported(f"activation {acti}")
@@ -163,7 +186,10 @@ def activated(op: ForeignOp, of: Sized) -> Sized:
 
 
 def elementwise(op: ForeignOp, operands: Sequence[Sized], sizes: SizeEquations) -> Sized:
-    """Return the result of an operator of `ELEMENTWISE`."""
+    """
+    Apply our operator for the foreign operation `op`, one of `ELEMENTWISE`, to operands; return its result. The
+    equations that their shapes are equal are added to `sizes`.
+    """
     first, *others = operands
     for other in others:
         alike(op.type, first, other, sizes)
@@ -171,7 +197,10 @@ def elementwise(op: ForeignOp, operands: Sequence[Sized], sizes: SizeEquations) 
 
 
 def common_cuts(operands: Sequence[Sized], sizes: SizeEquations) -> dict[int, Cut]:
-    """Return the cuts that all operands have, with sizes as they are known now."""
+    """
+    Return, by dim, how all operands were last concatenated along it; dims along which they were not all concatenated
+    alike are left out. Unknown sizes that `sizes` has solved for are replaced by their values.
+    """
 
     def now(cut: Cut) -> Cut:
         return Cut(tuple(map(sizes.now, cut.parts)), tuple(now(c) if c else None for c in cut.within))
@@ -182,7 +211,9 @@ def common_cuts(operands: Sequence[Sized], sizes: SizeEquations) -> dict[int, Cu
 
 
 def concatenated(dim: int, operands: Sequence[Sized], sizes: SizeEquations) -> Sized:
-    """Return the concatenation of tensors along a dim."""
+    """
+    Return the concatenation of tensors along `dim`. The equations that their other dims are equal are added to `sizes`.
+    """
     first, *others = operands
     for other in others:
         alike("OP_CONCAT", first, other, sizes, but=dim)
@@ -195,7 +226,11 @@ def concatenated(dim: int, operands: Sequence[Sized], sizes: SizeEquations) -> S
 
 
 def split(op: ForeignOp, dim: int, x: Sized, sizes: SizeEquations) -> Iterator[Sized]:
-    """Yield the parts of a tensor along a dim: those of its last concatenation, or else equal ones."""
+    """
+    Yield the parts into which the operation `op` splits the tensor `x` along `dim`: the parts of its last concatenation
+    along that dim, or if there was none, equal parts. Raises `Unsupported` where their number is not that of `op`, or
+    not from 2 to `MOST_PARTS`.
+    """
     count = op.parameters.get("PM_NUM_OUTPUTS", 2)
     if not 2 <= count <= MOST_PARTS:
         raise Unsupported(f"OP_SPLIT into {count} parts")
@@ -210,7 +245,9 @@ def split(op: ForeignOp, dim: int, x: Sized, sizes: SizeEquations) -> Iterator[S
 
 
 def parts_of(x: Sized, dim: int, count: int, sizes: SizeEquations) -> Iterator[Sized]:
-    """Yield the equal parts, of a number of them, of a tensor along a dim."""
+    """
+    Yield the tensor `x` split along `dim` into `count` equal parts. The equation for their size is added to `sizes`.
+    """
     part = sizes.unknown()
     sizes.equate("equal parts", x.shape[dim], part * count)
     yield from _parts(x, dim, Cut((part,) * count, (None,) * count))
@@ -235,7 +272,10 @@ def tiled(x: Sized, dim: int, by: Poly) -> Sized:
 
 
 def folded(x: Sized, dim: int, by: Poly, sizes: SizeEquations) -> Sized:
-    """Return the sum of the `by` parts of a dim."""
+    """
+    Split a tensor along `dim` into `by` equal parts, and return their sum. The equation for the parts' size is added to
+    `sizes`.
+    """
     part = sizes.unknown()
     sizes.equate("OP_REDUCE", x.shape[dim], by * part)
     before, after = x.shape[:dim], x.shape[dim + 1 :]
@@ -245,7 +285,10 @@ def folded(x: Sized, dim: int, by: Poly, sizes: SizeEquations) -> Sized:
 
 
 def dim_of(op: ForeignOp, key: str, rank: int) -> int:
-    """Return the dim, below `rank`, that an operation has as its parameter `key`. Raises `Unsupported` for others."""
+    """
+    Return the dim that the parameter `key` of an operation names, such as PM_AXIS. Raises `Unsupported` if it names
+    none of the dims below `rank`, or if the operation's PM_NUMDIM is another number of dims than `rank`.
+    """
     dim = op.parameters.get(key, -1)
     if not 0 <= dim < rank or op.parameters.get("PM_NUMDIM", rank) != rank:
         raise Unsupported(f"{op.type} along dim {dim} of {op.parameters.get('PM_NUMDIM', rank)}")
@@ -253,7 +296,10 @@ def dim_of(op: ForeignOp, key: str, rank: int) -> int:
 
 
 def degree_of(op: ForeignOp) -> int:
-    """Return the degree of a parallel operation. Raises `Unsupported` where there is none."""
+    """
+    Return the degree (number of pieces) of a parallel operation, its parameter PM_PARALLEL_DEGREE. Raises `Unsupported`
+    if it has none, or one below 2.
+    """
     by = op.parameters.get("PM_PARALLEL_DEGREE", 0)
     if by < 2:
         raise Unsupported(f"{op.type} by {by}")

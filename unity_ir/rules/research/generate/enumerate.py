@@ -284,8 +284,8 @@ class Enumeration:
 
     def candidates(self, terms: Terms) -> Iterator[tuple[TypedTerm, TypedTerm]]:
         """
-        Yield the candidates for rules, pairs of terms of (probably) equal value, smaller sizes first: a term, and the
-        first term found that has this value. The terms are made by `terms`.
+        Yield the candidates for rules, smaller terms first: pairs of two terms of (probably) equal value, of which the
+        second is the first term that was found with this value. The terms are made by `terms`.
         """
         made: dict[int, TypedTerm] = {}
 

@@ -97,7 +97,7 @@ def _chosen(term: TypedTerm, old: TypedTerm, new: TypedTerm, choice: Iterator[bo
 
 @dataclass(frozen=True)
 class General:
-    """A substitution with symbols for sizes, and the function that gives the shapes of its terms."""
+    """A substitution with symbols for sizes, and a function that returns the shape of any of its terms."""
 
     rule: Substitution
     shape: Callable[[Pattern], tuple[Poly, ...]]
@@ -105,8 +105,8 @@ class General:
 
 def general(name: str, sources: Sequence[TypedTerm], targets: Sequence[TypedTerm], degree: int) -> General | None:
     """
-    Make the substitution called `name` of `sources` by `targets`, result by result, with symbols for all sizes and
-    degrees; None where the sizes found at samples have no general form.
+    Make the substitution called `name` that replaces the terms `sources` by the terms `targets`, one for each result,
+    with symbols for all sizes and degrees. Returns None where the sizes found at samples have no general form.
 
     `degree` is the degree of the parallel operators in the terms.
     """

@@ -33,8 +33,8 @@ NEAR = 30
 
 class Join:
     """
-    Joins equations about single results of an operator (such as `split`), which `add` collects, to equations about all
-    its results together.
+    Collects equations about single results of operators (such as one part of a `split`), and joins those about the same
+    operator to one equation about all its results.
     """
 
     def __init__(self) -> None:
@@ -53,9 +53,9 @@ class Join:
 
     def joined(self, terms: Terms, values: Values) -> list[Joined]:
         """
-        Return the equations made by joining those given to `add`: one for each operator with several results, each of
-        which has an equation, as (terms equal to the results, the results), small ones first. They are in their most
-        general form; special cases of others are left out.
+        Return the equations made by joining those given to `add`, one for each operator with several results, if each
+        of these has an equation: pairs (terms equal to the results, the results), small ones first. They are in their
+        most general form; special cases of others are left out.
 
         `terms` makes terms, and `values` evaluates them on random tensors.
         """
@@ -85,11 +85,12 @@ def has_several(op: str) -> bool:
 
 def composite(joined: Joined, rules: Sequence[Substitution], single: Rewriting) -> bool:
     """
-    Return whether a joined equation, (terms, the results of one operator that they equal), follows from smaller ones.
+    Return whether a joined equation, (terms, the results of one operator that they equal), follows from other rules:
+    whether a chain of rewrites leads from the terms to the results.
 
-    It does if the results are reached from the terms by `rules` of several results, one after the other, and by
-    `single`, the rules of one result. Given rules that take `relu` and `matmul` out of `split`, it is true of one that
-    takes both out at once. False may also mean that the search was given up.
+    `rules` are rules of several results, `single` rewrites by the rules of one result. Given rules that take `relu` and
+    `matmul` out of `split`, returns True for the one that takes both out at once. False may also mean that the search
+    was given up.
     """
     sources, targets = joined
     largest = max(t.size for t in (*sources, *targets))

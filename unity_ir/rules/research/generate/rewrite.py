@@ -45,8 +45,8 @@ def _commutes(rule: Substitution) -> str | None:
 
 class Rewriting:
     """
-    Rewrites terms with the rules accepted so far (`add`); the operands of commutative operators are kept in a fixed
-    order.
+    Rewrites terms by the rules given to `add`, in both directions; the operands of commutative operators are kept in a
+    fixed order.
 
     `terms` makes the new terms, `sets` is the number of sets of sizes at which they are typed, `degree` the degree of
     the parallel operators.
@@ -64,8 +64,9 @@ class Rewriting:
 
     def add(self, rule: Substitution) -> None:
         """
-        Accept a rule of one result, to rewrite by it in both directions, but in none whose new term would have an input
-        that the old one lacks. A rule that only says that an operator is commutative makes its operands be sorted.
+        Add a rule of one result, to rewrite by it in both directions; a direction in which the new term would have an
+        input that the old one lacks is left out. For a rule that only says that an operator is commutative, sort that
+        operator's operands from now on.
         """
         self._version += 1
         op = _commutes(rule)
@@ -101,8 +102,8 @@ class Rewriting:
 
     def near(self, term: TypedTerm) -> dict[TypedTerm, None]:
         """
-        Return the terms near a term: those, of its own type, that it becomes by one application of one rule, at it or
-        at any subterm, as the keys of a dict (in a fixed order). Cached: do not change the dict.
+        Return the terms that one application of one rule makes of a term, at the term itself or at any subterm, and
+        that have its type. They are the keys of a dict (in a fixed order). Cached: do not change the dict.
         """
         known = self._near.get(term)
         if known is not None and known[0] == self._version:
@@ -130,8 +131,8 @@ class Rewriting:
 
     def replaced(self, rule: Substitution, terms: Sequence[TypedTerm]) -> list[TypedTerm] | None:
         """
-        Apply a rule of several results to `terms`, one for each result of its source; return the terms that replace
-        them.
+        Apply a rule of several results to `terms`, one for each result of its source; return the new terms, in the same
+        order.
 
         None when the terms do not match its source, or when the new terms would not be well typed or would have other
         types.

@@ -43,7 +43,7 @@ StageProgress = Callable[[str, int, int], None]
 
 @dataclass
 class StageCounts:
-    """The number of terms, equations or rules that are left after each stage of generating rules, in order."""
+    """How many terms, equations or rules were left after each stage of generating rules, in the order of the stages."""
 
     terms: int = 0
     """Terms computed."""
@@ -83,7 +83,10 @@ class StageCounts:
 
 @dataclass
 class GenerationReport:
-    """The rules found, those of one result first, and the counts and seconds of the stages."""
+    """
+    The result of generating rules: the rules found, those of one result first, and the counts and seconds of the
+    stages.
+    """
 
     space: Space
     rules: list[Substitution] = field(default_factory=list[Substitution])

@@ -36,8 +36,8 @@ class Special(Exception):
 
 class TermSizes:
     """
-    Finds the shapes and attributes of terms over the same variables as polynomials, from their values at several sets
-    of sizes. `degree` is the degree of the parallel operators.
+    Finds the general form of terms over the same variables: their shapes and attributes as polynomials in symbols, from
+    their values at several sets of sizes. `degree` is the degree of the parallel operators.
 
     `shape` also fills `attributes` (by applied operator) and `variables` (in order of use). Methods raise `Special` for
     what holds at these sizes only and has no general form.

@@ -94,7 +94,7 @@ class Space:
     @property
     def sizes(self) -> tuple[SizeAt, ...]:
         """
-        The sizes that a part of a split dim may have, those of the variables' dims and their halves: each a tuple of
+        The sizes to try for a part of a split dim: those of the variables' dims, and their halves. Each is a tuple of
         its values, one per set of sizes at which terms are evaluated.
         """
         halves = tuple(zip(*BASES, strict=True))

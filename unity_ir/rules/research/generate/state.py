@@ -62,8 +62,8 @@ def _digest(stages: dict[str, Any]) -> str:
 
 def pack_terms(groups: Sequence[Sequence[TypedTerm]]) -> dict[str, Any]:
     """
-    Convert groups of terms to a dict for JSON: lists of `types`, `steps` (operators with attributes) and `terms`, which
-    name types, steps and earlier terms by number, and `groups`, the terms' numbers.
+    Convert groups of terms to a dict for JSON. It has the lists `types`, `steps` (operators with attributes), `terms`,
+    and `groups`. A term refers to its type, step and operands by their numbers in these lists, a group to its terms.
     """
     types: dict[Type, int] = {}
     steps: dict[TermStep, int] = {}
