@@ -25,7 +25,7 @@ PART = 4
 
 
 class OutOfBudget(KeyboardInterrupt):
-    """Raised when the budget of a search is used up; ends the search as Ctrl-C does, with the best plan so far."""
+    """Raised when the budget of a search is used up. It ends the search as Ctrl-C does, with the best plan so far."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Budget:
     """
     A limit on the work of a search and, with a `deadline`, on its time; `done` is the work counted so far.
 
-    `work` and `done` are in units of about a nanosecond, `deadline` is in seconds of `perf_counter`.
+    `work` and `done` are in units of about a nanosecond, `deadline` is in seconds of `time.perf_counter`.
     """
 
     work: float = WORK
@@ -45,8 +45,8 @@ class Budget:
     @staticmethod
     def of(seconds: float | None = None, work: float = WORK) -> Budget:
         """
-        Return a budget of `work` units (about a nanosecond each) that also ends `seconds` from now, unless that is
-        None.
+        Return a budget of `work` units (about a nanosecond each) whose deadline is `seconds` from now (None: no
+        deadline).
         """
         return Budget(work, None if seconds is None else perf_counter() + seconds)
 
@@ -57,8 +57,8 @@ class Budget:
 
     def spend(self, work: float) -> None:
         """
-        Add `work` (about to be done, in units of about a nanosecond) to `done`. Raises `OutOfBudget` if that exceeds
-        the limit or the deadline passed.
+        Add `work`, which is about to be done, to `done`, in units of about a nanosecond. Raises `OutOfBudget` if `done`
+        then exceeds the limit, or if the deadline has passed.
         """
         self.done += work
         if self.done > self.work or self.is_late:
@@ -67,8 +67,8 @@ class Budget:
 
     def part(self) -> Budget:
         """
-        Return a new budget of a quarter of this one's whole work limit, none of it used, with the same deadline: the
-        limit for bounds and baselines that are computed beside a search.
+        Return a new budget for a bound or baseline that is computed beside a search: a quarter of this one's work
+        limit, with nothing done yet, and the same deadline.
         """
         return Budget(self.work / PART, self.deadline)
 
@@ -78,8 +78,8 @@ _CURRENT: ContextVar[Budget | None] = ContextVar("budget", default=None)
 
 def spend(work: float) -> None:
     """
-    Count work (units of about a nanosecond) against the budget of the enclosing `within`, if any. Raises `OutOfBudget`
-    where that is used up.
+    Count `work` (units of about a nanosecond) against the current budget, that of the enclosing `within`; do nothing if
+    there is none. Raises `OutOfBudget` if that budget is used up.
     """
     budget = _CURRENT.get()
     if budget is not None:
@@ -87,7 +87,10 @@ def spend(work: float) -> None:
 
 
 def work_done() -> float:
-    """Return the work counted so far against the budget of the enclosing `within`; 0 without one."""
+    """
+    Return the work (units of about a nanosecond) counted so far against the current budget, that of the enclosing
+    `within`; 0 if there is none.
+    """
     budget = _CURRENT.get()
     return 0.0 if budget is None else budget.done
 
@@ -95,8 +98,8 @@ def work_done() -> float:
 @contextmanager
 def within(budget: Budget | None) -> Generator[None]:
     """
-    Count all work done in the `with` statement against `budget`, in place of the current one; with None, count nothing,
-    so that it always completes. Then the current one counts again.
+    Make `budget` the current one in the `with` statement, so that work is counted against it, not against the budget
+    before. With None, no work is counted there, and nothing ends it early.
     """
     token = _CURRENT.set(budget)
     try:
@@ -108,10 +111,11 @@ def within(budget: Budget | None) -> Generator[None]:
 @contextmanager
 def own_budget() -> Generator[None]:
     """
-    Count work done in the `with` statement against a new `Budget.part` of the current budget, and nothing against the
-    current budget itself; count nothing if there is none.
+    Make a new `Budget.part` of the current budget the current one in the `with` statement. Work done there is not
+    counted against the budget before. Does nothing if there is none.
 
-    So a bound or a baseline has the same limit wherever and whenever it is computed, and leaves the search what it has.
+    So a bound or a baseline has the same limit wherever and whenever it is computed, and leaves the search its own
+    budget.
     """
     budget = _CURRENT.get()
     with within(None if budget is None else budget.part()):

@@ -10,7 +10,7 @@ class UnityError(Exception):
 
 
 class UnityReport(UnityError):
-    """Several errors of one kind found at once: a line that says so, then one line each."""
+    """Several errors of one kind, found at once, as one text: a line that says so, then a line for each."""
 
 
 EXTRAS = {"torch": "torch", "triton": "gpu"}
@@ -19,8 +19,8 @@ EXTRAS = {"torch": "torch", "triton": "gpu"}
 
 def not_installed(error: ModuleNotFoundError) -> UnityError | None:
     """
-    Return the `UnityError` to raise in place of `error`, which says how to install the library (PyTorch, Triton) that
-    was not found; None if it is no library of an extra.
+    Return the `UnityError` to raise in place of `error`, which says how to install the missing library: PyTorch or
+    Triton, of the package's extras. None if another module is missing.
     """
     library = (error.name or "").partition(".")[0]
     if library not in EXTRAS:

@@ -54,10 +54,11 @@ def _forward(number: int, frame: FrameType | None) -> None:
 @contextmanager
 def handled() -> Generator[None]:
     """
-    Handle SIGINT, SIGTERM and SIGHUP as `KeyboardInterrupt` within the `with` statement; then restore their handlers.
+    Raise `KeyboardInterrupt` for SIGINT, SIGTERM and SIGHUP within the `with` statement; afterwards their handlers are
+    as before. A tool wraps all its work in this.
 
     Signals that the process ignores already (under `nohup`, in a shell's background) stay ignored. Does nothing outside
-    of the main thread.
+    the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -77,10 +78,10 @@ def handled() -> Generator[None]:
 @contextmanager
 def searching() -> Generator[None]:
     """
-    Wrap a search that answers `KeyboardInterrupt` with its best result: only the first signal raises it. Has an effect
-    only within `handled`.
+    Wrap a search that answers `KeyboardInterrupt` with its best result, so that only the first signal raises it. Has an
+    effect only within `handled`.
 
-    Signals after the first, and after the `with` statement has ended without an exception, are reported and ignored, so
+    Later signals, and those after the `with` statement has ended without an exception, are reported and ignored, so
     that the result is still printed.
     """
     before = _State.keep

@@ -21,11 +21,11 @@ ELLIPSIS = ".."
 
 def one_line(text: str) -> str:
     """
-    Return `text` as one line of at most `LENGTH` characters: whitespace as single blanks, unprintable characters
-    escaped.
+    Return `text` as one line of at most `LENGTH` characters: runs of whitespace become single blanks, and unprintable
+    characters escapes.
 
-    Text that is too long loses the middle of its longest words first, then its own middle: a message begins with the
-    place of the error and ends with what to do.
+    A text that is too long first loses the middle of its longest words, then its own middle, since a message begins
+    with the place of the error and ends with what to do.
     """
     # Nothing beyond this is ever shown, and escaping a file as long as memory would take a while.
     kept = _cut(text, 20 * LENGTH)
@@ -36,14 +36,14 @@ def one_line(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return `text` with characters that are not printable (control characters, marks of text direction) as escapes."""
+    """Return `text` with unprintable characters (control characters, marks of text direction) as escapes."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def tell(message: str) -> None:
     """
-    Print `message` to stderr as one line (see `one_line`), keeping its indentation up to 8 blanks; do nothing if stderr
-    is closed.
+    Print `message` to stderr as one line (see `one_line`), with its indentation, up to 8 blanks. Does nothing if there
+    is no stderr.
     """
     if sys.stderr is not None:
         indent = message[: len(message) - len(message.lstrip(" "))][:8]

@@ -8,13 +8,13 @@ from unity_ir.pcg.parallel import IN_TIME
 
 class Anchors:
     """
-    Finds which values of a parallel graph exist on devices; the others are only steps of a reshard: a change of layout,
-    written as a chain of parallel operators (`reduce`, then `partition`, say).
+    Finds which values of a parallel graph are tensors on devices. The others are only steps of a reshard, which the
+    graph writes as a chain of parallel operators (`reduce`, then `partition`, say).
 
-    A chain of parallel operators is one reshard, from the value it starts at to where it is read. A value in the middle
-    exists only if its operator has a view, it is an output, or it is also read by a compute operator. A chain ends, and
-    another starts, at a value that is recomputed (`recompute`), sent to another stage, or on either side of an operator
-    that leads into the loop over micro-batches or out of it.
+    Such a chain is one reshard, from the value it starts at to the value that is read. A value in the middle is a
+    tensor only if its operator has a view, if it is an output, or if it is also read by a compute operator. A chain
+    ends, and another starts, at a value that is recomputed (`recompute`) or sent to another stage, and on either side
+    of an operator that leads into the loop over micro-batches or out of it.
     """
 
     def __init__(self, graph: Graph):
@@ -23,12 +23,17 @@ class Anchors:
 
     def materialised(self, value: Value) -> bool:
         """
-        Return whether a value is a tensor of its own on devices: True for leaves and results of compute operators.
+        Return whether a value is a tensor of its own on devices. Leaves (inputs, weights, constants) and results of
+        compute operators always are.
 
-        The result of a parallel operator is one if it has a machine view (says on which devices it is), is an output or
-        a gradient that an update reads, if a compute operator and another user read it, if it is read again
-        (`recompute`), if another stage has sent it, or if it enters or leaves the loop over micro-batches; else it is
-        only a step, or the end, of a reshard.
+        The result of a parallel operator is one if any of these holds; else it is only a step, or the end, of a
+        reshard:
+
+        - it has a machine view, which says on which devices it is;
+        - it is an output, or a gradient that an update reads;
+        - a compute operator and another user read it;
+        - it is the result of `recompute` or of a send to another stage;
+        - it enters or leaves the loop over micro-batches.
         """
         node = value.node
         is_start = node.op in (*IN_TIME, "recompute", "send")
@@ -41,8 +46,8 @@ class Anchors:
 
     def of(self, value: Value) -> Value:
         """
-        Return the nearest value before `value`, along its chain of parallel operators, that is a tensor on devices:
-        where the reshard that makes `value` starts. That is `value` itself if it is one (`materialised`).
+        Return the value at which the reshard that makes `value` starts: the nearest tensor on devices (`materialised`),
+        going back along the chain of parallel operators. That is `value` itself if it is one.
         """
         while not self.materialised(value):
             value = value.node.operands[0]

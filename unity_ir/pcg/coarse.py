@@ -51,15 +51,16 @@ def plan_coarsely(
 ) -> tuple[Move, ...]:
     """
     Return the cheapest moves (collectives, or steps on each device by itself) that bring a value from layout `source`
-    to `target`, over the real mesh axes. Faster than `pcg.reshard.plan`, since it plans on a coarser mesh; the moves it
-    finds may cost more.
+    to layout `target`. Faster than `pcg.reshard.cheapest_moves`, since it plans on a coarser mesh; the moves it finds
+    may cost more. They are in terms of the real mesh axes.
 
-    `source` and `target` have a role per mesh axis, `shape` is the value's global shape, `levels` has each axis's
-    machine level, and `price` gives a move's seconds. On a mesh of more than `FINE_AXES` axes, neighbouring axes on one
-    level that change from the same role to the same role count as one axis, and intermediate layouts use only the dims
-    of the two layouts and the largest other dim. Given (0, 0, 0, 0) to (1, 1, COPY, COPY), there are two axes of 4
-    instead of four of 2. `memo` caches results, and is added to; use it for one mesh, element type and price only. None
-    keeps none. Raises `UnityError` where there is no way.
+    `shape` is the value's global shape, `levels` has the machine level of each mesh axis, and `price` gives a move's
+    seconds. On a mesh of more than `FINE_AXES` axes, neighbouring axes of one level that change from the same role to
+    the same role are planned as one axis: given (0, 0, 0, 0) to (1, 1, COPY, COPY), two axes of 4 instead of four of 2.
+    Layouts in between then use only the dims of the two layouts and the largest other dim.
+
+    `memo` caches results between calls, for one mesh, element type and price (None: no cache). Raises `UnityError` if
+    no moves lead to `target`.
     """
     if source == target:
         return ()

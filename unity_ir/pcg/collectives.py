@@ -34,11 +34,12 @@ Ends = tuple[RoleKind, RoleKind]
 @dataclass(frozen=True, slots=True)
 class RuntimeCall:
     """
-    A call of the emitted program's runtime: `function(ctx, x, *arguments, axes)`.
+    A call of the emitted program's runtime: `function(ctx, x, *arguments, axes)`; `arguments` has the names of the
+    arguments.
 
-    Arguments are `source` and `target` (a sharded dim; of pinned axes, the rank in the group that holds the value; None
-    for other roles), `held` (shape and dtype of the piece, which ranks that hold no piece must be given), and, for
-    halos, `dim`, `low` and `high`.
+    `source` and `target` are roles as the runtime takes them: the number of a sharded dim; for pinned axes, the rank in
+    the group that holds the value; None for other roles. `held` is the shape and dtype of the piece, for ranks that
+    hold none. Halo exchanges have `dim`, `low` and `high`.
     """
 
     function: str
@@ -86,15 +87,16 @@ class Collective:
     @property
     def attributes(self) -> tuple[str, ...]:
         """
-        The names of the attributes of the parallel operator with this collective's name, in written order: the dims of
-        the operators it fuses, then the degree: ("dim", "to", "by") for all_to_all, ("by",) for all_reduce.
+        The names of the attributes that the parallel operator of this name has, in written order: the dims of the
+        operators it fuses, then the degree. ("dim", "to", "by") for all_to_all, ("by",) for all_reduce.
         """
         return (*(dim for _, dim in self.fuses if dim is not None), "by")
 
     def profiled_call(self) -> tuple[RuntimeCall, tuple[int, ...]]:
         """
-        Return (call, dims): the runtime function that `unity-profile` times for this collective, on a matrix, and the
-        dims of the matrix that it gives the function, such as `(0,)` for all_gather and `(0, 1)` for all_to_all.
+        Return (call, dims) for the measurement of this collective by `unity-profile`, which moves a matrix: the runtime
+        function, and the dims of the matrix that the function is given, such as `(0,)` for all_gather and `(0, 1)` for
+        all_to_all.
 
         Raises `UnityError` for a collective that profiles do not hold.
         """
@@ -268,8 +270,8 @@ COLLECTIVES: Mapping[str, Collective] = {
 
 def names(*members: Members) -> tuple[str, ...]:
     """
-    Return the names of all collectives whose `Collective.members`, which says who in a group exchanges messages, is one
-    of `members`: "all", "root", "neighbours" or "none".
+    Return the names of all collectives whose `members` is one of those given. It says who in a group exchanges
+    messages: "all", "root", "neighbours" or "none".
 
     Given "root", returns ("broadcast", "scatter", "gather", "reduce", "send").
     """

@@ -37,10 +37,8 @@ from unity_ir.pcg.view import View
 
 def needs_gradient(nodes: Iterable[Node]) -> set[Node]:
     """
-    Return the nodes of which a gradient can be wanted: the weights, and all nodes that a path of floating point values
-    leads to from a weight.
-
-    `nodes` have operands before users.
+    Return the nodes that depend on a weight through floating point values, weights included; only these can have a
+    gradient. `nodes` must have operands before users.
     """
     found: set[Node] = set()
     for node in nodes:
@@ -53,9 +51,9 @@ def needs_gradient(nodes: Iterable[Node]) -> set[Node]:
 def nodes_with_gradient(graph: Graph) -> frozenset[Node]:
     """
     Return the nodes whose values have a gradient: those on a path from a weight to the loss, which is the first output.
+    Memoised.
 
-    If the first output is not a scalar, the graph is a part of a model, and all its outputs are taken to reach the
-    loss. Memoised.
+    If the first output is not a scalar, the graph is a part of a model, and paths to any output count.
     """
     is_whole = bool(graph.outputs) and graph.outputs[0].shape == ()
     return frozenset(needs_gradient(topological(graph.outputs[:1] if is_whole else graph.outputs)))
@@ -65,14 +63,15 @@ def operand_gradients(
     node: Node, grads: Sequence[Value], view: View | None = None, again: Recomputation | None = None
 ) -> tuple[Value | None, ...]:
     """
-    Build the gradient of each operand of `node` as new nodes; return them in order, None for operands without one
-    (integers, say).
+    Build the gradients of a node's operands as new nodes; return them in order, None for operands without one
+    (integers, say). `grads` are the gradients of the node's floating point results, in order.
 
-    `grads` are the gradients of the node's floating point results, in order. A gradient has the dual type of its
-    operand (partial sums and copies change places) and, made by a compute node, the operand's own element type; casting
-    it to `TensorType.grad_dtype` is the caller's. `view` is the machine view of the gradient that a parallel operator
-    returns; a compute node ignores it. `again` replaces values of the forward that are not kept by recomputed ones;
-    None reads the forward's. Raises `UnityError` if the operator has no gradient.
+    A gradient has the dual type of its operand (partial sums and copies change places). One that a compute node's rule
+    makes has the operand's element type; the caller must cast it to `TensorType.grad_dtype`.
+
+    `view` is the machine view of the gradient of a parallel operator's operand; it has no effect for a compute node.
+    `again` replaces values of the forward that are not kept for the backward by recomputed ones (None: all are kept).
+    Raises `UnityError` if the operator has no gradient.
     """
     if node.is_parallel:
         value = grads[0]
@@ -107,10 +106,12 @@ def _is_dual(gradient: TensorType, of: TensorType) -> bool:
 
 def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) -> Graph:
     """
-    Build the training step of a forward graph whose first output is its loss: forward, backward, one update per weight.
+    Return the training step of a forward graph whose first output is its loss: forward, backward, one update per
+    weight.
 
-    With a mesh, each gradient is also brought to the devices where its value was, not only to the dual type. Raises
-    `UnityError` if the graph has a backward already, if the first output is not a scalar, or if no weight reaches it.
+    With a `mesh`, gradients are also brought to the devices on which their values are; without, they only get the dual
+    type. Raises `UnityError` if the graph has a backward already, if the first output is not a scalar, or if no weight
+    reaches it.
     """
     if graph.updates:
         raise UnityError(f"func.func @{graph.name}: already has a backward")
@@ -123,12 +124,11 @@ def differentiate(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) 
 
 def training_step(graph: Graph, optimizer: Optimizer, mesh: Mesh | None = None) -> Graph:
     """
-    Build the training step of a forward graph, or of a part of a model, whose first output is no scalar loss.
+    Return the training step of a forward graph, as `differentiate` does, but also for a part of a model, whose first
+    output is no scalar loss. The graph is not checked.
 
-    Of a part, the gradients of its outputs are leaves of the step, inputs named `gradient of output 0`, .., which
-    `Graph.inputs` does not list. A graph without weights on the way to its outputs is returned as it is: there is
-    nothing to differentiate. With a mesh, each gradient is also brought to the devices where its value was, not only to
-    the dual type. Unlike `differentiate`, does not check that the graph is a forward with a loss.
+    For a part, the gradients of its outputs are inputs of the step, leaves named `gradient of output 0`, .., which
+    `Graph.inputs` does not list. A graph without weights on the way to its outputs is returned as it is.
     """
     is_whole = bool(graph.outputs) and graph.outputs[0].shape == ()
     roots = graph.outputs[:1] if is_whole else graph.outputs

@@ -14,8 +14,7 @@ FLOATS = ("f32", "bf16", "f16")
 def with_dtype(graph: Graph, dtype: str) -> Graph:
     """
     Return the graph computed in the floating point type `dtype`, `f32`, `bf16` or `f16`: its floating point inputs,
-    weights, constants and casts are converted. Weights then have no masters (longer copies that are stored and updated
-    in place of them).
+    weights, constants and casts are converted. Weights have no master afterwards: each is stored in `dtype`, too.
 
     Raises `UnityError` for another type.
     """

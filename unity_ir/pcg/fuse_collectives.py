@@ -10,9 +10,8 @@ from unity_ir.pcg.graph import Graph, Node, Value, parallel, rebuild, rewrite
 
 def fuse_collectives(graph: Graph) -> Graph:
     """
-    Return the graph with chains of two parallel operators of the same degree replaced by collectives.
-
-    A chain is replaced where nothing else reads the value in between and that value has no view.
+    Return the graph in which chains of two parallel operators of the same degree are one collective. A chain stays if
+    something else reads the value in between, or if that value has a machine view.
 
     rewrite: replicate(reduce(x)) -> all_reduce(x)
              replicate(combine(x)) -> all_gather(x)

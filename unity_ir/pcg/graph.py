@@ -40,8 +40,8 @@ _NOT_COMPUTED = frozenset((*LEAVES, *PARALLEL_OPERATORS))
 
 class Node:
     """
-    One operator applied to values, or a leaf (input, weight or constant). Never made directly: see `leaf`, `apply` and
-    `parallel`.
+    One operator applied to values, or a leaf (input, weight or constant). Make one with `leaf`, `apply` or `parallel`,
+    never directly: equal nodes are one object.
     """
 
     __slots__ = (
@@ -92,7 +92,7 @@ class Node:
 
     @property
     def result(self) -> Value:
-        """The only result of a node that has one."""
+        """The result of a node that has only one."""
         assert len(self.types) == 1, f"{self.op} has {len(self.types)} results"
         return self.value(0)
 
@@ -113,16 +113,16 @@ class Node:
     @property
     def is_parallel(self) -> bool:
         """
-        Whether the node is a parallel operator (`partition`, `replicate`, `all_reduce`, ..): one that changes into what
-        pieces a value is divided, and never the value.
+        Whether the node is a parallel operator (`partition`, `replicate`, `all_reduce`, ..), which changes the pieces
+        that a value is divided into, and never the value.
         """
         return self.op in PARALLEL_OPERATORS
 
     @property
     def is_compute(self) -> bool:
         """
-        Whether the node computes (`matmul`, `relu`, ..) by an operator that is defined in TDL, the tensor description
-        language: neither a leaf nor a parallel operator.
+        Whether the node is an operator that computes (`matmul`, `relu`, ..), defined by a line of TDL, the tensor
+        description language: neither a leaf nor a parallel operator.
         """
         return self.op not in _NOT_COMPUTED
 
@@ -134,8 +134,8 @@ class Node:
     @property
     def master(self) -> str:
         """
-        The element type in which a leaf is stored, and a weight updated: f32 for a bf16 weight with an f32 master, else
-        that of its type.
+        The element type in which a leaf is stored: for a bf16 weight with an f32 master, f32, in which it is also
+        updated; else that of its type.
         """
         return str(dict(self.attributes).get("master", self.types[0].dtype))
 
@@ -145,14 +145,14 @@ class Node:
         return find_operator(self.op)
 
     def attribute(self, name: str) -> Any:
-        """Return the value of an attribute. Raises `KeyError` if the node does not have it."""
+        """Return the value of the attribute called `name`. Raises `KeyError` if the node does not have it."""
         return dict(self.attributes)[name]
 
     @property
     def analysis(self) -> Analysis:
         """
         The ways in which a compute node can be divided: which index variables of its TDL line can be sharded, and which
-        operands can be in partial sums; from the line, bound to its operands' global shapes. Not for other nodes.
+        operands can be in partial sums. The line is bound to the operands' global shapes. Only for compute nodes.
         """
         try:
             return self._analysis
@@ -164,8 +164,9 @@ class Node:
     @property
     def configuration(self) -> Configuration:
         """
-        How the work of a compute node is divided into tasks, as its operands' types say: the number of parts of each
-        index variable, and the numbers of copies and of partial sums. Those in time are counted, too.
+        How the work of a compute node is divided into tasks: the number of parts of each index variable, and the
+        numbers of copies and of partial sums. It follows from the operands' types; pieces in time (micro-batches) are
+        counted, too.
         """
         try:
             return self._configuration
@@ -175,17 +176,23 @@ class Node:
 
     @property
     def micro_batches(self) -> int:
-        """How many times a step does the node: once, or once for each micro-batch."""
+        """How many times a step runs the node: 1, or the number of micro-batches."""
         return self.types[0].micro_batches
 
     @property
     def configuration_in_time(self) -> Configuration:
-        """How the work of a compute node is divided over micro-batches: the part of `configuration` that is in time."""
+        """
+        How the work of a compute node is divided over micro-batches: `configuration`, of which only the parts in time
+        count.
+        """
         return _in_time(self.analysis, self.configuration, [v.type for v in self.operands])
 
     @property
     def configuration_in_space(self) -> Configuration:
-        """How the work of a compute node is divided over devices within one micro-batch."""
+        """
+        How the work of a compute node is divided over devices within one micro-batch: `configuration` without the parts
+        in time.
+        """
         if self.micro_batches == 1:
             return self.configuration
         return without_time(self.configuration, self.configuration_in_time)
@@ -201,8 +208,8 @@ def _configuration(analysis: Analysis, operands: tuple[TensorType, ...]) -> Conf
 
 class Value:
     """
-    A value of a graph: result number `index` of a node. Never made directly: equal values are one object, which
-    `Node.value` returns.
+    A value of a graph: result number `index` of `node`. Get it from `Node.value` or `Node.results`, never make one:
+    equal values are one object.
     """
 
     __slots__ = ("__weakref__", "index", "node", "type")
@@ -261,11 +268,11 @@ def _make(
 
 def leaf(op: str, type: TensorType, view: View | None = None, **attributes: AttrValue) -> Node:
     """
-    Make an `input` or `weight`, with the attribute `name`, or a `constant`, with the attribute `value`; return its
-    node.
+    Return a leaf node: an `input` or `weight` (`op`), which needs the attribute `name`, or a `constant`, which needs
+    the attribute `value`, a number.
 
-    A weight of `type` bf16 with the attribute `master`, say `"f32"`, is stored and updated in f32, and read as bf16.
-    Raises `UnityError` for a leaf that lacks its name or value, and for a master that is no longer than the type.
+    A weight of `type` bf16 with the attribute `master="f32"`, say, is stored and updated in f32, and read as bf16.
+    Raises `UnityError` for a leaf that lacks its name or value, and for a master whose type is not longer than `type`.
     """
     if (master := attributes.get("master")) is not None:
         longer = master not in NOT_FLOATING and ELEMENT_BYTES.get(str(master), 0) > ELEMENT_BYTES[type.dtype]
@@ -287,11 +294,12 @@ def apply(
     op: str, operands: Sequence[Value], attributes: Mapping[str, AttrValue] | None = None, view: View | None = None
 ) -> Node:
     """
-    Apply the compute operator `op` to values; return the node, whose result types follow from the operator's TDL line.
+    Return the node that applies the compute operator called `op` to values. Its result types follow from the operator's
+    TDL line.
 
-    `attributes` that are left out have their defaults; a `view` of None leaves the devices to `pcg.sharding.place`.
-    Equal nodes are one object. Raises `UnityError` (operator, rule, fix) where shapes, attributes, element types,
-    degrees or the view do not fit.
+    `attributes` that are left out have their defaults; with a `view` of None, `pcg.sharding.place` chooses the devices.
+    Equal nodes are one object. Raises `UnityError` (operator, rule, fix) if shapes, attributes, element types, degrees
+    or the view do not fit.
     """
     operator = find_operator(op)
     return _apply(operator, tuple(operands), operator.attributes(attributes or {}), view)
@@ -307,11 +315,10 @@ def _apply(operator: Operator, operands: tuple[Value, ...], attributes: Attribut
 
 def infer_types(operator: Operator, operands: tuple[TensorType, ...], attributes: Attributes) -> tuple[TensorType, ...]:
     """
-    Return the result types of a compute operator from its operands' types; `attributes` have the defaults filled in.
-    Memoised.
+    Return the result types of a compute operator, one per result, given its operands' types: shapes, element types and
+    the pieces that results are divided into. `attributes` must have the defaults filled in. Memoised.
 
-    The serial shape rule and the parallel typing both come from its TDL line. Raises `UnityError` (operator, rule, fix)
-    where shapes, attributes, element types or degrees do not fit.
+    Raises `UnityError` (operator, rule, fix) if shapes, attributes, element types or degrees do not fit.
     """
     found = _types_or_message(operator, operands, attributes)
     if isinstance(found, str):
@@ -406,11 +413,11 @@ def _check_elements(operator: Operator, bound: Bound, operands: tuple[TensorType
 
 def parallel(op: str, operand: Value, view: View | None = None, **attributes: int) -> Node:
     """
-    Apply the parallel operator `op` (`partition`, `reduce`, ..), which changes into what pieces a value is divided, to
-    a value; return the node.
+    Return the node that applies the parallel operator called `op` (`partition`, `reduce`, ..) to a value: its result is
+    the same value, divided into other pieces.
 
     `attributes` are the operator's own, such as `dim=0, by=2` of partition or `by=4` of replicate; `view` is the
-    machine view of the result. Raises `UnityError` where they do not fit the operand's type or the view does not fit
+    machine view of the result. Raises `UnityError` if they do not fit the operand's type, or if the view does not fit
     the result.
     """
     rule = PARALLEL_OPERATORS[op]
@@ -423,12 +430,11 @@ def parallel(op: str, operand: Value, view: View | None = None, **attributes: in
 
 def grid(node: Node) -> tuple[int, ...]:
     """
-    Return the sizes, those of 1 left out, of a node's task grid: its work, within one micro-batch, is divided into one
-    task per place of the grid, each on a device of its own.
+    Return the shape of a node's task grid, without axes of size 1. A node's work within one micro-batch is one task per
+    place of the grid, each on a device of its own.
 
-    The grid's axes are, in order, the index variables of the operator's TDL line (for a leaf or parallel operator, the
-    result's dims), then copies, then partial sums: one axis for each set of operands that can be in partial sums
-    together.
+    The axes are, in order, the index variables of the operator's TDL line (for a leaf or parallel operator, the dims of
+    the result), then copies, then partial sums: one axis for each set of operands that can be in partial sums together.
     """
     if node.is_compute:
         c = node.configuration_in_space
@@ -442,7 +448,8 @@ def grid(node: Node) -> tuple[int, ...]:
 
 def check_view(node: Node) -> None:
     """
-    Raise `UnityError` if a node's view does not have the sizes of its task grid (`grid`), or gives a device two tasks.
+    Check the machine view of a node. Raises `UnityError` if its axes do not have the sizes of the node's task grid
+    (`grid`), or if it gives one device two tasks.
     """
     view = node.view
     assert view is not None
@@ -459,12 +466,12 @@ def check_view(node: Node) -> None:
 
 def divide(node: Node, operands: Sequence[Value], configuration: Configuration, view: View | None = None) -> Node:
     """
-    Apply the operator of the serial compute node `node` to the parallel values `operands`, which are already sharded as
-    `configuration` (the degree of each index variable) says; return the new node.
+    Return a compute node of a serial graph in sharded form: its operator, applied to the parallel values `operands`.
+    They must already be sharded as `configuration` (the degree of each index variable) says.
 
-    An attribute that has the degrees of index variables which occur in no operand (as of `expand`) becomes those of
-    `configuration`; the others stay. `view` places the new node; None gives it no view. Raises `UnityError` where types
-    or view do not fit.
+    An attribute that holds degrees, as that of `expand` for index variables that occur in no operand, becomes that of
+    `configuration`; the others stay. `view` is the machine view of the new node (None: none). Raises `UnityError` if
+    types or view do not fit.
     """
     operator = node.operator
     shapes = tuple(v.type.shape for v in node.operands)
@@ -473,11 +480,11 @@ def divide(node: Node, operands: Sequence[Value], configuration: Configuration, 
 
 def rebuild(node: Node, operands: Sequence[Value], view: View | None = None) -> Node:
     """
-    Apply a node's operator, with its attributes, to other operands; return the new node, which has only the view given
-    here (None: none). Its result types are inferred again if the operands' types differ from the old ones'; a leaf,
-    which has no operands, keeps its type.
+    Return a node with the same operator and attributes on other operands. It has the view that is given here, not that
+    of `node` (None: none). Result types are inferred anew if the operands' types differ from those before. A leaf has
+    no operands, and keeps its type.
 
-    Raises `UnityError` where they do not fit.
+    Raises `UnityError` if operands or view do not fit.
     """
     if not node.is_leaf and all(v.type == old.type for v, old in zip(operands, node.operands, strict=True)):
         built = _make(node.op, tuple(operands), node.attributes, node.types, view)
@@ -493,7 +500,7 @@ def rebuild(node: Node, operands: Sequence[Value], view: View | None = None) -> 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """The optimizer's step of `weight`, a weight leaf's result, given its gradient `grad`."""
+    """The optimizer's step on one weight: `weight` is the result of the weight's leaf, `grad` the weight's gradient."""
 
     weight: Value
     grad: Value
@@ -515,11 +522,11 @@ class Pipeline:
 class Graph:
     """
     A computation graph (forward, or a whole training step): inputs in order, outputs in order, and the updates of
-    weights.
+    weights. A forward graph has no updates.
 
-    Its weights are the weight leaves that its outputs and updates reach; a forward graph has no updates. A step makes
-    its loss in `loss_pieces` pieces of the tokens, one after the other (`pcg.loss_part`). With a `pipeline` its
-    operators are in stages (`pcg.stages`).
+    Its weights are the leaves `weight` that its outputs and updates depend on. With `loss_pieces` above 1, a step makes
+    its loss in so many pieces of the tokens, one after the other (`pcg.loss_part`). With a `pipeline`, its operators
+    are in stages (`pcg.stages`).
     """
 
     name: str
@@ -540,11 +547,11 @@ class Graph:
 
     @property
     def roots(self) -> tuple[Value, ...]:
-        """The values the function computes: its outputs, and the operands of its updates."""
+        """The values that the graph computes: its outputs, then the weight and the gradient of each update."""
         return (*self.outputs, *(v for u in self.updates for v in (u.weight, u.grad)))
 
     def nodes(self) -> list[Node]:
-        """Return every node, operands before users; inputs first."""
+        """Return every node in an order that has operands before users, and begins with the inputs."""
         return [*self._nodes]
 
     @cached_property
@@ -552,7 +559,7 @@ class Graph:
         return tuple(topological(self.roots, first=self.inputs))
 
     def weights(self) -> list[Node]:
-        """Return the weight leaves, in the order of `nodes`."""
+        """Return the weight leaves, ordered as in `nodes`."""
         return [n for n in self.nodes() if n.op == "weight"]
 
     def __reduce__(self) -> tuple[Callable[..., Graph], tuple[object, ...]]:
@@ -571,8 +578,8 @@ class Graph:
 
     def users(self) -> Mapping[Value, Sequence[tuple[Node, int]]]:
         """
-        Return, for each value that some node reads, the (node, operand index) pairs that read it, in graph order.
-        Outputs and updates are not counted as uses; values without any are left out.
+        Return the uses of each value: the (node, operand index) pairs that read it, in graph order. Outputs and updates
+        are no uses; a value without uses is not a key.
         """
         return self._users
 
@@ -613,8 +620,8 @@ def _unpickled(
 
 def topological(roots: Iterable[Value], first: Iterable[Node] = ()) -> list[Node]:
     """
-    Return every node that the values `roots` depend on, operands before users, in a deterministic order that begins
-    with the nodes `first` (a graph's inputs, say), needed or not.
+    Return every node that the values `roots` depend on, operands before users. The order is deterministic, and begins
+    with the nodes `first` (a graph's inputs, say), whether `roots` depend on them or not.
     """
     order: dict[Node, None] = dict.fromkeys(first)
     for root in roots:
@@ -635,10 +642,9 @@ def topological(roots: Iterable[Value], first: Iterable[Node] = ()) -> list[Node
 
 def rewrite(graph: Graph, replace_node: Callable[[Node, tuple[Value, ...]], Sequence[Value]]) -> Graph:
     """
-    Rebuild a graph from its leaves up: `replace_node(node, new operands)` returns the values that replace the node's
-    results, one for each. Name, optimizer, pipeline and loss pieces stay.
-
-    Leaves are passed, too, with no operands.
+    Return a graph rebuilt node by node, operands first. `replace_node(node, new operands)` is called for each node,
+    leaves included, and returns the values that replace the node's results, one for each. Name, optimizer, pipeline and
+    loss pieces stay.
     """
     new: dict[Value, Value] = {}
     for node in graph.nodes():
@@ -651,8 +657,8 @@ def rewrite(graph: Graph, replace_node: Callable[[Node, tuple[Value, ...]], Sequ
 
 def erase(graph: Graph) -> Graph:
     """
-    Return the serial graph of a parallel one: parallel operators deleted, every value in one piece, no machine views,
-    the loss in one piece, too.
+    Return the serial graph of a parallel one: without parallel operators and machine views, every value in one piece,
+    the loss in one piece, no stages.
 
     Two well-typed graphs of the same inputs and outputs compute the same values if their erasures are equal.
     """
@@ -661,8 +667,8 @@ def erase(graph: Graph) -> Graph:
 
 def erase_with(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
     """
-    Return (serial, nodes): the serial graph of a parallel one, as `erase` does (without parallel operators, degrees and
-    machine views), and for each leaf and compute node of the parallel graph its node in the serial one.
+    Return (serial graph, nodes): the graph as `erase` makes it, and a mapping from each leaf and compute node of the
+    parallel graph to its node in the serial one.
     """
     found: dict[Node, Node] = {}
 

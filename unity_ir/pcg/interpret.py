@@ -28,11 +28,11 @@ Pieces = dict[Piece, Array]
 
 def interpret(graph: Graph, inputs: Mapping[str, Array], weights: Mapping[str, Array]) -> dict[Value, Array]:
     """
-    Run a serial or parallel graph in numpy on whole arrays; return the array, of global shape, of every value: leaves,
-    and results of compute and parallel operators (which are identities here).
+    Run a serial or parallel graph in numpy on whole arrays; return the array of every value, of its global shape.
+    Parallel operators are identities here.
 
-    `inputs` and `weights` are arrays of global shape, by the leaf's name. Raises `UnityError` where one is missing or
-    has another shape.
+    `inputs` and `weights` are arrays of global shape, by the leaf's name. Raises `UnityError` if one is missing or has
+    another shape.
     """
     values: dict[Value, Array] = {}
     for node in graph.nodes():
@@ -51,8 +51,8 @@ def interpret_pieces(graph: Graph, inputs: Mapping[str, Array], weights: Mapping
     Run a graph in numpy piece by piece, as devices do; return, for every value, its pieces: arrays of the piece's
     shape, keyed by `Piece` (shard along each dim, partial sum, copy).
 
-    `inputs` and `weights` are whole arrays, by the leaf's name. Raises `AssertionError` where copies are not equal,
-    `UnityError` where an array is missing or has another shape.
+    `inputs` and `weights` are whole arrays, by the leaf's name. Raises `AssertionError` if copies are not equal, and
+    `UnityError` if an array is missing or has another shape.
     """
     values: dict[Value, Pieces] = {}
     for node in graph.nodes():
@@ -83,9 +83,11 @@ def _leaf(node: Node, inputs: Mapping[str, Array], weights: Mapping[str, Array])
 
 def split(array: Array, type: TensorType) -> Pieces:
     """
-    Divide a whole array, of the global shape of `type`, into the pieces of `type`, keyed by `Piece`. Of partial sums,
-    the first holds the value's shard and the others zeros; copies are equal. A halo has the neighbours' elements, 0
-    outside of the value; a halo of addends (`halo_sum`) has zeros.
+    Divide a whole array, of the global shape of `type`, into the pieces of `type`; return them keyed by `Piece` (shard
+    along each dim, partial sum, copy).
+
+    Copies are equal. Of the partial sums, the first holds the value's shard and the others zeros. A halo has the
+    neighbours' elements, and 0 outside the array; a halo of addends (`halo_sum`) has zeros.
     """
     out: Pieces = {}
     for at in type.all_pieces():
@@ -96,8 +98,9 @@ def split(array: Array, type: TensorType) -> Pieces:
 
 def join(pieces: Pieces, type: TensorType) -> Array:
     """
-    Put the pieces of a type together to the whole array: concatenate shards, add partial sums, take the first of the
-    copies. A halo is dropped; one of addends (`halo_sum`) is added to the shards that it overlaps.
+    Return the whole array of which `pieces` are the pieces, divided as `type` says: shards are concatenated, partial
+    sums added, and the first of the copies is taken. A halo is dropped; one of addends (`halo_sum`) is added to the
+    shards that it overlaps.
     """
     some = next(iter(pieces.values()))
     lows = [low for low, _ in type.borders]

@@ -26,8 +26,8 @@ LONGEST = 64
 @dataclass(frozen=True, slots=True)
 class Part:
     """
-    Operators of a graph between two cuts, in graph order. Of what they make, only `end` is read after them; None for
-    the last part, which has the loss.
+    Operators of a graph between two cuts, in graph order. `end` is the only value made in the part that operators after
+    it read; None for the last part, which has the loss.
     """
 
     nodes: tuple[Node, ...]
@@ -41,9 +41,11 @@ class Part:
 @lru_cache(maxsize=64)
 def parts(graph: Graph) -> tuple[Part, ...]:
     """
-    Return the finest parts of a serial forward graph between which a single value passes, in graph order: all compute
-    nodes that have a gradient and depend on more than weights. Other values, such as masks that every layer reads, do
-    not count, as they are kept anyway. Memoised.
+    Return the parts of a serial forward graph, in graph order: it is cut wherever a single value is all that later
+    operators read of earlier ones.
+
+    The parts have all compute nodes that have a gradient and depend on an input. Values that other nodes make, such as
+    masks that every layer reads, do not prevent a cut. Memoised.
     """
     order = [n for n in graph.nodes() if n.is_compute and n in nodes_with_gradient(graph)]
     flow = set[Node]()
@@ -75,8 +77,8 @@ def parts(graph: Graph) -> tuple[Part, ...]:
 @dataclass(frozen=True, slots=True)
 class Layers:
     """
-    A graph's parts with every layer as one: `before`, those before the first layer; `layers`, with what is between
-    them; and `tail`, those after the last layer, whose backward comes first. Without layers, everything is the tail.
+    The parts of a graph with every layer joined to one: `before` the first layer; `layers`, with the parts between
+    them; and `tail`, after the last layer. If there are no layers, all parts are in `tail`.
     """
 
     before: tuple[Part, ...]
@@ -87,11 +89,11 @@ class Layers:
 @lru_cache(maxsize=64)
 def layers(graph: Graph) -> Layers:
     """
-    Return the layers of a serial forward graph: parts, or several in a row, that follow each other at least twice with
-    the same operators on each other's results, whatever their sizes. Memoised.
+    Find the layers of a serial forward graph. A layer is a part, or several parts in a row, that occurs at least twice
+    in a row with the same operators, connected in the same way, whatever the sizes. Memoised.
 
-    Of the runs that begin at one part, the one that covers the most parts counts, of equals that of the shortest
-    layer. A part between two runs (such as the first block of a stage of a ResNet) is a layer by itself.
+    From each part on, the repetition that covers most parts is taken and, of equals, that of the shortest layer. A part
+    between two repetitions (such as the first block of a stage of a ResNet) is a layer by itself.
     """
     every = parts(graph)
     shapes: dict[object, int] = {}
@@ -128,10 +130,10 @@ def _run(kinds: Sequence[int], at: int) -> tuple[int, int]:
 
 def shortened(graph: Graph, keep: int) -> Graph | None:
     """
-    Return a serial forward graph with only `keep` of its longest run of equal layers, the first ones: what follows the
-    run reads what the last of these ends with. None if no run has more than `keep` layers.
+    Return a serial forward graph with fewer equal layers: of its longest run of them, only the first `keep` stay, and
+    what follows the run reads the result of the last of these. None if no run has more than `keep` layers.
 
-    Layers are equal if they have the same operators, with the same attributes and types, on each other's results.
+    Layers are equal if they have the same operators, connected in the same way, with the same attributes and types.
     """
     longest = _longest_run(graph)
     if len(longest) <= keep:
@@ -150,12 +152,10 @@ def shortened(graph: Graph, keep: int) -> Graph | None:
 
 def shortened_with_map(graph: Graph, keep: int) -> tuple[Graph, tuple[int, ...]]:
     """
-    Return (short, of): the graph with at most `keep` layers in its longest run of equal ones (`shortened`; the graph
-    itself if there are no more), and for each part of `graph` (`parts`), in order, the index of the part of `short`
-    that is like it.
+    Return (short, of): the graph as `shortened` makes it (`graph` itself if no run has more than `keep` layers), and
+    for each part of `graph` (`parts`), in order, the index of the like part of `short`.
 
-    Parts of layers that are left out, in the middle of the run, are like those of kept layer number `keep // 2`, from
-    0.
+    Layers are left out in the middle of the run: their parts are like those of the kept layer with index `keep // 2`.
     """
     every, short = parts(graph), shortened(graph, keep)
     if short is None:

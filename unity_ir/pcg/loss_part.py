@@ -18,8 +18,9 @@ from unity_ir.tdl.divisibility import Analysis
 
 def head(graph: Graph) -> Node:
     """
-    Return the only matrix product, or other contraction, from which a path leads to the loss, the first output, without
-    another one on it. Raises `UnityError` if there is none, or more than one.
+    Return the head of a graph: the last matrix product, or other contraction, before the loss, which is the first
+    output. Raises `UnityError` if the loss depends on none, or on several without another one between them and the
+    loss.
     """
     found: dict[Node, None] = {}
     seen: set[Node] = set()
@@ -43,20 +44,17 @@ def head(graph: Graph) -> Node:
 
 
 def has_contraction(analysis: Analysis) -> bool:
-    """
-    Return whether an operator is a contraction (it has a matrix product, a convolution or attention). The head is one;
-    in the backward, the contractions that make its operands' gradients end the part.
-    """
+    """Return whether an operator is a contraction: a matrix product, a convolution or attention."""
     return contraction_flops(analysis.bound) > 0
 
 
 def piece_variable(analysis: Analysis, dims: Sequence[int | None]) -> str | None:
     """
-    Return the index variable of an operator along which it can be computed piece by piece, if a piece reads, of each
-    operand, a shard of the dim with the number in `dims`, or all of it (None).
+    Return the index variable along which an operator can be computed in pieces, given what one piece reads of each
+    operand: a shard of the dim with the number in `dims`, or the whole operand (None).
 
-    None if no operand is read in shards, if their dims do not belong to one variable that can be divided, or if the
-    operator has halos.
+    Returns None if no operand is read in shards, if the dims do not belong to one variable that can be divided, or if
+    the operator has halos.
     """
     names = [p.name for p in analysis.bound.operands]
     found = {analysis.operand_dims[n][d] for n, d in zip(names, dims, strict=True) if d is not None}
@@ -69,8 +67,8 @@ def piece_variable(analysis: Analysis, dims: Sequence[int | None]) -> str | None
 
 def dims_along(analysis: Analysis, variable: str | None) -> list[int | None]:
     """
-    Return, per operand in order, the number of the dim that is sharded when the index variable `variable` is divided;
-    None for operands without one.
+    Return, for each operand in order, the number of the dim that is sharded if the index variable `variable` is
+    divided; None for an operand that does not have it.
     """
     dims = [analysis.operand_dims.get(p.name, ()) for p in analysis.bound.operands]
     return [of.index(variable) if variable in of else None for of in dims]
@@ -78,11 +76,12 @@ def dims_along(analysis: Analysis, variable: str | None) -> list[int | None]:
 
 def loss_part(graph: Graph) -> Mapping[Node, str]:
     """
-    Return the compute nodes of the part of a placed graph that makes its loss in pieces, with the index variable along
-    which these divide each: of a forward from the head to the loss, and of a whole step their gradients, too. Empty for
-    a loss in one piece, and where along no dim of the head's result but the last it can be in `loss_pieces` pieces.
+    Return the compute nodes of a placed graph (one with machine views) that run in a loop over pieces of the loss, each
+    with the index variable along which the pieces divide it. In a forward they are from the head to the loss; in a
+    training step their gradients are among them.
 
-    Raises `UnityError` if the loss has no head (`head`).
+    Empty if the loss is in one piece, and if no dim of the head's result, except its last, can be divided into
+    `Graph.loss_pieces` pieces. Raises `UnityError` if there is no head (`head`).
     """
     if graph.loss_pieces == 1:
         return {}

@@ -33,11 +33,11 @@ from unity_ir.tdl.parallel import Configuration, operand_degrees
 
 def resting(layout: Layout) -> Layout:
     """
-    Return the layout (a role per mesh axis) in which a leaf, a weight or input, is stored (rests) if its first reader
-    wants `layout`: the same, but with REPEAT in place of COPY and SUM.
+    Return the layout in which an input or weight is stored if its first reader wants `layout`: the same, but with
+    REPEAT in place of COPY and SUM.
 
-    So each device stores values, not addends of them, and the gradient that updates a weight is whole on each replica
-    (REPEAT), not in addends (as that of COPY).
+    So devices store values, not addends of them, and the gradient that updates a weight is whole on each replica
+    (REPEAT), not in addends (as for COPY).
     """
     return tuple(REPEAT if role in (COPY, SUM) else role for role in layout)
 
@@ -68,14 +68,16 @@ def materialise(
     again: Collection[Node] = (),
 ) -> Graph:
     """
-    Build the parallel graph of a serial forward graph: its operators, divided as `assignments` says (the role of every
-    mesh axis in each compute node), with machine views, and parallel operators that reshard values between them.
+    Return the parallel graph that a serial forward graph and its assignments describe: the same operators, sharded and
+    with machine views, and parallel operators that reshard values between them. `assignments` has the role of each mesh
+    axis in each compute node.
 
-    Two mappings, of values of the serial graph, add layouts (a role per mesh axis): `rests` those in which leaves are
-    stored, by default as their first use reads them (see `resting`), or to which other values are resharded once they
-    are made; `relays` those to which leaves are resharded once, before all uses. The results of the compute nodes in
-    `again` are recomputed in the backward, and the leaves in it are resharded for their users again there. Raises
-    `UnityError` where an assignment does not fit.
+    `rests` gives values of the serial graph a layout: an input or weight is stored in it (if left out: as its first use
+    reads it, see `resting`), and the result of an operator is resharded to it once it is made. `relays` gives inputs
+    and weights a layout to which they are resharded once, before all uses. The results of compute nodes in `again` are
+    recomputed in the backward; inputs and weights in it are resharded again there.
+
+    Raises `UnityError` if an assignment does not fit.
     """
     rests = {**_resting_layouts(graph, assignments, mesh), **(rests or {})}
     new: dict[Value, Value] = {}
@@ -115,8 +117,8 @@ def _stored_leaf(value: Value, layout: Layout, mesh: Mesh) -> Value:
 
 def piece_as_weight(node: Node, type: TensorType) -> Node:
     """
-    Return a weight node of type `type`, named "piece", with the other attributes of the leaf `node`, such as its
-    master: a stand-in for one piece of that leaf, to price its update, say.
+    Return a weight node that stands for one piece of the leaf `node`, to price the piece by itself: it has type `type`,
+    the name "piece", and the other attributes of `node`, such as its master.
     """
     own = dict(node.attributes)
     return leaf("weight", type, None, **{**own, "name": "piece"})
@@ -147,8 +149,8 @@ def _assigned(node: Node, operands: Sequence[Value], assignment: Assignment, mes
 
 def apply_reshard(value: Value, source: Layout, target: Layout, mesh: Mesh) -> Value:
     """
-    Apply the parallel operators that bring a value from layout `source` to `target` (a role per mesh axis each); return
-    the result. The last operator has the target's view.
+    Return the value brought from layout `source` to layout `target`, by parallel operators. The last of them has the
+    machine view of the target. The value itself if the layouts are equal.
     """
     if source == target:
         return value
@@ -174,8 +176,8 @@ def _with_halo(value: Value, halo: Halos) -> Value:
 
 def variable_degrees(assignment: Assignment, sizes: Sequence[int]) -> dict[str, int]:
     """
-    Return the degree (number of parts) of every index variable that an assignment (the role of each mesh axis in an
-    operator) divides, by name: the product of the `sizes` of the mesh axes that divide it.
+    Return the degree (number of parts) of every index variable that an assignment divides, by name: the product of the
+    sizes of the mesh axes that divide it. `sizes` are those of the mesh axes, in order, as in `assignment`.
     """
     found: dict[str, int] = {}
     for what, size in zip(assignment, sizes, strict=True):

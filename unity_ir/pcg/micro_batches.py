@@ -41,10 +41,10 @@ _BEFORE, _AFTER = _Role("before"), _Role("after")
 @dataclass(frozen=True, slots=True)
 class TimeDivision:
     """
-    Which part of each value of a serial graph a micro-batch has, for `count` micro-batches.
+    What part of each value of a serial graph one of `count` micro-batches has.
 
-    Made by this module; the graph is that of the whole batch (`micro_batch`) or of one micro-batch
-    (`in_micro_batches`).
+    The graph is that of the whole batch if `micro_batch` made this, and that of one micro-batch if `in_micro_batches`
+    did.
     """
 
     count: int
@@ -56,18 +56,22 @@ class TimeDivision:
     """
 
     def of(self, value: Value) -> InTime | None:
-        """Return how a value is divided in time; None for one that is made before or after the loop."""
+        """
+        Return how a value is divided over micro-batches; None for a value that is made before or after the loop over
+        them.
+        """
         found = self.roles[value]
         return InTime(found.role, self.count) if found.when == "in" else None
 
     def part(self, value: Value) -> Shape:
         """
-        Return the shape of what one micro-batch has of a value: 1 / `count` of a dim that is divided in time, else all.
+        Return the shape of one micro-batch's part of a value: the dim along which micro-batches divide it, if any, is
+        `count` times as small as in the whole batch.
         """
         return _part(self.whole[value].shape, self.roles[value], self.count)
 
     def variable(self, node: Node) -> str | None:
-        """Return the index variable of a compute node that is divided in time, if one is."""
+        """Return the index variable of a compute node that micro-batches divide; None if they divide none."""
         whole = self.whole[node.results[0]].node
         analysis = whole.analysis
         dims = [analysis.operand_dims[p.name] for p in analysis.bound.operands]
@@ -79,9 +83,11 @@ class TimeDivision:
 
     def read(self, node: Node, operand: int, variable: str | None) -> InTime:
         """
-        Return how an operator of the loop reads operand number `operand`: as it is divided in time, if the loop makes
-        it; one made before the loop as shards along `variable`, the operator's index variable that is divided in time,
-        or, if it does not have that, whole in every micro-batch.
+        Return how one operand of an operator in the loop over micro-batches is divided over them. `operand` is its
+        number, and `variable` the index variable of the operator that micro-batches divide.
+
+        A value that the loop makes is divided as it is made. Of one made before the loop, each micro-batch reads a
+        shard along `variable`, or, if the operand does not have that variable, the whole.
         """
         time = self.of(node.operands[operand])
         if time is not None:
@@ -216,9 +222,9 @@ class _Follower:
 
 def micro_batch(graph: Graph, dims: Mapping[str, int], count: int) -> Graph:
     """
-    Return the serial forward graph of one of `count` micro-batches of a serial graph: the same operators on 1 / `count`
-    of the samples. Use it to find and price plans, from which `in_micro_batches` makes the plan of the step: its
-    results (a mean loss, say) are those of one micro-batch.
+    Return the graph of one of `count` micro-batches of a serial forward graph: the same operators on 1 / `count` of the
+    samples. Its results (a mean loss, say) are those of the micro-batch. Plans are searched and priced for it, and
+    `in_micro_batches` then makes the plan of the whole step.
 
     `dims` has, for each input that has samples, by name, the dim along which they run. Raises `UnityError` if `count`
     does not divide the samples, or an operator needs several micro-batches at once.
@@ -247,14 +253,16 @@ def in_micro_batches(
     plan: Graph, dims: Mapping[str, int], count: int, inside: Callable[[Node], bool] = lambda weight: False
 ) -> Graph:
     """
-    Return a placed forward graph of one micro-batch as that of a batch of `count` of them: its inputs are the whole
-    batch, in pieces in time; operators of the loop are those of the plan, on the same devices. For a `count` of 1,
-    `plan` itself.
+    Return the plan of a whole batch, run in `count` micro-batches, given the plan of one of them: a forward graph with
+    machine views. Its inputs are the whole batch, divided in time; operators of the loop are those of `plan`, on the
+    same devices. For a `count` of 1, `plan` itself.
 
-    A weight is moved to its readers once, before the loop, and its gradient summed over devices once, after it; those
-    weights of `plan` for which `inside` is true are moved, and their gradients summed, in every micro-batch. `dims`
-    has, for each input that has samples, by name, the dim along which they run. Raises `UnityError` where an operator
-    needs several micro-batches at once, and if the first output is not a scalar loss.
+    A weight is moved to its readers once, before the loop, and its gradient summed over devices once, after the loop.
+    If `inside(weight)` is true for a weight node of `plan`, both are done in every micro-batch. `dims` has, for each
+    input that has samples, by name, the dim along which they run.
+
+    Raises `UnityError` if an operator needs several micro-batches at once, and if the first output is not a scalar
+    loss.
     """
     if count == 1:
         return plan

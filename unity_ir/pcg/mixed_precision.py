@@ -12,16 +12,19 @@ from unity_ir.tdl.counts import contraction_flops
 
 def mixed_precision(graph: Graph, dtype: str, reduce: str = "f32") -> Graph:
     """
-    Make a forward graph compute in `dtype` (bf16 or f16), with weights, their gradients and the optimizer's state in
-    f32, as FSDP's `MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce)` does.
+    Return a forward graph that computes in `dtype` (bf16 or f16), with weights, their gradients and the optimizer's
+    state in f32, as FSDP's `MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce)` does.
 
-    A weight becomes one of `dtype` with a master in f32, which is stored and updated: each piece is cast where it is
-    stored, so that `dtype` is what moves. Its gradient is summed over operators and devices in `reduce`, f32 or
-    `dtype`. Inputs stay f32 and are cast where they are read. Operators whose results are outputs (the loss) compute in
-    f32, and so does a loss in several operators from its `log_softmax` on, as PyTorch's autocast has it; so do
-    operators that read only integers and constants; a weight that these read stays f32. Kernels add up in f32.
+    A weight gets the type `dtype` and a master in f32, which is stored and updated: each piece is cast where it is
+    stored, so that moves carry `dtype`. Its gradient is summed over operators and devices in `reduce`, f32 or `dtype`.
+    Kernels add up in f32. These stay f32:
 
-    Raises `UnityError` for another `dtype` or `reduce`, for a whole training step, and where no input or weight is f32.
+    - inputs, which are cast where they are read;
+    - operators whose results are outputs (the loss), and a loss in several operators from its `log_softmax` on, as in
+      PyTorch's autocast;
+    - operators that read only integers and constants, and weights that these read.
+
+    Raises `UnityError` for another `dtype` or `reduce`, for a whole training step, and if no input or weight is f32.
     """
     if dtype not in HALVES:
         raise UnityError(f"mixed precision: {dtype!a} is no type to compute in; use {' or '.join(HALVES)}")

@@ -13,8 +13,8 @@ from unity_ir.ops.optimizers import OPTIMIZERS
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
     """
-    Weights with hyperparameters of their own: those whose full names `pattern` matches (as `fnmatch` has it), or
-    `@vectors`, of at most one dim, or `@embeddings`, the tables that an `embedding` reads.
+    Weights with hyperparameters of their own. `pattern` says which: those whose full names it matches (as in
+    `fnmatch`), or `@vectors` for all of at most one dim, or `@embeddings` for the tables that an `embedding` reads.
     """
 
     pattern: str
@@ -29,8 +29,9 @@ class ParameterGroup:
 @dataclass(frozen=True)
 class Optimizer:
     """
-    An optimizer of `ops.optimizers`, by `name`, and its hyperparameters. Those left out (nan) get their defaults, and
-    those that it does not take are set to 0. Values are not checked; `optimizer_of` checks them.
+    An optimizer, by `name` (a key of `ops.optimizers.OPTIMIZERS`), and its hyperparameters. Those left out (nan) get
+    their defaults, and those that this optimizer does not take are set to 0. Values are not checked; `optimizer_of`
+    checks them.
     """
 
     name: str = "sgd"
@@ -56,19 +57,19 @@ class Optimizer:
 
     @property
     def states(self) -> int:
-        """The number of tensors of a weight's size that the optimizer keeps from step to step."""
+        """The number of state tensors that the optimizer keeps per weight, each of the weight's size (2 for Adam)."""
         return len(OPTIMIZERS[self.name].state)
 
     @property
     def settings(self) -> Mapping[str, float]:
-        """The hyperparameters that this optimizer takes, by name."""
+        """The hyperparameters that this optimizer takes, by name, without `clip` and `groups`."""
         return {name: getattr(self, name) for name in OPTIMIZERS[self.name].defaults}
 
     @property
     def given(self) -> dict[str, float | str]:
         """
-        The hyperparameters, `clip` and `groups` (as text): the settings from which `optimizer_of` makes an equal
-        optimizer.
+        All settings: the hyperparameters, `clip`, and `groups` as text. `optimizer_of` makes an equal optimizer of
+        them.
         """
         return {**self.settings, "clip": self.clip, "groups": groups_text(self.groups)}
 
@@ -79,11 +80,11 @@ SETTINGS = ("lr", "beta1", "beta2", "eps", "weight_decay", "momentum")
 
 def optimizer_of(where: str, name: str, settings: Mapping[str, object]) -> Optimizer:
     """
-    Make an optimizer from its name and settings: hyperparameters, `clip`, and `groups` as text, such as `@vectors
-    weight_decay=0; head.* lr=1e-4`. Those that are not in `settings` have their defaults.
+    Return the optimizer called `name` with these settings: hyperparameters, `clip`, and `groups` as text, such as
+    `@vectors weight_decay=0; head.* lr=1e-4`. Those that are not in `settings` have their defaults.
 
-    Raises `UnityError`, which begins with `where`, for an unknown optimizer, for a hyperparameter that it does not
-    take, for numbers out of range, and for groups that are not such text.
+    Raises `UnityError`, which begins with `where`, for an unknown optimizer, a hyperparameter that it does not take, a
+    number out of range, and a text that is not such groups.
     """
     if name not in OPTIMIZERS:
         raise UnityError(f"{where}: unknown optimizer {name!a}; known are {', '.join(OPTIMIZERS)}")

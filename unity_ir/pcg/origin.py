@@ -11,10 +11,10 @@ class Origin:
     """
     What an imported model's checkpoint has and the model's graph does not.
 
-    `tables` are the inputs whose values came with the weights, not with a batch. `names` maps further keys of the
-    checkpoint to the weight or table each one is, so that all names of tied weights are kept. `counters` are integers
-    of the checkpoint that are no inputs, each with what a step adds to it: the numbers of batches that batch norms have
-    seen.
+    `tables` are the names of inputs whose values come with the checkpoint, not with a batch. `names` maps further keys
+    of the checkpoint to the weight or table that each is, so that all names of tied weights are kept. `counters` are
+    integers of the checkpoint that are no inputs, such as the number of batches that a batch norm has seen: it maps
+    their keys to what each step adds to them.
     """
 
     tables: tuple[str, ...] = ()

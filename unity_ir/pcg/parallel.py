@@ -23,11 +23,11 @@ ParallelStep = tuple[str, tuple[tuple[str, int], ...]]
 @dataclass(frozen=True, slots=True)
 class ParallelOperator:
     """
-    The typing rule of a parallel operator (`partition`, `combine`, `replicate`, `reduce`, ..).
+    The rules of a parallel operator (`partition`, `combine`, `replicate`, `reduce`, ..).
 
-    `attributes` are in written order. `type` gives the result's type from the operand's, `backward` the operators that
-    turn the result's gradient into the operand's, and `chain`, for a fused operator such as `all_reduce`, the operators
-    it stands for.
+    `attributes` are the names of its attributes, in written order. Given the attributes, `type` returns the result's
+    type for the operand's type, `backward` the parallel operators that turn the result's gradient into the operand's,
+    and `chain`, of a fused operator such as `all_reduce`, the operators that it stands for.
     """
 
     name: str
@@ -254,11 +254,12 @@ def _chain_type(x: TensorType, steps: tuple[ParallelStep, ...]) -> TensorType:
 
 def type_steps(source: TensorType, target: TensorType) -> list[tuple[str, dict[str, int]]]:
     """
-    Return the parallel operators, as (name, attributes), that turn a value of type `source` into `target`: first those
-    that undo a division, then those that make one.
+    Return the parallel operators, in order, that turn a value of type `source` into one of type `target`, each as
+    (name, attributes). First come those that undo a division, then those that make one.
 
-    Given `[64:2, 8]` and `[64, 8], copy = 2`, returns combine dim 0 by 2, replicate by 2. Raises `UnityError` where a
-    halo would have to be removed, or made of partial sums, and where the two types are divided in time differently.
+    Given `[64:2, 8]` and `[64, 8], copy = 2`, returns combine dim 0 by 2, replicate by 2. Raises `UnityError` if
+    `source` has a halo, which no operator removes, if `target` has a halo of addends, which none makes, and if the two
+    types are divided in time differently.
     """
     if source.halo or target.halo_sum or source.time != target.time:
         raise UnityError(f"pcg: no parallel operators take {source} to {target}")

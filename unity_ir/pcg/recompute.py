@@ -20,9 +20,9 @@ RENAMING = ("replicate", "pick", "recompute")
 
 def not_kept(graph: Graph) -> set[Node]:
     """
-    Return the nodes of a forward graph or training step whose results are recomputed in the backward, or gathered
-    again: compute nodes and reshards of which all users are `recompute` operators, and the steps of such reshards.
-    Outputs and gradients that updates read are always kept.
+    Return the nodes of a forward graph or training step whose results are not kept for the backward: compute nodes and
+    reshards that only `recompute` operators read, and the parallel operators that are steps of such reshards. Outputs,
+    and gradients that updates read, are always kept.
     """
     found: set[Node] = set()
     nodes = graph.nodes()
@@ -42,10 +42,11 @@ def not_kept(graph: Graph) -> set[Node]:
 
 class Recomputation:
     """
-    Recomputes the values of the forward `graph` that its backward reads and that are not kept for it.
+    Builds recomputed values for the backward of the forward `graph`: one for each value that the backward reads and
+    that is not kept (`not_kept`), from the nearest values that are kept. Each is built once.
 
-    Each is built once, from the nearest values that are kept. `placement` tells which parallel operators move data;
-    None takes `replicate`, `pick` and `recompute` as those that do not.
+    `placement` tells which parallel operators move data; if it is None, `replicate`, `pick` and `recompute` do not, and
+    all others do.
     """
 
     def __init__(self, graph: Graph, placement: Placement | None):
@@ -56,11 +57,10 @@ class Recomputation:
 
     def in_backward(self, gradient: Value) -> Value:
         """
-        Return `gradient`, an operator's gradient as built from the forward's values, rebuilt so that it depends on no
-        value of the forward that is not kept: each of those is replaced by a recomputed one.
+        Return the gradient `gradient`, built from the forward's values, rebuilt so that it reads only kept values of
+        the forward: those that are not kept are replaced by recomputed ones.
 
-        That includes nodes that a gradient shares with the forward because equal nodes are one object, such as the
-        product below an activation.
+        Nodes of the gradient that are also nodes of the forward, since equal nodes are one object, are replaced, too.
         """
         if not self.not_kept:
             return gradient
@@ -76,7 +76,7 @@ class Recomputation:
 
     def read(self, value: Value) -> Value:
         """
-        Return the value that the backward reads in place of the forward's `value`: itself if it is kept, else a
+        Return the value that the backward reads for the forward's `value`: `value` itself if it is kept, else a
         recomputed one.
         """
         if not self.not_kept:
@@ -114,8 +114,9 @@ class Recomputation:
 
 def with_recompute(plan: Graph, again: Collection[Node], moved_again: Collection[Node] = ()) -> Graph:
     """
-    Return a placed forward graph whose backward recomputes what the compute nodes in `again` make, and moves it again
-    to where it is read; what those in `moved_again` make is saved, and only moved again.
+    Return a placed forward graph (one with machine views) whose backward recomputes the results of the compute nodes in
+    `again`, and reshards them again for their readers. The results of compute nodes in `moved_again` are kept, and only
+    resharded again.
 
     rewrite: replicate(f(x)) -> recompute(replicate(recompute(f(x)))), for f in `again`
     """

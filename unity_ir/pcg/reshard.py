@@ -38,8 +38,8 @@ from unity_ir.pcg.sharding import (
 @dataclass(frozen=True, slots=True)
 class Move:
     """
-    One step of a reshard, by which the mesh axes `axes` of a value change their role: a collective, or a step on each
-    device by itself.
+    One step of a reshard: a collective, or a step on each device by itself, that changes the role of the mesh axes
+    `axes` from `source` to `target`.
     """
 
     kind: str
@@ -62,11 +62,11 @@ class Move:
     """Other axes that are pinned meanwhile, and where: only devices there take part."""
 
     def groups(self, mesh: Mesh) -> int:
-        """Return the number of groups of devices that make this move at once, each by itself."""
+        """Return the number of groups of devices that make this move at the same time, each group by itself."""
         return mesh.devices // self.group // prod(mesh.sizes[i] for i, _ in self.pins)
 
     def after(self, layout: Layout, mesh: Mesh) -> Layout:
-        """Return the layout (a role per mesh axis) of the value after the move, given the `layout` before it."""
+        """Return the layout of the value after the move, given the `layout` before it."""
         out, role = list(layout), self.target
         if is_pinned(role):
             for axis, pinned in zip(self.axes, _spelled(role, self.axes, mesh), strict=True):
@@ -85,7 +85,10 @@ class Move:
         return whole // (self.group if is_shard(self.target) else 1)
 
     def traffic(self, mesh: Mesh) -> int:
-        """Return the elements that all devices of all groups receive together, if collectives are rings."""
+        """
+        Return the number of elements that all devices of all groups receive together, if the collective is done as a
+        ring.
+        """
         received = COLLECTIVES[self.kind].received
         each = 0 if received is None else received(self.group, self.border or self.elements)
         return each * self.groups(mesh)
@@ -97,8 +100,8 @@ def sum_over(moves: Sequence[tuple[Move, str]], of: Callable[[Move, str], int]) 
 def sum_over(moves: Sequence[tuple[Move, str]], of: Callable[[Move, str], float]) -> float: ...
 def sum_over(moves: Sequence[tuple[Move, str]], of: Callable[[Move, str], float]) -> float:
     """
-    Return the sum of `of(move, element type)` over moves. It is computed once for moves that are one object, as those
-    of a value that moves in each micro-batch are.
+    Return the sum of `of(move, element type)` over `moves`, pairs of these. For a pair that is there several times as
+    the same object, such as a move of each micro-batch, `of` is called once.
     """
     found = {key: of(*pair) for key, pair in {id(pair): pair for pair in moves}.items()}
     return sum(found[id(pair)] for pair in moves)
@@ -115,8 +118,8 @@ def move_kind(source: int, target: int) -> str:
 
 def role_kind(role: int) -> RoleKind:
     """
-    Return the kind of a role: `shard` (of any dim), `partial` (SUM), `pinned`, or `replicate` (COPY, REPEAT). It
-    determines a move's collective.
+    Return the kind of a role, which determines a move's collective: `shard` (of any dim), `partial` (SUM), `pinned`, or
+    `replicate` (COPY, REPEAT).
     """
     if is_shard(role):
         return "shard"
@@ -138,9 +141,9 @@ def _spelled(role: int, axes: tuple[int, ...], mesh: Mesh) -> tuple[int, ...]:
 
 def group_role(layout: Layout, axes: tuple[int, ...], mesh: Mesh) -> int:
     """
-    Return the one role that the mesh axes with numbers `axes` share in a layout.
+    Return the role of the mesh axes `axes` (numbers) in a layout, in which they all have the same one.
 
-    For pinned axes it is `pinned_at(i)`, where i is the position, among the devices along `axes`, of those that hold
+    For pinned axes it is `pinned_at(i)`, where i is the index, among the devices along `axes`, of the one that holds
     the value.
     """
     if not is_pinned(layout[axes[0]]):
@@ -155,12 +158,11 @@ def moves_from(
     layout: Layout, shape: tuple[int, ...], mesh: Mesh, towards: Layout = ()
 ) -> Iterator[tuple[Move, Layout]]:
     """
-    Yield every move that can start from a layout, each as (move, layout after it).
+    Yield every move that can start from a layout, as (move, layout after it). `shape` is the value's global shape.
 
-    `shape` is the value's global shape. A pinned axis is one along which a single coordinate's devices hold the value:
-    moves gather or send to such devices only along the axes that `towards`, the layout to reach, pins, and at its
-    coordinates; () pins none. Pieces stay contiguous: axes leave a dim innermost first, and enter it inside those that
-    already divide it.
+    Axes become pinned (the value is gathered or sent to the devices at one coordinate) only if `towards`, the layout to
+    reach, pins them, and only at its coordinates; with () none do. Pieces stay contiguous: the innermost axis of a
+    sharded dim leaves it first, and a new axis divides the dim inside those that do already.
     """
     pinned, wanted = pins_of(layout), pins_of(towards)
     piece = [s // prod(m for m, r in zip(mesh.sizes, layout, strict=True) if r == d) for d, s in enumerate(shape)]
@@ -200,11 +202,12 @@ def cheapest_moves(
     price: Price,
 ) -> tuple[Move, ...]:
     """
-    Find the cheapest sequence of moves from one layout to another, () if they are equal (Dijkstra over layouts; `price`
-    gives a move's seconds). Of sequences that cost the same, the shortest is taken.
+    Return the moves, in order, that bring a value from layout `source` to layout `target` in the fewest seconds, of
+    which `price` gives each move's; () if the layouts are equal. Of equally fast sequences, the shortest is taken
+    (Dijkstra over layouts).
 
-    `shape` is the global shape of the value. Raises `UnityError` where there is none, which happens only where mesh
-    axes do not divide the shape.
+    `shape` is the global shape of the value. Raises `UnityError` if there are none, which is so only if mesh axes do
+    not divide the shape.
     """
     if source == target:
         return ()

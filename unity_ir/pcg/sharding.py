@@ -39,13 +39,13 @@ PINNED = -4
 
 
 def is_shard(role: GridRole) -> bool:
-    """Return whether the role says that a mesh axis shards a dim (the role is then the dim's number)."""
+    """Return whether a mesh axis with this role shards a dim (the role is then the dim's number)."""
     return isinstance(role, int) and role >= 0
 
 
 def is_pinned(role: GridRole) -> bool:
     """
-    Return whether the role says that a mesh axis is pinned: only the devices at one coordinate along it hold anything.
+    Return whether a mesh axis with this role is pinned: only the devices at one coordinate along it hold anything.
     """
     return isinstance(role, int) and role <= PINNED
 
@@ -64,7 +64,7 @@ def coordinate_of(role: int) -> int:
 
 def role_class(role: int) -> int:
     """
-    Return a role with the coordinate of pinned ones left out, to compare kinds of roles: PINNED for pinned_at(2), any
+    Return a role without its coordinate, so that kinds of roles can be compared: PINNED for any pinned role, every
     other role itself.
     """
     return max(role, PINNED)
@@ -86,8 +86,8 @@ def _pins(layout: tuple[GridRole, ...]) -> Pins:
 
 def shard_count(layout: Layout, sizes: Sequence[int]) -> int:
     """
-    Return the number of shards into which a layout (a role per mesh axis) divides a value: the product of the `sizes`
-    of the axes that shard a dim.
+    Return the number of shards into which a layout divides a value: the product of the sizes of the mesh axes that
+    shard a dim. `sizes` has the size of each mesh axis.
     """
     return prod(size for size, role in zip(sizes, layout, strict=True) if role >= 0)
 
@@ -98,8 +98,8 @@ Layout = tuple[int, ...]
 
 def copies_as_repeats(layout: Layout) -> Layout:
     """
-    Return a layout with REPEAT for COPY, which differ in gradients alone: two layouts put the same pieces on the same
-    devices if this makes them equal.
+    Return the layout with REPEAT in place of COPY. The two differ only in the gradient, so two layouts have the same
+    pieces on the same devices if this makes them equal.
     """
     return tuple(REPEAT if role == COPY else role for role in layout)
 
@@ -148,15 +148,17 @@ class Mesh:
 
 def devices_of(graph: Graph) -> int:
     """
-    Return the number of devices to assume for a graph where no machine is given: the highest device number in its
-    machine views plus one or, if more, the number of tasks of its largest task grid; 1 if it is not sharded.
+    Return the number of devices to assume for a graph if no machine is given: the highest device number in its machine
+    views plus one, or the number of tasks of its largest task grid, whichever is more; 1 if it is not sharded.
     """
     views = [n.view.last + 1 for n in graph.nodes() if n.view is not None]
     return max((*views, *(prod(grid(n)) for n in graph.nodes())), default=1)
 
 
 def mesh_of(devices: int) -> Mesh:
-    """Return a flat mesh of `devices` devices: its axes are the prime factors of the number."""
+    """
+    Return the mesh of a machine of `devices` devices without levels: its axes are the prime factors of the number.
+    """
     return Mesh(prime_factors(devices))
 
 
@@ -174,15 +176,15 @@ def prime_factors(number: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=65536)
 def dual(layout: Layout) -> Layout:
-    """Return the layout of the gradient of a value in this layout: COPY and SUM change places."""
+    """Return the layout of the gradient of a value in this layout: COPY and SUM are swapped."""
     return tuple(SUM if r == COPY else COPY if r == SUM else r for r in layout)
 
 
 @lru_cache(maxsize=65536)
 def layout_type(type: TensorType, layout: Layout, mesh: Mesh) -> TensorType:
     """
-    Return the parallel type of a value in this layout (a role per mesh axis): the shape and element types of `type`,
-    with the layout's degrees. Memoised.
+    Return the parallel type of a value in a layout: the shape and element types of `type`, with the degrees that the
+    layout gives it on `mesh`. Memoised.
     """
 
     def degree(role: int) -> int:
@@ -194,8 +196,8 @@ def layout_type(type: TensorType, layout: Layout, mesh: Mesh) -> TensorType:
 
 def piece_index(layout: Layout, mesh: Mesh, device: int, dim: int) -> tuple[int, int]:
     """
-    Return (index, count): which shard of dim number `dim` a device holds in a layout, and into how many shards the
-    layout divides that dim.
+    Return (index, count) for one dim of a value in a layout: the index of the shard that a device holds, and the number
+    of shards of the dim.
     """
     index, count = 0, 1
     for size, role, at in zip(mesh.sizes, layout, mesh.coordinates(device), strict=True):
@@ -209,10 +211,8 @@ def piece_index(layout: Layout, mesh: Mesh, device: int, dim: int) -> tuple[int,
 
 def view_of(assignment: Sequence[GridRole], order: Sequence[GridRole], mesh: Mesh) -> View:
     """
-    Return the machine view (first device, and the steps along each axis of the task grid) of an operator whose mesh
-    axes have the roles in `assignment`.
-
-    `order` has the role that each axis of the operator's task grid stands for, in the grid's order (see `grid_order`).
+    Return the machine view of an operator with this assignment: the first device, and the steps along each axis of its
+    task grid. `order` says what each axis of the task grid is, as roles, in the grid's order (see `grid_order`).
     """
     return _view_of(tuple(assignment), tuple(order), mesh)
 
@@ -228,10 +228,8 @@ def _view_of(assignment: Assignment, order: Assignment, mesh: Mesh) -> View:
 
 def layout_view(layout: Layout, rank: int, mesh: Mesh) -> View | None:
     """
-    Return the machine view of a leaf or parallel operator whose result has this layout (a role per mesh axis); None
-    where the view would only name device 0.
-
-    `rank` is the number of dims of the result.
+    Return the machine view of a leaf or parallel operator whose result has this layout; None if the view would only
+    name device 0. `rank` is the number of dims of the result.
     """
     view = view_of(layout, (*range(rank), COPY, SUM), mesh)
     return view if view.axes or view.repeat or pins_of(layout) else None
@@ -239,8 +237,8 @@ def layout_view(layout: Layout, rank: int, mesh: Mesh) -> View | None:
 
 def merged(axis: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """
-    Merge neighbouring factors (factor, stride) of a view axis where one stands for both: given `[2 @ 2, 2 @ 1]` returns
-    `[4 @ 1]`.
+    Return the factors (size, stride) of an axis of a machine view, with neighbours merged where one factor can stand
+    for both: given `[2 @ 2, 2 @ 1]` returns `[4 @ 1]`.
     """
     out: list[tuple[int, int]] = []
     for factor, stride in axis:
@@ -253,11 +251,11 @@ def merged(axis: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 def axes_of(view: View, order: Sequence[GridRole], mesh: Mesh, name: str) -> Assignment:
     """
-    Return the role of each mesh axis in an operator with this machine view; the inverse of `view_of`.
+    Return the role of each mesh axis in an operator that has this machine view; the inverse of `view_of`.
 
-    `order` has the role that each axis of the view stands for. Mesh axes that the view does not mention are pinned at
-    its start. `name` is the operator's, for messages. Raises `UnityError` where the view names devices the machine does
-    not have, or strides that do not follow the mesh axes.
+    `order` says what each axis of the view is, as roles. Mesh axes that the view does not mention are pinned at its
+    first device. `name` is the operator's, for messages. Raises `UnityError` if the view names devices that the mesh
+    does not have, or if its strides are not those of mesh axes.
     """
     if view.last >= mesh.devices:
         raise UnityError(f"pcg.{name}: its view names device {view.last}, but the machine has {mesh.devices} devices")
@@ -304,8 +302,8 @@ def _run(factor: int, stride: int, mesh: Mesh) -> range | None:
 
 def role_name(what: GridRole) -> str:
     """
-    Return the text for the role of a mesh axis: an index variable's name, `dim 0`, `copy`, `repeat`, `sum`, `sum of x,
-    y`, or `at 1` (pinned).
+    Return a role as text: an index variable's name, `dim 0`, `copy`, `repeat`, `sum`, `sum of x, y` (a set of operands
+    in partial sums), or `at 1` (pinned).
     """
     match what:
         case str():
@@ -320,11 +318,11 @@ def role_name(what: GridRole) -> str:
 
 def operand_role(analysis: Analysis, operand: int, what: GridRole) -> int:
     """
-    Return the role of a mesh axis in the layout of an operator's operand number `operand`, given `what`, the axis's
-    role in the operator's assignment.
+    Return the role that a mesh axis has in the layout of an operand, given its role in the operator (`what`). `operand`
+    is the operand's number.
 
-    An index variable becomes the dim that it shards, or COPY if the operand has none; a set of operands in partial sums
-    becomes SUM if the operand is among them, else COPY; roles that are integers stay.
+    An index variable becomes the dim that it shards, or COPY if the operand does not have it. A set of operands in
+    partial sums becomes SUM if the operand is in the set, else COPY. COPY, REPEAT and pinned stay.
     """
     name = analysis.bound.operands[operand].name
     dims = analysis.operand_dims[name]
@@ -339,11 +337,11 @@ def operand_role(analysis: Analysis, operand: int, what: GridRole) -> int:
 
 def result_role(analysis: Analysis, result: int, what: GridRole) -> int:
     """
-    Return the role of a mesh axis in the layout of an operator's result number `result`, given `what`, the axis's role
-    in the operator's assignment.
+    Return the role that a mesh axis has in the layout of a result, given its role in the operator (`what`). `result` is
+    the result's number.
 
-    An index variable becomes the dim that it shards, or SUM if it is reduced; a set of operands in partial sums becomes
-    SUM if the result depends on them, else COPY; roles that are integers stay.
+    An index variable becomes the dim that it shards, or SUM if it is reduced. A set of operands in partial sums becomes
+    SUM if the result depends on them, else COPY. COPY, REPEAT and pinned stay.
     """
     dims = analysis.result_dims[result]
     match what:
@@ -357,19 +355,13 @@ def result_role(analysis: Analysis, result: int, what: GridRole) -> int:
 
 @lru_cache(maxsize=65536)
 def operand_layout(analysis: Analysis, operand: int, assignment: Assignment) -> Layout:
-    """
-    Return the layout (a role per mesh axis) in which an operator reads operand number `operand`, if its mesh axes have
-    the roles in `assignment`. Memoised.
-    """
+    """Return the layout in which an operator with this assignment reads operand number `operand`. Memoised."""
     return tuple(operand_role(analysis, operand, what) for what in assignment)
 
 
 @lru_cache(maxsize=65536)
 def result_layout(analysis: Analysis, result: int, assignment: Assignment) -> Layout:
-    """
-    Return the layout (a role per mesh axis) in which an operator makes result number `result`, if its mesh axes have
-    the roles in `assignment`. Memoised.
-    """
+    """Return the layout in which an operator with this assignment makes result number `result`. Memoised."""
     return tuple(result_role(analysis, result, what) for what in assignment)
 
 
@@ -407,9 +399,9 @@ def _infer_assignment(analysis: Analysis, operands: Sequence[Layout]) -> Assignm
 
 def grid_order(node: Node) -> tuple[GridRole, ...]:
     """
-    Return the roles that the axes of a node's task grid (its work, one task per device) stand for, in order: index
-    variables (dims, for a leaf or parallel operator), then COPY, then the sets of operands that can be in partial sums
-    (SUM).
+    Return what each axis of a node's task grid is, as roles, in order: index variables (for a leaf or parallel
+    operator, the numbers of the result's dims), then COPY, then sets of operands that can be in partial sums (SUM for a
+    leaf or parallel operator).
     """
     if node.is_compute:
         return _grid_order(node.analysis)
@@ -443,8 +435,8 @@ def _assigned_degrees(assignment: Assignment, mesh: Mesh) -> dict[GridRole, int]
 
 def assignment_for(analysis: Analysis, operands: Sequence[Layout], result: Layout) -> Assignment | None:
     """
-    Return the role of each mesh axis in an operator that reads its operands in these layouts and makes its first result
-    in `result`; None if no assignment does.
+    Return an assignment with which an operator reads its operands in the layouts `operands` and makes its first result
+    in the layout `result`; None if there is none.
 
     Given `out[v, e] = sum[b](..ids[b]..g[b, e])`, g and ids sharded along b, and a result in partial sums, returns b.
     """
@@ -467,8 +459,8 @@ def assignment_for(analysis: Analysis, operands: Sequence[Layout], result: Layou
 
 def as_layout(assignment: Assignment) -> Layout:
     """
-    Return the assignment of a leaf or parallel operator as the layout of its result: the same roles, which are all
-    integers (dims, COPY, SUM, REPEAT or pinned). Not for compute operators, whose other roles it would drop.
+    Return the layout of the result of a leaf or parallel operator, given its assignment: they have the same roles. Not
+    for compute operators, whose index variables it would drop.
     """
     return tuple(what for what in assignment if isinstance(what, int))
 
@@ -489,16 +481,14 @@ def _axes_of(view: View, order: tuple[GridRole, ...], mesh: Mesh, name: str) -> 
 
 @dataclass(frozen=True)
 class Placement:
-    """A graph placed on a mesh: the role of every mesh axis in each compute node, and the layout of every value."""
+    """Where everything of a graph is on a mesh: the assignment of each compute node, and the layout of each value."""
 
     mesh: Mesh
     assignments: Mapping[Node, Assignment]
     layouts: Mapping[Value, Layout]
 
     def needs(self, node: Node, operand: int) -> Layout:
-        """
-        Return the layout in which a node reads operand number `operand`; the value may have been made in another one.
-        """
+        """Return the layout in which a node reads operand number `operand`; the value may be made in another layout."""
         if node.is_compute:
             return operand_layout(node.analysis, operand, self.assignments[node])
         return self.layouts[node.result]
@@ -507,11 +497,12 @@ class Placement:
 @lru_cache(maxsize=16)
 def place(graph: Graph, mesh: Mesh) -> Placement:
     """
-    Place a parallel graph on a mesh, as its machine views say: return the role of each mesh axis in every operator, and
-    every value's layout. A node without a view stays where its operands are, as far as its type allows; a leaf without
-    one is divided along the outermost axes that fit its degrees, and repeated along the others. Memoised.
+    Return the placement of a parallel graph on a mesh: the assignment of each compute node and the layout of each
+    value, as machine views say. Memoised.
 
-    Raises `UnityError` where a degree or a view does not fit the mesh.
+    A node without a view stays where its operands are, as far as its type allows. A leaf without a view is divided
+    along the outermost axes that fit its degrees, and repeated along the others. Raises `UnityError` if a degree or a
+    view does not fit the mesh.
     """
     assignments: dict[Node, Assignment] = {}
     layouts: dict[Value, Layout] = {}
@@ -603,8 +594,8 @@ def _after(node: Node, before: Layout, mesh: Mesh) -> Layout:
 
 def with_views(graph: Graph, placement: Placement) -> Graph:
     """
-    Return the same graph with machine views on every leaf and compute node that say where `placement` has them;
-    parallel operators keep theirs. On a mesh of one device, leaves and compute nodes get none.
+    Return the graph with machine views on every leaf and compute node, which say where `placement` has them; parallel
+    operators keep theirs. On a mesh of one device, leaves and compute nodes have no views.
     """
     new: dict[Node, Node] = {}
 

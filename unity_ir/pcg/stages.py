@@ -31,8 +31,8 @@ from unity_ir.pcg.sharding import (
 
 def stage_axes(mesh: Mesh, stages: int) -> int:
     """
-    Return the number of leading mesh axes that stages are along. Raises `UnityError` where no leading axes have as many
-    devices together as there are stages.
+    Return the number of leading mesh axes along which stages lie: those whose sizes multiply to `stages`. Raises
+    `UnityError` if none do.
     """
     known = [prod(mesh.sizes[:i]) for i in range(len(mesh.sizes) + 1)]
     if stages not in known:
@@ -46,22 +46,24 @@ def stage_axes(mesh: Mesh, stages: int) -> int:
 
 def stage_axes_of(graph: Graph, mesh: Mesh) -> int:
     """
-    Return the number of leading mesh axes that a graph's stages are along: 0 if it has none. Raises `UnityError` where
-    their sizes do not multiply to the ranks of its pipeline.
+    Return the number of leading mesh axes along which the stages of a graph lie; 0 if it has no stages. Raises
+    `UnityError` if no leading axes have sizes that multiply to the ranks of its pipeline.
     """
     return 0 if graph.pipeline is None else stage_axes(mesh, graph.pipeline.ranks)
 
 
 def in_stages(plan: Graph, stage_of: Mapping[Node, int], rank_of: Sequence[int], mesh: Mesh) -> Graph:
     """
-    Return a plan on a mesh whose operators are in stages, given the `plan` of all of them on one part of the machine.
-    Stage s is on part `rank_of[s]`; a part may have several stages. `mesh` is that of the whole machine, whose leading
-    axes are those that parts are along.
+    Return a plan in stages on the whole machine, given `plan`, which has all operators on one part of the machine.
+    Stage s is on part `rank_of[s]`; a part may have several stages. `mesh` is that of the whole machine; its leading
+    axes lead from part to part.
 
-    `stage_of` has the stage, from 0, of the plan's compute nodes; what it leaves out, such as casts of weights, is done
-    by the first stage that reads it, or by every stage that does where it needs no weight. Weights rest where the first
-    stage that reads them is. A loss in pieces is made by one stage, the last of those of its operators. Raises
-    `UnityError` for stages that do not fit the mesh, or of which one reads what a later one makes.
+    `stage_of` has the stage, from 0, of compute nodes of `plan`. A node that it leaves out, such as the cast of a
+    weight, is in the first stage that reads its result; if it depends on no weight, it is in every stage that does. A
+    weight is stored in the first stage that reads it. A loss in pieces is made by one stage, the last of its operators'
+    stages.
+
+    Raises `UnityError` for stages that do not fit the mesh, and for a stage that reads what a later one makes.
     """
     staged = _Stages(plan, _with_whole_loss(plan, stage_of), rank_of, mesh)
     found = staged.graph()

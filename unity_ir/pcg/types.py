@@ -55,11 +55,11 @@ class Piece:
 @dataclass(frozen=True, slots=True)
 class InTime:
     """
-    The division of a value over the micro-batches of a step: of its degree in `role`, `pieces` are in time.
+    How a value is divided over the micro-batches of a step: of its degree in `role`, `pieces` are in time.
 
-    A dim's number: a micro-batch has its own shard of the dim. `copy`: every micro-batch reads the same (weights).
-    `sum`: each makes an addend (gradients of weights, a loss). Time divides first, so the shards of a micro-batch lie
-    side by side.
+    If `role` is a dim's number, each micro-batch has its own shard of the dim. `copy`: every micro-batch reads the same
+    (weights). `sum`: each makes an addend (gradients of weights, a loss). Time divides first, so the shards of a
+    micro-batch lie side by side.
     """
 
     role: int | Literal["sum", "copy"]
@@ -74,14 +74,15 @@ class InTime:
 @dataclass(frozen=True, eq=False)
 class TensorType:
     """
-    The parallel type of a value: its global shape, its element type, and into what pieces it is divided. In
-    `!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`, dim 0 is cut into 2 shards (its degree), the value is the sum of
-    2 addends (partial sums), and each is there 4 times (copies, whose gradients are addends). In `[64, 3, 224:2 halo(3,
-    2), 224]`, shards have 3 elements more before and 2 after, equal to their neighbours' or, with `halo_sum(3, 2)`,
-    addends of these. With `bf16, grad = f32` the gradient has another element type. Of the 8 shards of `[64:8:t4]` each
-    of 4 micro-batches has 2, and so for `sum = 8:t4` and `copy = 8:t4`.
+    The parallel type of a value: its global shape, its element type, and the pieces that it is divided into. Make one
+    with `tensor_type`, which checks it; equal types are one object. Examples as text:
 
-    Make one with `tensor_type`, which checks and interns it: equal types are one object.
+    - `!pcg.tensor<[64:2, 784], f32, sum = 2, copy = 4>`: dim 0 is cut into 2 shards (its degree), the value is the sum
+      of 2 addends (partial sums), and each is there 4 times (copies, whose gradients are addends).
+    - `[64, 3, 224:2 halo(3, 2), 224]`: shards have 3 more elements before and 2 after them, equal to their neighbours';
+      with `halo_sum(3, 2)`, addends of these.
+    - `bf16, grad = f32`: the gradient has another element type.
+    - `[64:8:t4]`: each of 4 micro-batches has 2 of the 8 shards; likewise `sum = 8:t4` and `copy = 8:t4`.
     """
 
     shape: tuple[int, ...]
@@ -105,19 +106,21 @@ class TensorType:
 
     @cached_property
     def micro_shape(self) -> tuple[int, ...]:
-        """The shape of the part of the value that one micro-batch has: the value's own if no dim is divided in time."""
+        """The shape of one micro-batch's part of the value: that of the value if micro-batches divide no dim."""
         return tuple(s // d for s, d in zip(self.shape, self.parts_in_time.dims, strict=True))
 
     @cached_property
     def parts_in_time(self) -> Degrees:
-        """How the value is divided in time alone: one degree of `micro_batches`, the others 1."""
+        """How micro-batches divide the value: one degree is `micro_batches`, the others are 1."""
         role, pieces = (None, 1) if self.time is None else (self.time.role, self.time.pieces)
         dims = tuple(pieces if dim == role else 1 for dim in range(len(self.shape)))
         return Degrees(dims, pieces if role == "sum" else 1, pieces if role == "copy" else 1)
 
     @cached_property
     def parts_in_space(self) -> Degrees:
-        """How the value is divided over devices within one micro-batch: `parts` without the pieces in time."""
+        """
+        How the value is divided over devices within one micro-batch: `parts`, in which pieces in time do not count.
+        """
         if self.time is None:
             return self.parts
         parts, time = self.parts, self.parts_in_time
@@ -130,7 +133,7 @@ class TensorType:
 
     @property
     def fields(self) -> tuple[object, ...]:
-        """The arguments with which `tensor_type` returns this type."""
+        """The arguments of `tensor_type`, in order, that make this type."""
         return (
             *(self.shape, self.dtype, self.degrees, self.sum, self.copy),
             *(self.halo, self.halo_sum, self.grad, self.time),
@@ -143,12 +146,12 @@ class TensorType:
 
     @cached_property
     def pieces(self) -> int:
-        """The number of pieces: shards times partial sums times copies."""
+        """The number of pieces: shards times partial sums times copies, those in time included."""
         return prod(self.degrees) * self.sum * self.copy
 
     @property
     def is_integer(self) -> bool:
-        """Whether the elements are integers."""
+        """Whether the elements are integers (not booleans)."""
         return self.dtype.startswith("i")
 
     @property
@@ -181,20 +184,20 @@ class TensorType:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the whole value."""
+        """The bytes of the whole value."""
         return self.elements * ELEMENT_BYTES[self.dtype]
 
     @cached_property
     def parts(self) -> Degrees:
         """
-        How the value is divided: the degree of each dim, partial sums, copies and halos, without shape and element
-        type.
+        How the value is divided: the degree of each dim, the numbers of partial sums and copies, and halos. Shape and
+        element type are no part of it.
         """
         return Degrees(self.degrees, self.sum, self.copy, self.halo, self.halo_sum)
 
     @property
     def serial(self) -> TensorType:
-        """The type of the same value undivided: one shard, no partial sums, copies or halo, nothing in time."""
+        """The type of the same value in one piece: no shards, partial sums, copies or halo, nothing in time."""
         return tensor_type(self.shape, self.dtype, grad=self.grad)
 
     @property
@@ -209,26 +212,26 @@ class TensorType:
 
     def with_degree(self, dim: int, degree: int) -> TensorType:
         """
-        Return the type with dim number `dim` in `degree` shards instead; partial sums, copies and pieces in time stay,
-        a halo is dropped. Raises `UnityError` as `tensor_type` does.
+        Return the type with `degree` shards of dim number `dim`. Partial sums, copies and pieces in time stay; halos
+        are dropped. Raises `UnityError` as `tensor_type` does.
         """
         degrees = (*self.degrees[:dim], degree, *self.degrees[dim + 1 :])
         return tensor_type(self.shape, self.dtype, degrees, self.sum, self.copy, grad=self.grad, time=self.time)
 
     def with_sum(self, degree: int) -> TensorType:
-        """Return the type with `degree` partial sums (1: none) instead; shards and copies stay, a halo is dropped."""
+        """Return the type with `degree` partial sums (1: none). Shards and copies stay; halos are dropped."""
         return tensor_type(self.shape, self.dtype, self.degrees, degree, self.copy, grad=self.grad, time=self.time)
 
     def with_copy(self, degree: int) -> TensorType:
         """
-        Return the type with `degree` copies (1: a single one) instead; shards and partial sums stay, a halo is dropped.
+        Return the type with `degree` copies (1: no further ones). Shards and partial sums stay; halos are dropped.
         """
         return tensor_type(self.shape, self.dtype, self.degrees, self.sum, degree, grad=self.grad, time=self.time)
 
     def in_time(self, time: InTime) -> TensorType:
         """
-        Return the type with its degree in `time.role` multiplied by `time.pieces`, which are in time; it must have
-        nothing in time yet. Halos stay.
+        Return the type divided over micro-batches as well: its degree in `time.role` is multiplied by `time.pieces`,
+        and these are in time. The type must have no pieces in time yet. Halos stay.
         """
         parts = self.parts
         match time.role:
@@ -243,23 +246,23 @@ class TensorType:
 
     @property
     def out_of_time(self) -> TensorType:
-        """The type of the same value without its pieces in time: divided over devices alone."""
+        """The type of the same value divided over devices alone, without pieces in time."""
         return divided_type(self.shape, self.dtype, self.parts_in_space, self.grad)
 
     def with_halo(self, dim: int, low: int, high: int, kind: str = "halo") -> TensorType:
         """
-        Return the type with another halo along a dim: `low` elements before and `high` after each piece. Raises
-        `UnityError` for a dim of degree 1, and for a type that has a halo of the other kind.
+        Return the type with a halo along dim number `dim`: `low` elements before each piece and `high` after it. `kind`
+        is `halo` (equal to the neighbouring pieces' elements) or `halo_sum` (to be added to them).
 
-        `kind` is `halo` (equal to the neighbouring pieces' elements) or `halo_sum` (to be added to them).
+        Raises `UnityError` for a dim of degree 1, and for a type that has a halo of the other kind.
         """
         borders = (*self.borders[:dim], (low, high), *self.borders[dim + 1 :])
         return divided_type(self.shape, self.dtype, replace(self.parts, **{kind: borders}), self.grad, self.time)
 
     def all_pieces(self) -> list[Piece]:
         """
-        Return every piece (its position along each dim, the number of its partial sum, the number of its copy), ordered
-        by position along the dims, then by partial sum, then by copy.
+        Return every piece, as its position along each dim, the number of its partial sum, and the number of its copy;
+        ordered in this way.
         """
         return [
             Piece(dims, s, c)
@@ -300,13 +303,15 @@ def tensor_type(
     time: InTime | None = None,
 ) -> TensorType:
     """
-    Return the parallel type of global shape `shape`, element type `dtype`, and these degrees (1 per dim if left out):
-    `sum` partial sums, `copy` copies, and per dim the elements (before, after) of a `halo` or of a halo of addends
-    (`halo_sum`).
+    Return the parallel type of global shape `shape`, element type `dtype` and one degree per dim (None: all 1), with
+    `sum` partial sums and `copy` copies. `halo` has, per dim, the elements (before, after) that pieces have of their
+    neighbours; `halo_sum` those that are addends of their neighbours'. () stands for none.
 
-    `grad` is the element type of the gradient, by default that of the value; `time` says which pieces are in time.
-    Raises `UnityError` for an unknown element type, sizes below 1 or too large to address, degrees that do not divide.
-    Arguments must be hashable (tuples, not lists): equal types are one object.
+    `grad` is the element type of the gradient (empty: that of the value); `time` says which pieces are in time.
+    Arguments must be hashable (tuples, not lists), and equal types are one object.
+
+    Raises `UnityError` for an unknown element type, sizes below 1 or too large to address, and degrees that do not
+    divide.
     """
     degrees = tuple(degrees) if degrees is not None else (1,) * len(shape)
     if dtype not in ELEMENT_BYTES:
@@ -367,9 +372,9 @@ def divided_type(
     shape: tuple[int, ...], dtype: str, degrees: Degrees, grad: str = "", time: InTime | None = None
 ) -> TensorType:
     """
-    Return the parallel type of a value of global shape `shape` that is divided as `degrees` says. `grad` is the element
-    type of the gradient, by default that of the value; `time` says which of the pieces are in time. Raises `UnityError`
-    as `tensor_type` does.
+    Return the parallel type of a value of global shape `shape` and element type `dtype` that is divided as `degrees`
+    says. `grad` is the element type of the gradient (empty: that of the value); `time` says which of the pieces are in
+    time. Raises `UnityError` as `tensor_type` does.
     """
     return tensor_type(
         shape, dtype, degrees.dims, degrees.sum, degrees.copy, degrees.halo, degrees.halo_sum, grad, time

@@ -39,20 +39,17 @@ class View:
         return tuple(prod(f for f, _ in axis) for axis in self.axes)
 
     def devices(self) -> list[int]:
-        """Return the device of every task, repeats included, in row-major order of the task grid."""
+        """Return the numbers of the devices that run tasks, in row-major order of the task grid, repeats included."""
         return [self.start + offset for offset in _offsets((*self.axes, self.repeat))]
 
     @property
     def last(self) -> int:
-        """The highest device number that has a task."""
+        """The highest device number in the view."""
         return self.start + sum((f - 1) * max(s, 0) for f, s in self._factors)
 
     @property
     def is_injective(self) -> bool:
-        """
-        Whether no two tasks run on one device. (It lists the devices only where a stride lies within those of other
-        factors.)
-        """
+        """Whether every task runs on a device of its own. Devices are listed only if strides overlap."""
         reach = 0
         for factor, stride in sorted(self._factors, key=lambda pair: pair[1]):
             if stride <= reach:

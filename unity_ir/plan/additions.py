@@ -26,10 +26,12 @@ Choice = Callable[[Program, Compute], str]
 
 def with_longer_products(program: Program, choice: Choice) -> Program:
     """
-    Return the program with each product of 16-bit operands that BLAS computes (`choice` returns `torch`) and that only
-    a cast to float32 reads fused with that cast: one `Fused` instruction in `torch`. Products in padded rows stay
-    apart, as do those that other ranks, micro-batches or pieces of the loss run than the cast; without any, returns
-    `program` itself.
+    Return the program in which matrix products of 16-bit operands store float32 results themselves: a product and the
+    cast to float32 behind it become one `Fused` instruction, computed by BLAS (implementation `torch`).
+
+    It is done for each product whose result only that cast reads and that `choice` gives to `torch`. A product stays as
+    it is if its rows are padded, or if the cast runs on other ranks, in other micro-batches or in other pieces of the
+    loss. If there is none, returns `program` itself.
     """
     readers = _readers(program)
     made = makers_of(program.body)
@@ -67,11 +69,12 @@ def with_longer_products(program: Program, choice: Choice) -> Program:
 
 def with_additions(program: Program, choice: Choice) -> Program:
     """
-    Return the program with `is_added` set on each `accumulate` step whose addend a matrix product makes for it alone,
-    if the kernel that `choice` selects for the product can add to the total in place.
+    Return the program in which matrix products add their results to running totals in place: `is_added` is set on each
+    `accumulate` step (`TimeStep`) of which it is true that a product makes the addend, nothing else reads the addend,
+    and the kernel that `choice` selects for the product can add to memory.
 
-    Addend and total must have the same element type, float32 or longer; steps that run in a loop before the
-    micro-batches, or only in the first or last one, stay as they are.
+    Addend and total must have the same element type, float32 or longer. Steps that run in a loop before the
+    micro-batches, or only in the first or last micro-batch, stay as they are.
     """
     readers = _readers(program)
     made = makers_of(program.body)

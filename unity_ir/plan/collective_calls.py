@@ -13,8 +13,9 @@ from unity_ir.plan.program import HaloExchange, Program, ReshardMove
 
 def move_of(program: Program, moved: ReshardMove | HaloExchange) -> Move:
     """
-    Return a collective or halo exchange of a rank's program as a `pcg.reshard.Move`, which `Machine.move_time` prices:
-    its kind, mesh axes, devices per group, and the elements of a device's piece before it.
+    Return a collective or halo exchange of a rank's program as a `pcg.reshard.Move`, the form in which
+    `Machine.move_time` prices it: kind, mesh axes, devices per group, and the elements of a device's piece before the
+    move.
     """
     held = program.tensors[moved.operand]
     local = held.local(program.mesh)
@@ -29,9 +30,8 @@ def move_of(program: Program, moved: ReshardMove | HaloExchange) -> Move:
 
 def bucket_move(program: Program, moves: Sequence[ReshardMove | HaloExchange]) -> Move:
     """
-    Return one move that stands for those done by one call, to price it: the first with the elements of all.
-
-    `moves`, at least one, have the same kind and mesh axes; several are a bucket.
+    Return the one `pcg.reshard.Move` that stands for several done by a single call (a bucket), to be priced: the first
+    of `moves`, with the elements of all of them. `moves` has at least one; all have the same kind and mesh axes.
     """
     found = [move_of(program, move) for move in moves]
     return replace(found[0], elements=sum(move.elements for move in found))

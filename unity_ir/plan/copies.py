@@ -19,7 +19,9 @@ from unity_ir.plan.schedule import Bucket, Start, communicates, piece_bytes
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Kernels that copy, one after the other, and the bytes that they read and write together, on one device."""
+    """
+    Copies on one device, one after the other: the number of kernels, and the bytes that they read and write together.
+    """
 
     kernels: int = 0
     bytes: int = 0
@@ -33,11 +35,12 @@ NONE = Copies()
 
 def copies(program: Program, start: Start, in_place: Collection[Register]) -> tuple[Copies, Copies]:
     """
-    Return what a device copies for one call of a collective: (before it starts, after it was waited for). Moves that
-    cross no links copy nothing here; of a halo exchange, a device with neighbours on both sides is counted, of a
-    collective with a root, the root.
+    Return the copies that one device makes for one call of a collective (`start`): (those before it starts, those after
+    it was waited for). Where devices differ, the one that copies most counts: of a halo exchange a device with
+    neighbours on both sides, of a collective with a root the root. A move that does not communicate has none.
 
-    `in_place` are the results of all-reduces that take their operand's memory (`Plan.in_place`): others copy it first.
+    `in_place` has the results (registers) of all-reduces that overwrite their operand (`Plan.in_place`); other
+    all-reduces copy it first.
     """
     if isinstance(start, Bucket):
         return _of_bucket(program, start)

@@ -28,7 +28,7 @@ Place = tuple[int, ...]
 class CollectiveCall:
     """
     A collective as one rank calls it: the ranks of its group (by place), the mesh axes, the kind, and this rank's
-    bytes. A send between stages of a pipeline is one, too, called by its two ranks, without axes and with 0 bytes.
+    bytes. A send between stages of a pipeline counts as a collective of its two ranks, without axes and with 0 bytes.
     """
 
     group: tuple[Place, ...]
@@ -43,11 +43,12 @@ class CollectiveCall:
 
 def calls(program: Program, schedule: Schedule) -> dict[Place, list[CollectiveCall]]:
     """
-    Return the collective calls of every rank of a scheduled program, in the order in which it makes them.
+    Return the collective calls of every rank of a scheduled program, in the order in which the rank makes them.
 
-    Keys are coordinates along the mesh axes on which some tensor is pinned to a part of the machine: ranks with the
-    same ones make the same calls. With no pinned tensors the only key is (). Raises `UnityError` for more than
-    `MOST_PLACES` keys.
+    Ranks are grouped by place: their coordinates along the mesh axes on which some tensor is pinned. Ranks of one place
+    make the same calls, so the result has one list per place; without pinned tensors the only place is ().
+
+    Raises `UnityError` if there are more than `MOST_PLACES` places.
     """
     sizes = program.mesh.sizes
     layouts = [t.layout for t in program.tensors.values()]
@@ -94,10 +95,11 @@ def _elsewhere(place: Place, apart: Sequence[int], axes: Sequence[int]) -> Place
 
 def check_order(subject: str, found: dict[Place, list[CollectiveCall]]) -> None:
     """
-    Simulate the collective calls of all ranks: a call ends once all ranks of its group make the same one.
+    Check that no ranks wait for each other for ever, by simulating their collective calls: a call ends once all ranks
+    of its group have reached the same one.
 
-    `found` are the calls as `calls` returns them; messages begin with `subject`. Raises `UnityError`, naming the
-    operator, if some call never ends (a deadlock).
+    `found` has the calls of each place, as `calls` returns them; messages begin with `subject`. Raises `UnityError`,
+    naming the operator, if some call never ends (a deadlock).
     """
     at = dict.fromkeys(found, 0)
     current = {place: mine[0] for place, mine in found.items() if mine}
@@ -131,10 +133,11 @@ def _words(call: CollectiveCall) -> str:
 
 def ranks_of_move(program: Program, move: ReshardMove | HaloExchange) -> Pins:
     """
-    Return which ranks do a move: (mesh axis, coordinate) pairs that a rank's coordinates must match; () if all do.
+    Return which ranks do a move, as (mesh axis, coordinate) pairs that a rank's coordinates must match; () if all ranks
+    do it.
 
-    These are the axes on which the operand is pinned to a part of the machine, except those that the move goes along.
-    For the kind `retype`, which moves nothing, they are all axes on which the result is pinned.
+    The pairs are the pinned axes of the operand, except those along which the move goes. For the kind `retype`, which
+    moves nothing, they are the pinned axes of the result.
     """
     if isinstance(move, HaloExchange):
         return pins_of(program.tensors[move.operand].layout)
@@ -144,9 +147,10 @@ def ranks_of_move(program: Program, move: ReshardMove | HaloExchange) -> Pins:
 
 def register_names(program: Program) -> dict[Register, str]:
     """
-    Return a name for every register of a program, for messages and traces: that of the operator that made the value, or
-    of the leaf (its `op` if it has no name). What moves and steps in time make is named like their operand; names
-    repeat.
+    Return a name for every register (number of a local tensor) of a program, for messages and traces. A result of an
+    operator has the operator's name. A leaf (input, weight, constant) has its own, or its `op`, such as `constant`, if
+    it has none. A move has its operand's name, and so have steps into and out of a loop. Several registers may have the
+    same name.
     """
     out: dict[Register, str] = {}
     for instruction in program.body:

@@ -39,16 +39,16 @@ _DRAWN = re.compile(r"\blt\(philox\([^;]*?\), (\w+)\)")
 
 def forward_of(program: Program, machine: Machine) -> Program:
     """
-    Return the program that evaluates the loss of a step: the instructions that the loss depends on, in order, without
-    optimizer. `program` is a training step whose operators are not fused yet.
+    Return the program that evaluates the loss of a training step: the instructions that the loss depends on, in order,
+    without an optimizer. `program` is the step, before operators are fused.
 
-    Dropout gets probability 0, and a batch norm whose running statistics the step updates uses these
-    (`running_batch_norm`), resharded by the cheapest moves on `machine`. If the loss is a mean over a number of labels
-    that differs from batch to batch (`ignore_index`), that number is a second output. What a step makes twice because
-    it does not keep it for the backward (ZeRO-3) is made anew in every micro-batch here, too.
+    Dropout gets probability 0. A batch norm whose running statistics the step updates normalises by these
+    (`running_batch_norm`); they are resharded by the cheapest moves on `machine`. If the loss is a mean over a number
+    of labels that differs from batch to batch (`ignore_index`), that number is a second output. Values that the step
+    computes twice, rather than keep them for the backward (ZeRO-3), are made anew in every micro-batch here, too.
 
-    Raises `UnityError` for an operator that draws random numbers in another way than dropout, and for running
-    statistics that no batch norm of the step reads.
+    Raises `UnityError` for an operator other than dropout that draws random numbers, and for running statistics that no
+    batch norm of the step reads.
     """
     program = _ByRunningStatistics(program, machine).program()
     count = _count(program)

@@ -84,8 +84,8 @@ Launches = tuple[LaunchWork, ...]
 @dataclass
 class GroupMemo:
     """
-    Remembers the launches and lines of groups of operators between programs that have the same `choice` (of Triton or
-    PyTorch for each operator).
+    A cache of what was found out about groups of operators: their kernel launches, TDL lines and implementations.
+    Programs may share one if they have the same `choice` (of Triton or PyTorch for each operator).
     """
 
     launches: dict[object, Launches | None] = field(default_factory=dict[object, Launches | None])
@@ -96,7 +96,7 @@ class GroupMemo:
     """The implementation of every operator, by its name, attributes and pieces."""
 
     def shrink(self) -> None:
-        """Forget everything if more than `MOST_REMEMBERED` operators and groups are remembered."""
+        """Empty the cache if it has more than `MOST_REMEMBERED` operators and groups."""
         if len(self.launches) + len(self.lines) + len(self.choices) > MOST_REMEMBERED:
             self.launches.clear()
             self.lines.clear()
@@ -105,13 +105,13 @@ class GroupMemo:
 
 def with_fusions(program: Program, choice: Choice, memo: GroupMemo | None = None) -> Program:
     """
-    Return the program with each group of consecutive operators that one Triton kernel can compute, and that is worth
-    fusing, replaced by one `Fused` instruction. Before that, readers of casts get casts of their own (`own_casts`), and
-    copies of attention's results are moved right behind it, where one kernel can do both.
+    Return the program in which each group of consecutive operators that one Triton kernel can compute, and that is
+    worth fusing, is one `Fused` instruction. Before that, an operator that reads a cast gets a cast of its own
+    (`plan.own_casts`), and copies of attention's results move right behind the attention, where one kernel can do both.
 
     `choice` returns the implementation, `triton` or `torch`, of an operator or group: only operators in `triton` are
-    fused, and only to groups in `triton`. `memo` is read and extended (None: a new one); all its calls must have the
-    same `choice`.
+    fused, and only to groups in `triton`. `memo` is a cache, read and extended (None: a new one); give it to calls with
+    the same `choice` only.
     """
     memo = GroupMemo() if memo is None else memo
     memo.shrink()

@@ -23,11 +23,12 @@ from unity_ir.plan.program import Compute, Instruction, Leaf, Program, Register,
 
 def with_kept_casts(program: Program, gathers_cast: bool) -> Program:
     """
-    Return the program with the casts of weights to shorter types as leaves (`Leaf.op` is `cast`) that updates write: of
-    each weight that has exactly one cast, in the weight's layout and no output of the program.
+    Return the program that keeps casts of weights to shorter types from step to step: the cast becomes a leaf
+    (`Leaf.op` is `cast`), and the weight's `UpdateWeight` writes it. It is done for each weight that has exactly one
+    cast, in the same layout as the weight, if the cast is no output of the program.
 
-    With `gathers_cast`, casts of tables that are only gathered from stay, since kernels cast the rows that they read
-    (`plan.own_casts`).
+    With `gathers_cast`, a cast that only gathers (embedding look-ups) read is not kept, since their kernels cast the
+    rows that they read (`plan.own_casts`).
     """
     casts = _casts(program, gathered_casts(program) if gathers_cast else frozenset())
     names = {leaf.result: leaf.name for leaf in program.leaves("weight")}

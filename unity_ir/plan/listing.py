@@ -12,17 +12,18 @@ from unity_ir.plan.schedule import Action, Bucket, Wait, communicates
 
 def listing(plan: Plan) -> str:
     """
-    Return a line of text per line of the plan, in order: what it does, what it reads and makes, and what it frees.
+    Return the plan as text, a line of text per scheduled line, in order: what it does, what it reads and makes, and
+    what it frees.
 
         start   all_gather along 0 of w         %4 -> %9: [64, 32] f32, repeat
         wait                                    %9
         kernel  matmul + relu by triton         %1, %9 -> %12: [64, 32] f32, dim 0; frees %1, %9
 
     `kernel` is an operator or a group of them, `local` a move on the device itself, `start` a collective, of which
-    several may share a call. Leaves are listed where they are first read. With micro-batches, `first:` and `last:` are
-    lines of the first and of the last of them alone, `early:` those of a loop before. `piece:` are those of the loop
-    over the pieces of the loss. The head counts kernels, collectives and updates; updates come last. For a step in
-    stages, the actions of each rank come first, then the listing of each part.
+    several may share a call. Leaves are listed where they are first read. With micro-batches, `first:` and `last:` mark
+    lines that only the first or the last of them runs, and `early:` lines of a loop over micro-batches before the main
+    one. `piece:` marks lines of the loop over the pieces of the loss. The head counts kernels, collectives and updates;
+    updates come last. For a step in stages, the actions of each rank come first, then the listing of each part.
     """
     if plan.pipeline is not None:
         schedule = plan.pipeline.schedule

@@ -45,11 +45,12 @@ T = TypeVar("T")
 
 def in_loss_pieces(program: Program, count: int, head: Register) -> Program:
     """
-    Return the program that makes its loss in `count` pieces of the tokens; `head` is the register of the logits, or
-    whatever the product before the loss makes. Registers are renumbered. With a `count` of 1, returns `program` itself.
+    Return the program that computes its loss in a loop over `count` pieces of the tokens. `head` is the register
+    (number of a local tensor) that the last matrix product before the loss makes, such as the logits. Registers are
+    renumbered. With a `count` of 1, returns `program` itself.
 
-    The pieces are along the first dim of `head`, but the last, that they divide on a rank and along which the loss is a
-    sum. Raises `UnityError` where no dim is.
+    The pieces are shards of one dim of `head`: the first one, except its last dim, that `count` divides on a rank and
+    along which the loss is a sum. Raises `UnityError` if there is no such dim.
     """
     if count == 1:
         return program

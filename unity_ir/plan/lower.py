@@ -64,10 +64,11 @@ its launch, and a compute stream that waits for the first.
 
 def lower(graph: Graph, machine: Machine) -> Program:
     """
-    Lower a placed training step, or a forward, to one rank's program on a machine.
+    Return one rank's program for a placed graph (one whose operators have machine views) on a machine: a training step,
+    or a forward alone.
 
-    Raises `UnityError` if the graph's views do not fit the machine, its numbers of micro-batches differ, or its loss
-    cannot be made in as many pieces as it says.
+    Raises `UnityError` if the views do not fit the machine, if operators have different numbers of micro-batches, or if
+    the loss cannot be made in the graph's number of pieces (`loss_pieces`).
     """
     lowering = _Lowering(graph, machine)
     program = with_single_calls(lowering.program(), machine)
@@ -351,9 +352,11 @@ def _role_in_time(node: Node) -> GridRole:
 
 def with_single_calls(program: Program, machine: Machine) -> Program:
     """
-    Return the program with one collective over all axes in place of two in a row of one kind and change of role
-    (all-gathers, reduce-scatters or all-reduces): where nothing else reads the tensor between them, no axis is pinned
-    (all devices along each have a piece), and one takes at most `SLOWER_CALL` times the seconds of both on `machine`.
+    Return the program in which two collectives in a row are one over the mesh axes of both, if they have the same kind
+    and change of role (all-gathers, reduce-scatters or all-reduces).
+
+    It is done where nothing else reads the tensor between them, no mesh axis is pinned (all devices have a piece), and
+    the single call takes at most `SLOWER_CALL` times the seconds of both on `machine`.
 
     rewrite: all_gather(all_gather(x, axes (2,)), axes (0, 1)) -> all_gather(x, axes (0, 1, 2))
     """

@@ -19,16 +19,17 @@ def plan_moves(
     value: Value, source: Layout, target: Layout, machine: Machine, gradient: bool = False, stage_axes: int = 0
 ) -> tuple[Move, ...]:
     """
-    Return the cheapest moves, in order, that bring a value from layout `source` to `target` (a role per mesh axis each)
-    on a machine, planned by `pcg.coarse` and memoised; () if the layouts are equal.
+    Return the cheapest moves on a machine, in order, that bring a value from layout `source` to layout `target`; () if
+    the layouts are equal. They are planned by `pcg.coarse`, and memoised.
 
-    Axes pinned at the same coordinate in both layouts take no part: moves use no devices of other parts of the machine.
-    Neither do the first `stage_axes` axes, along which pipeline stages lie, if their roles are equal in both, or if
-    every stage has the value and only one needs it: then its first move is only a change of role. Else `stage_axes` has
-    no effect.
+    An axis that is pinned at the same coordinate in both layouts takes no part: moves use no devices of other parts of
+    the machine. `stage_axes` is the number of leading mesh axes along which pipeline stages lie. They take no part
+    either if their roles are equal in both layouts. If every stage has the value and `target` is on one stage, the
+    first move only changes roles on these axes, and the others are within the stage. In all other cases `stage_axes`
+    has no effect.
 
-    With `gradient`, moves are priced for the value's gradient, whose element type is `grad_dtype`; `source` and
-    `target` are then the gradient's own layouts. Raises `UnityError` if the mesh axes do not divide the shape.
+    With `gradient`, `source` and `target` are the layouts of the value's gradient, and moves are priced for its element
+    type, `grad_dtype`. Raises `UnityError` if the mesh axes do not divide the shape.
     """
     if source == target:
         return ()
@@ -94,7 +95,10 @@ def _memo(machine: MachineKey, dtype: str, axes: tuple[int, ...]) -> RunMemo:
 
 @dataclass(frozen=True, eq=False)
 class MachineKey:
-    """A machine as a cache key. It holds mappings, which have no hash: its name is hashed, all of it compared."""
+    """
+    A machine as a cache key. Machines hold mappings, which cannot be hashed, so this hashes the name and compares the
+    whole machine.
+    """
 
     machine: Machine
 

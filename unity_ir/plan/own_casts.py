@@ -23,11 +23,12 @@ IsKernel = Callable[[Compute, Compute], bool]
 
 def with_own_casts(program: Program, kernels_of: Callable[[Program], IsKernel]) -> tuple[Program, frozenset[Register]]:
     """
-    Return (the program in which each reader of a cast to a longer type, or of a cast table, has a cast of its own right
-    before it, the registers that these casts make).
+    Return (the program in which each reader of certain casts has a cast of its own right before it, the registers,
+    numbers of local tensors, that these new casts make).
 
-    It is done for casts of what operators make, and of weights that operators only gather from, where every reader and
-    its cast are one kernel, as `kernels_of(changed program)` says; no reader gets two casts. The others stay.
+    Two kinds of casts are split up: a cast to a longer type of a computed value, and a cast of a weight that only
+    gathers read. It is done where every reader and its own cast are one kernel, as the predicate `kernels_of(changed
+    program)` says, and where no reader would get two casts. Other casts stay.
     """
     wanted = _longer(program) | gathered_casts(program)
     if not wanted:
@@ -64,8 +65,8 @@ def _longer(program: Program) -> set[Register]:
 
 def gathered_casts(program: Program) -> set[Register]:
     """
-    Return the registers of casts of weights that only gathers (such as embedding look-ups) read, and that are no
-    outputs.
+    Return the casts of weights that only gathers (such as embedding look-ups) read, as the registers (numbers of local
+    tensors) of their results; outputs of the program are not among them.
     """
     weights = {i.result for i in program.body if isinstance(i, Leaf) and i.op == "weight"}
     casts = {

@@ -37,8 +37,10 @@ Choice = Callable[[LocalOperator], str]
 
 def with_padded_rows(program: Program, choice: Choice) -> Program:
     """
-    Return the program with `Tensor.row` set on each 16-bit tensor that a matrix product reads or makes and whose rows
-    do not begin at multiples of 16 bytes, if every kernel that makes or reads it takes padded rows and it is no output.
+    Return the program in which unaligned matrices have padded rows: `Tensor.row` is set on each 16-bit tensor that a
+    matrix product reads or makes and whose rows do not begin at multiples of 16 bytes. It is not set on an output, nor
+    where a kernel that makes or reads the tensor cannot take padded rows.
+
     `choice` returns the implementation, `triton` or `torch`, of an operator.
     """
     wanted = [r for r, t in program.tensors.items() if t.dtype in HALVES and not t.row and _is_unaligned(program, r)]

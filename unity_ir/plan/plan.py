@@ -69,12 +69,12 @@ AUTO = "auto"
 @dataclass(frozen=True)
 class PlanOptions:
     """
-    What a user may say about the plan of a step. Raises `UnityError` for values that are not known.
+    Options of the plan of a step. Raises `UnityError` for unknown values.
 
-    `matmul`, `convolution`, `attention` and `kernels` are `triton` or `torch`: the implementation of matrix products,
-    of convolutions, of attention that cuDNN computes, and of all other operators; `matmul` may be `auto`, the faster
-    one by estimate (`plan.products`), and `attention`, where cuDNN's is faster. With `kernels` in torch everything is,
-    so that the program runs at full speed on CPUs and does not need Triton.
+    `matmul`, `convolution`, `attention` and `kernels` say what computes matrix products, convolutions, attention that
+    cuDNN can compute, and all other operators: `triton` or `torch`. `matmul` and `attention` may be `auto`: for each
+    product the faster one by estimate (`plan.products`), and cuDNN's attention where it is faster. With `kernels` in
+    torch, all operators are in torch, so that the program runs at full speed on CPUs and does not need Triton.
     """
 
     matmul: str = AUTO
@@ -110,11 +110,13 @@ class PlanOptions:
 
     def implementation(self, operator: LocalOperator) -> str:
         """
-        Return the implementation of an operator at its local shapes, `triton`, `torch` or `cudnn` (cuDNN's attention
-        where there is one, else Triton's): always `triton` for a fused group, and where rows of a result are padded;
-        else `torch` if the option `kernels` is `torch`; else the faster one in the table `tuned`, if that has the
-        operator; else what the option for its kind says: `convolution`, `matmul`, `attention`, or `kernels` for all
-        others.
+        Return the implementation of an operator at its local shapes: `triton`, `torch`, or `cudnn` (cuDNN's attention).
+        The first that applies:
+
+        - `triton` for a fused group, and for an operator whose results have padded rows;
+        - `torch` if the option `kernels` is `torch`;
+        - the fastest one measured, if the table `tuned` has the operator;
+        - what the option for its kind says: `convolution`, `matmul`, `attention`, or `kernels` for all others.
         """
         if operator.fused or has_padded_results(operator.line):
             return "triton"
@@ -123,8 +125,8 @@ class PlanOptions:
 
     def implementation_of(self, program: Program, compute: Compute) -> str:
         """
-        Return the implementation of an operator of a program, as `implementation` does, from `memo` if an equal one was
-        asked for before; of a fused group, the one that it names (`Fused.implementation`).
+        Return the implementation of an operator of a program, as `implementation` does; for a fused group, the one that
+        it names (`Fused.implementation`). Equal operators are looked up in `memo`.
         """
         if isinstance(compute, Fused):
             return compute.implementation
@@ -137,9 +139,9 @@ class PlanOptions:
 
     def fusion_choice(self, operator: LocalOperator) -> str:
         """
-        Return whether fusion is allowed, as an implementation: for an operator, `triton` if it may become part of a
-        kernel of several (also a product whose implementation is still `auto`), else `torch`; for a group, `triton` if
-        one Triton kernel should compute it, `torch` if its members should be left apart.
+        Return `triton` if an operator may be fused, `torch` if not. A single operator may be if it is computed by
+        Triton, or if it is a product whose implementation is still `auto`. A fused group may be if one Triton kernel
+        should compute it; `torch` leaves its members apart.
         """
         if operator.fused and self.eager and _stores_elsewhere(operator.line):
             return "torch"
@@ -185,7 +187,7 @@ DEFAULT = PlanOptions()
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of one rank's step; every rank has the same one."""
+    """The plan of one rank's training step, or of a forward alone; every rank has the same one."""
 
     program: Program
     """The instructions, with groups of operators as one (`Fused`), and backwards that read what forwards saved."""
@@ -200,7 +202,7 @@ class Plan:
 
     @cached_property
     def parts(self) -> tuple[tuple[StepPart, Plan], ...]:
-        """The parts of a step in stages, each with its own plan; () for other steps."""
+        """The parts of a step in pipeline stages, as (part, the plan of its program); () for a step without stages."""
         if self.pipeline is None:
             return ()
         *stages, after = self.pipeline.parts
@@ -211,8 +213,8 @@ class Plan:
 
     def most_on_a_rank(self, count: Callable[[Plan], int]) -> int:
         """
-        Return the largest sum, over the ranks of the pipeline, of `count` over the plans of the parts that a rank runs.
-        Only for a step in stages (`pipeline` is not None).
+        Return the largest sum of `count(plan)` on a rank of the pipeline, over the plans of the parts that the rank
+        runs. Only for a step in stages (`pipeline` is not None).
         """
         assert self.pipeline is not None
         ranks = [0] * len(self.pipeline.schedule.ranks)
@@ -238,10 +240,10 @@ class Plan:
     @cached_property
     def in_place(self) -> frozenset[Register]:
         """
-        The results of all-reduces that take the memory of their operand: it was made for the all-reduce alone, and by a
-        kernel or collective that stores its result in memory of its own, as a view would not be. Others work on a copy.
-        Also the results of `accumulate` steps that take the memory of their first addend, or to which a kernel adds
-        (`is_added`).
+        The registers (numbers of local tensors) that take over the memory of an operand. They are results of
+        all-reduces, and of `accumulate` steps, which take that of their first addend, if nothing else reads the operand
+        and it is stored in memory of its own, not a view. The totals to which a kernel adds (`is_added`) are among
+        them, too. Other all-reduces copy their operand.
         """
         schedule = self.schedule
         added = set(self.program.added.values())
@@ -280,7 +282,8 @@ class Plan:
 
     def copies(self, start: Start) -> tuple[Copies, Copies]:
         """
-        Return what a device copies for a call of the schedule: (before the collective starts, after it was waited for).
+        Return what a device copies for one call of the schedule: (before the collective starts, after it was waited
+        for), as kernels and bytes.
         """
         return copies(self.program, start, self.in_place)
 
@@ -288,8 +291,9 @@ class Plan:
     def launches(self) -> int:
         """
         The number of kernels that a rank launches in the forward and backward of a step, over all micro-batches: those
-        of each Triton operator, one for each PyTorch call, and those of steps in time; without copies for collectives
-        (`copy_kernels`). Where ranks differ, those of the rank with the most.
+        of each Triton operator, one for each PyTorch call, and those that move values into and out of loops
+        (`TimeStep`). Copies for collectives are counted by `copy_kernels`. Where ranks differ, the largest number of
+        any rank.
         """
         if self.pipeline is not None:
             return self.most_on_a_rank(lambda part: part.launches)
@@ -308,9 +312,12 @@ class Plan:
     def time_step_bytes(self, step: TimeStep) -> tuple[int, ...]:
         """
         Return the bytes that a step into a loop, or out of it, reads and writes on a rank, for each pass of that loop
-        (one per micro-batch, or per piece of the loss): to add an addend to those before, none in the first pass if the
-        total takes the addend's memory; to copy a piece to its place among zeros, or from where it is not contiguous. 0
-        where no kernel runs. What the kernel that makes an addend reads of the total is in `added_bytes`.
+        (one per micro-batch, or per piece of the loss). An `accumulate` adds an addend to those before: 0 in the first
+        pass if the total takes over the addend's memory. Others copy a piece, where it cannot be a view. 0 where no
+        kernel runs.
+
+        If the kernel that makes an addend adds it to the total (`is_added`), all are 0; `added_bytes` has what it
+        reads.
         """
         program, size = self.program, self.program.bytes[step.operand]
         passes = program.loss_pieces if step.is_of_pieces else program.micro_batches
@@ -333,8 +340,8 @@ class Plan:
 
     def added_bytes(self, compute: Compute) -> int:
         """
-        Return the bytes of the totals that an operator's kernel reads to add its results to them: in each pass of its
-        loop except the first. 0 for an operator that adds to none.
+        Return the bytes of the totals that an operator's kernel reads to add its results to them (`TimeStep.is_added`),
+        in each pass of its loop except the first. 0 for an operator that adds to none.
         """
         return sum(self.program.bytes[r] for r in compute.results if r in self.program.added)
 
@@ -354,9 +361,9 @@ class Plan:
     @property
     def collectives(self) -> int:
         """
-        The number of collective calls of a rank in the forward and backward of a step, over all micro-batches, sends
-        and receives of a pipeline included; a bucket of several moves is one call. Where ranks differ, those of the
-        rank with the most.
+        The number of collective calls of a rank in the forward and backward of a step, over all micro-batches, with the
+        sends and receives of a pipeline. A bucket of several moves is one call. Where ranks differ, the largest number
+        of any rank.
         """
         if self.pipeline is not None:
             sends = max(sum(a.kind in TRANSFERS for a in actions) for actions in self.pipeline.schedule.ranks)
@@ -370,8 +377,8 @@ class Plan:
     @property
     def copy_kernels(self) -> int:
         """
-        The number of kernels that a rank launches in a step to copy for collectives. Where ranks differ, of the rank
-        with the most.
+        The number of kernels that a rank launches in a step to copy pieces for collectives. Where ranks differ, the
+        largest number of any rank.
         """
         if self.pipeline is not None:
             return self.most_on_a_rank(lambda part: part.copy_kernels)
@@ -404,7 +411,7 @@ def _without_waits(after: StepPart, waited: Collection[Register]) -> StepPart:
 def with_kernels(program: Program, options: PlanOptions) -> Program:
     """
     Return the program prepared for Triton kernels: rows padded (`with_padded_rows`) and, if `options.fuse`, operators
-    fused (`with_fusions`). Reads and extends `options.memo`.
+    fused (`with_fusions`). `options.memo` is the cache of groups, read and extended.
     """
     # First for what is known of single operators, as a product's speed depends on it; then for groups.
     program = with_padded_rows(program, options.implementation)
@@ -433,12 +440,12 @@ def _plan_part(part: StepPart, options: PlanOptions) -> Plan:
 
 def plan_step(program: Program, options: PlanOptions | None = None) -> Plan:
     """
-    Return the plan of one rank's step, or of a forward alone: the program with operators fused, an implementation of
-    each, and the order of all kernels, collectives and waits; for a step in stages, of each of its parts. `options`
-    None is the defaults.
+    Return the plan of one rank's training step, or of a forward alone: the program with operators fused, an
+    implementation of each, and the order of all kernels, collectives and waits. A step in stages has a plan for each of
+    its parts (`Plan.parts`). `options` None means the defaults.
 
-    Raises `UnityError` if ranks would wait for each other for ever (a deadlock), and for a pipeline schedule that does
-    not fit the step's stages.
+    Raises `UnityError` if ranks would wait for each other for ever (a deadlock), and if the pipeline schedule does not
+    fit the step's stages.
     """
     options = options or DEFAULT
     if not options.eager:
@@ -490,11 +497,12 @@ def plan_graph(
     graph: Graph, machine: Machine, optimizer: Optimizer | None = None, options: PlanOptions | None = None
 ) -> Plan:
     """
-    Return the plan of a placed graph's training step on a machine, as `-t triton` emits it. `options` None is the
-    defaults.
+    Return the plan of a placed graph's training step on a machine, as `-t triton` emits it. In a placed graph all
+    operators have machine views. `options` None means the defaults.
 
-    A forward is differentiated first, with the optimizer that it names, or else `optimizer` (by default SGD); of a part
-    of a model, the gradients of the outputs are inputs. Raises `UnityError` where the graph does not fit the machine.
+    A forward is differentiated first, with the optimizer that it names, or else `optimizer` (None: SGD). If it is a
+    part of a model, without a loss, the gradients of its outputs become inputs. Raises `UnityError` if the graph does
+    not fit the machine.
     """
     if not graph.updates:
         graph = training_step(graph, graph.optimizer or optimizer or Optimizer(), machine.mesh)

@@ -27,8 +27,8 @@ LAUNCH = 3e-6
 
 def product_implementation(operator: LocalOperator) -> str:
     """
-    Return the faster implementation of a matrix product, or of a group of operators that begins with one: `triton`, or
-    `torch`, by which a group is a product of cuBLAS and a kernel for the rest.
+    Return the faster implementation, by estimate, of a matrix product or of a fused group that begins with one:
+    `triton` (one kernel) or `torch` (cuBLAS; in a group, with another kernel for the rest).
 
     Measured on an H100 80GB with PyTorch 2.11 and Triton 3.6 (bf16, TFLOP/s):
 
@@ -48,10 +48,10 @@ def product_implementation(operator: LocalOperator) -> str:
 
     So cuBLAS is some 7 % faster where rows are aligned, more where there are few tiles. What is fused saves that the
     product is written and read once more: 4 bytes of an element against 2 * k operations. With descriptors that is
-    worth it up to k of about 6,000, with pointers up to 1,500, with the small tiles of a long epilogue up to 500.
-    Where only the result's rows are unaligned, as logits of BERT and GPT-2, Triton is twice as fast by itself, and so
-    it is for both gradients of their heads, whose rows are padded (`padded_rows`) but whose sizes are odd. Float32
-    products, exact in Triton, stay there: they were not measured.
+    worth it up to k of about 6,000, with pointers up to 1,500, with the small tiles of a long epilogue up to 500. Where
+    only the result's rows are unaligned, as logits of BERT and GPT-2, Triton is twice as fast by itself, and so it is
+    for both gradients of their heads, whose rows are padded (`padded_rows`) but whose sizes are odd. Float32 products,
+    exact in Triton, stay there: they were not measured.
     """
     line = operator.line
     found = [contraction(r, line.extents) for r in line.results]

@@ -39,7 +39,7 @@ Register = int
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """
-    The type of a register: global shape, element type, and the role of each mesh axis.
+    The type of a register (the number of a local tensor): global shape, element type, and the role of each mesh axis.
 
     `halo` has, for each dim, how many elements (before, after) of its neighbours a piece holds besides its shard;
     `halo_sum` likewise how many of its neighbours' elements it holds addends of. () stands for none.
@@ -61,8 +61,8 @@ class Tensor:
     @property
     def borders(self) -> Halos:
         """
-        Per dim, the number of elements (before, after) that a rank's piece has in addition to its shard: those of
-        `halo`, equal to the neighbours' elements, or of `halo_sum`, addends of them.
+        The halo of a rank's piece: per dim, the number of elements (before, after) that it has in addition to its
+        shard. They equal the neighbours' elements (`halo`) or are addends of them (`halo_sum`).
         """
         return self.halo or self.halo_sum or ((0, 0),) * len(self.shape)
 
@@ -86,12 +86,13 @@ def _local(tensor: Tensor, mesh: tuple[int, ...]) -> tuple[int, ...]:
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """
-    A tensor that a program does not compute: `op` says which, `name` names it, in its resting layout. `input`,
-    `weight`, the kept `cast` of the weight of that name, or a `constant`, whose elements are all `value`.
+    A tensor that a program reads and does not compute. `op` is its kind: `input`, `weight`, `cast` (the kept cast of
+    the weight called `name`), or `constant` (all elements are `value`). It is in its resting layout.
 
-    In a part of a step (`pipeline.parts`) also what another part makes: `once` per step; a `sum` over micro-batches; of
-    the micro-batch at hand, `kept` for later readers, or read here for the `last` time, so that it may be freed; or
-    `started`, the result of a sum over devices that is under way and must be waited for.
+    In a part of a step (`pipeline.parts`), what other parts make is a leaf, too. Its `op` is `once` for what is made
+    once per step, `sum` for a sum over micro-batches, `kept` for what was made for this micro-batch and later parts
+    read as well, `last` for the same where this part reads it last and may free it, and `started` for a sum over
+    devices that is under way and must be waited for.
     """
 
     op: str
@@ -102,7 +103,10 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """An operator on a rank's pieces; `assignment` has each mesh axis's role, such as the index variable it shards."""
+    """
+    An operator on a rank's pieces. `assignment` has, for each mesh axis, the role of the axis in the operator, such as
+    the index variable that it shards.
+    """
 
     operator: str
     operands: tuple[Register, ...]
@@ -128,7 +132,8 @@ class Fused(Compute):
 @dataclass(frozen=True, slots=True)
 class ReshardMove:
     """
-    One move of a reshard, a collective or a local step: mesh axes `axes` go from role `source` to role `target`.
+    One move of a reshard, a collective or a local step: the role of the mesh axes `axes` changes from `source` to
+    `target`.
 
     If it carries a value between two stages of a pipeline, `stages` are (sender, receiver); where both are on the same
     devices, it is a `retype` without axes, which moves nothing.
@@ -164,9 +169,10 @@ class HaloExchange:
 @dataclass(frozen=True, slots=True)
 class TimeStep:
     """
-    A step into the loop over micro-batches, or out of it, on each device by itself; `kind` is one of
-    `pcg.parallel.IN_TIME`: `pipeline` takes a micro-batch's part of a tensor, `reuse` all of it; `accumulate` adds up
-    what micro-batches make, `batch` joins it. With `is_of_pieces` the loop is that over the pieces of the loss.
+    A step in time: an instruction that leads into the loop over micro-batches or out of it, on each device by itself.
+    `kind` is one of `pcg.parallel.IN_TIME`: `pipeline` takes a micro-batch's part of a tensor, `reuse` all of it;
+    `accumulate` adds up what micro-batches make, `batch` joins it. With `is_of_pieces` the loop is that over the pieces
+    of the loss.
     """
 
     operand: Register
@@ -199,7 +205,10 @@ one, or in the last alone (what needs a sum over all of them); or `early`, in ev
 
 
 def reads(instruction: Instruction) -> tuple[Register, ...]:
-    """Return the registers that an instruction reads: for an update, the weight and its gradient."""
+    """
+    Return the registers (numbers of local tensors) that an instruction reads: for an update, the weight and its
+    gradient.
+    """
     match instruction:
         case Compute(_, operands):
             return operands
@@ -212,7 +221,9 @@ def reads(instruction: Instruction) -> tuple[Register, ...]:
 
 
 def makes(instruction: Instruction) -> tuple[Register, ...]:
-    """Return the registers that an instruction makes; none for an update, which is in place."""
+    """
+    Return the registers (numbers of local tensors) that an instruction makes; none for an update, which is in place.
+    """
     match instruction:
         case Compute(_, _, results):
             return results
@@ -225,7 +236,8 @@ def makes(instruction: Instruction) -> tuple[Register, ...]:
 @dataclass(frozen=True)
 class Program:
     """
-    A rank's program: instructions in order (`body`), and the type of every register (`tensors`).
+    A rank's program: instructions in order (`body`), which read and make *registers*, the numbers of local tensors;
+    `tensors` has the type of each.
 
     `outputs` are the results of the graph's function, the loss first; `optimizer` is None for a forward alone.
     """
@@ -257,22 +269,22 @@ class Program:
     @property
     def axes(self) -> int:
         """
-        The number of mesh axes over devices: all but those of micro-batches and of pieces of the loss, which follow
-        them.
+        The number of mesh axes over devices. The axes of micro-batches and of pieces of the loss come after these, and
+        are not counted.
         """
         return len(self.mesh.sizes) - (self.micro_batches > 1) - (self.loss_pieces > 1)
 
     @cached_property
     def in_pieces(self) -> frozenset[Register]:
-        """The registers that each piece of the loss makes anew."""
+        """The registers that the loop over the pieces of the loss makes anew for each piece."""
         if self.loss_pieces == 1:
             return frozenset()
         return frozenset(r for r, tensor in self.tensors.items() if tensor.layout[self.axes] != REPEAT)
 
     def is_in_pieces(self, instruction: Instruction) -> bool:
         """
-        Return whether an instruction is in the loop over the pieces of the loss, as are the steps into it and out of
-        it.
+        Return whether an instruction is in the loop over the pieces of the loss; the steps into that loop and out of it
+        are.
         """
         if isinstance(instruction, TimeStep):
             return instruction.is_of_pieces or instruction.result in self.in_pieces
@@ -281,9 +293,9 @@ class Program:
     @cached_property
     def loop_of_pieces(self) -> tuple[tuple[Instruction, ...], Compute] | None:
         """
-        The loop over the pieces of the loss: (its instructions, which are consecutive in `body`, an operator that
-        stands for all of them: it reads what the loop reads from outside, and makes what leaves it). None without such
-        a loop.
+        The loop over the pieces of the loss, as (instructions, stand-in); None if there is none. The instructions are
+        consecutive in `body`. The stand-in is one operator in place of all of them: its operands are the registers that
+        the loop reads from outside, its results those that leave the loop.
         """
         loop = tuple(i for i in self.body if self.is_in_pieces(i))
         if not loop:
@@ -296,13 +308,16 @@ class Program:
     @cached_property
     def when(self) -> Mapping[Register, When]:
         """
-        In which micro-batches each register is made, by register: `every` for all of a step without micro-batches.
-        Those of a part of a step are those of the whole step.
+        In which micro-batches each register is made. Without micro-batches, all are `every`. A part of a step has those
+        of the whole step.
 
-        `first`: made once, before or in the first micro-batch, and kept, such as a weight gathered for all of them; but
-        what a step makes twice, as it does not keep it for the backward (ZeRO-3), and what is in `anew`, is made in
-        `every` one. `last`: made of a total over all micro-batches. `early`: made in a loop before, which adds up over
-        all micro-batches what each of them needs, such as how many labels count.
+        - `first`: made once, before the loop or in the first micro-batch, and kept, such as a weight gathered for all
+          of them.
+        - `every`: made in every micro-batch; also values that could be kept, but are made twice because the backward
+          does not keep them (ZeRO-3), and those in `anew`.
+        - `last`: made of a total over all micro-batches.
+        - `early`: made in a loop before, which adds up over all micro-batches what each of them needs, such as how many
+          labels count.
         """
         if self.part_of is not None:
             return self.part_of.when
@@ -337,8 +352,8 @@ class Program:
     def times(self, instruction: Instruction) -> int:
         """
         Return how many times a step runs an instruction that makes something (not an update): once, or once per
-        micro-batch if it is in that loop or the one before; times the number of pieces if it is in the loop over the
-        pieces of the loss.
+        micro-batch if it is in the loop over micro-batches, or in the one before that (`early`). In the loop over the
+        pieces of the loss, that times the number of pieces.
         """
         is_in_loop = all(self.when[r] in ("early", "every") for r in makes(instruction))
         pieces = self.loss_pieces if self.is_in_pieces(instruction) else 1
@@ -347,8 +362,8 @@ class Program:
     @cached_property
     def loss(self) -> Register | None:
         """
-        The register in which an operator makes the loss, of one micro-batch or piece of it; None for a forward alone.
-        In a part of a step, that of the whole step.
+        The register in which an operator makes the loss, of one micro-batch or piece of it. In a part of a step, that
+        of the whole step. None for a forward alone.
         """
         if self.part_of is not None:
             return self.part_of.loss
@@ -368,20 +383,22 @@ class Program:
     @cached_property
     def added(self) -> Mapping[Register, Register]:
         """
-        The total to which a kernel adds its result in place (`TimeStep.is_added`), by the register of that result,
-        which takes no memory of its own.
+        For each register whose kernel adds it to a total in place (`TimeStep.is_added`), the register of the total. The
+        added register takes no memory of its own.
         """
         return {i.operand: i.result for i in self.body if isinstance(i, TimeStep) and i.is_added}
 
     @cached_property
     def sums(self) -> frozenset[Register]:
-        """The registers in which micro-batches, or pieces of the loss, add up what they make."""
+        """
+        The totals of the program: registers that add up what micro-batches, or pieces of the loss, make (`accumulate`).
+        """
         return frozenset(i.result for i in self.body if isinstance(i, TimeStep) and i.kind == "accumulate")
 
     def held_bytes(self, register: Register) -> int:
         """
-        Return the bytes in which a rank holds a register: as `bytes`, except that a 16-bit sum over micro-batches or
-        pieces is held in float32 until its last addend.
+        Return the bytes that a rank holds a register in. They are those of `bytes`, but for totals over micro-batches
+        or pieces of the loss: a total in a 16-bit type is held in float32 until its last addend.
         """
         dtype = self.tensors[register].dtype
         longer = ELEMENT_BYTES["f32"] // ELEMENT_BYTES[dtype] if register in self.sums and dtype in HALVES else 1
@@ -391,8 +408,8 @@ class Program:
     def returned(self) -> tuple[Register, ...]:
         """
         The registers that a step returns besides gradients: the loss, and the next values of running statistics. All
-        `outputs` instead where there is no optimizer (a forward alone, a part of a step), or no scalar first (a part of
-        a model).
+        `outputs` instead if there is no optimizer (a forward alone, a part of a step), or if the first output is no
+        scalar (a part of a model).
         """
         if self.optimizer is None:
             return self.outputs
@@ -402,7 +419,8 @@ class Program:
     @cached_property
     def running(self) -> tuple[RunningStatistic | None, ...]:
         """
-        For each output, the running statistic that it is the next value of, or None; all None without an optimizer.
+        For each output, in order: the running statistic whose next value it is, or None. All are None without an
+        optimizer.
         """
         if self.optimizer is None:
             return (None,) * len(self.outputs)
@@ -411,14 +429,14 @@ class Program:
 
     @property
     def replaced(self) -> Mapping[str, Register]:
-        """The registers of the next values of running statistics, by the names of the inputs that they replace."""
+        """The register of each running statistic's next value, by the name of the input that it replaces."""
         outputs = zip(self.running, self.outputs, strict=True)
         return {each.leaf.name: register for each, register in outputs if each is not None}
 
     def leaves(self, op: str) -> list[Leaf]:
         """
-        Return the leaves of kind `op`, in order: `input`, `weight`, `cast`, `constant`, or in parts of steps others
-        (`Leaf`).
+        Return the leaves, tensors that the program reads and does not compute, whose kind is `op`, in order: `input`,
+        `weight`, `cast` or `constant`, and in a part of a step the other kinds that `Leaf` lists.
         """
         return [i for i in self.body if isinstance(i, Leaf) and i.op == op]
 
@@ -433,8 +451,8 @@ class Program:
 
     def local_line(self, instruction: Compute) -> Bound:
         """
-        Return the TDL line of an operator or fused group, bound to the shapes of one rank's pieces, and to the strides
-        of rows that are padded: what its kernel computes.
+        Return the TDL line of an operator or fused group, bound to the shapes of one rank's pieces and to the strides
+        of padded rows: what its kernel computes.
         """
         if isinstance(instruction, Fused):
             assert instruction.line is not None
@@ -450,7 +468,7 @@ class Program:
 
 
 def makers_of(body: Iterable[Instruction]) -> Mapping[Register, Instruction]:
-    """Return the instruction that makes each register, by register."""
+    """Return the instruction that makes each register (number of a local tensor), keyed by the register."""
     return {r: i for i in body for r in makes(i)}
 
 
@@ -464,9 +482,10 @@ class RunningStatistic:
 
 def running_statistic(made: Mapping[Register, Instruction], register: Register) -> RunningStatistic | None:
     """
-    Return the running statistic that a register is the next value of: what operators `running_stats` made of an input,
-    one or (of a batch norm that is used several times) a chain of them, with any moves and casts between; None for
-    other registers. `made` has the instruction that makes each register (`makers_of`).
+    Return the running statistic whose next value a register (number of a local tensor) holds, or None. It holds one if
+    an operator `running_stats` made it of an input, perhaps through moves and casts, or through a chain of several
+    `running_stats` (of a batch norm that is used several times). `made` has the instruction that makes each register
+    (`makers_of`).
     """
     initial: float | None = None
     while True:
@@ -521,8 +540,9 @@ def _early(body: Sequence[Instruction]) -> set[Register]:
 
 def equal_registers(body: Iterable[Instruction]) -> set[Register]:
     """
-    Return all registers that hold the same values as another one, as recompute makes them: those whose operator, move
-    or step in time, attributes and assignment are equal, and whose operands are the same or so related.
+    Return all registers (numbers of local tensors) that hold the same values as another one, as recompute makes them.
+    Two are equal if the same operator, move or step in time makes them, with equal attributes and roles, of operands
+    that are the same or equal.
     """
     numbers: dict[object, int] = {}
     of: dict[Register, object] = {}
@@ -567,11 +587,11 @@ def piece_of_line(analysis: Analysis, assignment: Assignment, mesh: Mesh) -> Bou
 
 def most_of_a_device(mesh: Mesh, counts: Iterable[tuple[Pins, int]]) -> int:
     """
-    Return the largest sum of counts on one device of a mesh: given ((), 3) and, pinned at coordinates 0 and 1 of mesh
-    axis 2, (((2, 0),), 4) and (((2, 1),), 5), returns 8.
+    Return the largest total of counts on one device of a mesh. `counts` are (where, count): the count is of every
+    device that has the coordinates in `where`, (mesh axis, coordinate) pairs; () are all devices.
 
-    `counts` are (where, count): the count is of each device that has the coordinates in the (mesh axis, coordinate)
-    pairs `where`; () are all devices.
+    Given ((), 3), (((2, 0),), 4) and (((2, 1),), 5), of which the last two are at coordinates 0 and 1 of mesh axis 2,
+    returns 8.
     """
     total = Counter[Pins]()
     for pinned, count in counts:

@@ -20,12 +20,12 @@ from unity_ir.plan.program import Compute, Instruction, Program, Register, Resha
 
 def with_savings(program: Program, only_results: bool = False) -> Program:
     """
-    Return the program in which some forward operators also return values that their backwards would compute again, such
-    as the row sums of attention's softmax, and those backwards read them.
+    Return the program in which some forward operators also return intermediate values, such as the row sums of
+    attention's softmax, and their backwards read these instead of computing them again.
 
-    It is done for operators for which `ops.savings` declares such variants, where forward and backward read the same
-    operands, or the backward recomputed ones, and shard them in the same way; the others stay. With `only_results`
-    it is done only where the backward reads the forward's result as well, as attention's does and the loss's does not.
+    It is done for operators with such variants (`ops.savings`), where the backward reads the same operands as the
+    forward, or recomputed copies of them, and both are sharded in the same way. With `only_results` it is done only for
+    backwards that also read the forward's result: attention's does, the loss's does not.
     """
     body: list[Instruction] = list(program.body)
     tensors = dict(program.tensors)
@@ -129,8 +129,8 @@ def _saved(program: Program, forward: Compute, saving: Saving) -> list[Tensor] |
 
 def attributes_of_variant(name: str, given: Attributes) -> Attributes:
     """
-    Return the attributes of the operator called `name`: the values in `given`, which are a variant's, for those that it
-    has, too, and defaults for the others.
+    Return the attributes of the operator called `name`, made from `given`, the attributes of another variant of it:
+    values of the same names are taken over, other attributes of the operator get their defaults.
     """
     own = operator(name)
     known = {a.name for a in own.line.attributes}

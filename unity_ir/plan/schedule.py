@@ -80,14 +80,14 @@ With so much under way, links stay busy meanwhile.
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Moves of one kind, process group and element type that one call does."""
+    """Several moves that one call does; they have the same kind, process group and element type."""
 
     moves: tuple[ReshardMove, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait for the collective that makes these registers: one, or all of a bucket."""
+    """Wait for the collective that makes these registers: one register, or all those of a bucket."""
 
     registers: tuple[Register, ...]
 
@@ -101,12 +101,13 @@ Action = Leaf | Compute | Start | TimeStep | Wait
 @dataclass(frozen=True, slots=True)
 class ScheduledLine:
     """
-    One line of a schedule: an instruction, bucket or wait, and the micro-batches in which it runs (`when`).
+    One line of a schedule: an action (an instruction, bucket or wait), and the micro-batches that run it (`when`).
 
-    `dies` are the registers that it is the last to read, or that nobody reads: they are freed after it. `dies_last` are
-    registers made once per step that it is the last to read: they are freed after its run in the last micro-batch. With
-    `in_pieces` it is in the loop over the pieces of the loss, whose lines are consecutive: what each piece makes dies
-    in the lines of the loop, what was made before it in its last line.
+    `dies` are the registers that are freed after the line: it reads them last, or nobody reads them. `dies_last` are
+    registers made once per step that the line reads last: they are freed after its run in the last micro-batch.
+
+    With `in_pieces` the line is in the loop over the pieces of the loss, whose lines are consecutive. What each piece
+    makes dies in these lines; what was made before the loop dies in its last line.
     """
 
     action: Action
@@ -119,8 +120,8 @@ class ScheduledLine:
 @dataclass(frozen=True)
 class Schedule:
     """
-    The lines of a step, in order. `same` maps registers (numbers of local tensors) that are made without any work to
-    those they are equal to.
+    The lines of a step, in order. `same` is for registers (numbers of local tensors) that are made without any work: it
+    maps each to the register whose tensor it shares.
     """
 
     lines: tuple[ScheduledLine, ...]
@@ -128,15 +129,15 @@ class Schedule:
 
     def held(self, register: Register) -> Register:
         """
-        Return the register that holds the tensor of `register` at run time: another one where the move that makes
-        `register` does nothing, such as one from COPY to REPEAT; else itself.
+        Return the register that holds the tensor of `register` at run time. It is another one if the move that makes
+        `register` does nothing, such as one from COPY to REPEAT; else `register` itself.
         """
         return self.same.get(register, register)
 
     def reads_and_makes(self, action: Action) -> tuple[tuple[Register, ...], tuple[Register, ...]]:
         """
-        Return (registers that the action of a scheduled line reads, registers that it makes); those read are the
-        registers that hold the tensors at run time (`held`). A wait reads what its collectives made.
+        Return (registers that an action reads, registers that it makes). Those read are the ones that hold the tensors
+        at run time (`held`). A wait reads what its collectives made.
         """
         match action:
             case Leaf(_, result):
@@ -152,7 +153,7 @@ class Schedule:
 
 
 def moves_of(start: Start) -> tuple[ReshardMove | HaloExchange, ...]:
-    """Return the moves that one call does."""
+    """Return the moves that one call does: those of a bucket, or the one move itself."""
     return start.moves if isinstance(start, Bucket) else (start,)
 
 
@@ -170,11 +171,12 @@ def piece_bytes(program: Program, register: Register) -> int:
 
 def schedule(program: Program, bucket: int = BUCKET_BYTES, under_way: int = UNDER_WAY) -> Schedule:
     """
-    Return the lines of a rank's forward and backward in the order in which it runs them: collectives started early, and
-    waited for late. Updates of weights, which follow, are not among them.
+    Return the lines of a rank's forward and backward in the order in which it runs them, with collectives started early
+    and waited for late. The updates of weights, which follow, are not among them.
 
-    Gathers of weights and reductions of gradients of fewer than `bucket` bytes each share calls, of about as many bytes
-    (0: none do). When gradients' collectives hold more than `under_way` bytes of operands, the oldest are waited for.
+    Gathers of weights, and reductions of gradients, of fewer than `bucket` bytes each share calls of about that many
+    bytes (0: none do). When the collectives of gradients hold more than `under_way` bytes of operands, the oldest are
+    waited for.
     """
     return _scheduler(program, bucket, under_way).schedule()
 

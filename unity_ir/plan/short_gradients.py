@@ -20,8 +20,8 @@ from unity_ir.plan.program import Compute, Program, Register, UpdateWeight, read
 
 def with_short_gradients(program: Program) -> Program:
     """
-    Return the program without each cast to a longer type whose result only one update reads: the update reads the
-    cast's operand instead.
+    Return the program in which updates read gradients in the shorter type in which they were made: a cast to a longer
+    type goes away if only one update reads its result, and the update reads the cast's operand.
 
     Casts stay for weights on a part of the machine, since all ranks exchange gradients in one type when they check, and
     for operands in padded rows, which updates do not know.

@@ -46,13 +46,14 @@ def task_graph(
     axes: Sequence[int] | None = None,
 ) -> TaskGraph:
     """
-    Build the task graph of one iteration of a placed graph, forward, backward and update, for quick simulation
-    (operators are not fused); `plan` is its cost (`cost.plan.cost`).
+    Return the task graph of one iteration of a placed graph (one whose operators have machine views): forward, backward
+    and update, one task per kernel and move. It is quick to build, as operators are not fused; `replay` has the tasks
+    of the program as emitted. `plan` is the graph's cost (`cost.plan.cost`).
 
-    `optimizer` is used if the graph names none. With `overlap`, communication runs beside kernels; without, every move
-    is waited for at once. `axes` are the mesh axes along which devices are simulated separately: by default those on
-    which some layout is pinned (holds its value at one coordinate only), so that devices differ; with all axes, every
-    device is simulated.
+    `optimizer` is used if the graph names none (None: the default one). With `overlap`, communication runs beside
+    kernels; without, every move is waited for at once. `axes` are the mesh axes along which devices are simulated
+    separately: None for those on which some layout is pinned, so that devices differ. With all axes, every device is
+    simulated.
     """
     placement = plan.placement
     if axes is None:

@@ -21,8 +21,9 @@ Task = tuple[int, tuple[int, ...], tuple[int, ...], tuple[Key, ...], tuple[Key, 
 
 def arrivals(numbers: Sequence[int], streams: Streams, of: int) -> tuple[Key, ...]:
     """
-    Return the keys of the arrivals that a task on device class number `of` waits for before it reads the results of
-    reshards: for each of `numbers`, the numbers of those reshards, the arrival on that class.
+    Return the arrivals that a task on device class number `of` waits for before it reads the results of several
+    reshards, whose numbers are `numbers`. An arrival says that a reshard's result is complete on a device class; it is
+    given by its key, an integer (`Key`).
     """
     classes = streams.classes
     return tuple([n * classes + of for n in numbers])
@@ -37,14 +38,16 @@ def chain(
     levels: tuple[int, ...] = (),
 ) -> list[tuple[str, Task]]:
     """
-    Return the tasks of one reshard, each as (move's kind, task): per move, one for each group of device classes that
-    exchange data. A class stands for devices that do the same (`Streams`); a task is (ticks, streams it is issued
-    after, streams it occupies, keys of the arrivals it waits for, and of those it causes).
+    Return the tasks of one reshard, in order, each as (kind of its move, task). A move has one task for each group of
+    device classes that exchange data. A task is a tuple (`Task`): its picoseconds (ticks), the streams whose earlier
+    tasks must have ended before it starts, those of them that it occupies, the arrivals that it waits for, and the
+    arrivals that it causes. An arrival says that a reshard's result is complete on a device class (`arrivals`).
 
-    `steps` are its moves, `number` is the number by which other tasks wait for its result, and `sources` are the
-    numbers of the reshards whose results it reads. `levels` are the machine levels crossed by the collective that made
-    its operand, () if none did: moves on the devices themselves run on that collective's streams. Without `overlap`,
-    every collective occupies the compute streams, too.
+    `steps` are the reshard's moves, and `number` is its own number: each move causes the arrival of that number, and
+    the moves after the first wait for it. `sources` are the numbers of the reshards whose results the first move reads.
+    `levels` are the machine levels crossed by the collective that made the operand (() if none did): a move on the
+    devices themselves runs on that collective's streams. Without `overlap`, every collective occupies the compute
+    streams, too.
     """
     out: list[tuple[str, Task]] = []
     reads = sources
@@ -64,8 +67,9 @@ def chain(
 
 def stall(streams: Streams, steps: Sequence[Step], sources: Sequence[int]) -> list[tuple[str, Task]]:
     """
-    Return the tasks of moves during which kernels wait, such as halo exchanges, each as (move's kind, task): they
-    occupy the compute streams, too, and cause no arrivals.
+    Return the tasks of moves that kernels wait for, such as halo exchanges, each as (kind of its move, task), as
+    `chain` does. They occupy the compute streams, too, so that no later task has to wait for their results in another
+    way.
 
     `steps` are the moves. The first waits for the results of the reshards with numbers `sources`.
     """

@@ -35,8 +35,9 @@ from unity_ir.tdl.divisibility import Analysis
 
 def possible_roles(node: Node) -> tuple[GridRole, ...]:
     """
-    Return the roles that a mesh axis may have in a serial compute node: an index variable, COPY, REPEAT, or a set of
-    operands that are in partial sums. Pinning (to the devices at one coordinate) is not among them.
+    Return the roles that one mesh axis may have in a compute node of a serial graph: each index variable that can be
+    divided, COPY, REPEAT, and each set of operands that may be in partial sums together. Pinning (to the devices at one
+    coordinate) is not among them.
     """
     return _roles(node.analysis)
 
@@ -48,8 +49,9 @@ def _roles(analysis: Analysis) -> tuple[GridRole, ...]:
 
 def fits(node: Node, assignment: Assignment, mesh: Mesh) -> bool:
     """
-    Return whether a serial compute node can have an assignment (the role of each axis of `mesh`): its roles are the
-    node's (`possible_roles`) or pinned, sizes are divisible, and no integers or booleans are in partial sums.
+    Return whether a compute node of a serial graph can have an assignment (the role of each axis of `mesh`): each role
+    is one of the node's (`possible_roles`) or pins the axis, sizes are divisible, and no integers or booleans are in
+    partial sums.
     """
     return _fits(node.op, tuple(v.type for v in node.operands), node.attributes, node.types, assignment, mesh)
 
@@ -96,12 +98,12 @@ def random_assignment(
     node: Node, machine: Machine, random: Random, pinned: float = 0.0, axes: Sequence[int] | None = None
 ) -> Assignment:
     """
-    Draw assignments (the role of each mesh axis) from `random` until one fits a serial compute node, and return it;
-    mostly all axes of a machine level have one role. On a mesh of at most `FINE_AXES` axes, the role of each axis is
-    drawn independently.
+    Return a random assignment (the role of each mesh axis) that fits a compute node of a serial graph, drawn from
+    `random`. Mostly all axes of a machine level have one role; on a mesh of at most `FINE_AXES` axes, each axis has its
+    own.
 
-    `pinned` is the probability that an axis is pinned at a random coordinate; `axes` are the numbers of those it
-    applies to, by default all.
+    `pinned` is the probability that an axis is pinned at a random coordinate, and `axes` are the numbers of the axes
+    that this may happen to (None: all).
     """
     may = possible_roles(node)
     mesh = machine.mesh

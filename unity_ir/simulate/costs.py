@@ -21,8 +21,8 @@ from unity_ir.simulate.streams import Classes, Step, Streams, ticks
 @dataclass(frozen=True, slots=True)
 class Choice:
     """
-    An operator under one assignment: the layouts of its operands and results, the ticks of its kernels, and its halo
-    exchanges.
+    An operator under one assignment: the layouts of its operands and results, the picoseconds (ticks) of its kernels,
+    its halo exchanges, and the device classes that run it.
     """
 
     assignment: Assignment
@@ -44,8 +44,8 @@ class Choice:
 @dataclass(frozen=True)
 class Costs:
     """
-    A memo of the costs, in ticks (picoseconds), of operators, reshards and updates on one machine, for one optimizer
-    and one set of device classes (devices that do the same at the same time, of which one is simulated).
+    A memo of the costs, in ticks (picoseconds), of operators, reshards and updates of serial graphs on one machine, for
+    one optimizer and one set of device classes (`streams`).
     """
 
     streams: Streams
@@ -56,8 +56,8 @@ class Costs:
 
     def choice(self, node: Node, needs: tuple[bool, ...], assignment: Assignment) -> Choice:
         """
-        Return a serial compute node under an assignment (the role of each mesh axis): its layouts, the ticks
-        (picoseconds) of its kernels, its halo exchanges, and the device classes that run it; memoised.
+        Return what a compute node of a serial graph is under an assignment (the role of each mesh axis): its layouts,
+        the ticks (picoseconds) of its kernels, its halo exchanges, and the device classes that run it. Memoised.
 
         `needs` says, per operand, whether its gradient is wanted.
         """
@@ -102,11 +102,12 @@ class Costs:
 
     def steps(self, type: TensorType, source: Layout, target: Layout, gradient: bool = False) -> tuple[Step, ...]:
         """
-        Return the moves that bring a value of the serial type `type` from layout `source` to `target` (a role per mesh
-        axis), in order, each with its kind, ticks, machine levels crossed and device classes; moves that only rename
-        roles (COPY to REPEAT, say), and so do nothing, are left out.
+        Return the moves that bring a value from layout `source` to layout `target`, in order, each as a `Step` with its
+        kind, ticks, machine levels crossed and device classes. `type` is the value's type in the serial graph. Moves
+        that only rename roles (COPY to REPEAT, say), and so do nothing, are left out.
 
-        With `gradient`, those of the value's gradient (of element type `grad_dtype`), between layouts of the gradient.
+        With `gradient`, the value's gradient is moved, of element type `grad_dtype`; `source` and `target` are then
+        layouts of the gradient.
         """
         dtype = type.grad_dtype if gradient else type.dtype
         key = (type.shape, dtype, source, target)
@@ -121,19 +122,19 @@ class Costs:
         self, type: TensorType, ends: tuple[Layout, Layout], number: int, overlap: bool, gradient: bool = False
     ) -> tuple[Task, ...]:
         """
-        Return the tasks of the reshard of a value of the serial type `type` between two layouts, `ends` (source,
-        target).
+        Return the tasks (`chains.Task`) of the reshard of a value between two layouts, `ends` = (source, target).
+        `type` is the value's type in the serial graph.
 
-        `number` is that by which other tasks wait for its result. Without `overlap`, the tasks occupy compute streams,
-        too. With `gradient`, it is the value's gradient that moves, between layouts of the gradient.
+        `number` is the reshard's number, by which other tasks wait for its result. Without `overlap`, the tasks occupy
+        compute streams, too. With `gradient`, the value's gradient is moved; `ends` are then layouts of the gradient.
         """
         steps = self.steps(type, *ends, gradient)
         return tuple(task for _, task in chain(self.streams, steps, number, (), overlap))
 
     def update(self, value: Value, layout: Layout) -> int:
         """
-        Return the ticks (picoseconds) that the optimizer's update of the weight `value` takes on each device, if the
-        weight is stored in `layout` (a role per mesh axis).
+        Return the ticks (picoseconds) of the optimizer's update of the weight `value` on each device, if the weight is
+        stored in `layout`.
         """
         key = (value.type.shape, value.type.dtype, value.node.master, layout)
         if key not in self._updates:

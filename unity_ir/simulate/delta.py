@@ -53,17 +53,20 @@ Block = list[Task]
 
 class Simulation:
     """
-    Simulates one iteration of a serial forward graph while the assignments of its operators are changed one at a time.
-    An assignment is the role of each mesh axis in an operator: an index variable that it divides, replicas, ..
+    Simulates one iteration of a serial forward graph, whose assignments can be changed one at a time. An assignment is
+    the role of each mesh axis in an operator: an index variable that it divides, replicas, ..
 
-    `assignments` has every compute node. Leaves are stored in the layout that their first use reads; operators that
-    read a value in one layout share its reshard; costs are those of `cost.plan` for `realised()`. With `overlap`,
-    communication runs beside kernels; without, every move is waited for at once. `axes` are the mesh axes on which
-    assignments may be pinned: devices are simulated separately along them. `like` is a simulation of the same graph,
-    whose machine, axes, optimizer and memo of costs are used: then `machine`, `axes` and `optimizer` are ignored.
-    Building one and every proposal are charged to the budget (`unity_ir.budget`).
+    `assignments` has every compute node. Inputs and weights are stored in the layout in which their first use reads
+    them; operators that read a value in one layout share its reshard; costs are those of `cost.plan` for the graph
+    `realised()`. With `overlap`, communication runs beside kernels; without, every move is waited for at once. `axes`
+    are the mesh axes on which assignments may pin an operator to one coordinate: devices are simulated separately along
+    them.
 
-    A parameter `p` is the position of an operator in `nodes`, a parameter `v` the index of a value in `values`.
+    `like` is another simulation of the same graph, whose machine, axes, optimizer and memo of costs are taken over:
+    `machine`, `axes` and `optimizer` are then ignored. Making a simulation, and each proposal, are charged to the
+    budget (`unity_ir.budget`).
+
+    In methods, `p` is an operator's index in `nodes`, and `v` a value's index in `values`.
     """
 
     def __init__(
@@ -145,21 +148,24 @@ class Simulation:
         return self.choices[self.position[node]].assignment
 
     def realised(self) -> Graph:
-        """Build the parallel graph, with machine views, that the current assignments describe."""
+        """Return the parallel graph, with machine views, that the current assignments describe."""
         return materialise(self.graph, self.assignments, self.streams.machine.mesh)
 
     def ticks(self, node: Node) -> int:
-        """Return the ticks of an operator's kernels, forward and backward together, with its current assignment."""
+        """
+        Return the ticks (picoseconds) of an operator's kernels, forward and backward together, with its current
+        assignment.
+        """
         choice = self.choices[self.position[node]]
         return choice.forward + choice.backward
 
     def propose(self, node: Node, assignment: Assignment) -> int:
         """
-        Change the assignment of one operator; return the new makespan in ticks (picoseconds). Call `accept` or `reject`
-        before the next proposal.
+        Change the assignment of one operator, on trial; return the new makespan in ticks (picoseconds). Call `accept`
+        or `reject` before the next proposal.
 
-        Raises `UnityError` where the assignment does not fit the operator, or pins an axis that is not among `axes`;
-        the plan is then unchanged.
+        Raises `UnityError` if the assignment does not fit the operator, or pins an axis that is not among `axes`; all
+        assignments are then as before.
         """
         assert not self._open, "accept or reject the last proposal first"
         spend(PROPOSED + LENGTH * len(self.nodes))
@@ -174,12 +180,12 @@ class Simulation:
         return self.makespan
 
     def accept(self) -> None:
-        """Keep the assignment proposed last."""
+        """Keep the assignment that `propose` has set."""
         self._undo.clear()
         self._open = False
 
     def reject(self) -> None:
-        """Undo the proposal made last: the assignments are as before it."""
+        """Undo the last `propose`: all assignments are as before it."""
         for kept, i, old in reversed(self._undo):
             kept[i] = old
         self.accept()
@@ -193,10 +199,10 @@ class Simulation:
 
     def choice(self, p: int, assignment: Assignment) -> Choice:
         """
-        Return an operator under an assignment: its layouts, the ticks of its kernels, its halo exchanges and device
-        classes. `p` is its position in `nodes`. The current assignment is not changed.
+        Return what operator number `p` of `nodes` is under an assignment: its layouts, the ticks (picoseconds) of its
+        kernels, its halo exchanges and device classes. The current assignment is not changed.
 
-        Raises `UnityError` where the assignment does not fit the operator, or pins an axis that is not among `axes`.
+        Raises `UnityError` if the assignment does not fit the operator, or pins an axis that is not among `axes`.
         """
         found = self._kept_choices.get((p, assignment))
         if found is None:
@@ -217,8 +223,8 @@ class Simulation:
 
     def reshard_number(self, v: int, layout: Layout) -> int:
         """
-        Return the number by which tasks wait for the reshard of a value to `layout`; that of its gradient's reshard
-        back is one more. `v` is the value's index in `values`.
+        Return the number of the reshard of value number `v` of `values` to `layout`: tasks wait for its result by this
+        number. The reshard of the value's gradient, the other way, has the number after it.
         """
         return self._numbers.setdefault((v, layout), 2 * len(self._numbers))
 
@@ -237,12 +243,12 @@ class Simulation:
 
     def groups_of(self, v: int) -> list[Group]:
         """
-        Return the reshards of a value under the current assignments, one per layout that its users need and it is not
-        made in, as (source layout, target layout, first use, last use), in order of first use. `v` is its index in
-        `values`.
+        Return the reshards of value number `v` of `values` under the current assignments, in order of first use. There
+        is one for each layout that users read the value in, other than the one it is made in; all users of that layout
+        share it.
 
-        A use is (operator's position, operand index). The last is the use whose backward comes last, None without a
-        gradient.
+        A reshard is (source layout, target layout, first use, last use), and a use is (the user's index in `nodes`,
+        index of the operand). The last use is the one whose backward comes last; it is None if there is no gradient.
         """
         uses = self.uses[v]
         if not uses:
@@ -268,9 +274,9 @@ class Simulation:
 
     def forward_tasks(self, p: int) -> Block:
         """
-        Return the tasks of the forward of an operator, with its halo exchanges and the reshards issued around it: with
-        overlap, of leaves for the next operator and of this one's results; without, of its own operands. `p` is its
-        position in `nodes`.
+        Return the tasks of the forward of operator number `p` of `nodes`, with its halo exchanges and the reshards that
+        are issued around it. With overlap, these are the reshards of inputs and weights that the next operator reads
+        first, and those of this operator's results. Without, they are those of this operator's operands.
         """
         out: Block = []
         if self.overlap:
@@ -307,8 +313,9 @@ class Simulation:
 
     def backward_kernel(self, p: int) -> Block:
         """
-        Return the tasks of the backward kernels of an operator, with its halo exchanges and, without overlap, the
-        reshards of the gradients it waits for; none if it has no backward. `p` is its position in `nodes`.
+        Return the tasks of the backward kernels of operator number `p` of `nodes`, with its halo exchanges. Without
+        overlap, the reshards of its results' gradients, which it waits for, are among them. Empty if it has no
+        backward.
         """
         out: Block = []
         if not self.backward[p]:
@@ -329,8 +336,8 @@ class Simulation:
 
     def backward_sends(self, p: int) -> Block:
         """
-        Return the tasks that reshard the gradients of an operator's operands, those which are complete once its
-        backward is done; without overlap, only those of leaves. `p` is its position in `nodes`.
+        Return the tasks of the reshards that are issued after the backward of operator number `p` of `nodes`: those of
+        its operands' gradients that are complete then. Without overlap, only those of gradients of inputs and weights.
         """
         out: Block = []
         if not self.backward[p]:
@@ -365,9 +372,9 @@ class Simulation:
 
     def update_of(self, v: int) -> tuple[int, Classes]:
         """
-        Return (ticks, classes): the picoseconds that the optimizer's update of a value takes in the layout in which the
-        value is stored now, and the numbers of the device classes (devices that do the same at the same time) that run
-        it; (0, ()) if the value is no weight with a gradient. `v` is its index in `values`.
+        Return (ticks, classes) of the optimizer's update of value number `v` of `values`, a weight, in the layout in
+        which it is stored now: its picoseconds, and the numbers of the device classes that run it. (0, ()) if the value
+        is no weight, or has no gradient.
         """
         if not self.updated[v]:
             return 0, ()
@@ -398,7 +405,8 @@ class Simulation:
 
     def full_makespan(self) -> int:
         """
-        Return the makespan, in ticks, by full simulation: all tasks are built and simulated anew. It equals `makespan`.
+        Return the makespan, in ticks, with all tasks built and simulated anew. It equals `makespan`, of which it is a
+        check.
         """
         for v in range(len(self.values)):
             self.groups[v] = self.groups_of(v)
@@ -487,9 +495,11 @@ class Simulation:
 
 def run_tasks(block: Block, clocks: list[int], pending: Pending) -> None:
     """
-    Simulate the tasks of a block (those of one operator's forward or backward) in order, as `simulate.full` schedules
-    them, from the state given, which is changed in place: `clocks` [stream], the tick from which each stream is free,
-    and `pending`, the tick at which a reshard's result arrives on a device class, by the arrival's key.
+    Simulate the tasks of a block (those of one operator's forward or backward) in order, as `simulate.full` does, and
+    update the state in place.
+
+    The state is `clocks` [stream], the tick (picosecond) from which each stream is free, and `pending`, the tick at
+    which each reshard's result is complete on a device class, by the key of this arrival (`chains.Key`).
     """
     for ticks, after, held, waits, sets in block:
         end = clocks[after[0]]

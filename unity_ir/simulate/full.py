@@ -13,19 +13,19 @@ from unity_ir.simulate.tasks import Ints, TaskGraph
 
 @dataclass(frozen=True)
 class Timeline:
-    """A simulated task graph: the tick (picosecond) at which each task ends."""
+    """A simulated task graph: `ends` [task] are the ticks (picoseconds) at which tasks end."""
 
     tasks: TaskGraph
     ends: Ints
 
     @cached_property
     def starts(self) -> Ints:
-        """The tick at which each task starts."""
+        """The tick (picosecond) at which each task starts, [task]."""
         return self.ends - self.tasks.ticks
 
     @property
     def makespan(self) -> int:
-        """The ticks from the start until the last task ends."""
+        """The ticks (picoseconds) from the start until the last task ends."""
         return int(self.ends.max(initial=0))
 
     @property
@@ -34,17 +34,14 @@ class Timeline:
         return self.makespan / TICKS
 
     def busy(self, stream: int) -> int:
-        """
-        Return for how many ticks in total the stream with this number (a device class's compute stream, or its port to
-        the links of a machine level) is occupied.
-        """
+        """Return the ticks (picoseconds) for which a stream, given by number, is occupied in all."""
         held = self.tasks.held
         return int(self.tasks.ticks[held.owners[held.flat == stream]].sum())
 
     def critical_path(self) -> list[int]:
         """
-        Return a critical path, as task numbers: tasks up to the one that ends last, each of which starts when the one
-        before it ends.
+        Return a critical path as task numbers, in order: its last task is the one that ends last, and each other task
+        ends when the next one starts.
         """
         path = [int(self.ends.argmax())] if len(self.ends) else []
         while path:
@@ -57,10 +54,9 @@ class Timeline:
 
 def simulate(tasks: TaskGraph) -> Timeline:
     """
-    Schedule every task as early as possible; return the timeline.
-
-    A task waits for the tasks that make its inputs and, as streams are first in, first out, for the previous task on
-    each of its streams.
+    Return the timeline of a task graph in which every task starts as early as it can: once all tasks that it waits for
+    (`TaskGraph.before`) have ended. Those are the tasks that make its inputs and, as streams are first in, first out,
+    the previous task on each of its streams.
     """
     ends: list[int] = []
     before: list[int] = tasks.before.flat.tolist()

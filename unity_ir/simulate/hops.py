@@ -23,8 +23,10 @@ Use = tuple[int, int]
 class Hop:
     """
     A reshard of a value (moves from its source layout to its target layout), as a node in the tree of all reshards of
-    that value: each starts where its parent ends. Its *way back* is the reshard of the value's gradient, in the
-    backward: from the target to the source.
+    that value: a child reshards its parent's result further. Its *way back* is the reshard of the value's gradient in
+    the backward, from the target layout to the source layout, so that gradients come from the children.
+
+    `number` is the reshard's index in `Hops.all`; its way back has number (count of reshards) + `number`.
     """
 
     reshard: Reshard
@@ -47,15 +49,18 @@ class Hop:
 
     @property
     def root(self) -> Value:
-        """The value that the tree of reshards starts from: a leaf, or the result of a compute operator."""
+        """
+        The value at the root of the tree, before any reshard: an input, weight or constant, or the result of an
+        operator.
+        """
         return self.reshard.value if self.parent is None else self.parent.root
 
     @property
     def awaited(self) -> tuple[int, ...]:
         """
-        The numbers of the reshards to wait for before reading this reshard's result: its own or, if it moves no data
-        but only renames roles (COPY to REPEAT, say), those to wait for before reading its parent's result; () if there
-        is nothing to wait for.
+        The numbers of the reshards to wait for before this one's result can be read. It is its own number, or, if it
+        moves no data but only renames roles (COPY to REPEAT, say), those of its parent; () if there is nothing to wait
+        for.
         """
         if self.forward:
             return (self.number,)
@@ -71,10 +76,9 @@ class Hop:
 
     def awaited_at_source(self, numbers: int) -> tuple[int, ...]:
         """
-        Return the numbers of the reshards to wait for before reading, in this reshard's source layout, the gradient
-        that its way back brings: the way back's own number or, if that moves no data but only renames roles, those to
-        wait for in the target layout (`awaited_at_target`): of the ways back of the children, which start from this
-        reshard's result.
+        Return the numbers of the reshards to wait for before the gradient can be read in this reshard's source layout.
+        It is the number of its way back, or, if that moves no data but only renames roles, those that the gradient in
+        the target layout waits for (`awaited_at_target`).
 
         `numbers` is the count of the plan's reshards: the way back of reshard n has number `numbers` + n.
         """
@@ -82,9 +86,8 @@ class Hop:
 
     def awaited_at_target(self, numbers: int) -> tuple[int, ...]:
         """
-        Return the numbers of the reshards to wait for before reading the value's gradient in this reshard's target
-        layout: those of the ways back of its children, the reshards that start from its result; for one that moves no
-        data (only renames roles), those of that child's own children, and so on.
+        Return the numbers of the reshards to wait for before the gradient can be read in this reshard's target layout:
+        those of the ways back of its children. A child whose way back moves no data is replaced by its own children.
 
         `numbers` is the count of the plan's reshards: the way back of reshard n has number `numbers` + n.
         """
@@ -93,16 +96,16 @@ class Hop:
     @property
     def levels_at_source(self) -> tuple[int, ...]:
         """
-        The machine levels crossed by the last collective on the gradient's way to this reshard's source layout: of this
-        reshard's way back or, if that has none, of its children's; () if there is no collective.
+        The machine levels crossed by the last collective that brings the gradient to this reshard's source layout: one
+        of its way back or, without one, of its children's ways back; () if there is no collective.
         """
         return _crossed(self.backward) or self.levels_at_target
 
     @property
     def levels_at_target(self) -> tuple[int, ...]:
         """
-        The machine levels crossed by the last collective on the gradient's way to this reshard's target layout: of the
-        ways back of its children; () if there is no collective.
+        The machine levels crossed by the last collective that brings the gradient to this reshard's target layout, one
+        of its children's ways back; () if there is no collective.
         """
         return next((levels for child in self.children if (levels := child.levels_at_source)), ())
 
@@ -128,8 +131,9 @@ class Hops:
 
 def hops(graph: Graph, plan: PlanCost, streams: Streams, with_gradient: frozenset[Node]) -> Hops:
     """
-    Arrange the reshards of a placed graph, whose cost is `plan`, as trees: each starts at a leaf, at an operator's
-    result, or where another reshard ends. Halo exchanges are listed apart.
+    Arrange the reshards of a placed graph (one with machine views) as trees, whose roots are its inputs, weights,
+    constants and operators' results. Halo exchanges are listed apart. `plan` is the cost of the graph, which has its
+    reshards.
 
     `streams` gives the ticks and streams of their moves; `with_gradient` are the nodes that have a backward.
     """

@@ -25,10 +25,11 @@ MOST = 1 << 22
 
 class LevelledSchedule:
     """
-    A schedule of one step that passes `plan.pipeline.total_order`, its actions numbered level by level, so that many
-    `makespan`s of it are quick. Raises `UnityError` if a rank waits for ever.
+    A pipeline schedule of one step, prepared so that its makespan can be computed quickly for many `StageSeconds`. The
+    schedule must pass `plan.pipeline.total_order.check`. Raises `UnityError` if ranks wait for each other for ever.
 
-    Number `count` stands for what is there from the start, the numbers behind it for the start of each rank.
+    Actions are numbered by level. Number `count` stands for what is there from the start, and the numbers after it for
+    the start of each rank.
     """
 
     def __init__(self, schedule: PipelineSchedule):
@@ -96,14 +97,17 @@ class LevelledSchedule:
 
     def makespan(self, seconds: StageSeconds, is_clipped: bool = False) -> float:
         """
-        Return the seconds from the start to the end of the last update, equal to `PipelineTimes.makespan` of
-        `simulate_pipeline`; `seconds` are not checked. With `is_clipped`, all updates begin when the last rank has
-        ended.
+        Return the seconds from the start to the end of the last update, given the seconds of each stage; it equals
+        `simulate_pipeline(..).makespan`, but `seconds` are not checked. With `is_clipped`, updates begin only when all
+        ranks have ended their backwards.
         """
         return self.makespans([seconds], is_clipped)[0]
 
     def makespans(self, cases: Sequence[StageSeconds], is_clipped: bool = False) -> list[float]:
-        """Return the `makespan` of each of several cases, in seconds: many at a time, several times as quick."""
+        """
+        Return the makespan, in seconds, for each of `cases`, as `makespan` does for one; together they are several
+        times as quick.
+        """
         at_once = max(1, MOST // self.count)
         found: list[float] = []
         for first in range(0, len(cases), at_once):

@@ -25,11 +25,11 @@ class Curve:
 
 def held_over_time(timeline: Timeline, of: int = 0) -> Curve:
     """
-    Return the bytes over time that each device of class number `of` holds in a simulated iteration; devices of a class
-    do the same (see `Streams`), and with one class it stands for all.
+    Return the bytes that one device of class number `of` holds over time in a simulated iteration; all devices of a
+    class hold the same.
 
-    Weights, optimizer state and inputs are held throughout; results of operators and reshards, and gradients, from the
-    start of the task that makes them to the end of the last that reads them.
+    Weights, optimizer state and inputs are held throughout. Results of operators and reshards, and gradients, are held
+    from the start of the task that makes them to the end of the last task that reads them.
     """
     tasks = timeline.tasks
     width = tasks.streams.width

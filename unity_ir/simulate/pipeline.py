@@ -24,10 +24,10 @@ Seconds = tuple[float, ...]
 class StageSeconds:
     """
     Seconds of one micro-batch at each stage: forward, whole backward, and its halves, which only a schedule that splits
-    backwards needs. An empty tuple stands for 0 everywhere.
+    backwards needs. Each field has one entry per stage; an empty tuple stands for 0 everywhere.
 
-    `send[s]` is for a value from stage s to s + 1, and for a gradient back, where they are on different ranks;
-    `send_back[s]` for the gradient, if given. `before[s]` comes before the first forward and `update[s]` after the last
+    `send[s]` is for a value from stage s to s + 1 if they are on different ranks, and `send_back[s]` for a gradient
+    from s + 1 to s (empty: as `send`). `before[s]` comes before the first forward and `update[s]` after the last
     backward, once per step.
     """
 
@@ -49,8 +49,8 @@ def split_seconds(
     update: Sequence[float] = (),
 ) -> StageSeconds:
     """
-    Return the seconds of stages, given those of both halves of the backward: the whole one takes as long as the halves
-    one after the other. Each argument has an entry per stage, `send` one per pair of neighbours (see `StageSeconds`).
+    Return the `StageSeconds` for backwards in halves, given the seconds of both halves; the whole backward takes their
+    sum. Each argument has an entry per stage, `send` one per pair of neighbouring stages.
     """
     backward = tuple(i + w for i, w in zip(input_gradient, weight_gradient, strict=True))
     return StageSeconds(
@@ -60,9 +60,10 @@ def split_seconds(
 
 def sends_waited_for(seconds: StageSeconds, rank_of: Sequence[int]) -> StageSeconds:
     """
-    Return the seconds of stages that wait until what they send has arrived: each send becomes a part of the forward or
-    backward before it (of the input gradient, if that is split), and `send` and `send_back` are empty. `rank_of[s]` is
-    the rank of stage s; a send within a rank takes no time.
+    Return the seconds of stages whose ranks wait until what they send has arrived. Each send is added to the forward or
+    backward before it (to the input gradient, if the backward is in halves), and `send` and `send_back` are empty.
+
+    `rank_of[s]` is the rank of stage s; a send within a rank takes no time.
     """
     links = [rank_of[s] != rank_of[s + 1] for s in range(len(rank_of) - 1)]
     ahead = [s * at for s, at in zip(seconds.send or (0,) * len(links), links, strict=True)]
@@ -84,7 +85,7 @@ def sends_waited_for(seconds: StageSeconds, rank_of: Sequence[int]) -> StageSeco
 @dataclass(frozen=True)
 class PipelineTimes:
     """
-    When each rank does what, in seconds: action i of rank r of the schedule, of its computations only, is from
+    When each rank does what, in seconds: the i-th computation of rank r (`schedule.computation().ranks[r][i]`) is from
     `starts[r][i]` to `ends[r][i]`. `work` are the seconds for which each rank computes and updates.
     """
 
@@ -112,12 +113,12 @@ class PipelineTimes:
 
     @property
     def bubble(self) -> float:
-        """Seconds by which a step (`period`) is longer than the work of the rank with most."""
+        """Seconds by which a step (`period`) is longer than the work of the busiest rank in it."""
         return self.period - max(self.work) / self.schedule.steps
 
     @property
     def idle_inside(self) -> float:
-        """The most seconds that a rank waits between its own first and last computation."""
+        """The most seconds that any rank waits between its first and its last computation."""
         pairs = zip(self.starts, self.ends, strict=True)
         return max(
             e[-1] - s[0] - sum(end - start for start, end in zip(s, e, strict=True)) for s, e in pairs if s and e
@@ -131,12 +132,13 @@ def simulate_pipeline(
     longer: Sequence[Mapping[int, float]] = (),
 ) -> PipelineTimes:
     """
-    Simulate a schedule that passes `plan.pipeline.total_order`: return when each rank does what. The schedule's own
-    sends and receives are ignored: a send begins when what it sends is made.
+    Simulate a pipeline schedule: return when each rank does what, given the `seconds` of each stage. The schedule must
+    pass `plan.pipeline.total_order.check`. Sends and receives in it are ignored: each send begins when what it sends is
+    made.
 
-    `longer[r]` has the seconds by which some of rank r's computations take longer than `seconds` says, by their index
-    among these. With `is_clipped`, updates need a sum over all ranks (the norm of the gradient), so all begin when the
-    last rank has ended. Raises `UnityError` for seconds of another number of stages, and where ranks wait for ever.
+    `longer[r]` maps the index of a computation of rank r to the seconds that it takes in addition. With `is_clipped`,
+    updates need the norm of the whole gradient, and begin only when all ranks have ended their backwards. Raises
+    `UnityError` if `seconds` are for another number of stages, and if ranks wait for each other for ever.
     """
     check_seconds(schedule, seconds)
     computed = schedule.computation()
@@ -257,8 +259,8 @@ def _times(
 def check_seconds(schedule: PipelineSchedule, seconds: StageSeconds) -> None:
     """
     Raise `UnityError` unless each tuple of `seconds` has an entry per stage of the schedule (sends: per pair of
-    neighbours), all finite and at least 0. Those of forward and whole backward must be given, those of its halves if
-    the schedule splits backwards; others may be empty.
+    neighbouring stages), all finite and at least 0. A tuple may be empty, except those of forwards and whole backwards
+    and, if the schedule splits backwards, those of the halves.
     """
     where = f"pipeline schedule {schedule.name}"
     stages = schedule.stages

@@ -46,12 +46,13 @@ def replay(
 ) -> TaskGraph:
     """
     Return the task graph of one iteration of a rank's planned step on a machine: a task for every kernel, collective
-    and wait, in the plan's order, then the updates. Simulate it with `simulate.full.simulate`.
+    and wait, in the plan's order, then the updates. `simulate.full.simulate` gives its timeline.
 
-    Without `overlap`, every collective holds the compute stream, too. `axes` are the mesh axes along which devices are
-    simulated separately: by default those that some tensor is pinned on, so that devices differ. `micro_batches` is the
-    number of micro-batches to play, by default all; of a part of a step, it is one, the last if `is_last`. `under_way`
-    are collectives that other parts have started, and this one waits for.
+    Without `overlap`, every collective occupies the compute stream, too. `axes` are the mesh axes along which devices
+    are simulated separately: None for those on which some tensor is pinned, so that devices differ. `micro_batches` is
+    the number of micro-batches to simulate (None: all). For a part of a step, that number is 1; `is_last` says whether
+    it is the last micro-batch, and `under_way` are the collectives that other parts have started and this part waits
+    for.
     """
     if axes is None:
         axes = pinned_axes(t.layout for t in plan.program.tensors.values())
@@ -63,8 +64,9 @@ def replay(
 @dataclass(frozen=True, slots=True)
 class StartedSum:
     """
-    A sum of gradients over devices that a part of a step has started and another one waits for: its result, the seconds
-    for which it still goes on, the machine levels it crosses, and the bytes of its operand, held until the wait.
+    A sum of gradients over devices that one part of a step has started and another waits for: the register of its
+    result, the seconds that it still takes, the machine levels it crosses, and the bytes of its operand, held until the
+    wait.
     """
 
     result: Register
@@ -359,8 +361,9 @@ class _Replay:
 
 def leaf_bytes(program: Program, leaf: Register, states: int) -> int:
     """
-    Return the bytes that a device with a piece of a leaf holds throughout a step: the piece, for an input those of all
-    micro-batches, and as much again for each of the `states` tensors that the optimizer keeps of a weight.
+    Return the bytes that a device holds throughout a step for a leaf (an input, weight or constant) of which it has a
+    piece: those of the piece, and as many for each of `states` tensors of optimizer state. For an input, pieces of all
+    micro-batches count. `leaf` is the register.
     """
     count = program.micro_batches if program.when[leaf] == "every" else 1
     return (1 + states) * count * piece_bytes(program, leaf)

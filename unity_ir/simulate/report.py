@@ -27,9 +27,9 @@ one between, as which each further one is.
 
 def step_seconds(plan: Plan, machine: Machine, overlap: bool = True) -> tuple[float, Timeline]:
     """
-    Return (simulated seconds of a step that is not in stages, timeline of its first `PLAYED` micro-batches, or of all
-    if there are no more). Each further micro-batch takes as long as the last that is simulated adds. Without `overlap`,
-    every move is waited for at once.
+    Return (seconds, timeline) of a simulated step that is not in stages. The timeline is that of the first `PLAYED`
+    micro-batches, or of all if there are no more; the seconds are of the whole step, in which each further micro-batch
+    takes as long as the last simulated one adds. Without `overlap`, every move is waited for at once.
     """
     count = plan.program.micro_batches
     timeline = simulate(replay(plan, machine, overlap, micro_batches=PLAYED))
@@ -41,8 +41,9 @@ def step_seconds(plan: Plan, machine: Machine, overlap: bool = True) -> tuple[fl
 
 def shown_step(graph: Graph, machine: Machine) -> tuple[Plan, Timeline]:
     """
-    Return the plan of a placed graph's training step as it is emitted, and the timeline to show of it: for a step in
-    micro-batches, of the first `PLAYED` ones; for one in stages, of what each rank of the pipeline runs when.
+    Return (plan, timeline) of the training step of a placed graph (one with machine views) as it is emitted, for
+    pictures. The timeline is that of the first `PLAYED` micro-batches; for a step in stages, it shows what each rank of
+    the pipeline runs when.
     """
     if graph.pipeline is not None:
         plan, staged = _in_stages(graph, MachineKey(machine), graph.optimizer)
@@ -53,10 +54,11 @@ def shown_step(graph: Graph, machine: Machine) -> tuple[Plan, Timeline]:
 
 def simulated(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> Simulated:
     """
-    Plan and simulate one iteration of a placed graph's training step as it is emitted: return its seconds, with
-    communication overlapped and with every move waited for, the peak memory in bytes on a device, counts of launches,
-    collectives, their copies and bytes, and two lower bounds in seconds (0 for a step in stages, of which neither
-    holds). `optimizer` is used if the graph names none.
+    Plan and simulate one iteration of the training step of a placed graph (one with machine views) as it is emitted,
+    and return what `--stats` prints of it: seconds with communication overlapped, and with every move waited for; the
+    peak memory in bytes on a device; numbers of launches, collectives and their copies, and the bytes moved; and two
+    lower bounds in seconds (0 for a step in stages, for which there are none). `optimizer` is used if the graph names
+    none.
     """
     if graph.pipeline is not None:
         plan, staged = _in_stages(graph, MachineKey(machine), graph.optimizer or optimizer)
@@ -83,8 +85,9 @@ def peak(timeline: Timeline) -> int:
 
 def as_emitted(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> tuple[float, int]:
     """
-    Return (seconds, peak bytes): the simulated time of one iteration of a placed graph's training step, with
-    communication beside kernels as in the emitted program, and the most bytes that a device holds at once. Memoised.
+    Return (seconds, peak bytes) of one simulated iteration of the training step of a placed graph (one with machine
+    views), as it is emitted: with communication beside kernels. Peak bytes are the most that a device holds at once.
+    Memoised.
 
     `optimizer` is used if the graph names none.
     """

@@ -53,9 +53,9 @@ from unity_ir.simulate.tasks import BACKWARD, FORWARD, SYNC, UPDATE, Label, Task
 @dataclass(frozen=True, slots=True)
 class RunningSum:
     """
-    A sum of gradients over devices: its result, the machine levels it crosses, and from when to when it is under way,
-    in seconds. They count from the start of the part that starts it, or in `StagedStep.started` from the end of its
-    rank's last backward, so that they may be negative.
+    A sum of a gradient over devices, while the rank computes: the register of its result, the machine levels it
+    crosses, and when it begins and ends, in seconds. Time 0 is the start of the part that starts the sum; in
+    `StagedStep.started` it is the end of the rank's last backward, so that seconds may be negative.
     """
 
     result: Register
@@ -67,8 +67,9 @@ class RunningSum:
 @dataclass(frozen=True)
 class StagedStep:
     """
-    A simulated step in stages: when each rank of the pipeline does what, what this takes, and what is held. For an
-    asynchronous schedule, `times` are those of several steps, and `seconds` is from the end of one to that of the next.
+    A simulated step in stages: when each rank of the pipeline does what, how many seconds this takes, and how many
+    bytes are held. For an asynchronous schedule, `times` cover several steps, and `seconds` is from the end of one step
+    to the end of the next.
     """
 
     times: PipelineTimes
@@ -93,7 +94,10 @@ class StagedStep:
 
     @cached_property
     def seconds(self) -> float:
-        """The seconds of the whole step; of a schedule that never drains, of each further step."""
+        """
+        The seconds of the whole step, updates included. For an asynchronous schedule, which does not drain between
+        steps, those from the end of one step to the end of the next.
+        """
         if self.is_asynchronous:
             return self.times.period
         ends = [each[-1] + after for each, after in zip(self.times.ends, self.sums, strict=True)]
@@ -104,7 +108,8 @@ class StagedStep:
     @property
     def bubble(self) -> float:
         """
-        Seconds by which the step is longer than the work of the rank with most, sums of gradients and updates included.
+        Seconds by which the step is longer than the work of the busiest rank, whose sums of gradients and updates count
+        as work.
         """
         if self.is_asynchronous:
             return self.times.bubble
@@ -113,12 +118,12 @@ class StagedStep:
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether gradients are of older weights than those that they update."""
+        """Whether the pipeline schedule is asynchronous: updates use gradients of older weights."""
         return self.times.schedule.gradient_delay > 0
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What `--stats` says of the pipeline: its schedule, and each stage, a text each."""
+        """The lines that `--stats` prints about the pipeline: one or two on its schedule, then one for each stage."""
         schedule, stages = self.times.schedule, self.stages
         ranks, per_rank = len(schedule.ranks), schedule.stages // len(schedule.ranks)
         more = f", {per_rank} stages on each" if per_rank > 1 else ""
@@ -143,9 +148,9 @@ class StagedStep:
 
     def timeline(self) -> Timeline:
         """
-        Return when each rank does what, for pictures and traces: a device class stands for each rank; tasks are the
-        actions of the schedule, sums of gradients and updates, without dependencies. Memory is that of a device of each
-        rank.
+        Return when each rank does what, for pictures and traces: a device class stands for each rank of the pipeline.
+        Tasks are the actions of the schedule, sums of gradients, and updates; their dependencies are left out. Memory
+        is that of one device of each rank.
         """
         times = self.times
         ticks_of: list[int] = []
@@ -193,8 +198,8 @@ class StagedStep:
 
 def simulate_stages(plan: Plan, machine: Machine, overlap: bool = True) -> StagedStep:
     """
-    Return the simulated step of a plan in stages (`Plan.pipeline` is not None) on a machine. Without `overlap`,
-    collectives inside of a stage are waited for, and a stage waits until its sends have arrived.
+    Simulate a plan in stages (`Plan.pipeline` is not None) on a machine. Without `overlap`, collectives inside a stage
+    are waited for at once, and a stage waits until its sends have arrived.
     """
     return _Stages(plan, machine, overlap).step()
 

@@ -49,8 +49,9 @@ def ticks(seconds: float) -> int:
 @dataclass(frozen=True, eq=False)
 class Streams:
     """
-    The streams of a machine's devices, numbered: for each class of devices a compute stream, and a port to each level's
-    links. Devices that differ only along mesh axes other than `axes` do the same at the same time, and share a class.
+    The numbers of the streams of a machine's devices. Each device class has a compute stream, and a port to the links
+    of each machine level. Devices that differ only along mesh axes outside `axes` do the same at the same time, and are
+    one class; with no `axes`, there is one class.
     """
 
     machine: Machine
@@ -82,8 +83,8 @@ class Streams:
 
     def port(self, of: int, level: int) -> int:
         """
-        Return the number of the stream that stands for the port of device class number `of` to the links of machine
-        level number `level`.
+        Return the number of the stream that is the port of device class number `of` to the links of machine level
+        number `level`.
         """
         return of * self.width + 1 + level
 
@@ -108,18 +109,20 @@ class Streams:
 
     def where(self, roles: Sequence[GridRole]) -> Classes:
         """
-        Return the device classes that take part in an operator, or hold a value, given the role of each mesh axis: all
-        or, with pinned axes, those at the coordinates pinned. Axes pinned in `roles` must be among `axes`.
+        Return the numbers of the device classes that take part in an operator, or hold a value, given the role of each
+        mesh axis. These are the classes at the coordinates that `roles` pins axes to, or all if it pins none. Axes
+        pinned in `roles` must be among `axes`.
         """
         fixed = [(self.axes.index(axis), pin) for axis, pin in pins_of(roles)]
         return tuple(k for k, at in enumerate(self._coordinates) if all(at[i] == pin for i, pin in fixed))
 
     def step(self, move: Move, before: Layout, dtype: str) -> Step:
         """
-        Return what simulating a move takes: (its kind, its ticks, the machine levels it crosses, the device classes of
-        each group that exchanges data); () and single classes for a move on the devices themselves.
+        Return a move as the simulation needs it: (its kind, its picoseconds (ticks), the machine levels it crosses, the
+        device classes of each group that exchanges data). A move on the devices themselves has levels () and groups of
+        one class.
 
-        The move starts from the layout `before` (a role per mesh axis), of values of element type `dtype`.
+        `before` is the layout that the value, of element type `dtype`, has before the move.
         """
         pinned, end = pins_of(before), move.target if is_pinned(move.target) else None
         key = (move.kind, move.axes, move.elements, move.elements_after, move.border, end, pinned, dtype)
@@ -150,12 +153,10 @@ class Streams:
 
     def steps(self, moves: Iterable[Move], source: Layout, dtype: str) -> tuple[Step, ...]:
         """
-        Return what simulating each of a reshard's moves takes, as `step` does, in order: (kind, ticks, machine levels
-        crossed, device classes of each group that exchanges data). Moves that only rename roles (COPY to REPEAT, say)
-        are left out.
+        Return the moves of a reshard as the simulation needs them, in order, each as `step` returns it. Moves that only
+        rename roles (COPY to REPEAT, say) are left out.
 
-        The first move starts from the layout `source` (a role per mesh axis), of values of element type `dtype`, each
-        other one from where the one before ends.
+        `source` is the layout that the value, of element type `dtype`, has before the first move.
         """
         out: list[Step] = []
         at = source
@@ -168,7 +169,7 @@ class Streams:
 
 def pinned_axes(layouts: Iterable[Sequence[GridRole]]) -> tuple[int, ...]:
     """
-    Return the mesh axes that some layout pins (holds its value at one coordinate only), along which devices have
-    different things to do. `layouts` may be operators' assignments, too.
+    Return the mesh axes that some of `layouts` pin (hold the value at one coordinate only), in order: along these,
+    devices have different things to do. Operators' assignments may be given, too.
     """
     return tuple(sorted({axis for roles in layouts for axis, _ in pins_of(roles)}))

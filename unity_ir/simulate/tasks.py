@@ -18,7 +18,7 @@ FORWARD, FORWARD_MOVE, BACKWARD, BACKWARD_MOVE, SYNC, UPDATE = range(len(KINDS))
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Description of a task, for traces."""
+    """What a task does, for traces."""
 
     kind: int
     """An index into `KINDS`."""
@@ -32,7 +32,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Lists:
-    """Lists of integers, stored flat: list i is `flat[at[i]:at[i + 1]]`."""
+    """Lists of integers in one flat array: list i is `flat[at[i]:at[i + 1]]`."""
 
     flat: Ints
     at: Ints
@@ -45,7 +45,7 @@ class Lists:
 
     @property
     def owners(self) -> Ints:
-        """The index of the list that each entry of `flat` is in."""
+        """For each entry of `flat`, the index of the list that it is in."""
         return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.at))
 
 
@@ -59,7 +59,8 @@ def flat(lists: Iterable[Sequence[int]]) -> Lists:
 @dataclass(frozen=True)
 class TaskGraph:
     """
-    The tasks of one iteration in program order, with their ticks, streams and dependencies, and the buffers they use.
+    The tasks of one iteration in program order: their ticks (picoseconds), streams and dependencies, and the buffers
+    that they use.
     """
 
     streams: Streams

@@ -38,8 +38,8 @@ def trace(timeline: Timeline, title: str) -> str:
 
 def rows(timeline: Timeline) -> list[tuple[str, int]]:
     """
-    Return the devices to show in a trace, one row each, as (name to show, number of its device class): all devices on
-    machines of at most `MAX_DEVICES`, else one of each class, whose devices all do the same.
+    Return the rows of a trace, one per device, as (name to show, number of its device class). A machine of more than
+    `MAX_DEVICES` devices has one row per class instead, whose devices all do the same.
     """
     streams = timeline.tasks.streams
     devices = streams.machine.devices
@@ -54,7 +54,8 @@ def rows(timeline: Timeline) -> list[tuple[str, int]]:
 
 def name(label: Label) -> str:
     """
-    Return the name of a task in traces: the operator, or the move and the value it moves, `all_reduce of conv1.weight`.
+    Return the name that traces show for a task: the operator, or the move and the value it moves, such as `all_reduce
+    of conv1.weight`.
     """
     if not label.of:
         return label.what

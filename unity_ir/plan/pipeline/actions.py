@@ -38,7 +38,10 @@ _OVERLAP = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 
 
 class StageAction(NamedTuple):
-    """One thing that a rank does: a kind of work, for a stage and a micro-batch (None for what has none)."""
+    """
+    One thing that a rank does: a kind of work, for a stage and a micro-batch (None for work that is of no single
+    micro-batch, such as a gather of weights).
+    """
 
     stage: int
     kind: Kind
@@ -50,8 +53,8 @@ class StageAction(NamedTuple):
 
 def read_actions(word: str) -> tuple[StageAction, ...]:
     """
-    Read a cell of torch's CSV: given `2F0`, returns that action; given a blank, (); given torch's
-    `(0F4;3B1)OVERLAP_F_B`, the actions inside, which are then done one after the other.
+    Return the actions in a cell of torch's CSV: given `2F0`, that one action; given a blank, (); given torch's
+    `(0F4;3B1)OVERLAP_F_B`, the two inside, to be done one after the other.
 
     Raises `UnityError` for any other word.
     """

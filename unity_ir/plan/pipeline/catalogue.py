@@ -26,9 +26,9 @@ STEPS = 4
 @dataclass(frozen=True, slots=True)
 class Order:
     """
-    A way to order a pipeline: given ranks, micro-batches and chunks, makes the schedule.
+    A kind of pipeline schedule, such as 1F1B: `make(ranks, micro_batches, chunks)` returns the schedule of these sizes.
 
-    `chunks` are the stages per rank that it is for; None for any number.
+    `chunks` is the number of stages per rank that it needs; None if any number will do.
     """
 
     make: Callable[[int, int, int], PipelineSchedule]
@@ -55,9 +55,10 @@ ORDERS: Mapping[str, Order] = {
 def pipeline_schedule(name: str, ranks: int, micro_batches: int, chunks: int = 1) -> PipelineSchedule:
     """
     Return the schedule called `name` (a key of `ORDERS`) for these numbers of ranks, micro-batches, and stages per rank
-    (`chunks`), without sends. Of the asynchronous `2bw` it is over `STEPS` training steps of `micro_batches` each.
+    (`chunks`). It has computations only, no sends. The asynchronous `2bw` covers `STEPS` training steps of
+    `micro_batches` each.
 
-    Raises `UnityError` for an unknown name, and for sizes that the order is not for.
+    Raises `UnityError` for an unknown name, and for numbers that this kind of schedule does not allow.
     """
     order = ORDERS.get(name)
     if order is None:

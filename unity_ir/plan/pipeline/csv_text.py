@@ -21,12 +21,14 @@ def to_csv(schedule: PipelineSchedule) -> str:
 
 def from_csv(text: str, name: str) -> PipelineSchedule:
     """
-    Read a schedule and check it; `name` is for messages. Blank cells are skipped. It is taken as synchronous: the text
-    does not say that 2BW is not.
+    Return the schedule in a CSV text, checked; `name` is for messages. Blank cells are skipped. The text does not say
+    whether a schedule is asynchronous; it is taken as synchronous.
 
-    A stage is on the first rank whose row names it, and there are as many micro-batches as are named. Raises
-    `UnityError` for a word that is no action, a missing or doubled one, a stage on two ranks, and ranks that wait for
-    ever; if there are sends or receives, for those that lack the other end.
+    The rank of a stage is the first one whose row has an action of that stage. The number of micro-batches follows from
+    the actions.
+
+    Raises `UnityError` for a word that is no action, an action that is missing or there twice, a stage on two ranks,
+    and ranks that wait for each other for ever. If there are any sends or receives, all must be there.
     """
     lines = text.rstrip().splitlines()
     if not lines:

@@ -15,12 +15,16 @@ def peak_live(
     schedule: PipelineSchedule, sizes: Sequence[float] | None = None, late: Sequence[float] | None = None
 ) -> list[float]:
     """
-    Return, for each rank, the most that it holds at once for the backwards of micro-batches; sends do not count.
+    Return, for each rank, the most that it holds at once for backwards of micro-batches that are still to come. Buffers
+    of sends do not count.
 
-    `sizes[s]` is what a micro-batch takes at stage s from its F to its B or I, `late[s]` from its I to its W (by
-    default as much; it may be more, as gradients are kept, too); any unit, such as bytes. Without `sizes`, `late` is
-    ignored and the unit is a micro-batch of a rank's share of the layers, all its stages taken as equal (the table of
-    docs/pipelines.md).
+    `sizes[s]` is what one micro-batch holds at stage s from its forward to its backward. In a backward in halves, that
+    ends with the first half, the gradient of the stage's input; `late[s]` is what is held from there to the second
+    half, the gradient of the weights (None: as much as `sizes`; it may be more, since gradients are held as well).
+    Sizes are in any unit, such as bytes; the result has the same.
+
+    Without `sizes`, the unit is what one micro-batch holds for all layers of one rank, whose stages count equally (as
+    in the table of docs/pipelines.md); `late` is then ignored.
     """
     if sizes is None:
         return [
@@ -46,9 +50,12 @@ LiveCounts = tuple[tuple[int, int], ...]
 
 def live_counts(schedule: PipelineSchedule, rank: int) -> tuple[LiveCounts, ...]:
     """
-    Return what a rank holds for backwards at its peaks, as counts per stage of the rank (ascending): (micro-batches
-    between F and B or I, micro-batches between I and W). The counts are those after each F or I of which no other are
-    at least as large at every stage (a Pareto front); at least one.
+    Return the numbers of micro-batches that a rank holds for backwards at its peaks. A peak is one pair per stage of
+    the rank, in ascending order: (micro-batches after the forward and before the backward, micro-batches between its
+    halves). The halves are the gradient of the stage's input and that of its weights.
+
+    Counts are taken after each action that adds to them. Of these, the result has those that no others reach at every
+    stage (a Pareto front), at least one.
     """
     own = schedule.stages_of(rank)
     whole = dict.fromkeys(own, 0)

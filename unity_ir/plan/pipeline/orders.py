@@ -57,7 +57,8 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> PipelineSchedule
     """
     Return interleaved 1F1B, with `chunks` stages per rank (Narayanan et al., SC 2021, section 2.2).
 
-    Raises `UnityError` unless max(1, `micro_batches` // `ranks`) divides the number of micro-batches, as in torch.
+    Raises `UnityError` unless the number of rounds, max(1, `micro_batches` // `ranks`), divides `micro_batches`, as in
+    torch.
     """
     rounds = max(1, micro_batches // ranks) if ranks > 0 else 1
     if micro_batches % rounds:
@@ -90,9 +91,10 @@ def looped_breadth_first(ranks: int, micro_batches: int, chunks: int) -> Pipelin
 
 def zb_h1(ranks: int, micro_batches: int) -> PipelineSchedule:
     """
-    Return ZB-H1, which holds what 1F1B's first rank holds (Qi et al., arXiv 2401.10241, section 2.1.1).
+    Return ZB-H1, whose ranks hold no more than the first rank of 1F1B does (Qi et al., arXiv 2401.10241, section
+    2.1.1).
 
-    Rank r is in 1F1B's order and leaves r weight gradients for the end, when it would wait.
+    Rank r follows 1F1B's order, and leaves r weight gradients for the end, where it would wait.
     """
 
     def order(rank: int) -> list[StageAction]:
@@ -103,8 +105,8 @@ def zb_h1(ranks: int, micro_batches: int) -> PipelineSchedule:
 
 def zb_h2(ranks: int, micro_batches: int) -> PipelineSchedule:
     """
-    Return ZB-H2: the order of ZB-H1 with twice as many forwards ahead and weight gradients late (Qi et al., arXiv
-    2401.10241, section 2.1.2).
+    Return ZB-H2: ZB-H1 with twice as many forwards first, and twice as many weight gradients left for the end (Qi et
+    al., arXiv 2401.10241, section 2.1.2).
     """
 
     def order(rank: int) -> list[StageAction]:
@@ -115,12 +117,13 @@ def zb_h2(ranks: int, micro_batches: int) -> PipelineSchedule:
 
 def double_buffered(ranks: int, micro_batches: int, steps: int = 2) -> PipelineSchedule:
     """
-    Return PipeDream-2BW over `steps` training steps of `micro_batches` each, numbered on from step to step: 1F1B that
-    never drains (Narayanan et al., ICML 2021, section 3.1; Unity, section 5).
+    Return PipeDream-2BW: 1F1B that does not drain between training steps (Narayanan et al., ICML 2021, section 3.1;
+    Unity, section 5). The schedule covers `steps` training steps of `micro_batches` each; the numbers of micro-batches
+    go on from step to step.
 
-    It is asynchronous: while the gradient of a batch is summed, the next batch is computed with the weights before, so
-    w(t+1) = update(w(t), g(w(t-1))), and two versions of the weights are held. Raises `UnityError` for fewer
-    micro-batches than ranks: two versions would not do.
+    It is asynchronous: while the gradient of a batch is summed, the next batch is computed with older weights. So
+    w(t+1) = update(w(t), g(w(t-1))), and a rank holds two versions of the weights. Raises `UnityError` for fewer
+    micro-batches than ranks, for which two versions are not enough.
     """
     if micro_batches < ranks:
         raise UnityError(
@@ -133,13 +136,15 @@ def double_buffered(ranks: int, micro_batches: int, steps: int = 2) -> PipelineS
 
 def steady_step(schedule: PipelineSchedule) -> PipelineSchedule:
     """
-    Return what each rank does from the end of its last backward of one training step to that of the next, given a
-    schedule of at least 3 steps that never drains: micro-batches are numbered from the first of the step whose
-    backwards these are, so those from `micro_batches` on are of the step after it.
+    Return one training step of a schedule that never drains, as it repeats: what each rank does from the end of its
+    last backward of one step to the end of its last backward of the next. `schedule` covers at least 3 steps.
 
-    A rank that repeats this, each time for the next step, does what the schedule has. In the first step it begins with
-    the actions of micro-batches from `micro_batches` on, taken as those of this step; in the last it leaves them out.
-    Sends and receives are kept; a send is in the step of what it sends.
+    Micro-batches are numbered from the first of the step whose backwards these are. Numbers from `micro_batches` on are
+    forwards of the step after it. A rank that repeats this step after step does what `schedule` says, with two
+    exceptions: in the first step it begins with the forwards of that step (the actions numbered from `micro_batches`
+    on), and in the last step it leaves these actions out.
+
+    Sends and receives are kept; a send belongs to the step of what it sends.
     """
     count = schedule.micro_batches // schedule.steps
     rows: list[tuple[StageAction, ...]] = []

@@ -47,8 +47,8 @@ Key = tuple[PartKind, int | None]
 @dataclass(frozen=True, slots=True)
 class Sent:
     """
-    A value that a stage sends to the next one, or a gradient to the one before: the register in which the sender holds
-    it, and the register in which the receiver does.
+    A value that a stage sends to the next stage, or a gradient that it sends to the stage before: its register on the
+    sender (`held`) and on the receiver (`received`).
     """
 
     held: Register
@@ -58,10 +58,11 @@ class Sent:
 @dataclass(frozen=True)
 class StepPart:
     """
-    A part of a step: what all ranks do `before` all micro-batches or `after` them (`stage` is None), or what the ranks
-    of a stage do for one micro-batch: F, B, or the halves I and W.
+    A part of a step, with a program of its own. Kinds `before` and `after` are done once, by all ranks, around all
+    micro-batches (`stage` is None). The other kinds are done by the ranks of one stage, once per micro-batch: F
+    (forward), B (backward), or its halves I (gradient of the stage's input) and W (gradients of its weights).
 
-    The outputs of its program are what other parts read; `sends` are the values that it sends to the rank of another
+    The outputs of `program` are what other parts read; `sends` are the values that it sends to the ranks of another
     stage.
     """
 
@@ -74,15 +75,16 @@ class StepPart:
 
     @property
     def name(self) -> str:
-        """The part in the words of a schedule, `2F`; `before` and `after` of what has no stage."""
+        """The name of the part: stage and kind, such as `2F`, as in a schedule's actions, or `before` and `after`."""
         return self.kind if self.stage is None else f"{self.stage}{self.kind}"
 
 
 @dataclass(frozen=True)
 class StepParts:
     """
-    The parts of a step, and their order; `keys` names what one part makes and others read. The ranks of the pipeline
-    are the places of `mesh`, the leading axes of the machine's.
+    A step in stages, divided into parts, and the schedule that orders them. `keys` gives a name to each register that
+    one part makes and another reads. `mesh` has the leading axes of the machine's mesh, along which the pipeline's
+    ranks lie: one rank of the pipeline for each place in it.
     """
 
     schedule: PipelineSchedule
@@ -97,8 +99,10 @@ class StepParts:
 
     def run_by(self, stage: int, kind: str) -> list[StepPart]:
         """
-        Return the parts that an action of `kind` F, B, I or W runs for a stage, in order: for a whole B, both I and W
-        if other backwards of the schedule are in halves. Parts that do nothing do not exist, so it may be empty.
+        Return the parts that one action of the schedule runs, in order. `kind` is the action's: F (forward), B
+        (backward), or one of its halves, I (gradient of the stage's input) and W (gradients of its weights). If the
+        schedule divides any backward in halves, a B runs the parts I and W. A part with nothing to do does not exist,
+        so the list may be empty.
         """
         halves = kind == "B" and self.schedule.splits_backward
         names = (f"{stage}I", f"{stage}W") if halves else (f"{stage}{kind}",)
@@ -106,8 +110,8 @@ class StepParts:
 
     def received(self, stage: int, kind: Literal["F", "B"]) -> tuple[Register, ...]:
         """
-        Return the registers that a stage receives from the stage before for its forward (`F`), or from the stage after
-        for its backward (`B`, also if that is in halves); () if none.
+        Return the registers (numbers of local tensors) that a stage receives: for its forward (`F`) from the stage
+        before, or for its backward (`B`, also if that is in halves) from the stage after; () if none.
         """
         sender = (f"{stage - 1}F",) if kind == "F" else (f"{stage + 1}B", f"{stage + 1}I")
         found = (self.by_name.get(name) for name in sender)
@@ -116,13 +120,13 @@ class StepParts:
 
 def step_parts(program: Program, schedule: PipelineSchedule, bucket: int = 0) -> StepParts:
     """
-    Return the parts of a step for a schedule: a synchronous one, or one step of an asynchronous one
-    (`orders.steady_step`).
+    Divide a training step whose operators are in stages into the parts that `schedule` orders; `program` is the step of
+    one rank. The schedule is synchronous, or one step of an asynchronous one (`orders.steady_step`).
 
-    The sum of a gradient over a stage's devices starts in the part that makes the gradient's last addend, and is waited
-    for in the part `after`; sums of fewer than `bucket` bytes start in `after`, too, where they share calls.
+    The sum of a gradient over the devices of a stage starts in the part that makes the gradient's last addend, and is
+    waited for in the part `after`. Sums of fewer than `bucket` bytes start in `after`, too, where they share calls.
 
-    Raises `UnityError` if the step's operators are not in the schedule's stages, if numbers of micro-batches differ,
+    Raises `UnityError` if the operators' stages are not those of the schedule, if the numbers of micro-batches differ,
     and for an asynchronous schedule of a step that clips gradients or communicates over all stages once per step.
     """
     where = f"spmd.program @{program.name}"

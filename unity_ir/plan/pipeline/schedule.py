@@ -18,9 +18,9 @@ class PipelineSchedule:
     A pipeline schedule: `ranks[r]` are the actions of rank r, in order; stage s is on rank `rank_of[s]`; micro-batches
     are numbered from 0.
 
-    A synchronous schedule is one training step. An asynchronous one (`gradient_delay` > 0) never drains between `steps`
-    training steps, each of `micro_batches / steps` micro-batches; as one step of many (`orders.steady_step`) its
-    micro-batches from `micro_batches` on are the first ones of the next step.
+    A synchronous schedule is one training step. An asynchronous one (`gradient_delay` > 0) covers `steps` training
+    steps, between which it does not drain, each of `micro_batches / steps` micro-batches. Its repeating step alone
+    (`orders.steady_step`) has numbers from `micro_batches` on for micro-batches of the step after it.
     """
 
     name: str
@@ -38,18 +38,23 @@ class PipelineSchedule:
 
     @cached_property
     def splits_backward(self) -> bool:
-        """Whether some backward is done in halves, I and W."""
+        """
+        Whether some backward is done in halves: the gradient of the stage's input (I), and those of its weights (W).
+        """
         return any(action.kind == "I" for rank in self.ranks for action in rank)
 
     def ahead(self, action: StageAction) -> bool:
-        """Return whether an action is of a micro-batch of the next step, as in one step of an asynchronous schedule."""
+        """
+        Return whether an action belongs to the next training step: in one step of an asynchronous schedule
+        (`orders.steady_step`), those of micro-batches from `micro_batches` on.
+        """
         return (action.micro_batch or 0) >= self.micro_batches
 
     @property
     def computes(self) -> str:
         """
-        The formula, as text, of what one step does to weights w, where g(w) is the gradient at w of the whole batch:
-        `w(t+1) = update(w(t), g(w(t)))`, or with an older w in g.
+        The formula, as text, by which a step updates the weights w: `w(t+1) = update(w(t), g(w(t)))`, where g(w) is the
+        gradient of the whole batch at w. An asynchronous schedule has older weights in g.
         """
         late = f" - {self.gradient_delay}" if self.gradient_delay else ""
         return f"w(t+1) = update(w(t), g(w(t{late})))"
@@ -59,12 +64,16 @@ class PipelineSchedule:
         return [stage for stage, r in enumerate(self.rank_of) if r == rank]
 
     def crosses(self, boundary: int) -> bool:
-        """Return whether stages `boundary` and `boundary + 1` are on different ranks: then one sends to the other."""
+        """
+        Return whether stages `boundary` and `boundary + 1` are on different ranks, so that values are sent between
+        them.
+        """
         return self.rank_of[boundary] != self.rank_of[boundary + 1]
 
     def computation(self) -> PipelineSchedule:
         """
-        Return the schedule with its computations only: no sends, receives, gathers of weights, reductions. Memoised.
+        Return the schedule with only its computations, forwards and backwards: no sends, receives, gathers of weights
+        or reductions. Memoised.
         """
         return self._computation
 
@@ -76,12 +85,18 @@ class PipelineSchedule:
 
 
 def looped_ranks(ranks: int, chunks: int = 1) -> tuple[int, ...]:
-    """Return the rank of each stage, dealt round-robin: given 3 ranks and 2 chunks, returns (0, 1, 2, 0, 1, 2)."""
+    """
+    Return the rank of each stage if stages are dealt to ranks round-robin, `chunks` to each: given 3 ranks and 2
+    chunks, returns (0, 1, 2, 0, 1, 2).
+    """
     return tuple(stage % ranks for stage in range(ranks * chunks))
 
 
 def vee_ranks(ranks: int) -> tuple[int, ...]:
-    """Return the rank of each of 2 stages per rank, there and back: given 3 ranks, returns (0, 1, 2, 2, 1, 0)."""
+    """
+    Return the rank of each stage if every rank has 2, in the order of ranks and back: given 3 ranks, returns (0, 1, 2,
+    2, 1, 0).
+    """
     return (*range(ranks), *reversed(range(ranks)))
 
 
@@ -89,8 +104,8 @@ def schedule_by_rank(
     name: str, micro_batches: int, rank_of: Sequence[int], order: Callable[[int], Sequence[StageAction]]
 ) -> PipelineSchedule:
     """
-    Return the schedule in which rank r does `order(r)`; stage s is on rank `rank_of[s]`. Raises `UnityError` without
-    stages or micro-batches.
+    Return the pipeline schedule called `name` in which rank r does the actions `order(r)` and stage s is on rank
+    `rank_of[s]`. Raises `UnityError` if there are no stages or no micro-batches.
     """
     if not rank_of or micro_batches < 1:
         raise UnityError(

@@ -19,10 +19,10 @@ from unity_ir.plan.pipeline.total_order import total_order
 
 def with_sends(schedule: PipelineSchedule) -> PipelineSchedule:
     """
-    Return the schedule's computations with a send behind each one whose result another rank reads, and the receive
-    where the other rank is at that time.
+    Return the schedule's computations with sends and receives: a send right after each computation whose result another
+    rank reads, and the receive in the other rank's list at that point of the total order (`total_order`).
 
-    Raises `UnityError` if no rank can go on.
+    Raises `UnityError` if ranks wait for each other for ever.
     """
     lists: list[list[StageAction]] = [[] for _ in schedule.ranks]
     for rank, action in total_order(schedule):
@@ -37,8 +37,8 @@ def with_sends(schedule: PipelineSchedule) -> PipelineSchedule:
 
 def transfer(schedule: PipelineSchedule, action: StageAction) -> tuple[StageAction, StageAction] | None:
     """
-    Return (send on the rank of `action`, receive on the rank that reads it) of what an action makes: the result of a
-    forward, or the gradient of a stage's input. None where no other rank reads it.
+    Return (send, receive) of what `action` makes: the result of a forward, or the gradient of a stage's input. The send
+    is for the rank of `action`, the receive for the rank that reads the result. Returns None if no other rank reads it.
     """
     stage, kind, k = action
     if kind == "F" and stage + 1 < schedule.stages and schedule.crosses(stage):
@@ -50,10 +50,10 @@ def transfer(schedule: PipelineSchedule, action: StageAction) -> tuple[StageActi
 
 def check_sends(schedule: PipelineSchedule) -> None:
     """
-    Check the sends and receives of a schedule: each is there once, a send behind what it sends, a receive before what
-    reads it; and ranks that block in each until the other end is there, too, all come to their end.
+    Check the sends and receives of a schedule. Each is there once, a send is after what it sends, and a receive is
+    before what reads it. All ranks come to their end even if a send blocks until the other rank receives.
 
-    Raises `UnityError`, naming the action.
+    Raises `UnityError`, naming the action, if not.
     """
     calls = _calls(schedule)
     found: dict[Place, list[CollectiveCall]] = {}

@@ -15,10 +15,10 @@ from unity_ir.plan.pipeline.schedule import PipelineSchedule
 
 def check(schedule: PipelineSchedule) -> None:
     """
-    Check a schedule; sends and receives in it are not looked at (`sends.check_sends`).
+    Check the computations of a schedule; its sends and receives are checked by `sends.check_sends`.
 
-    Raises `UnityError`, naming the action: if one is missing, doubled, or on another rank than its stage, or if ranks
-    wait for each other for ever.
+    Raises `UnityError`, naming the action, if one is missing, there twice, or on another rank than its stage, or if
+    ranks wait for each other for ever.
     """
     _check_all_once(schedule)
     for _ in total_order(schedule):
@@ -27,10 +27,10 @@ def check(schedule: PipelineSchedule) -> None:
 
 def total_order(schedule: PipelineSchedule) -> Iterator[tuple[int, StageAction]]:
     """
-    Yield (rank, action) of all computations, each after what it needs: round by round, at most one of each rank, as
-    torch does (`_add_send_recv`).
+    Yield (rank, action) for all computations of a schedule, in an order in which each comes after what it needs. Rounds
+    follow each other, in which every rank does at most one action, as in torch (`_add_send_recv`).
 
-    Raises `UnityError` if no rank can go on.
+    Raises `UnityError` if actions are left and no rank can go on.
     """
     stages = schedule.stages
     ranks = schedule.computation().ranks

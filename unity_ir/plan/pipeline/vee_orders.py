@@ -45,11 +45,12 @@ class _Tape:
 
 def zb_v(ranks: int, micro_batches: int) -> PipelineSchedule:
     """
-    Return ZB-V, of two stages per rank, without idle time between a rank's first and last action if F, I and W take
-    equally long (Qi et al., arXiv 2401.10241, section 6).
+    Return ZB-V, of two stages per rank (Qi et al., arXiv 2401.10241, section 6). A rank does not wait between its first
+    and last action if a forward and both halves of a backward (gradients of the input, and of the weights) take equally
+    long.
 
-    With fewer than 2 `ranks` - 1 micro-batches it is the order for as many, without the actions of those that there are
-    not.
+    The order is made for at least 2 `ranks` - 1 micro-batches; with fewer, the actions of those that are missing are
+    left out.
     """
     count = max(micro_batches, 2 * ranks - 1)
 
@@ -82,8 +83,8 @@ def dual_pipe_v(ranks: int, micro_batches: int) -> PipelineSchedule:
     Return DualPipeV, of two stages per rank: DeepSeek-V3's DualPipe cut in half (arXiv 2412.19437, section 3.2.1, and
     its repository).
 
-    Its pairs of a forward and a backward of different micro-batches are here one after the other; that they overlap is
-    the gain of the original where experts are exchanged. Raises `UnityError` for fewer micro-batches than stages.
+    The original overlaps a forward with a backward of another micro-batch, which pays where experts are exchanged. Here
+    the two are done one after the other. Raises `UnityError` for fewer micro-batches than stages.
     """
     if micro_batches < 2 * ranks:
         raise UnityError(
