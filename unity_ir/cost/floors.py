@@ -39,8 +39,8 @@ ROWS = ("reduction", "gather")
 @dataclass(frozen=True, slots=True)
 class Term:
     """
-    The least bytes that a kernel reads or writes for a tensor, or for the cut of the graph (a set of tensors) in its
-    place, and the extents by which each device's piece is smaller.
+    The least bytes that a kernel reads or writes for one tensor, or for a cut of the graph (a set of tensors) in its
+    place, and the extents of the index variables whose division makes each device's piece smaller.
     """
 
     bytes: float
@@ -48,15 +48,15 @@ class Term:
     """Extents of the index variables whose division shards it; None: any division does."""
 
     def on(self, devices: int) -> float:
-        """Return the least bytes of a piece on one of `devices` devices that share the work."""
+        """Return the least bytes of one device's piece if the work is shared by `devices` devices."""
         return self.bytes / (devices if self.extents is None else most_parts(self.extents, devices))
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
     """
-    A tensor that a kernel reads or writes: the tensor itself or, where fusion may leave it out of memory, the smallest
-    cut of the graph beyond it, towards what it is made of (read) or what is made of it (written).
+    A tensor that a kernel must read or write. If fusion may leave the tensor itself out of memory, a cut of the graph
+    stands for it: the smallest set of tensors from which it is made (if read), or that are made of it (if written).
     """
 
     own: Term
@@ -64,13 +64,18 @@ class Operand:
     """Bytes of the least cut that does not hold the tensor itself; infinite where it is in memory in any case."""
 
     def on(self, devices: int) -> float:
-        """Return the least bytes that one of `devices` devices reads or writes for it."""
+        """
+        Return the least bytes that one of `devices` devices reads or writes for this tensor, or for the cut in its
+        place.
+        """
         return min(self.own.on(devices), self.beyond / devices)
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The FLOPs and bytes that the kernel of one operator needs at least, summed over the devices that share it."""
+    """
+    The least work of one operator's kernel: FLOPs, and bytes read and written, summed over the devices that share it.
+    """
 
     flops: float
     peak: float
@@ -85,7 +90,9 @@ class Floor:
     """The kinds (`forms.kinds`) that its kernel may be priced as."""
 
     def seconds(self, devices: int, device: Device) -> float:
-        """Return the least seconds of the kernel on each of `devices` devices of kind `device` that share it."""
+        """
+        Return the least seconds that the kernel takes on each of `devices` devices of kind `device` that share it.
+        """
         flops = self.flops / most_parts(self.extents, devices)
         moved = sum(o.on(devices) for o in self.forced)
         moved += sum(max((o.on(devices) for o in those), default=0.0) for those in self.either)
@@ -95,7 +102,7 @@ class Floor:
 @lru_cache(maxsize=65536)
 def most_parts(extents: tuple[int, ...], devices: int) -> int:
     """
-    Return the most parts into which work over index variables of these extents can be divided on `devices` devices:
+    Return the most parts, a divisor of `devices`, into which work over index variables of these extents can be divided:
     given (6, 5) and 8 devices returns 2, as only 6 can be divided, and once.
     """
     found = 1
@@ -107,8 +114,9 @@ def most_parts(extents: tuple[int, ...], devices: int) -> int:
 
 def least_seconds(device: Device, flops: float, bytes: float, peak: float, kinds: Sequence[str]) -> float:
     """
-    Return a lower bound in seconds on a kernel of at least these FLOPs and bytes, whichever of `kinds` it is priced as;
-    `peak` is in FLOP/s. Of a device with measured kernels, nothing but its peaks is taken to hold.
+    Return a lower bound in seconds on a kernel of at least `flops` FLOPs and `bytes` bytes read and written, of any of
+    the `kinds` (`forms.kinds`) by which its time may be estimated; `peak` is in FLOP/s. For a device with measured
+    kernels the bound uses its peaks alone.
     """
     if device.profile is not None:
         return max(flops / peak, bytes / device.memory_bandwidth)
@@ -129,8 +137,8 @@ def least_seconds(device: Device, flops: float, bytes: float, peak: float, kinds
 
 class Floors:
     """
-    The floors of the operators of a serial training step (with its backward) on a kind of device; each is computed
-    once. `devices` are those of the whole machine.
+    Computes the floors (`Floor`, lower bounds on work) of the operators of a serial training step with its backward, on
+    a kind of device; each is computed once. `devices` is the number of devices of the whole machine.
     """
 
     def __init__(self, step: Graph, device: Device, devices: int):
@@ -191,21 +199,24 @@ class Floors:
 
     def is_contraction(self, node: Node) -> bool:
         """
-        Return whether an operator of the step is a contraction (matrix product, convolution, attention): no kernel has
-        two.
+        Return whether an operator of the step is a contraction (matrix product, convolution, attention). A kernel has
+        at most one.
         """
         return self.kinds[node] == "contraction"
 
     def is_rows(self, node: Node) -> bool:
         """
-        Return whether an operator of the step is a reduction or a gather (`ROWS`), which no kernel fuses with a
-        contraction.
+        Return whether an operator of the step is a reduction or a gather (the kinds `ROWS`), which is never fused with
+        a contraction.
         """
         return self.kinds[node] in ROWS
 
     @cached_property
     def peak(self) -> float:
-        """FLOP/s of the fastest element type of any operator: a group's FLOPs are priced at its heaviest member's."""
+        """
+        FLOP/s of the fastest element type of any operator of the step. All FLOPs of a group of fused operators are
+        priced at the element type of its heaviest member, whichever that is.
+        """
         return max((self._own_peak(n) for n in self.nodes if self.flops[n]), default=1.0)
 
     @cached_property
@@ -227,22 +238,23 @@ class Floors:
 
     def part(self, node: Node) -> int:
         """
-        Return the part of the graph, numbered from 0, that a reduction, a gather or a pointwise operator joined with
-        one is in: kernels without contraction have operators of one part only.
+        Return the number, from 0, of the part of the graph that `node` is in: a reduction, a gather, or a pointwise
+        operator joined with one. Operators without contraction can be fused to one kernel only if they are in the same
+        part.
         """
         return self.parts[_root(self.joined, node)]
 
     def arithmetic(self, node: Node) -> tuple[float, float]:
         """
-        Return (the least FLOPs of an operator of the step, summed over devices, the most FLOP/s at which its kernel is
-        priced).
+        Return (FLOPs, FLOP/s) of an operator of the step: its least FLOPs, summed over devices, and the highest speed
+        at which its kernel may be priced.
         """
         return self.flops[node], self._peak_of_contraction(node) if self.is_contraction(node) else self.peak
 
     def floor(self, node: Node) -> Floor:
         """
-        Return the floor of a contraction, a reduction or a gather of the step; not for other operators, which may be
-        fused.
+        Return the floor of `node`, a contraction, a reduction or a gather of the step. Other operators have none, since
+        they may be fused into others' kernels.
         """
         analysis = node.analysis
         extents = _extents(analysis, analysis.splittable)
@@ -312,9 +324,10 @@ def _root(joined: dict[Node, Node], node: Node) -> Node:
 
 def least_flops(node: Node) -> float:
     """
-    Return a lower bound on the FLOPs of a serial compute node, summed over the devices that share it: of subexpressions
-    that may be one on some piece, only one counts, and of a backward that may read what its forward saved, its variant
-    that does counts if that has fewer.
+    Return a lower bound on the FLOPs of a serial compute node, summed over the devices that share it.
+
+    Subexpressions that may be equal on some piece count once. For a backward that could read what its forward saved,
+    the variant that reads it counts if that has fewer FLOPs.
     """
     shapes, dtypes = tuple(v.shape for v in node.operands), tuple(v.dtype for v in node.operands)
     return _least_flops(node.op, shapes, node.attributes, dtypes)

@@ -54,11 +54,11 @@ def exchanges(node: Node, degrees: Mapping[str, int]) -> Iterator[Exchange]:
 
 def halo_moves(node: Node, assignment: Assignment, mesh: Mesh) -> dict[int, tuple[tuple[Move, Move], ...]]:
     """
-    Return the halo exchanges that a serial compute node needs under an assignment: the role of each axis of `mesh`,
-    such as the index variable that it divides.
+    Return the halo exchanges that a serial compute node needs under `assignment`, the role of each axis of `mesh` in
+    the operator, such as the index variable that the axis divides.
 
-    Keys are the indices of the operands that need one; values are their (forward's move, gradient's move) pairs, one
-    per dim exchanged. The gradient's moves (`halo_reduce`) add the borders back to the neighbours' shards.
+    Keys are the indices of the operands that need one; values are tuples of (forward's move, gradient's move) pairs,
+    one per dim exchanged. The gradient's moves (`halo_reduce`) add the borders back to the neighbours' shards.
     """
     degrees: dict[str, int] = {}
     for what, size in zip(assignment, mesh.sizes, strict=True):

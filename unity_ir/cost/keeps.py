@@ -20,11 +20,12 @@ def backward_reads(
     same: tuple[int, ...],
 ) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
     """
-    Return (per operand, per result): whether the gradient of the operator named `operator` reads that value.
+    Return two tuples of flags, (per operand, per result): whether the gradient of the operator named `operator` reads
+    that value. The answer does not depend on sharding.
 
     `operands` are (global shape, element type) pairs; `attributes` are sorted (name, value) pairs; `needs` says, per
     operand, whether its gradient is wanted; `same` is, per operand, the index of the first operand that is the same
-    value. The answer does not depend on sharding.
+    value.
     """
     node, backward = applied(operator, operands, attributes, (), needs, same)
     read = {v for n in backward for v in n.operands}
@@ -32,7 +33,10 @@ def backward_reads(
 
 
 class Keeps:
-    """The values that a forward graph (serial or parallel) keeps: those that its backward reads, and its outputs."""
+    """
+    The values that a forward graph (serial or parallel) keeps for its backward: those that the backward reads, and the
+    graph's outputs.
+    """
 
     def __init__(self, graph: Graph):
         with_gradient = nodes_with_gradient(graph)
@@ -63,19 +67,19 @@ class Keeps:
 
     def operands(self, node: Node) -> tuple[bool, ...]:
         """
-        Return, per operand of a compute node of the graph, whether the node's backward, or recomputing the node there,
-        reads it: in the layout in which the node reads it, after any reshard.
+        Return, per operand of a compute node of the graph, whether the backward reads it, in the layout in which the
+        node reads it (after any reshard): for the node's gradients, or to recompute the node.
         """
         return self._operands[node]
 
     def reads(self, node: Node, value: Value) -> bool:
         """
-        Return whether the backward reads `value`, an operand of `node`, in the layout in which the node reads it, which
-        is asked reader by reader.
+        Return whether the backward reads `value`, an operand of `node`, in the layout in which `node` reads it. Other
+        readers of the value may read it in other layouts; ask for each.
 
-        For a compute node: whether the backward of `node`, or recomputing `node` in the backward, reads it. For a
-        parallel operator, which brings the value to that layout: whether its result is kept for the backward of a later
-        operator; `value` is not looked at.
+        For a compute node: whether its gradients, or recomputing it in the backward, read the value. For a parallel
+        operator, which brings the value to a layout: whether its result is kept for the backward of a later operator;
+        `value` is not looked at.
         """
         if node.is_compute:
             return any(r for v, r in zip(node.operands, self._operands[node], strict=True) if v == value)

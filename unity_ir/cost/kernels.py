@@ -40,12 +40,12 @@ from unity_ir.tdl.counts import flops
 
 def kernel_seconds(program: Program, compute: Compute, device: Device, added: int = 0) -> float:
     """
-    Return the seconds on a device of the kernel of `compute`, an operator or fused group of a rank's program, which
-    also reads `added` bytes of the total to which it adds its result.
+    Return the seconds on a device of the kernel of `compute`, an operator or fused group of a rank's program. If it
+    adds its result to a running total, `added` is the bytes of that total which it also reads.
 
-    Where the device's profile has the heaviest member of a group, the group takes that one's measured seconds, and the
-    time of the bytes it moves beyond that member's. Variants of an operator that save values for the backward, or read
-    them there, take the measured seconds of the operator itself.
+    If the device's profile has the heaviest member of a group, the group takes that member's measured seconds, and the
+    time of the bytes that it moves beyond that member's. Variants of an operator that save values for the backward, or
+    read them there, take the measured seconds of the operator itself.
     """
     kernel = kernel_of_line(program, compute)
     if added:
@@ -136,8 +136,8 @@ def _unsaved(compute: Compute) -> Compute:
 
 def step_bytes(plan: Plan) -> int:
     """
-    Return the bytes that a rank's kernels read and write in one step, the optimizer's updates included: those of the
-    rank with the most, where ranks differ.
+    Return the bytes that a rank's kernels read and write in one step, the optimizer's updates included. If ranks
+    differ, it is the rank with the most.
     """
     program = plan.program
     optimizer = program.optimizer or Optimizer()
@@ -165,7 +165,9 @@ def step_bytes(plan: Plan) -> int:
 
 
 def bytes_of_update(program: Program, update: UpdateWeight, optimizer: Optimizer) -> int:
-    """Return the bytes that the update of one rank's piece of a weight reads and writes, those of its cast included."""
+    """
+    Return the bytes that the optimizer reads and writes to update one rank's piece of a weight, its kept cast included.
+    """
     cast = 0 if update.cast is None else piece_bytes(program, update.cast)
     return update_bytes(piece_bytes(program, update.weight), optimizer, cast, piece_bytes(program, update.grad))
 

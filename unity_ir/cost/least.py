@@ -54,13 +54,14 @@ def emitted_bound(
     graph: Graph, machine: Machine, optimizer: Optimizer | None = None, everywhere: bool = False
 ) -> float:
     """
-    Return a lower bound in seconds on one emitted training step of `graph` (with `optimizer`, or else SGD, if the graph
-    names none), for any plan of it on all or part of `machine`: any placement, groups, order, and saved values. With
-    `everywhere`, of plans that have every operator and weight on all devices.
+    Return a lower bound in seconds on one emitted training step of `graph`, for any plan of it on all or part of
+    `machine`: any placement, fused groups, order, and saved values. With `everywhere`, the bound is for plans that have
+    every operator and weight on all devices.
 
-    It counts the FLOPs of all operators, the updates, what contractions, reductions and gathers have to read and write,
-    and their launches; an operator takes no more devices than its sizes can be divided among. Communication counts
-    nothing. Of a device with measured kernels only the peaks are taken to hold.
+    `optimizer` is used if the graph names none (None: SGD). The bound counts the FLOPs of all operators, the updates,
+    what contractions, reductions and gathers have to read and write, and their launches. An operator takes no more
+    devices than its sizes can be divided among. Communication counts nothing. For a device with measured kernels the
+    bound uses its peaks alone.
     """
     serial = erase(graph)
     optimizer = graph.optimizer or optimizer or Optimizer()
@@ -70,12 +71,12 @@ def emitted_bound(
 
 def work_bound(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> float:
     """
-    Return a lower bound in seconds on one synchronous training step of `graph` (with `optimizer`, or else SGD, if the
-    graph names none), for any plan of it on `machine`, those in stages and in micro-batches among them: the work of all
-    kernels that `emitted_bound` counts, spread evenly over all devices.
+    Return a lower bound in seconds on one synchronous training step of `graph`, for any plan of it on `machine`, also
+    in stages and in micro-batches: the work of all kernels that `emitted_bound` counts, spread evenly over all devices.
+    `optimizer` is used if the graph names none (None: SGD).
 
-    Micro-batches of stages are computed side by side, so no path of operators bounds them, but together they take no
-    less work: of each operator as many FLOPs and results, and its weights are read in every one.
+    Micro-batches of different stages are computed at the same time, so no path of operators bounds them. But together
+    they have no less work: as many FLOPs and results of each operator, and every micro-batch reads its weights.
     """
     serial = erase(graph)
     optimizer = graph.optimizer or optimizer or Optimizer()

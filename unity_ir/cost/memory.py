@@ -25,10 +25,10 @@ HOLDS = ("weights", "gradients", "optimizer state", "activations")
 
 def leaf_bytes(leaf: Node, updated: bool, optimizer: Optimizer) -> int:
     """
-    Return the bytes per element that a leaf (weight, input or constant) takes in memory.
+    Return the bytes of memory that a leaf (weight, input or constant) takes per element.
 
-    A weight that is `updated` counts four parts: itself as stored, its gradient and the optimizer's states, each in the
-    stored type (`Node.master`), and its cast to the type it is computed with, if that is another, which is kept from
+    A weight that is `updated` counts itself as stored, its gradient and the optimizer's states, each in the stored type
+    (`Node.master`), and its cast to the type in which it is computed with, if that is another; the cast is kept from
     step to step (`plan.kept_casts`). Other leaves count only themselves and such a cast.
     """
     tensors = 2 + optimizer.states if leaf.op == "weight" and updated else 1
@@ -60,8 +60,9 @@ def held(
     Return the bytes held at the end of the forward on the device that holds most, by kind (`HOLDS`: weights, gradients,
     optimizer state, activations).
 
-    `values` are the values held in the layout they are made or stored in, leaves included; `weights` are the weights
-    that are updated; `reshards` are the resharded copies held: value, target layout and moves.
+    `values` are (value, layout) pairs of the values that are held in the layout in which they are made or stored,
+    leaves included. `weights` are the weights that are updated. `reshards` are the held copies of values in other
+    layouts: (value, target layout, moves).
     """
 
     updated = set(weights)

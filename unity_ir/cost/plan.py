@@ -37,9 +37,10 @@ from unity_ir.plan.moves import plan_moves
 @dataclass(frozen=True, slots=True)
 class Reshard:
     """
-    The moves that bring a value from the layout it is made in (`source`) to one that operators (`users`) read it in
-    (`target`), and those of the backward: its gradient's way back (`backward`), and `forward` once more if what they
-    make is not kept (`again`). If the layouts agree, there are no moves but those of a halo exchange.
+    The moves that bring a value from the layout in which it is made (`source`) to one in which operators (`users`) read
+    it (`target`). `forward` are the moves of the value, `backward` those of its gradient back. `again` repeats
+    `forward` in the backward, if the resharded value is not kept until then. If the layouts agree, there are no moves
+    but those of a halo exchange.
     """
 
     value: Value
@@ -56,8 +57,8 @@ class Reshard:
     @property
     def forward_moves(self) -> tuple[tuple[Move, str], ...]:
         """
-        The moves of the forward, as (move, element type): repeated for each micro-batch, unless what they make is kept
-        from the first one (`is_kept`).
+        The moves of the forward in a whole step, as (move, element type). They are repeated for each micro-batch,
+        unless the first one's result is kept for all (`is_kept`).
         """
         type = self.value.type
         return tuple((m, type.dtype) for m in self.forward) * (1 if self.is_kept else type.micro_batches)
@@ -65,8 +66,8 @@ class Reshard:
     @property
     def backward_moves(self) -> tuple[tuple[Move, str], ...]:
         """
-        The moves of the backward, as (move, element type), repeated for each micro-batch: those of the value that are
-        done again (`again`), then those of its gradient.
+        The moves of the backward in a whole step, as (move, element type), repeated for each micro-batch: first the
+        moves of the value that are done again (`again`), then those of its gradient.
         """
         type = self.value.type
         again = ((m, type.dtype) for m in self.again)
@@ -92,7 +93,10 @@ class OperatorCost:
 
 @dataclass(frozen=True)
 class PlanCost:
-    """The cost of one iteration of a placed graph on a machine."""
+    """
+    The cost of one iteration (training step) of a placed graph on a machine: seconds of kernels and moves, bytes of
+    memory.
+    """
 
     machine: Machine
     placement: Placement
@@ -110,16 +114,16 @@ class PlanCost:
     @cached_property
     def moves(self) -> tuple[tuple[Move, str], ...]:
         """
-        Every move of an iteration, forward and backward, as (move, element type moved); last, those of weights'
-        gradients.
+        Every move of an iteration, forward and backward, as (move, element type); the moves of weights' gradients come
+        last.
         """
         return tuple(move for r in (*self.reshards, *self.weight_reshards) for move in r.moves)
 
     @cached_property
     def compute_time(self) -> float:
         """
-        Seconds of all kernels of an iteration, those of the optimizer's update included, on each device that runs them;
-        operators on different parts of the machine are added up, too.
+        Seconds of all kernels of an iteration, one after the other, the optimizer's update included. Operators on
+        different parts of the machine are added up, too.
         """
         kernels = sum((o.forward + o.backward) * o.node.micro_batches for o in self.operators)
         return kernels + self.additions + self.update
@@ -136,12 +140,12 @@ class PlanCost:
 
     @property
     def elements(self) -> int:
-        """Elements received in moves per iteration, summed over all devices."""
+        """Elements that devices receive in the moves of an iteration, summed over all devices."""
         return sum_over(self.moves, lambda move, _: move.traffic(self.machine.mesh))
 
     @property
     def bytes(self) -> int:
-        """Bytes received in moves per iteration, summed over all devices."""
+        """Bytes that devices receive in the moves of an iteration, summed over all devices."""
         return sum_over(self.moves, lambda move, dtype: move.traffic(self.machine.mesh) * ELEMENT_BYTES[dtype])
 
     @property
@@ -152,7 +156,8 @@ class PlanCost:
 
 def reshards(graph: Graph, placement: Placement, machine: Machine) -> list[Reshard]:
     """
-    Return every reshard of a graph: from the layout in which a value is made to each layout in which operators read it.
+    Return every reshard of a placed graph: from the layout in which a value is made to each layout in which operators
+    read it. `placement` has the layouts.
 
     Operators that read one value in one layout share the reshard. Halo exchanges are included.
     """
@@ -353,8 +358,8 @@ def update_bytes(piece_bytes: int, optimizer: Optimizer, cast_bytes: int = 0, gr
 
 def norm_seconds(optimizer: Optimizer, machine: Machine) -> float:
     """
-    Return the seconds of the all-reduce of one number over all devices by which the norm of the whole gradient is
-    known, if the optimizer limits it (`clip`); 0 without a limit, and on one device.
+    Return the seconds of the all-reduce of one number over all devices that the norm of the whole gradient takes, if
+    the optimizer limits it (`clip`); 0 without a limit, and on one device.
     """
     if not optimizer.clip or machine.devices == 1:
         return 0.0
@@ -368,8 +373,8 @@ NORM_BYTES = 8
 
 def update_time(weight: Node, optimizer: Optimizer, machine: Machine) -> float:
     """
-    Return the seconds that the optimizer's update of one weight takes on each device; it writes the weight's cast to
-    the type that is computed with, too, where the weight is stored in another.
+    Return the seconds that the optimizer's update of one weight takes on each device. If the weight is stored in
+    another type than it is computed with, that includes writing its cast.
     """
     elements = prod(weight.types[0].piece_shape)
     moved = update_bytes(elements * ELEMENT_BYTES[weight.master], optimizer, elements * cast_bytes(weight))
@@ -379,8 +384,10 @@ def update_time(weight: Node, optimizer: Optimizer, machine: Machine) -> float:
 def update_seconds(elements: int, moved: int, dtype: str, optimizer: Optimizer, device: Device) -> float:
     """
     Return the seconds in which a device updates a piece of a weight, of `elements` elements of element type `dtype`,
-    and moves `moved` bytes for it (`update_bytes`). Profiles have updates of weights without a cast: such a one takes
-    the measured seconds, and the time of further bytes.
+    and reads and writes `moved` bytes for it (`update_bytes`).
+
+    Profiles have measured updates of weights without a cast. An update with a cast takes those seconds, and the time of
+    its further bytes.
     """
     plain = update_kernel(elements, update_bytes(elements * ELEMENT_BYTES[dtype], optimizer), dtype, optimizer)
     if is_measured(plain, device):

@@ -59,13 +59,14 @@ def head(
     ties: Sequence[str] = (),
 ) -> str:
     """
-    Return the lines of `--stats` above its table, for a plan called `name` whose cost is known.
+    Return the lines of `--stats` above its table, for a plan called `name` whose cost is `plan`.
 
     `derivation` (rule applications) and `bound` (lower bound in seconds) are a search's results; `simulated` adds the
-    lines on simulated time, peak memory and launches. None leaves those lines out. For a plan in stages, `pipelines` is
-    (its seconds if every move is waited for, words for the pipelines that `bound` holds for): then `bound` is compared
-    with these seconds, not with those of `plan`. `unproved` names rules that were applied without a proof, `ties` those
-    proved except for gradients at ties of a maximum.
+    lines on simulated time, peak memory and launches. Each that is None leaves its lines out.
+
+    For a plan in stages, `pipelines` is (the plan's seconds if every move is waited for, words that say for which
+    pipelines `bound` holds); then `bound` is compared with these seconds, not with those of `plan`. `unproved` names rules
+    that were applied without a proof, `ties` those proved except for gradients at ties of a maximum.
     """
     machine = plan.machine
     out = StringIO()
@@ -150,10 +151,11 @@ def table(plan: PlanCost) -> str:
 def gap(plan: PlanCost, bound: float | None, pipelines: tuple[float, str] | None = None) -> float | None:
     """
     Return how far a plan's seconds, with every move waited for, are above the lower bound of its search, as a fraction
-    (0.05: 5 % above). `pipelines`, for a plan in stages, begins with the seconds that are compared instead.
+    (0.05: 5 % above). For a plan in stages, the seconds compared are the first entry of `pipelines`.
 
-    None without a bound, or if it is one of other plans: those with everything on all devices (`plan` pins something to
-    a part of the machine), or that gather weights once (`plan` gathers some again).
+    Returns None without a bound, and if the bound does not hold for this plan: it is of plans with everything on all
+    devices, and `plan` pins something to a part of the machine; or of plans that gather weights once, and `plan`
+    gathers some again.
     """
     if not bound:
         return None

@@ -75,10 +75,11 @@ class _Kernel:
 @dataclass(frozen=True, slots=True)
 class Template:
     """
-    The kernels of an operator, forward and backward, as functions of the degrees of its index variables.
+    The kernels of an operator, forward and backward, as functions of its degrees: the numbers of parts into which its
+    index variables are divided.
 
-    `unknown` are the numbers of those variables (columns of degrees) for which it is not known what dividing them
-    changes.
+    `unknown` are the numbers (columns of the array of degrees) of variables for which it is not known what dividing
+    them changes.
     """
 
     kernels: tuple[_Kernel, ...]
@@ -108,12 +109,12 @@ def seconds(
     node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], degrees: Ints, same: Ints, device: Device
 ) -> tuple[Floats, Floats]:
     """
-    Return (forward and backward, forward alone): the seconds [row] of one task of a serial compute node, for each row
-    of `degrees`.
+    Return (forward and backward, forward alone): the seconds [row] of one task (the work of one device) of a serial
+    compute node, for each row of `degrees`.
 
     `degrees` [row, variable] are the numbers of parts of the index variables named in `variables`; `needs` says, per
     operand, whether its gradient is wanted; `same` [row, operand] is the index of the first operand that is the same
-    value in the same layout (see `cost.work.repeats`). Each row equals the sum over `cost.work.work`.
+    value in the same layout (see `cost.work.repeats`). Each row equals the seconds of what `cost.work.work` returns.
     """
     first, inverse = distinct(np.hstack([degrees, same]))
     degrees, same = degrees[first], same[first]
@@ -139,11 +140,13 @@ def addition_seconds(
     node: Node, operand: int, variables: tuple[str, ...], degrees: Ints, elements: Ints, device: Device
 ) -> tuple[Floats, Floats]:
     """
-    Return by how many seconds [row] the matrix product that makes the gradient of operand number `operand` takes longer
-    because it stores the gradient in the element type in which gradients are summed, and because it also reads the sum
-    of those of earlier micro-batches (`plan.additions`): 0 where its arithmetic takes longer than its memory.
+    Return two arrays of seconds [row] by which the matrix product that makes the gradient of operand number `operand`
+    takes longer: (because it stores the gradient in the element type in which gradients are summed, because it also
+    reads the sum over earlier micro-batches to add to it, `plan.additions`). They are 0 if its arithmetic takes longer
+    than its memory.
 
-    `degrees` [row, variable] are as in `seconds`, `elements` [row] those of the gradient on a device.
+    `degrees` [row, variable] are as in `seconds`; `elements` [row] are the numbers of elements of the gradient on a
+    device.
     """
     needs = tuple(i == operand for i in range(len(node.operands)))
     same = tuple(map(node.operands.index, node.operands))
@@ -164,8 +167,9 @@ def addition_seconds(
 
 def distinct(rows: Ints) -> tuple[Ints, Ints]:
     """
-    Return (first, group) of an array of non-negative integers, as `np.unique` does for rows: the index of the first of
-    each group of equal rows [group], and the number of each row's group [row]. Groups are sorted by row.
+    Return (first, group) for an array of non-negative integers, as `np.unique` does for rows. `first` [group] is the
+    index of the first row of each group of equal rows, `group` [row] the number of each row's group. Groups are sorted
+    by row.
     """
     sizes = rows.max(axis=0, initial=0) + 1
     if prod(sizes.tolist()) < 2**62:
@@ -195,8 +199,11 @@ def _operands(node: Node) -> tuple[tuple[tuple[int, ...], str], ...]:
 
 def counts(template: Template, degrees: Ints) -> Iterator[Counts]:
     """
-    Evaluate a template for rows of `degrees` [row, variable]: yield, for each kernel (the forward's first), its sizes
-    [row, size], FLOPs [row] and bytes [row] on one device. Give only rows of which `Template.is_exact` is true.
+    Yield the work of each kernel of an operator (the forward's first) under many configurations: its sizes [row, size],
+    FLOPs [row] and bytes [row] on one device.
+
+    `template` has the operator's kernels; each row of `degrees` [row, variable] is one configuration, the number of
+    parts of each index variable. `Template.is_exact` must be true of all rows.
     """
     for kernel in template.kernels:
         yield _count(kernel, degrees)

@@ -22,8 +22,9 @@ INTEGERS = ("i32", "i64")
 
 def batch_count(graph: Graph, tables: Collection[str] = ()) -> tuple[int, str]:
     """
-    Return (how many tokens or samples a step takes, the word for them): the elements of the first input of integers
-    that has two or more dims, as `tokens`; without one, the largest first dim of any input, as `samples`.
+    Return (number of tokens or samples that a step takes, the word for them). If there is an input of integers with two
+    or more dims, it is the number of elements of the first such input, and `tokens`; else the largest first dim of any
+    input, and `samples`.
 
     `tables` are the names of inputs to leave out, as they do not belong to a batch.
     """
@@ -62,9 +63,11 @@ class Throughput:
 
 def throughput(graph: Graph, machine: Machine, seconds: float) -> Throughput | None:
     """
-    Return the throughput and MFU of a placed forward graph whose step takes `seconds`; None for a graph that has its
-    backward already, and for a step that takes no time. The peak is that of the element type of most operands of
-    contractions; MFU is None if the device has no peak of any of their types.
+    Return the throughput of a placed forward graph whose step takes `seconds`, with its MFU (model FLOPs utilisation).
+    None for a graph that has its backward already, and for a step that takes no time.
+
+    The peak of the MFU is that of the element type of most operands of contractions; MFU is None if the device has no
+    peak for any of their types.
     """
     if graph.updates or seconds <= 0:
         return None
@@ -79,9 +82,9 @@ def throughput(graph: Graph, machine: Machine, seconds: float) -> Throughput | N
 
 def throughput_lines(graph: Graph, machine: Machine, seconds: float) -> tuple[str, ...]:
     """
-    Return the lines of `--stats` on a placed forward graph whose step takes `seconds`: its throughput and MFU, and the
-    errors of predictions, if steps of such models on such devices were compared. A graph that has its backward already
-    has none.
+    Return the lines of `--stats` on throughput and MFU of a placed forward graph whose step takes `seconds`. If
+    predictions for such models on such devices have been compared with measurements, there is a line on their error,
+    too. () for a graph that has its backward already.
     """
     found = throughput(graph, machine, seconds)
     if found is None:
@@ -92,8 +95,9 @@ def throughput_lines(graph: Graph, machine: Machine, seconds: float) -> tuple[st
 
 def error_text(graph: Graph, machine: Machine) -> str:
     """
-    Return what is known of the error of predictions for such a model on such a device: given a transformer on H100s,
-    how many published steps there were, and within what half and nine tenths of them were predicted. Empty if nothing.
+    Return a text on the error of predictions for models like `graph` on devices like the machine's: given a transformer
+    on H100s, how many published steps were compared, and within what percentages half and nine in ten of them were
+    predicted. Empty if nothing is known.
     """
     operators = {n.op for n in graph.nodes() if n.is_compute}
     if any(op.startswith("attention") for op in operators):

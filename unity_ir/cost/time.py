@@ -39,5 +39,5 @@ def seconds(kernel: Kernel, device: Device) -> float:
 
 
 def is_measured(kernel: Kernel, device: Device) -> bool:
-    """Return whether the device's profile has a kernel."""
+    """Return whether the device's profile has a measurement of this kernel."""
     return device.profile is not None and kernel.sizes in device.profile.kernels.get(kernel.operator, {})

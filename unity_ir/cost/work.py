@@ -39,8 +39,8 @@ class Work:
 
 def model_flops(graph: Graph) -> int:
     """
-    Return the FLOPs of a training step of a serial forward graph, as those of models are quoted: those of the forward's
-    contractions three times, with attention whole (masked scores count).
+    Return the FLOPs of a training step of a serial forward graph, as they are usually quoted for models: three times
+    those of the forward's contractions, with attention counted whole (masked scores, too).
     """
     return 3 * sum(contraction_flops(n.analysis.bound) for n in graph.nodes() if n.is_compute)
 
@@ -76,9 +76,9 @@ def kind_of(node: Node) -> str:
 
 def adds_gradients(node: Node, weight: Value) -> bool:
     """
-    Return whether the kernel that makes the gradient of `weight` adds it to that of earlier micro-batches in place
-    (`plan.additions`), given the compute node that is the weight's only reader: whether that is a matrix product, and
-    the gradient's element type no 16-bit one.
+    Return whether the kernel that makes the gradient of `weight` adds it in place to that of earlier micro-batches
+    (`plan.additions`). `node` is the compute node that alone reads the weight. True if `node` is a matrix product, and
+    the gradient's element type has more than 16 bits.
     """
     shapes, dtypes = tuple(v.shape for v in node.operands), tuple(v.dtype for v in node.operands)
     return weight.type.grad_dtype not in HALVES and _is_product(node.op, shapes, node.attributes, dtypes)
@@ -164,11 +164,11 @@ def applied(
     same: tuple[int, ...],
 ) -> tuple[Node, tuple[Node, ...]]:
     """
-    Build one task (one device's share) of an operator and of its gradient as nodes on new inputs; return (the forward's
-    node, the backward's compute nodes in topological order), the latter () if no gradient is wanted.
+    Build one task (one device's share) of an operator, and of its gradient, as nodes on new inputs. Return (the
+    forward's node, the backward's compute nodes in topological order); the latter are () if no gradient is wanted.
 
     `operands` are (global shape, element type) pairs, `attributes` sorted (name, value) pairs, `degrees` (index
-    variable, number of parts) pairs; `needs` says, per operand, whether its gradient is wanted; `same` is, per operand,
+    variable, number of parts) pairs. `needs` says, per operand, whether its gradient is wanted; `same` is, per operand,
     the index of the first operand that is the same value.
     """
     of = find_operator(operator)
@@ -202,8 +202,8 @@ class GradientReads:
 
 def gradient_reads(node: Node, of: tuple[bool, ...]) -> GradientReads:
     """
-    Return what is read to compute the gradients of the operands of a compute node for which `of` (one flag per operand)
-    is True.
+    Return what has to be read to compute gradients of a compute node: those of the operands whose flag in `of`, one per
+    operand, is True.
     """
     operands = tuple((v.type.shape, v.type.dtype) for v in node.operands)
     return _gradient_reads(node.op, operands, node.attributes, of, repeats(node))
@@ -233,7 +233,8 @@ def work_of(node: Node, needs: tuple[bool, ...], backward: bool = True, pieces: 
     say.
 
     `needs` says, per operand, whether its gradient is wanted; `backward` False leaves out the kernels of the backward.
-    Given `pieces`, an index variable and a number of pieces along it, returns the kernels of all of these pieces.
+    `pieces` is (index variable, number of pieces): then the task is done in so many pieces along that variable, and the
+    kernels of all pieces are returned.
     """
     degrees = dict(node.configuration.degrees)
     if not backward and pieces is None:

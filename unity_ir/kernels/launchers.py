@@ -73,16 +73,21 @@ def launcher(
     adds: bool = False,
 ) -> Launcher:
     """
-    Return the launcher of a TDL line bound to one rank's local extents, `bound`: the text of a Python function that
-    computes the operator on this rank's pieces, and of the kernels that it launches.
+    Return the launcher of `bound`, a TDL line bound to one rank's local extents: the text of a Python function that
+    computes the operator on this rank's pieces, and of the kernels that it launches. Raises `UnityError` for an element
+    type, an implementation or a function that is not covered.
 
-    `operand_dtypes` has `f32`, `f16`, `bf16`, `i64`, `i32` or `bool` for each operand; results have the type of the
-    first floating point operand, unless the line gives another. `impl` is `triton`, `torch`, or, for attention that
-    `cudnn_attention` matches, `cudnn`: cuDNN where it can, else Triton. A line for which there is no Triton kernel is
-    written in PyTorch in any case. `offsets` are index variables that are used as values and
-    whose piece may not start at 0: after the operands, the function takes the global index at which each starts. The
-    function of a product that `adds` (`can_add`) takes a tensor last, to which it adds its result in place, unless that
-    is None. Raises `UnityError` for an element type, an implementation or a function that is not covered.
+    `operand_dtypes` has `f32`, `f16`, `bf16`, `i64`, `i32` or `bool` for each operand. Results have the type of the
+    first floating point operand, unless the line gives another.
+
+    `impl` is `triton`, `torch`, or, for attention that `cudnn_attention` matches, `cudnn`: cuDNN where it can, else
+    Triton. A line for which there is no Triton kernel is written in PyTorch in any case.
+
+    `offsets` are index variables that are used as values and whose piece may not start at 0. After the operands, the
+    function takes the global index at which each of them starts.
+
+    `adds` is only for a product for which `can_add` is true. Its function takes a tensor last, to which it adds the
+    result in place, unless that is None.
     """
     return _launcher(_Written(repr(bound), bound), tuple(operand_dtypes), impl, tuple(offsets), adds)
 
@@ -90,9 +95,10 @@ def launcher(
 def can_add(bound: Bound, operand_dtypes: Sequence[str], impl: str, offsets: Sequence[str] = ()) -> bool:
     """
     Return whether the function that `launcher` writes for a line can add its only result to a tensor of the result's
-    type: a matrix product by one Triton kernel whose tiles do not overlap or, with `impl` `torch`, a product summed
-    over the first dims of two tensors (a weight's gradient) by PyTorch's BLAS. Arguments are those of `launcher`; a
-    line that it refuses cannot.
+    type. It can if the line is a matrix product by one Triton kernel whose tiles do not overlap or, with `impl`
+    `torch`, a product summed over the first dims of two tensors (a weight's gradient), by PyTorch's BLAS.
+
+    Arguments are those of `launcher`. Returns False for a line that it refuses.
     """
     if impl == "torch":
         return torch_factors(bound, [p.name for p in bound.operands]) is not None
@@ -108,8 +114,8 @@ def can_add(bound: Bound, operand_dtypes: Sequence[str], impl: str, offsets: Seq
 
 def can_store_float32(bound: Bound, operand_dtypes: Sequence[str]) -> bool:
     """
-    Return whether a line is a product of two 16-bit tensors, summed over the first dims of both (a weight's gradient),
-    which PyTorch's BLAS can store in float32 at once, not rounded to 16 bits before.
+    Return whether a line is a product of two 16-bit tensors, summed over the first dims of both (a weight's gradient):
+    PyTorch's BLAS can store its result in float32 without rounding it to 16 bits first.
     """
     return {*operand_dtypes} <= {*HALVES} and torch_factors(bound, [p.name for p in bound.operands]) is not None
 
@@ -306,9 +312,10 @@ class _Function:
 def torch_launcher(bound: Bound, dtypes: Sequence[str], offsets: Sequence[str] = (), adds: bool = False) -> Launcher:
     """
     Return the launcher of a line in plain PyTorch, without kernels. Arguments are as in `launcher`, but operands may be
-    `f64`, too, and `adds` is only for lines for which `can_add` holds. With operands of 16 bits, everything but matrix
-    products and moves of elements is computed in float32, as in Triton's kernels. Raises `UnityError` for a function
-    that has no text in PyTorch.
+    `f64`, too, and `adds` is only for lines for which `can_add` holds.
+
+    If operands have 16 bits, everything but matrix products and reads or writes that only move elements is computed in
+    float32, as in Triton's kernels. Raises `UnityError` for a function that has no text in PyTorch.
     """
     function = _Function(bound, dtypes, offsets, adds)
     operands = function.operands

@@ -18,7 +18,8 @@ class Text:
 
     def at(self, level: int) -> str:
         """
-        Return the text as an operand of an operator of precedence `level`: in parentheses if it binds less tightly.
+        Return the text as an operand of an operator of precedence `level`: in parentheses if its own operator binds
+        less tightly.
         """
         return self.text if self.level >= level else f"({self.text})"
 

@@ -17,8 +17,8 @@ from unity_ir.machine.links import Level, Wire
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """
-    Bandwidth of all links out of a part of the machine, in bytes/s: of `duplex` links, which carry as much again into
-    the part at the same time, and of half-duplex ones (`half`).
+    The bandwidth of all links between a part of the machine and the rest, in bytes/s: `duplex` is that of links that
+    carry it in both directions at once, `half` that of links whose directions share it.
     """
 
     duplex: float = 0.0
@@ -86,9 +86,9 @@ def _capacity(levels: Sequence[Level], i: int) -> Capacity:
 
 def cuts(levels: Sequence[Level], sizes: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
     """
-    Yield the cuts of the machine that separate devices of a collective's group: at each such level, one member (a node,
-    say) against the rest, as (number of the level, how many devices of one group a member has, how many groups have
-    devices in a member).
+    Yield (level, inside, groups) for each level at which one member (a node, say) can be cut off from the others, so
+    that devices of a collective's group are on both sides. `level` is the level's number, `inside` the number of
+    devices of one group in a member, and `groups` the number of groups with devices in a member.
 
     `sizes` maps level numbers (outermost 0) to the number of a group's devices along each level.
     """
@@ -101,7 +101,7 @@ def cuts(levels: Sequence[Level], sizes: Mapping[int, int]) -> Iterator[tuple[in
 def least_seconds(kind: str, levels: Sequence[Level], sizes: Mapping[int, int], bytes: float) -> float:
     """
     Return a lower bound on the seconds of a collective by any algorithm, without latency: the bytes that must cross a
-    cut of the machine over the cut's bandwidth (min-cut), with all groups of the machine at once. 0 for groups of one
+    cut of the machine over the cut's bandwidth (min-cut). All groups of the machine run at once. 0 for groups of one
     device.
 
     `kind` is the collective's name, one of `DEMANDS`. `sizes` maps level numbers (outermost 0) to the number of a

@@ -49,14 +49,14 @@ class Device:
 
     @property
     def usable(self) -> int:
-        """The bytes that a plan may take: it fits if it needs no more."""
+        """The bytes of memory that a plan may take on the device: its memory less its reserve."""
         return self.memory - self.reserve
 
     @property
     def limit_text(self) -> str:
         """
-        `H100-SXM5-80GB has (85.5 GB less 5.5 GB in reserve)`, or without the parentheses if nothing is in reserve: the
-        end of a message such as `needs 3 GB more than ..` about a plan that does not fit.
+        The end of a message about a plan that does not fit, such as `needs 3 GB more than ..`: `H100-SXM5-80GB has
+        (85.5 GB less 5.5 GB in reserve)`, or without the parentheses if nothing is in reserve.
         """
         if not self.reserve:
             return f"{self.name} has"

@@ -44,11 +44,10 @@ _POSITIVE = np.array([True, True, True, False, True, True, False])
 
 def fit(samples: Sequence[Measurement], bandwidth: float) -> Fit:
     """
-    Fit an efficiency curve to measured kernels, of one kind and device, by least squares of log(measured / predicted
-    seconds).
+    Fit an efficiency curve to `samples`, measured kernels of one kind on one device, by least squares of log(measured /
+    predicted seconds). `bandwidth` is the peak of the device's memory in bytes/s.
 
-    `bandwidth` is the peak of the device's memory in bytes/s. `samples` must not be empty; fewer than `FEWEST` make no
-    sound fit, which callers check.
+    `samples` must not be empty. Callers check that there are at least `FEWEST`, as fewer make no sound fit.
     """
     flops, bytes, peaks, measured = (
         np.array([getattr(s, name) for s in samples], dtype=np.float64)

@@ -50,10 +50,11 @@ class Arc:
 @dataclass(frozen=True)
 class Topology:
     """
-    A machine as a graph: the outgoing `arcs` (directed links) of each vertex, and the bandwidth of each resource in
-    bytes/s.
+    A machine as a graph: the outgoing `arcs` (directed links) of each vertex (a device, hub or switch), and the
+    `bandwidths` of its numbered resources, in bytes/s.
 
-    A resource is what arcs share bandwidth of; several arcs may share one.
+    Each arc takes the bandwidth of one resource. Several arcs may share one: those of a bus, or both directions of a
+    link that is not duplex.
     """
 
     arcs: Mapping[Vertex, tuple[Arc, ...]]
@@ -114,7 +115,7 @@ class Topology:
     def route(self, source: int, target: int) -> list[Arc]:
         """
         Return the arcs (directed links), in order, that a message takes from device `source` to device `target`: the
-        route of least latency, and of those the widest.
+        route of least latency; if several have it, the one of most bandwidth.
         """
         if source not in self._routes:
             self._routes[source] = self._routes_from(source)
@@ -170,12 +171,12 @@ class Topology:
         self, kind: str, mesh: Mesh, axes: Sequence[int], axis_levels: Sequence[int], protocols: Sequence[Protocol]
     ) -> tuple[tuple[float, float], ...]:
         """
-        Return the cost of a collective in all groups along mesh axes at once, as lines (seconds before the first byte,
-        seconds per byte of a device's shard before it), one per algorithm and protocol. The cost is the least of the
-        lines.
+        Return the cost of a collective, run at once in all groups along the mesh axes `axes`, as lines (seconds before
+        the first byte, seconds per byte of a device's shard before it), one per algorithm and protocol. The cost is the
+        least of the lines.
 
-        `kind` is the collective's name, `axes` are the numbers of mesh axes, at least one, `axis_levels` has the
-        machine level of each axis of the mesh, `protocols` are the message protocols to choose from.
+        `kind` is the collective's name. `axes` are numbers of axes of `mesh`, at least one, and `axis_levels` has the
+        machine level of each axis of the mesh. `protocols` are the message protocols to choose from.
         """
         groups = _groups(mesh, axes, axis_levels)
         out: list[tuple[float, float]] = []

@@ -60,8 +60,8 @@ def _to_hub(levels: Sequence[Level], first: int) -> list[LinkUse]:
 
 def cut_off_level(levels: Sequence[Level]) -> Level | None:
     """
-    Return a level whose members share a port of an outer level but have no link to reach it by, which makes the
-    description of a machine invalid; None if there is none.
+    Return a level whose members have no link that leads to the port of an outer level, although they share that port;
+    None if there is none. The description of a machine with such a level is invalid.
     """
     for i, level in enumerate(levels):
         if level.port == "member":
@@ -148,11 +148,11 @@ def _phase_loads(levels: Sequence[Level], sizes: Mapping[int, int], phase: Phase
 
 def hop(levels: Sequence[Level], i: int, n: int, protocol: str, schedule: CollectiveSchedule) -> float:
     """
-    Return the latency in seconds of an empty message between two members of level number `i` (outermost 0): of the
-    level's own link, and of the links that lead to it on both sides.
+    Return the latency in seconds of an empty message between two members of level number `i` (outermost 0): that of the
+    level's own link, and of the links between it and the devices on both sides.
 
-    `n` is the number of devices that a group has along the level, `protocol` the message protocol's name (NCCL's `LL`,
-    `LL128`, `Simple`); `schedule` is the algorithm, since trees, rings and direct messages differ in latency.
+    `n` is the number of devices that a group has along the level. `protocol` is the message protocol's name (NCCL's
+    `LL`, `LL128`, `Simple`). `schedule` is the algorithm, since trees, rings and direct messages differ in latency.
     """
     own, *others = _crossing_links(levels, i)
     tree = schedule.tree

@@ -34,9 +34,9 @@ class Wire:
 
     def hop(self, protocol: str, tree: bool) -> float:
         """
-        Return the latency in seconds of a message over the link with a message protocol (NCCL's `LL`, `LL128`,
-        `Simple`), in tree algorithms if `tree`, else in rings; for a protocol without a figure of its own, the link's
-        `latency`.
+        Return the latency in seconds of a message over the link with the message protocol named `protocol` (NCCL's
+        `LL`, `LL128`, `Simple`), in tree algorithms if `tree`, else in rings. For a protocol that is not in
+        `protocol_latency`, it is the link's `latency`.
         """
         for name, ring, of_tree in self.protocol_latency:
             if name == protocol:

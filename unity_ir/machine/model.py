@@ -65,7 +65,7 @@ class Machine:
         return prod(level.size for level in self.levels)
 
     def device_of(self, number: int) -> Device:
-        """Return the kind of the device with this number, from 0; in a machine of one kind, that kind."""
+        """Return the kind of device number `number`, from 0; in a machine of one kind, that kind."""
         named = {kind.name: kind for kind in self.kinds}
         for i, level in enumerate(self.levels):
             if level.kinds:
@@ -77,14 +77,15 @@ class Machine:
 
     def lines(self, kind: str, sizes: Mapping[int, int]) -> tuple[CostLine, ...]:
         """
-        Return the cost of a collective as lines (a, b), one per algorithm and protocol: a + b * bytes seconds
-        (alpha-beta model). The cost is the least of the lines; all groups of the machine run at once. For groups of one
-        device there is one line, latency alone; on a machine with `links`, lines are those of the worst mesh axes of
-        these sizes.
+        Return the cost of a collective of `bytes` bytes as lines (a, b), one per algorithm and protocol: a + b * bytes
+        seconds (alpha-beta model). The cost is the least of the lines. All groups of the machine run at once.
 
         `kind` is the collective's name, such as `all_reduce`. `sizes` maps level numbers (outermost 0) to the number of
-        a group's devices along each level. `bytes` is the size of a device's shard before the collective; for halo
-        exchanges, the border's.
+        a group's devices along each level. The bytes are those of a device's shard before the collective; for halo
+        exchanges, of the border.
+
+        For groups of one device there is one line, latency alone. On a machine with `links`, lines are those of the
+        worst mesh axes of these sizes.
         """
         spans = tuple((i, sizes[i]) for i in sorted(sizes) if sizes[i] > 1)
         key = (kind, spans)
@@ -95,7 +96,7 @@ class Machine:
     def lines_of_axes(self, kind: str, axes: Sequence[int]) -> tuple[CostLine, ...]:
         """
         Return the cost of a collective as lines (a, b), as `lines` does, in the groups along the mesh axes with the
-        numbers `axes`; for no axes, one line, latency alone.
+        numbers `axes`. For no axes there is one line, latency alone.
 
         Only on a machine with links in addition to its levels' may axes of the same level and size differ in cost.
         """
@@ -189,8 +190,8 @@ class Machine:
 
     def link_keys(self, axes: Sequence[int]) -> tuple[tuple[int, str], ...]:
         """
-        Return the ports and shared media that a collective along the mesh axes with the numbers `axes` occupies, so
-        that collectives with a common one compete: (level number, kind) for each level it crosses, outermost first.
+        Return the ports and shared media that a collective along the mesh axes with the numbers `axes` occupies, as
+        (level number, kind) for each level that it crosses, outermost first. Collectives with a common one compete.
 
         Kinds are `device` (every device has a port of its own), `member` (one port per member) and `level` (one medium
         for all).
@@ -218,12 +219,12 @@ class Machine:
         self, kind: str, sizes: Mapping[int, int], elements: float, elements_after: float, item: int
     ) -> float:
         """
-        Return the seconds of one reshard move (a collective, or a step on each device by itself), whose name is `kind`:
-        0 if it moves nothing, measured if the device's profile has it, else estimated.
+        Return the seconds of one move of a reshard, whose name is `kind`: a collective, or a step that each device does
+        by itself. They are 0 if it moves nothing, measured if the device's profile has it, else estimated.
 
-        A device's shard has `elements` elements of `item` bytes before the move, and `elements_after` after it; a halo
-        exchange takes its border for `elements`. `sizes` maps level numbers (outermost 0) to the number of a group's
-        devices along each level.
+        A device's shard has `elements` elements of `item` bytes before the move, and `elements_after` after it; for a
+        halo exchange, `elements` are those of the border. `sizes` maps level numbers (outermost 0) to the number of a
+        group's devices along each level.
         """
         if kind in FREE:
             return 0.0
@@ -242,13 +243,13 @@ class Machine:
         self, kinds: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
     ) -> tuple[npt.NDArray[np.bool_], Floats, Floats]:
         """
-        Return the estimates of `move_seconds` for many moves, as lines in the bytes of a device's shard, without regard
-        to measurements. A move is (name, sizes), where sizes are pairs (level number, number of a group's devices along
-        the level).
+        Return the cost of many moves as lines in the bytes of a device's shard: the estimates of `move_seconds`,
+        without regard to measurements. A move is (name, sizes), where sizes are pairs (level number, number of a
+        group's devices along the level).
 
-        Returns, per move: whether its cost depends on the bytes after the move (else on those before); the seconds at
-        no bytes [line, move]; and the seconds per byte [line, move]. The cost of a move is the least of its lines. The
-        arrays are cached and must not be changed.
+        Returns three arrays: [move], whether its cost depends on the bytes after the move (else on those before);
+        [line, move], the seconds at no bytes; and [line, move], the seconds per byte. The cost of a move is the least
+        of its lines. The arrays are cached and must not be changed.
         """
         if kinds not in self._move_lines:
             local = np.array([kind not in BETWEEN_DEVICES for kind, _ in kinds], dtype=bool)
@@ -279,14 +280,18 @@ class Machine:
         return self.move_seconds(move.kind, self.sizes_of(move.axes), elements, move.elements_after, item)
 
     def moves_time(self, moves: Sequence[tuple[Move, str]]) -> float:
-        """Return the seconds of moves, as (move, element type), one after the other."""
+        """
+        Return the seconds of the moves in `moves`, pairs (move, element type), one after the other: the sum of
+        `move_time`.
+        """
         return sum_over(moves, self.move_time)
 
 
 def slowest(kinds: Sequence[Device]) -> Device:
     """
-    Return a device that is in every respect as slow, or as small, as the worst of the devices `kinds` (at least one);
-    it has the element types that all of them have, and no curves or profile. If there is only one, returns that.
+    Return a device that is as bad in every respect (speed, bandwidth, memory) as the worst of the devices `kinds`, at
+    least one. It has the element types that all of them have, and no curves or profile. If there is only one, returns
+    that.
     """
     if len(kinds) == 1:
         return kinds[0]

@@ -22,12 +22,13 @@ from unity_ir.pcg.sharding import prime_factors
 
 def part(machine: Machine, count: int) -> Machine:
     """
-    Return the machine that each of `count` equal contiguous parts of a machine is: the leading mesh axes, whose sizes
+    Return a machine like one of `count` equal contiguous parts of `machine`: the leading mesh axes, whose sizes
     multiply to `count`, are taken off. A shared medium (a bus) is divided among the parts on it. For a `count` of 1,
-    the machine itself.
+    returns `machine` itself.
 
-    Raises `UnityError` where no leading axes multiply to `count` (`part_counts`), and where parts differ: by links
-    beside those of the levels, by kinds of devices that are not alike in every part, by a ring that would be cut open.
+    Raises `UnityError` if no leading axes multiply to `count` (`part_counts`), and if parts would differ: by links in
+    addition to those of the levels, by kinds of devices that are not alike in every part, or by a ring that would be
+    cut open.
     """
     if count == 1:
         return machine
@@ -60,9 +61,9 @@ def part_counts(machine: Machine) -> list[int]:
 
 def send_seconds(machine: Machine, count: int, source: int, target: int, elements: float, item: int) -> float:
     """
-    Return the seconds in which every device of part `source` of `count`, from 0, sends a piece of `elements` elements,
-    of `item` bytes each, to the device in its place in part `target`, another one. All pairs of parts are taken to send
-    at once.
+    Return the seconds in which every device of part `source` of `count`, from 0, sends a piece of `elements` elements
+    of `item` bytes each to the device at the same place in another part, `target`. All pairs of parts are assumed to
+    send at once.
     """
     return machine.move_seconds("send", _crossed(machine, count, source, target), elements, elements, item)
 

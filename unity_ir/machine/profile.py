@@ -82,11 +82,11 @@ class Profile:
 
     def collective(self, kind: str, members: int, bytes: float) -> float | None:
         """
-        Return the seconds of a collective on shards of `bytes` bytes (before it) in groups of `members` devices; None
-        if no size was measured for that collective and number of devices. `kind` is its name, such as `all_reduce`.
+        Return the seconds of the collective named `kind`, such as `all_reduce`, in groups of `members` devices, with
+        shards of `bytes` bytes before it; None if no size was measured for that collective and number of devices.
 
         Between two measured sizes, interpolates linearly between logarithms. Below the smallest, returns the seconds of
-        the smallest; above the largest, extrapolates in proportion.
+        the smallest; above the largest, extrapolates in proportion to the bytes.
         """
         points = self.collectives.get((kind, members))
         if not points:
@@ -182,9 +182,9 @@ class ProfileFile:
         """
         Return the file's measurements for a machine of `ranks` devices.
 
-        Kernels are those measured with that many ranks at work at once, or else, for kernels without such, with one
-        rank; collectives are those measured with that many ranks. Where a collective took longer than on more bytes,
-        its time is lowered to that.
+        Its kernels are those measured with that many ranks at work at once; kernels for which there is no such
+        measurement are those measured with one rank. Its collectives are those measured with that many ranks. If a
+        collective took longer than on more bytes, its time is lowered to that.
         """
         found: dict[str, dict[tuple[int, ...], float]] = {}
         for row in (*self.kernels(1), *(self.kernels(ranks) if ranks != 1 else ())):

@@ -37,7 +37,7 @@ class TuningTable:
     def fastest(self, key: str) -> str | None:
         """
         Return the fastest implementation of an operator, `triton` or `torch`; None if it was not measured. `key` is the
-        operator's key in the table (`plan.local_operator`), which stands for its line, local shapes and element types.
+        operator's key in the table (`plan.local_operator`), made of its TDL line, local shapes and element types.
         """
         found = self.seconds.get(key)
         return min(found, key=lambda name: found[name]) if found else None

@@ -22,8 +22,10 @@ _NARROWEST = 72
 def cudnn_attention(bound: Bound, dtypes: Sequence[str], starts: Mapping[str, str]) -> PlainAttention | None:
     """
     Match a bound TDL line, with operands of these element types, as attention or its gradients that cuDNN computes:
-    plain, in 16 bits, of two positions or more, with heads of at most 128 features, a multiple of 8. None for any other
-    line. `starts` has the name of the global index at which this rank's piece starts, by index variable.
+    plain, in 16 bits, of two positions or more, with heads of at most 128 features, a multiple of 8. Return the match,
+    None for any other line.
+
+    `starts` has the name of the global index at which this rank's piece starts, by index variable.
     """
     kinds = dict(zip((p.name for p in bound.operands), dtypes, strict=True))
     if not {*kinds.values()} & {"f16", "bf16"} or (of := plain_attention(bound, starts)) is None:
@@ -41,10 +43,12 @@ def cudnn_attention(bound: Bound, dtypes: Sequence[str], starts: Mapping[str, st
 
 def cudnn_is_faster(bound: Bound, of: PlainAttention) -> bool:
     """
-    Return whether cuDNN computes a line matched as `of` faster than our kernels.
+    Return whether cuDNN computes the line `bound`, matched as `of`, faster than our kernels: whether its heads have 72
+    features (`_NARROWEST`) or more.
 
-    On an H100, forward and backward together, heads of 64 take it 5% longer or more, those of 128 12% less (4,096
-    positions) or 17% and more (8,192, where ours were measured only with descriptors, which they do not use).
+    On an H100 (forward and backward together), cuDNN takes 5% longer or more than ours on heads of 64. On heads of 128
+    it takes 12% less (4,096 positions) or 17% less and more (8,192, where ours were measured only with descriptors,
+    which they do not use).
     """
     return operand_shapes(bound)[of.q][3] >= _NARROWEST
 
@@ -63,9 +67,11 @@ def has_cudnn(x):
 
 def cudnn_lines(of: PlainAttention, variables: Mapping[str, str], names: Names) -> list[str]:
     """
-    Return the lines of a function that compute the line matched as `of` by cuDNN and return its results, if its
-    operands are on a GPU that can; else they do nothing, and lines after them must. `variables` has the Python variable
-    of each operand; `names` gives new ones. The program must have the text `HAS_CUDNN`.
+    Return lines of a Python function that, if its operands are on a GPU that can, compute the line matched as `of` by
+    cuDNN and return its results. Otherwise they do nothing: the caller writes lines after them that compute it.
+
+    `variables` has the Python variable of each operand; `names` gives new ones. The program must have the text
+    `HAS_CUDNN`.
     """
     q, k, v = (variables[n] for n in (of.q, of.k, of.v))
     call, options = "torch.ops.aten._scaled_dot_product_cudnn_attention", f"{of.causal}, scale={of.scale!r}"

@@ -48,11 +48,11 @@ from unity_ir.tdl.syntax import (
 
 def torch_expression(bound: Bound, operand_names: Sequence[str]) -> tuple[str, ...]:
     """
-    Return a PyTorch expression for each result of the bound line `bound`, at its extents; `operand_names` has the
-    Python variable of each operand.
+    Return a tuple of PyTorch expressions, one for each result of the bound line `bound`, at its extents.
+    `operand_names` has the Python variable of each operand.
 
     Given a matmul of `x` and `w`, returns `("x @ w",)`. Results may be views, or have other strides than contiguous
-    tensors. Raises `UnityError` for functions that have no text, or need statements (random numbers).
+    tensors. Raises `UnityError` for functions that have no text in PyTorch, or need statements (random numbers).
     """
     writer = _Lines(bound, operand_names, {})
     return tuple(writer.result(r).text for r in writer.bound.results)
@@ -66,8 +66,8 @@ def torch_body(
     subexpressions, and an expression for each result, contiguous.
 
     `operand_names` has the Python variable of each operand. `starts` has, for index variables that are used as values,
-    the name of the global index at which this rank's piece starts; others start at 0. New names are taken from `names`.
-    Raises `UnityError` for functions that have no text.
+    the name of the global index at which this rank's piece starts; others start at 0. `names` gives the new variables.
+    Raises `UnityError` for functions that have no text in PyTorch.
     """
     first = _Lines(bound, operand_names, starts)
     first.sharing = Sharing(Names(), {})
@@ -86,8 +86,8 @@ def torch_body(
 
 def torch_factors(bound: Bound, operand_names: Sequence[str]) -> tuple[str, str] | None:
     """
-    Return PyTorch expressions of the matrices a and b of which the result of the bound line `bound` is the product
-    `a @ b`, a sum over their tensors' first dims, as the gradient of a weight is; None for other lines.
+    Return PyTorch expressions (a, b) of two matrices such that the result of the bound line `bound` is `a @ b`, if it
+    is a product summed over the first dims of two tensors, as a weight's gradient is; None for other lines.
 
     `operand_names` has the Python variable of each operand.
     """
@@ -106,11 +106,11 @@ def torch_reference(
     bound: Bound, operand_names: Sequence[str], taken: Iterable[str]
 ) -> tuple[list[str], tuple[str, ...]]:
     """
-    Return (statements, expressions) in PyTorch for the bound line `bound`, an expression for each result, computed in
-    double precision.
+    Return (statements, expressions) in PyTorch that compute the bound line `bound` in double precision, an expression
+    for each result.
 
     `operand_names` has the Python variable of each operand. Floating point results are f64 whatever type the line
-    gives. There are statements only for random numbers; their names are none of `taken`.
+    gives. There are statements only for random numbers; they define names that are not in `taken`.
     """
     results = (replace(r, dtype="f64") if r.dtype is not None and r.floating else r for r in bound.results)
     bound = replace(bound, results=tuple(results))

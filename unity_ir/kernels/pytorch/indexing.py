@@ -17,8 +17,9 @@ from unity_ir.tdl.syntax import Access, Reduce, Var
 
 def gathered(writer: TorchWriter, expr: Reduce) -> TensorText | None:
     """
-    Return code, by indexing or `gather`, for a sum that reads the one element that integers pick, as an embedding does;
-    0 where this rank's piece does not have it. None for other sums, and where neither way fits the operands' dims.
+    Return code, by indexing or `torch.gather`, for a sum that reads the one element whose index an integer operand
+    gives, as an embedding does; the result is 0 where this rank's piece does not have that element. None for other
+    sums, and if neither way fits the operands' dims.
     """
     picked = gather(expr)
     if picked is None or not isinstance(picked.body, Access) or Var(picked.variable) not in picked.body.indices:
@@ -48,10 +49,10 @@ def gathered(writer: TorchWriter, expr: Reduce) -> TensorText | None:
 
 def scattered(writer: TorchWriter, expr: Reduce) -> TensorText | None:
     """
-    Return code for a sum that adds every element to the one place that integers pick, as the gradient of an embedding
-    table; None for other sums.
+    Return code for a sum that adds every element at the one index that an integer operand gives, as the gradient of an
+    embedding table does; None for other sums.
 
-    It calls `embedding_dense_backward` or `scatter_add`; places outside of this rank's piece are left out.
+    The code calls `embedding_dense_backward` or `scatter_add`; indices outside of this rank's piece are left out.
     """
     found = scatter(expr)
     if found is None or not set(expr.names) <= free_variables(found.at):

@@ -25,10 +25,11 @@ def window_dim_name(number: int) -> str:
 
 def read(writer: TorchWriter, access: Access) -> TensorText:
     """
-    Return code for a read of an operand, with one dim per index variable.
+    Return code for a read of an operand, `access`, with one dim per index variable.
 
-    Composite dims are unflattened, segments cut out, windows unfolded (0 outside of the tensor); of dims with the same
-    variable, the diagonal is taken.
+    Composite dims (several variables in one dim) are unflattened, segments (parts of a concatenation) cut out, and
+    windows (affine indices) unfolded, with 0 outside of the tensor. Of dims with the same variable, the diagonal is
+    taken.
     """
     value = read_windows_folded(writer, access)
     windows = [i for i in access.indices if isinstance(i, Window)]
@@ -47,8 +48,8 @@ def read(writer: TorchWriter, access: Access) -> TensorText:
 
 def read_windows_folded(writer: TorchWriter, access: Access) -> TensorText:
     """
-    Return code for a read of an operand, with composite dims unflattened and segments cut out, but windows left as they
-    are: the dim of window number i, from 0, is called `window_dim_name(i)`.
+    Return code for a read of an operand, as `read` does, but with windows (affine indices) not unfolded: the dim of
+    window number i, from 0, is called `window_dim_name(i)`.
     """
     text = atom(writer, access.tensor)
     dims: list[str] = []
@@ -127,8 +128,8 @@ def padded(writer: TorchWriter, text: Text, rank: int, pads: Mapping[int, tuple[
     """
     Return code for `torch.nn.functional.pad` of the tensor `text` of `rank` dims.
 
-    `pads` has, by dim, the elements to add (before, after); numbers below 0 cut elements off. `value` is the text of
-    what is padded with, as it ends the call: `, value=-float("inf")`; empty for zeros.
+    `pads` maps dims to the numbers of elements to add (before, after); negative numbers cut elements off. `value` is
+    the text that ends the call, with the value to pad with: `, value=-float("inf")`; empty for zeros.
     """
     if not any(map(any, pads.values())):
         return text

@@ -16,8 +16,8 @@ _REDUCERS: Mapping[str, str] = {"sum": "sum", "max": "amax", "min": "amin"}
 
 def factors(writer: TorchWriter, expr: Reduce) -> tuple[Text, Text, tuple[str, ...]] | None:
     """
-    Return code for the matrices a and b of a sum of a product of two tensors, `a @ b`, and the dims of that, where what
-    is summed are the first dims of both, as in the gradient of a weight; None for other expressions.
+    Return (a, b, dims) for a sum of a product of two tensors over the first dims of both, as in a weight's gradient:
+    code for two matrices such that the sum is `a @ b`, and the index variables of its dims. None for other expressions.
     """
     match expr:
         case Reduce("sum", _, Binary("*", Access() as left, Access() as right)):

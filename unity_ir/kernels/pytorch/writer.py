@@ -41,11 +41,12 @@ class Sharing:
 
 class TorchWriter(ABC):
     """
-    Base of the writer of one TDL line, `bound`, as PyTorch code; the modules of the forms call its methods.
+    Base class of the writer of one TDL line, `bound`, as PyTorch code. The modules of the forms (`sums`, `windows`, ..)
+    call its methods, which return code; subclasses define `value`.
 
-    `names` has the operands' names in the text, in order, `starts` the name of the global index at which a variable
-    starts, for variables whose piece does not start at 0. Code is of expressions; statements are only written where
-    `sharing` is set. Subclasses define `value`.
+    `names` has the Python variable of each operand, in order. `starts` has the name of the global index at which an
+    index variable starts, for variables whose piece does not start at 0. Code is of expressions; statements are only
+    written if `sharing` is set.
     """
 
     def __init__(self, bound: Bound, names: Sequence[str], starts: Mapping[str, str]):
@@ -77,8 +78,8 @@ class TorchWriter(ABC):
 
     def method(self, value: Text, call: str) -> Text:
         """
-        Return code for `value.call`, where `call` is such as `sum(0)`; a `flatten` that follows the `unflatten` of the
-        same dims removes it instead.
+        Return code for `value.call`, where `call` is such as `sum(0)`. If `call` is a `flatten` that undoes the
+        `unflatten` at the end of `value`, return code without either.
         """
         if (apart := _UNFLATTENED.fullmatch(value.text)) and (together := _FLATTEN.fullmatch(call)):
             first, last = map(int, together.groups())
@@ -101,8 +102,8 @@ class TorchWriter(ABC):
 
     def dims(self, indices: Sequence[object], window: Callable[[int], str]) -> list[str]:
         """
-        Return the names of the dims of a tensor that is read or written at `indices`, those of a bound line: one per
-        index variable, and `window(i)` for the i-th window (an affine index), from 0.
+        Return the names of the dims of a tensor that is read or written at `indices`, those of a bound line: the names
+        of the index variables, and `window(i)` for the i-th window (an affine index), from 0.
         """
         numbers = count()
         return [

@@ -57,9 +57,11 @@ class _Division:
 
 def column_sum_launches(stages: Sequence[Stage], form: ColumnSums) -> list[KernelLaunch] | None:
     """
-    Return the two launches that compute the results of a line of this form, of which `stages` has one each: one for
-    matrices and partial sums, one that adds these up. None if there are fewer than `FEWEST_ROWS` rows, rows too long to
-    be held (`LONGEST`), or 64-bit addresses.
+    Return the two launches that compute the results of a line that was matched as `form`; `stages` has a stage (a
+    result to compute, with its buffers) for each. The first kernel computes matrices and partial sums of columns, the
+    second adds up the partial sums.
+
+    Returns None if there are fewer than `FEWEST_ROWS` rows, rows too long to be held (`LONGEST`), or 64-bit addresses.
     """
     extents = stages[0].extents
     sums = [number for number, each in enumerate(stages) if _is_sum(each, form)]

@@ -198,11 +198,12 @@ def convolution_launch(stage: Stage, of: ImplicitGemm) -> KernelLaunch:
 
 def blocks(m: int, n: int, k: int, form: str, dtype: str) -> tuple[int, int, int, int, int]:
     """
-    Return the tile of an m x n x k product, as (its rows, columns, summed elements, warps, pipeline stages).
+    Return (rows, columns, summed elements, warps, pipeline stages): the tile in which a program computes an m x n x k
+    product, and its launch options.
 
-    Tiles are smaller than those of matrix products, since addresses take registers, and smallest in float32, whose
-    exact products keep whole rows of both factors in registers. `form` is `forward`, `data` or `weight`; `dtype` is the
-    operands'.
+    `form` is `forward`, `data` or `weight`; `dtype` is the operands'. Tiles are smaller than those of matrix products,
+    since addresses take registers, and smallest in float32, whose exact products keep whole rows of both factors in
+    registers.
     """
     exact = dtype == "f32"
     block_m = min(64, max(16, power_of_two(m)))

@@ -21,15 +21,15 @@ ADDED = "ADDED"
 
 class Epilogue(KernelWriter):
     """
-    Writer of the statements after the loop of the kernel of a matrix product `of`: one store for each of `stages`,
-    functions of the product. The constructor writes them all, into `lines`.
+    Writes the epilogue of a matrix product's kernel: the statements after its loop, which compute and store functions
+    of the product `of`, one for each of `stages` (results to compute). The constructor writes them all, into `lines`.
 
     They read and store elements at rows `m`, columns `n` and batch element `b` of the tile. Strides are parameters, so
     that one text serves all shapes (`serves_all_shapes`), unless an address has several strides along m, n or b, or
     positions are used as values.
 
-    With `beyond`, a result whose rows are padded is stored up to the next multiple of `BLOCK` columns. Where a stage
-    has a `total`, the result is added to what is stored there if the kernel's parameter `ADDED` says so.
+    With `beyond`, a result whose rows are padded is stored up to the next multiple of `BLOCK` columns. If a stage has a
+    `total`, the result is added to what is stored there if the kernel's parameter `ADDED` says so.
     """
 
     def __init__(self, of: Contraction, stages: Sequence[Stage], names: Names, beyond: bool = False):
@@ -70,7 +70,10 @@ class Epilogue(KernelWriter):
             self.store(_out(k), address(each.result.indices, stage.extents), self.number(each.expr).text)
 
     def store(self, tensor: str, where: Address, value: str) -> None:
-        """Emit the store of the expression `value` as `KernelWriter.store` does, or its addition to what is there."""
+        """
+        Emit the store of the expression `value` to a tensor's elements at `where`, as `KernelWriter.store` does. If the
+        stages have a `total`, add what is stored there first, where the kernel's parameter `ADDED` is true.
+        """
         if not self.stages[0].total:
             super().store(tensor, where, value)
             return
@@ -85,9 +88,10 @@ class Epilogue(KernelWriter):
     @property
     def work(self) -> int:
         """
-        What must be in registers beside the product, roughly: floating point operations per element of it, summed over
-        all results of the kernel, and one for each result but the first. Where addresses are computed element by
-        element (not `serves_all_shapes`) it is 4 more. Operations of the product itself are not counted.
+        An estimate of the registers that the epilogue needs beside the product: its floating point operations per
+        element of the product, over all results of the kernel, plus one for each result but the first, plus 4 if
+        addresses are computed element by element (not `serves_all_shapes`). Operations of the product itself are not
+        counted.
         """
         seen: set[Expr] = {self.of.product}
 
@@ -103,8 +107,8 @@ class Epilogue(KernelWriter):
 
     def pointer(self, tensor: str, where: Address) -> tuple[str, str]:
         """
-        Return (pointer expression, mask expression) of a tensor's elements at `where`, an offset and a stride per index
-        variable, over the axes of the tile, as `KernelWriter.pointer` does.
+        Return (pointer expression, mask expression) of a tensor's elements over the axes of the tile, as
+        `KernelWriter.pointer` does. `where` is an offset and a stride per index variable.
 
         If the kernel's text serves all shapes, strides are parameters of it.
         """

@@ -98,13 +98,15 @@ class Axis:
 
 class KernelWriter:
     """
-    Writer of a Triton kernel's body, statement by statement, into `lines`.
+    Writes a Triton kernel's body, statement by statement, into `lines`.
 
-    `extents` are the index variables' sizes, `pointers` the pointer parameter of each tensor, `integers` the tensors
-    that hold integers; `names` are the kernel's identifiers, `starts` the parameter that holds the global index at
-    which a variable starts, for variables whose piece does not start at 0. With `wide`, addresses have 64 bits. `axes`
-    are the axes of the tile on which values are computed; the caller sets them. Floating point values are float32
-    whatever the operands hold. Loads and shared subexpressions are computed once and named.
+    `extents` are the index variables' sizes, `pointers` has the pointer parameter of each tensor, and `integers` the
+    tensors that hold integers. `names` are the kernel's identifiers. `starts` has the parameter that holds the global
+    index at which a variable starts, for variables whose piece does not start at 0. With `wide`, addresses have 64
+    bits.
+
+    `axes` are the axes of the tile on which values are computed; the caller sets them. Floating point values are
+    float32 whatever the operands hold. Loads and shared subexpressions are computed once and named.
     """
 
     def __init__(
@@ -233,8 +235,9 @@ class KernelWriter:
 
     def coordinate(self, axis: Axis, run: Run) -> str:
         """
-        Return the expression of the position along `run`, some consecutive index variables of an axis of the tile taken
-        as one, computed by division and remainder from the axis's flat position, and named if it takes any.
+        Return the expression of the position along `run`, some consecutive index variables of an axis of the tile that
+        are taken as one. It is found from the axis's flat position by division and remainder; if it takes any of these,
+        it gets a name.
         """
         text = axis.index
         if run.inner > 1:
@@ -260,8 +263,8 @@ class KernelWriter:
 
     def load(self, access: Access) -> str:
         """
-        Emit the load of the elements that an access reads, unless they are loaded already; return the name that holds
-        them.
+        Emit the load of the elements that `access` reads, over the axes of the tile, unless they are loaded already;
+        return the name that holds them.
         """
         # Accesses written differently may be the same: `x[0, j]` and `x[j]`.
         where = address(access.indices, self.extents)
@@ -402,8 +405,8 @@ class KernelWriter:
 
     def gathered(self, picked: Pick) -> Text:
         """
-        Return code for a sum that reads only the one position that an integer operand picks (an embedding, say),
-        matched as `picked`: its body at that position; 0 where this rank's piece does not have the position.
+        Return code for a sum that reads only the one position that an integer operand gives (an embedding, say),
+        matched as `picked`: the sum's body at that position, or 0 if this rank's piece does not have the position.
         """
         extent = self.extents[picked.variable]
         index = self.load(picked.at)
@@ -454,7 +457,7 @@ def tdl_text(bound: Bound) -> str:
 
 def tdl_lines(bound: Bound) -> list[str]:
     """
-    Return a bound line as TDL text followed by its extents, as `tdl_text` does, but in several lines: subexpressions
+    Return a bound line as TDL text followed by its extents, as `tdl_text` does, but as a list of lines: subexpressions
     that occur twice are defined by `let` lines.
     """
     recurs = recurring(r.expr for r in bound.results)

@@ -118,8 +118,10 @@ _WEIGHTS = f"""\
 def grouped_launch(stage: Stage, of: Grouped) -> KernelLaunch:
     """
     Return the launch of the kernel of a grouped product, matched as `of`: each row times the one of several weights
-    that integers pick for it, as in a mixture of experts, or the weights' gradient. `stage` has the result's
-    expression, and the buffers it reads and fills. Lines before the launch sort the rows by their weights.
+    whose number an integer operand gives for it, as in a mixture of experts, or the weights' gradient. `stage` is the
+    result to compute: its expression, and the buffers it reads and fills.
+
+    The launch has lines of code before it that sort the rows by their weights.
     """
     sizes = of.sizes
     x, w = stage.buffers[of.of.x.tensor], stage.buffers[of.of.w.tensor]

@@ -64,16 +64,17 @@ class Compiled:
 
     def is_for(self, target: str) -> bool:
         """
-        Return whether GPUs of a `target`, such as `cuda:80`, `cuda:90` or `hip:gfx942`, launch it: whether they copy
-        tiles by descriptors, if that decides.
+        Return whether the kernel is launched so on GPUs of `target`, such as `cuda:80`, `cuda:90` or `hip:gfx942`:
+        always, unless `descriptors` says that it is only for GPUs that copy tiles by descriptors (TMA), or only for
+        others.
         """
         backend, _, arch = target.partition(":")
         return self.descriptors in (None, backend == "cuda" and 90 <= int(arch) < 120)
 
     def on(self, backend: str) -> Compiled:
         """
-        Return the specialisation on GPUs of a backend of Triton, `cuda` or `hip`: for the latter, with the values of
-        `on_amd`.
+        Return this specialisation as it is on GPUs of a backend of Triton, `cuda` or `hip`: on `hip` the values of
+        `on_amd` replace constants and launch options.
         """
         other = {} if backend == "cuda" else dict(self.on_amd)
         warps, stages = (
@@ -155,8 +156,8 @@ class Argument:
     @staticmethod
     def integer(value: int) -> Argument:
         """
-        Return the argument for a size or stride `value`, with the type for which Triton specialises it: given 16,
-        `i32:16`, given 5, `i32`, from 2^31 on `i64`; given 1, `constexpr`.
+        Return the argument for a size or stride `value`, with the type as which Triton specialises it: `i32:16` for 16,
+        `i32` for 5, `constexpr` for 1, and `i64` (or `i64:16`) from 2^31 on.
         """
         if value == 1:
             return Argument("1", "constexpr")
@@ -210,8 +211,8 @@ class KernelLaunch:
     @property
     def head(self) -> str:
         """
-        The text before the launcher that this launch needs: the test for descriptors, if there is an `otherwise`, and
-        the dict of options, if it has a name; empty if neither.
+        The text that this launch needs before the launcher: the test for descriptors, if there is an `otherwise`, and
+        the dict of options, if it has a name; empty if it needs neither.
         """
         items = ", ".join(f"{name!r}: {value!r}" for name, value in self.options.items())
         own = f"{self.options_name} = {{{items}}}\n\n\n" if self.options_name else ""
@@ -253,14 +254,14 @@ class KernelLaunch:
     @property
     def work(self) -> LaunchWork:
         """
-        The launch's kind, number of programs, and how often each reads its input, by which it is judged whether to fuse
-        operators.
+        How much work the launch has (its kind, number of programs, and passes over its input), from which it is decided
+        whether operators are fused.
         """
         return LaunchWork(self.kind, self.tiles or prod(self.grid), self.passes, self.seconds)
 
     @property
     def compiled(self) -> Compiled:
-        """The specialisation of the kernel that Triton compiles for this launch, without `otherwise`."""
+        """The specialisation of the kernel that Triton compiles for this launch; that of `otherwise` is not in it."""
         signature = {n: a.type for n, a in self.arguments.items()} | dict.fromkeys(self.constants, "constexpr")
         ones = {n: 1 for n, a in self.arguments.items() if a.type == "constexpr"}
         constants = {**ones, **self.constants}
@@ -296,7 +297,10 @@ def new_tensor(buffer: Buffer, shape: tuple[int, ...], like: str) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    """One result to be computed by one kernel: its expression, the buffers it reads, and the buffer it fills."""
+    """
+    One result to be computed by one kernel: its expression, the buffers (tensors of the launcher) that it reads, and
+    the buffer that it fills. It is no stage of a pipeline.
+    """
 
     result: Result
     extents: Mapping[str, int]
@@ -356,8 +360,8 @@ class Stage:
     @property
     def allocation(self) -> str:
         """
-        The launcher's line of code that allocates the result, a view if its rows are padded; with a `total`, the line
-        takes that in its place unless it is None.
+        The launcher's line of code that allocates the result; if its rows are padded, the result is a view of a wider
+        tensor. If there is a `total`, the line uses that tensor instead, unless it is None when the launcher runs.
         """
         out, (*outer, last) = self.output, self.result.indices or (None,)
         if isinstance(last, PaddedVar):
@@ -369,10 +373,10 @@ class Stage:
 
 class KernelBuilder:
     """
-    Builder of the kernel of a stage (a result of a line, computed by one kernel): first parameters, then the body, by
-    the `KernelWriter` `writer`, and finally its launch.
+    Builds the kernel of `stage`, a result to compute: add parameters first, then write the body by the `KernelWriter`
+    `writer`, and finally call `launch`.
 
-    `extents` are those of the stage unless given; the kernel stores the results of `more` stages, too.
+    `extents` are those of the stage unless given. The kernel stores the results of `more` stages, too.
     """
 
     OUT = "result of the stage"
@@ -399,8 +403,8 @@ class KernelBuilder:
 
     def out(self, number: int) -> str:
         """
-        Return the name under which the writer knows the pointer to a result: that of `stage` for `number` 0, those of
-        `more` from 1. Pass it to `writer.store`.
+        Return the name by which the writer knows the pointer to a result, as the tensor to pass to `writer.store`: that
+        of `stage` for `number` 0, those of `more` from 1 on.
         """
         return f"{self.OUT} {number}" if number else self.OUT
 
@@ -443,8 +447,8 @@ class KernelBuilder:
 
 def signature(name: str, arguments: Iterable[str], constants: Iterable[str]) -> str:
     """
-    Return the `def` line of a kernel, given its name and those of its parameters; if it is too long, arguments and
-    constexprs in lines of their own.
+    Return the `def` line of the kernel `name`, given the names of its arguments and of its constexpr parameters. If it
+    is longer than 120 columns, they are on lines of their own.
     """
     constexprs = [f"{c}: tl.constexpr" for c in constants]
     line = f"def {name}({', '.join([*arguments, *constexprs])}):"

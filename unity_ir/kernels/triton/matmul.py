@@ -174,11 +174,11 @@ _TAKEN = (
 
 def matmul_launch(stage: Stage, of: Contraction, more: Sequence[Stage] = ()) -> KernelLaunch:
     """
-    Return the launch of the matrix product kernel for `stage`, a result to compute, whose expression is a function of
+    Return the launch of the matrix product kernel for `stage`, a result to compute whose expression is a function of
     the product `of`, such as its sum with a bias.
 
-    The kernel also computes the results of `more` stages, which are functions of the same product. Raises `UnityError`
-    if the stage has a `total` and tiles overlap, as what two of them compute would be added twice.
+    The kernel also computes the results of `more` stages, functions of the same product. Raises `UnityError` if the
+    stage has a `total`, a tensor to add the result to, and tiles overlap: those elements would be added twice.
     """
     x, w = stage.buffers[of.x], stage.buffers[of.w]
     sizes = of.sizes
@@ -307,7 +307,10 @@ def expects(sizes: Mapping[str, int], strides: Iterable[Mapping[str, int]], dtyp
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The part of a product that one program computes, and how it is launched."""
+    """
+    The part of a matrix product that one program computes (`m` rows, `n` columns, `k` summed elements at a time), and
+    how it is launched.
+    """
 
     m: int
     n: int
@@ -333,8 +336,8 @@ class Tile:
 
     def overlaps(self, sizes: Mapping[str, int]) -> bool:
         """
-        Return whether tiles of a product of these `sizes`, by "m" and "n", compute elements that others do: the last
-        ones are moved inside where sizes are no multiples of the tile.
+        Return whether some elements of a product of these `sizes`, by "m" and "n", are computed by two tiles: if a size
+        is no multiple of the tile's, the last tile is moved back inside.
         """
         return sizes["m"] % self.m > 0 or sizes["n"] % self.n > 0
 
@@ -351,8 +354,8 @@ FLOPS = 680e12
 
 def seconds(tile: Tile, sizes: Mapping[str, int]) -> float:
     """
-    Return the estimated seconds of a product of 16-bit elements, of these `sizes` (by "b", "m", "n", "k"), on an H100:
-    until the SM is done that has the most tiles.
+    Return the estimated seconds on an H100 of a product of 16-bit elements of these `sizes` (by "b", "m", "n", "k"),
+    computed in tiles like `tile`: the time of the SM (multiprocessor) that has the most tiles.
     """
     most = -(-tile.count(sizes) * sizes["b"] // SMS)
     return most * tile.m * tile.n * sizes["k"] * 2 * SMS / (tile.speed * FLOPS)
@@ -360,11 +363,11 @@ def seconds(tile: Tile, sizes: Mapping[str, int]) -> float:
 
 def tile_of(sizes: Mapping[str, int], work: int) -> Tile:
     """
-    Return the tile of a product of aligned operands of 16 bits, of these `sizes` (by "b", "m", "n", "k"), with so much
-    `work` in its epilogue (`Epilogue.work`), if operands are copied by pointers.
+    Return the tile for a product of aligned 16-bit operands of these `sizes` (by "b", "m", "n", "k"), whose tiles are
+    loaded by pointers. `work` is the estimate of the epilogue's registers (`Epilogue.work`).
 
-    Of the tiles in `LARGE` that fit the product it is the one with which the SM that has the most tiles is done first:
-    large tiles read the operands fewer times, but may leave SMs without work.
+    Of the tiles in `LARGE` that fit the product, it is the fastest by `seconds`: large tiles read the operands fewer
+    times, but may leave SMs (multiprocessors) without work. If none fits, a smaller one is made by `blocks`.
     """
     fitting = [t for t in LARGE if all(getattr(t, d) <= sizes[d] for d in "mnk") and work <= t.work]
     if not fitting:
@@ -374,8 +377,8 @@ def tile_of(sizes: Mapping[str, int], work: int) -> Tile:
 
 def takes_descriptors(of: Contraction, dtype: str) -> bool:
     """
-    Return whether tiles of both operands of a product can be copied by descriptors: matrices of 16-bit elements whose
-    rows (or columns) are consecutive and start at multiples of 16 bytes.
+    Return whether tiles of both operands of the product `of`, of element type `dtype`, can be copied by descriptors
+    (TMA): matrices of 16-bit elements whose rows (or columns) are consecutive and start at multiples of 16 bytes.
     """
     if dtype == "f32" or of.sizes["b"] > 1:
         return False
@@ -387,9 +390,9 @@ def takes_descriptors(of: Contraction, dtype: str) -> bool:
 
 def prefers_descriptors(sizes: Mapping[str, int], tile: Tile, work: int) -> bool:
     """
-    Return whether a product of these `sizes` (by "b", "m", "n", "k"), with so much `work` in its epilogue
-    (`Epilogue.work`), is no slower by estimate with tiles `LARGEST`, copied by descriptors, than with `tile`, copied by
-    pointers; False if it is smaller than such a tile, or `work` is more than `LIGHT`.
+    Return whether a product of these `sizes` (by "b", "m", "n", "k") is estimated to be no slower in tiles `LARGEST`,
+    copied by descriptors (TMA), than in tiles `tile`, copied by pointers. False if the product is smaller than such a
+    tile, or if `work`, the estimate of the epilogue's registers (`Epilogue.work`), is more than `LIGHT`.
     """
     if work > LIGHT or sizes["m"] < LARGEST.m or sizes["n"] < LARGEST.n or sizes["k"] < LARGEST.k:
         return False
@@ -401,9 +404,9 @@ def blocks(sizes: Mapping[str, int], half: bool, exact: bool, heavy: bool = Fals
     Return (m, n, k, warps, pipeline stages) for a product of these `sizes` (by "m", "n", "k"): the rows, columns and
     summed elements of a tile, and the launch options.
 
-    Tiles are larger for `half`, aligned operands of 16 bits, and less wide where the epilogue is `heavy` (many
-    operations per element). Products that are `exact`, of float32, have more warps and smaller n and k, since threads
-    keep whole rows of both factors.
+    `half` says that operands are aligned and of 16 bits; then tiles are larger. `exact` is for products of float32:
+    they have more warps and smaller n and k, since threads keep whole rows of both factors. `heavy` says that the
+    epilogue has many operations per element; then tiles are less wide.
 
     Large tiles read the operands the fewest times, and the interpreter's time is per tile. They fit registers and
     shared memory on sm_80, sm_90 and gfx942.

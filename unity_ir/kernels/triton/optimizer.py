@@ -80,21 +80,22 @@ def optimizer_launcher(
     cast: str | None = None,
 ) -> Launcher:
     """
-    Return the launcher of an optimizer's step, as `ops.optimizers` has its operands and attributes.
+    Return the launcher of the optimizer `name`'s step, with the operands and attributes that `ops.optimizers` gives it.
 
-    With `impl` `torch` it is a function of one weight, `adam_torch(p, g, m, v, step, lr, beta1, beta2, eps)`, which
-    replaces the weight `p` and its state in place, given the gradient `g`: contiguous tensors of one shape. `step`
-    counts from 1. If it `is_scaled`, a last argument `scale` is multiplied with the gradient first. A `gradient` of
-    another type than the weight's is cast to that before.
+    With `impl` `torch` it is a function of one weight, such as `adam_torch(p, g, m, v, step, lr, beta1, beta2, eps)`,
+    which replaces the weight `p` and its state (`m`, `v`) in place, given the gradient `g`: contiguous tensors of one
+    shape. `step` counts from 1. If `is_scaled`, there is a last argument `scale`, by which the gradient is multiplied
+    first. A gradient of another type than the weight's is cast to the weight's type before.
 
-    With `triton` it is two functions: `adam_numbers`, of the step and the hyperparameters, which returns what the
-    kernel reads beside tensors; and `adam(table, numbers)`, one launch for all weights of a table
-    (`lowering.runtime.tables`), given these numbers of each group of weights, f32 [groups, numbers], on the device. The
-    last of a group is 0 if its weights are to be left as they are. If casts to `cast` are kept of some weights
-    (`plan.kept_casts`), it writes these, too.
+    With `triton` it is two functions. `adam_numbers`, of the step and the hyperparameters, returns the numbers that the
+    kernel reads, f32 [groups, numbers], on the device, with a row for each group of weights; the last number of a row
+    is 0 if its weights are to be left as they are. `adam(table, numbers)` is one launch for all weights of a table
+    (`lowering.runtime.tables`). If some weights have kept casts of type `cast` (`plan.kept_casts`), it writes these,
+    too.
 
-    `dtype`, `gradient`, `state` and `cast` are the element types of p, of g, of the state, and of casts, ahead of time;
-    a launch takes those of its tensors. Raises `UnityError` for another name or implementation.
+    `dtype`, `gradient`, `state` and `cast` are the element types of p, of g, of the state, and of casts, for which a
+    kernel is compiled ahead of time; a launch takes those of its tensors. Raises `UnityError` for another name or
+    implementation.
     """
     if name not in OPTIMIZERS or impl not in ("triton", "torch"):
         known = ", ".join(OPTIMIZERS)

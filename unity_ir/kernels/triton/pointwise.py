@@ -23,9 +23,9 @@ def pointwise_launch(stage: Stage, more: Sequence[Stage] = ()) -> KernelLaunch:
     Return the launch of one kernel that computes `stage`, a result whose expression has no reductions, and `more`
     stages over the same index variables (see `fit_one_kernel`).
 
-    The expression may have any function of elements, broadcasts, permutations, composite dims, segments
-    (concatenation), and indices used as values. What the stages share is read once. Of equal segments stacked along a
-    variable, a program computes the same elements of all.
+    The expression may have any function of elements, broadcasts, permutations, composite dims (several variables in one
+    dim), segments (parts of a concatenation), and indices used as values. What several stages read is read once. Of
+    equal segments stacked along a variable, a program computes the same elements of all.
     """
     whole = _whole_segments(stage)
     extents = {**stage.extents, **whole}
@@ -82,7 +82,7 @@ def fit_one_kernel(one: Stage, other: Stage) -> bool:
 
 
 def reads_nothing_of(one: Stage, other: Stage) -> bool:
-    """Return whether stage `one` (a result to compute) does not read the result of the stage `other`."""
+    """Return whether stage `one` (a result to compute) does not read the result of stage `other`."""
     return other.output.name not in {b.name for b in one.buffers.values()}
 
 

@@ -52,11 +52,11 @@ _MULTIPLY = "@triton.jit\ndef multiply(a, b):\n    return a * b\n\n\n"
 
 def reduction_launches(stage: Stage, more: Sequence[Stage] = ()) -> list[KernelLaunch]:
     """
-    Return the launches that compute `stage`, a result whose expression has reductions, and `more` stages that depend on
-    the same index variables of the result (see `have_rows_in_common`), by the same kernels.
+    Return the launches that compute `stage`, a result whose expression has reductions, and `more` stages, by the same
+    kernels. All stages must depend on the same index variables of the result (see `have_rows_in_common`).
 
-    No reduction of a stage may depend on a variable of an outer one. There is one launch, or two where long reductions
-    are split over programs: the first computes partial results, the second their sum.
+    No reduction of a stage may depend on a variable of an outer one. There is one launch, or two if long reductions are
+    split over programs: the first computes partial results, the second reduces these.
     """
     stages = (stage, *more)
     parts = parts_of(stages)
@@ -69,7 +69,7 @@ def reduction_launches(stage: Stage, more: Sequence[Stage] = ()) -> list[KernelL
 
 
 def new_variable(wish: str, extents: Mapping[str, int]) -> str:
-    """Return the name of a new index variable, `wish` or like it."""
+    """Return the name of a new index variable, `wish` or like it, that is not in `extents`."""
     while wish in extents:
         wish += "_"
     return wish
@@ -77,8 +77,9 @@ def new_variable(wish: str, extents: Mapping[str, int]) -> str:
 
 def in_parts(stage: Stage, part: str, parts: int) -> tuple[Stage, Stage]:
     """
-    Return (the stage of the partial results of a reduction, a new float32 buffer whose first dim is the new index
-    variable `part` of extent `parts`, the stage that reduces these to the result).
+    Split a reduction `stage` into two stages (results to compute): return (the stage of partial results, the stage that
+    reduces them to the result). Partial results are a new float32 buffer, whose first dim is the new index variable
+    `part`, of extent `parts`.
     """
     assert isinstance(stage.expr, Reduce)
     extents = {**stage.extents, part: parts}
@@ -96,8 +97,8 @@ def in_parts(stage: Stage, part: str, parts: int) -> tuple[Stage, Stage]:
 
 def reduction_launch(stages: Sequence[Stage], parts: int = 1, tiling: Tiling | None = None) -> KernelLaunch:
     """
-    Return the launch of the kernel that computes `stages`, which have rows in common (`have_rows_in_common`), by tiles
-    of `tiling` (None: those that `tiling_of` chooses).
+    Return the launch of the kernel that computes `stages`, results for which `have_rows_in_common` is true, in tiles of
+    `tiling` (None: those that `tiling_of` chooses).
 
     With several `parts`, the stages are those of partial results, and a program computes one part of the reductions,
     the first dim of every result.
@@ -123,9 +124,10 @@ def reduction_launch(stages: Sequence[Stage], parts: int = 1, tiling: Tiling | N
 
 class RowKernel:
     """
-    Builder of the statements of a kernel that computes `stages` by tiles of rows: positions of the index variables
-    `rows`, flattened. A tile's size is that of `tiling`; a reduction of more columns than a tile has is a loop. With
-    several `parts`, a program reduces one part of the columns.
+    Writes a kernel that computes `stages`, results to compute, by tiles of rows and columns. A row is one position of
+    the index variables `rows`, on which reductions depend; columns are the positions that are reduced, or over which a
+    result runs in addition. A reduction over more columns than the tile of `tiling` has becomes a loop. With several
+    `parts`, a program reduces one part of the columns.
     """
 
     def __init__(self, stages: Sequence[Stage], rows: tuple[str, ...], tiling: Tiling, parts: int):
@@ -154,7 +156,7 @@ class RowKernel:
         self.tiles: dict[tuple[int, ...], Axis] = {}
 
     def rows_of_program(self) -> None:
-        """Write which tile of rows this program computes, and which part of their columns."""
+        """Write the statements that find which tile of rows this program computes, and which part of their columns."""
         if self.two_dimensional:
             self.tile_of_rows(f"{self.kernel.program(0)} * {self.rows}")
         if self.parts > 1:
@@ -163,8 +165,8 @@ class RowKernel:
 
     def tile_of_rows(self, first: str) -> Axis:
         """
-        Write the positions of a tile of rows, which begins at the expression `first`, and make them the only axis of
-        the tile; return it.
+        Write the positions of the tile of rows that begins at the expression `first`; set and return them as the only
+        axis of the writer's tile.
         """
         row = self.kernel.names.new("row")
         self.writer.emit(f"{row} = ({first} + tl.arange(0, {self.rows}))[:, None]")
@@ -177,7 +179,7 @@ class RowKernel:
         return axis
 
     def is_looped(self, node: Reduce) -> bool:
-        """Return whether a reduction reads its columns in a loop."""
+        """Return whether the reduction `node` reads its columns in a loop, since one tile does not hold them all."""
         sizes = sizes_of(node, self.stage.extents)
         return self.parts > 1 or prod(sizes) > self.tiling.columns[sizes]
 
@@ -185,8 +187,8 @@ class RowKernel:
 
     def width(self, sizes: tuple[int, ...]) -> str:
         """
-        Return the name of the constexpr parameter that holds the number of columns of a tile, for columns of variables
-        of these `sizes`; it is added if it is new.
+        Return the name of the constexpr parameter that holds the number of columns of a tile, if the index variables
+        that are columns have extents `sizes`. The parameter is added if it is new.
         """
         if sizes not in self.widths:
             self.widths[sizes] = self.kernel.constant("COLUMNS", self.tiling.columns[sizes])
@@ -194,8 +196,9 @@ class RowKernel:
 
     def columns(self, names: tuple[str, ...], sizes: tuple[int, ...], start: str | None) -> Axis:
         """
-        Write the positions of one tile of columns of the variables `names`, of extents `sizes`, from the expression
-        `start` (None: 0); return their axis, which the caller adds to the tile.
+        Write the positions of one tile of columns, which begins at the expression `start` (None: 0). The columns are
+        the index variables `names`, of extents `sizes`, flattened. Return their axis, which the caller adds to the
+        tile.
         """
         width = self.width(sizes)
         index = self.kernel.names.new("column")
@@ -211,8 +214,9 @@ class RowKernel:
 
     def stored(self, index: str, names: tuple[str, ...]) -> dict[int, str]:
         """
-        Write, for tensors with padded rows whose padded dim is the only variable in `names`, the masks of the positions
-        `index` that lie within a stored row; return them by the number of elements of that row.
+        Write masks of the positions `index` that lie within a stored row, for tensors whose rows are padded: those
+        whose padded dim is the only variable in `names`. Return the masks' names by the number of elements of a stored
+        row.
         """
         found: dict[int, str] = {}
         for row in dict.fromkeys(row for name, row in self.padded.values() if (name,) == names):
@@ -222,8 +226,8 @@ class RowKernel:
 
     def single(self, names: tuple[str, ...], sizes: tuple[int, ...]) -> Axis | None:
         """
-        Return the axis of the columns of the variables `names`, of extents `sizes`, if one tile holds them all, else
-        None. Their positions are written once for equal sizes.
+        Return the axis of the columns, the index variables `names` of extents `sizes`, if one tile holds them all; None
+        if it takes a loop. Positions are written once for equal sizes.
         """
         if self.parts > 1 or prod(sizes) > self.tiling.columns[sizes]:
             return None
@@ -233,8 +237,8 @@ class RowKernel:
 
     def loop(self, sizes: tuple[int, ...]) -> tuple[str, str]:
         """
-        Return (variable, head line) of a new loop over tiles of columns of these `sizes`, of this program's part if
-        there are several; count it in `loops`.
+        Return (loop variable, head line) of a new loop over tiles of columns, whose index variables have extents
+        `sizes`. If there are several parts, it is over this program's part. The loop is counted in `loops`.
         """
         start = self.kernel.names.new("start")
         self.loops += 1
@@ -250,7 +254,10 @@ class RowKernel:
     # -- statements
 
     def reduce_all(self, nodes: Sequence[Reduce]) -> None:
-        """Write reductions, given those inside others first, in as few passes over the columns as they need."""
+        """
+        Write the reductions `nodes` in as few passes over the columns as they need. Reductions inside others come first
+        in `nodes`.
+        """
         for together in passes(nodes):
             softmaxes = {n: _sum_of_softmax(n, nodes) for n in together if self.is_looped(n)}
             self.normalised = {n: total for n, total in softmaxes.items() if total is not None}
@@ -260,8 +267,8 @@ class RowKernel:
 
     def reduce(self, nodes: Sequence[Reduce]) -> None:
         """
-        Write reductions over the same columns in one pass, under names that the writer knows by the reductions; those
-        inside them must be written already.
+        Write the reductions `nodes`, all over the same columns, in one pass; the writer then knows their names by the
+        reductions (`KernelWriter.known`). Reductions inside them must be written already.
         """
         writer = self.writer
         names = nodes[0].names
@@ -300,9 +307,9 @@ class RowKernel:
 
     def merge_softmax(self, value: Text, largest: str, total: str) -> None:
         """
-        Write the statements that merge a tile `value` into `largest`, the maximum so far of each element of the
-        accumulator tile, and into `total`, the sum of exponentials relative to it: a softmax's both reductions in one
-        pass ("Online normalizer calculation for softmax", Milakov and Gimelshein, 2018).
+        Write the statements that add a tile `value` to a softmax's two accumulator tiles, given by their names:
+        `largest`, the maximum so far of each element, and `total`, the sum of exponentials relative to it. So both
+        reductions take one pass ("Online normalizer calculation for softmax", Milakov and Gimelshein, 2018).
         """
         writer = self.writer
         new, finite, own = (self.kernel.names.new(n) for n in ("new", "finite", "own"))
@@ -314,8 +321,8 @@ class RowKernel:
 
     def masked(self, node: Reduce, axis: Axis) -> Text:
         """
-        Return code for a reduction's body over the whole tile, whose columns are `axis`, with the reducer's neutral
-        element where the tile has positions beyond the columns.
+        Return code for the body of the reduction `node` over a tile whose columns are `axis`, with the reduction's
+        neutral element at positions beyond the last column.
         """
         body = self.writer.number(node.body)
         if axis.mask is not None:
@@ -326,7 +333,7 @@ class RowKernel:
 
     def reduced(self, reducer: str, tile: str) -> str:
         """
-        Return the expression that reduces the columns of `tile`, an expression, by `reducer` (`sum`, `prod`, `max`,
+        Return the expression that reduces the columns of the expression `tile` by `reducer` (`sum`, `prod`, `max`,
         `min`).
         """
         along = "1, keep_dims=True" if self.two_dimensional else "0"
@@ -337,8 +344,8 @@ class RowKernel:
 
     def store(self, numbers: Sequence[int], columns: tuple[str, ...]) -> None:
         """
-        Write the stores of the results of the stages with these `numbers`, which all have the index variables `columns`
-        beside the rows, in one tile or a loop; () for results of rows alone.
+        Write the stores of the results of the stages with these `numbers`, in one tile or in a loop. Beside the rows,
+        all of these results run over the index variables `columns`, () for results that have rows alone.
         """
         sizes = tuple(self.stage.extents[n] for n in columns)
         if prod(sizes) == 1:
@@ -357,8 +364,8 @@ class RowKernel:
 
     def store_elements(self, numbers: Sequence[int]) -> None:
         """
-        Write the store of one element per position of the tile, as its axes are now, to the result of each stage in
-        `numbers`.
+        Write, for each stage in `numbers`, the store of its result: one element per position of the tile's present
+        axes.
         """
         for number in numbers:
             result = self.stages[number].result
@@ -391,7 +398,8 @@ def _spans(expr: Expr, names: tuple[str, ...], extents: Mapping[str, int]) -> bo
 
 def unified(stages: Sequence[Stage], rows: tuple[str, ...], columns: tuple[str, ...]) -> list[Stage]:
     """
-    Return the stages with reductions over equal sizes renamed to the same variables, so that they share loads.
+    Return the stages (results to compute) with the variables of their reductions renamed, so that reductions over equal
+    sizes are over the same variables and share loads. `rows` and `columns` are those of `tiling.variables`.
 
     Given `exp(x[b, c] - max[j](x[b, j]))` with columns c, returns `exp(x[b, c] - max[c](x[b, c]))`.
     """

@@ -21,14 +21,14 @@ from unity_ir.tdl.syntax import NOT_FLOATING, Access, Bound, Cases, Const, Expr,
 
 class Results:
     """
-    The results of a line, split into parts each of which one kernel can compute.
+    The results of a line, split into parts, each of which one kernel can compute.
 
     A subexpression that cannot be computed within the kernel of its result becomes a part of its own, stored in a new
-    buffer: the factors of a matrix product, a matrix product inside a larger expression, a reduction inside another
-    whose variable it depends on, reductions over different rows, and reductions whose rows are split over programs.
+    buffer: the factors of a matrix product, a matrix product inside a larger expression, a reduction inside another on
+    whose variable it depends, reductions over different rows, and reductions whose rows are split over programs.
     Subexpressions that differ in the names of variables alone are computed once.
 
-    `buffers` holds the operands' buffers by name, and then those of the parts as well.
+    `buffers` has the operands' buffers by name, and then those of the parts as well.
     """
 
     def __init__(self, bound: Bound, buffers: Mapping[str, Buffer], names: Names, starts: Mapping[str, str]):

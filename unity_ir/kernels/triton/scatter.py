@@ -48,9 +48,11 @@ FEWEST = 4
 
 def scatter_launches(stage: Stage, of: Scatter) -> list[KernelLaunch]:
     """
-    Return the one or two launches that compute `stage`, a result that is the scatter-add `of`: a sum that adds each
-    element to the place that an integer picks for it. Two if there are many positions, of which the first launch sums
-    chunks. The first has lines of code before it that sort the integers.
+    Return the one or two launches that compute `stage`, a result that was matched as `of`, a scatter-add: a sum that
+    adds each element at the place that an integer operand gives for it. If there are many elements, a first launch sums
+    chunks of them.
+
+    The first launch has lines of code before it that sort the integers.
     """
     made = Sorted.of(stage)
     count = prod(stage.extents[n] for n in of.positions)
@@ -67,10 +69,10 @@ def scatter_launches(stage: Stage, of: Scatter) -> list[KernelLaunch]:
 @dataclass(frozen=True, slots=True)
 class Sorted:
     """
-    Launcher variables of two int64 tensors that sort the elements of an integer array, each of which picks a place.
+    Names of two int64 tensors in a launcher that sort the elements of an integer array, each of which gives a place.
 
-    `order` has the positions in the array, sorted by the place picked. `begins` has the index in `order` at which each
-    place begins, and one entry more for the end of the last place.
+    `order` has the positions in the array, sorted by the place that is given there. `begins` has, for each place, the
+    index in `order` at which its positions begin, and one entry more for the end of the last place.
     """
 
     order: str
@@ -79,16 +81,16 @@ class Sorted:
     @staticmethod
     def of(stage: Stage) -> Sorted:
         """
-        Return two identifiers that are new in the launcher of `stage` (a result to compute), for the tensors `order`
-        and `begins` of that result; no code is written (see `lines`).
+        Return new names for the tensors `order` and `begins` in the launcher of `stage`, a result to compute. No code
+        is written (see `lines`).
         """
         return Sorted(*(stage.names.new(f"{stage.output.name}_{of}") for of in ("order", "begins")))
 
     def of_positions(self, stage: Stage, of: Scatter) -> Positions:
         """
-        Return the tensors that have, for each position in sorted order, its place and where that begins and ends, and
-        the lines that compute them and the tensors `order` and `begins`. Here `begins` has an entry per position, not
-        per place.
+        Return tensors with an entry for each position, in sorted order (its place, and the index at which that place
+        ends), and the lines of code that compute them and the tensors `order` and `begins`. These lines make `begins`
+        with an entry for each position, too, not for each place.
         """
         ids, place = stage.buffers[of.pick.at.tensor], of.pick.variable
         places, ends = (stage.names.new(f"{stage.output.name}_{of}") for of in ("places", "ends"))
@@ -107,7 +109,7 @@ class Sorted:
         Return the launcher's lines of code that compute the tensors `order` and `begins`.
 
         `at` reads the integers, which are positions along the index variable called `place`. If this rank has only a
-        piece of these positions, `begins` has an entry for those of the piece only (and one for their end).
+        piece of that variable's positions, `begins` has entries for the piece alone, and one for its end.
         """
         ids = stage.buffers[at.tensor].name
         start, count = stage.starts.get(place), stage.extents[place]

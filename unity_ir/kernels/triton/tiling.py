@@ -39,7 +39,10 @@ MOST_PARTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """The tile of a program of a reduction kernel: its number of rows, and of columns for each set of reduced sizes."""
+    """
+    The tile that a program of a reduction kernel computes: its number of rows, and its number of columns for each tuple
+    of extents that is reduced or stored.
+    """
 
     rows: int
     """Rows of a tile."""
@@ -54,8 +57,8 @@ class Tiling:
 
 def variables(stages: Sequence[Stage]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """
-    Return (rows, columns) of a reduction kernel's results: the index variables, of extents above 1, of the result that
-    has the most, which reductions depend on, and its others, both in order.
+    Return (rows, columns): the index variables of the results of a reduction kernel, in order. Of the variables of
+    extents above 1 of the result that has the most, rows are those on which reductions depend, columns the others.
     """
     names = max(map(names_of, stages), key=len)
     needed = _needed(stages)
@@ -63,7 +66,7 @@ def variables(stages: Sequence[Stage]) -> tuple[tuple[str, ...], tuple[str, ...]
 
 
 def names_of(stage: Stage) -> tuple[str, ...]:
-    """Return the index variables of a stage's result with an extent above 1, in order."""
+    """Return the index variables of extents above 1 of the result of `stage`, a result to compute, in order."""
     return tuple(n for i in stage.result.indices for n in index_names(i) if stage.extents[n] > 1)
 
 
@@ -127,9 +130,9 @@ def sizes_of(node: Reduce, extents: Mapping[str, int]) -> tuple[int, ...]:
 
 def is_split(node: Reduce, extents: Mapping[str, int]) -> bool:
     """
-    Return whether several programs compute each element of a reduction's result (a row), as where there are few and
-    each sums much, so that the reduction needs kernels of its own; `extents` has the number of positions of each
-    variable.
+    Return whether several programs share the computation of each element of a reduction's result, so that the reduction
+    needs kernels of its own: if there are few elements, and each sums much. `extents` has the number of positions of
+    each variable.
     """
     rows = tuple(n for n in free_variables(node) if extents[n] > 1)
     return _parts([node], extents, rows) > 1
@@ -137,8 +140,8 @@ def is_split(node: Reduce, extents: Mapping[str, int]) -> bool:
 
 def have_rows_in_common(one: Stage, other: Stage) -> bool:
     """
-    Return whether one reduction kernel can compute both stages: their reductions depend on the same index variables of
-    the results (rows), and the results' other variables (columns) are equal, or one has none.
+    Return whether one reduction kernel can compute both stages (results to compute): their reductions depend on the
+    same index variables of the results (rows), and the results' other variables (columns) are equal, or one has none.
     """
     if any(isinstance(i, Segments) for each in (one, other) for i in each.result.indices):
         return False
@@ -156,8 +159,8 @@ def have_rows_in_common(one: Stage, other: Stage) -> bool:
 
 def parts_of(stages: Sequence[Stage]) -> int:
     """
-    Return the number of programs that share the reduction of each element of the stages' results (a row); 1 unless
-    every stage is a single reduction, and all are of the same sizes.
+    Return the number of programs that share the computation of each element of the results of `stages`. It is 1 unless
+    every stage is a single reduction, and all reductions are of the same sizes.
     """
     extents = stages[0].extents
     nodes = [each.expr for each in stages if isinstance(each.expr, Reduce) and reductions(each.expr) == [each.expr]]
@@ -194,9 +197,9 @@ def warps_of(tiling: Tiling, results: int, loops: int) -> int:
     Return the number of warps of a reduction kernel that stores `results` results, and reads tiles in `loops` loops
     over columns.
 
-    A warp for every 256 elements (8 elements per thread), since at 16 per thread the assembler spills a few bytes in
-    places; 32 per thread where several results are computed from the same columns, all loaded at once, where it spilled
-    at 8 and at 16.
+    There is a warp for every 256 elements (8 elements per thread), since at 16 per thread the assembler spills a few
+    bytes in places. There are 32 elements per thread if several results are computed from the same columns, all loaded
+    at once: there it spilled at 8 and at 16.
     """
     alike = results > 1 and len(tiling.columns) == 1 and not loops
     return warps(tiling.elements // 2 if alike else tiling.elements * 2)

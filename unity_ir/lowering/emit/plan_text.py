@@ -51,10 +51,11 @@ def plan_text(
     Return the text of the plan in an emitted program: constants for the mesh, the process groups, and inputs and
     weights. The program must have an optimizer.
 
-    `reference` is the serial forward; `groups` has the mesh axes, by number, of each process group; `links` the name of
-    the link that each mesh axis crosses; `origin` the tables and tied names of an imported model's checkpoint (None:
-    another model); `peaks` the most FLOP/s of all devices together, by element type (none: no MFU). `on_host` says why
-    a step needs the host, None if it does not. The weights of repeated layers are one entry.
+    `reference` is the serial forward. `groups` has the mesh axes, by number, of each process group; `links` the name of
+    the link that each mesh axis crosses. `origin` has the tables and tied names of an imported model's checkpoint
+    (None: the model is not imported). `peaks` has the most FLOP/s of all devices together, by element type (empty: the
+    program reports no MFU). `on_host` says why a step needs the host, None if it does not. The weights of repeated
+    layers are one entry.
     """
     optimizer = program.optimizer
     assert optimizer is not None
@@ -106,8 +107,8 @@ def plan_text(
 
 def tables_of(program: Program, origin: Origin | None) -> tuple[str, ...]:
     """
-    Return the names of the inputs that no batch has: tables of an imported model (None: of no model) that the program
-    reads, then running statistics.
+    Return the names of the program's inputs that are no part of a batch: the tables of an imported model's checkpoint
+    `origin` (None: there is none) that the program reads, then its running statistics.
     """
     read = {leaf.name for leaf in program.leaves("input")}
     known = () if origin is None else (t for t in origin.tables if t in read)
@@ -116,8 +117,9 @@ def tables_of(program: Program, origin: Origin | None) -> tuple[str, ...]:
 
 def spec_text(program: Program, register: Register, below: int | None = None, cast: str | None = None) -> str:
     """
-    Return the text of the call `Spec(..)` that describes a register's whole shape, element type and layout. Given
-    `below`, its integers are less than it; `cast` is the type of a weight's kept cast, None if it has none.
+    Return the text of the call `Spec(..)` that describes a register's whole shape, element type and layout. If `below`
+    is given, the register has integers less than it. `cast` is the element type of a weight's kept cast, None if it has
+    none.
     """
     tensor = program.tensors[register]
     roles = tuple(r if is_shard(r) else role_name(r) for r in tensor.layout[: program.axes])
@@ -194,9 +196,8 @@ def _integer_bounds(reference: Graph) -> dict[str, int]:
 
 def compared(expr: Expr, parameter: str, bound: Bound) -> Iterable[int]:
     """
-    Yield, for each comparison `v == x[..]` in a TDL expression between an index variable v and the integers of the
-    operand `x` named `parameter`, the extent of v; `bound` is the operator's bound line, of which the expression is
-    part.
+    Yield the extent of index variable v for each comparison `v == x[..]` in `expr`, a TDL expression of the bound line
+    `bound`, where x is the operand named `parameter`.
 
     Given a loss that compares class ids with the class variable, yields the number of classes, which bounds valid ids.
     """

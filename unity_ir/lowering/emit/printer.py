@@ -76,13 +76,14 @@ def emit(
     forward: Plan | None = None,
 ) -> Emitted:
     """
-    Return the plan of a rank's training step as the text of a Python program, with its kernels; `reference` is its
-    serial forward. Given `forward`, the plan of that alone (`plan.forward`), the program has it, too, and can evaluate.
+    Return the plan of a rank's training step as the text of a Python program, with its kernels. `reference` is the
+    step's serial forward. `forward` is the plan of the forward alone (`plan.forward`); given it, the program can
+    evaluate, too.
 
-    `file` is the name of the program that its usage shows; nothing is written. `links` has the name of the link that
-    each mesh axis crosses, for profiles (`network` for all if empty); `origin` the tables and tied names of an imported
-    model's checkpoint, None for other models; `peaks` the most FLOP/s of all devices together, by element type. Raises
-    `UnityError` for a program without a backward, and for operators that no kernel covers.
+    `file` is the name of the program in the usage that it prints; nothing is written. `links` has the name of the link
+    that each mesh axis crosses, for profiles (`network` for all if empty). `origin` has the tables and tied names of an
+    imported model's checkpoint, None for other models. `peaks` has the most FLOP/s of all devices together, by element
+    type. Raises `UnityError` for a program without a backward, and for operators that no kernel covers.
     """
     check_step(plan.program, reference)
     return _Printer(plan, reference, file, links, origin, peaks, forward).emit()

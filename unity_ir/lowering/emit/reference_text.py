@@ -34,11 +34,11 @@ def reference_text(
 ) -> str:
     """
     Return the Python text of the function `reference(weights, batch)`, the serial forward `graph` in plain PyTorch,
-    which returns the loss. Given next values of `running` statistics by name, it is `reference(weights, batch, kept)`,
-    which puts these into the dict `kept`.
+    which returns the loss. `running` has the graph's values that are the next values of running statistics, by name; if
+    there are any, the function is `reference(weights, batch, kept)`, and puts them into the dict `kept`.
 
-    `taken` has the identifiers in use; `identifier` returns a new one like the one wished for, and adds it to `taken`.
-    Equal layers, three or more in a row, are one loop:
+    `taken` has the identifiers in use. `identifier`, called with a name, returns an unused identifier like it, and adds
+    that to `taken`. Equal layers, three or more in a row, are one loop:
 
         for layer in range(24):
             matmul = relu @ weights[f'layer.{layer}.w']

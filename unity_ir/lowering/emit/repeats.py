@@ -29,9 +29,9 @@ def repeats(keys: Sequence[Hashable], alike: Callable[[Repeat], int] = lambda ru
     Yield the parts of a list that repeat equal keys at least three times, in order, without overlap: at each index the
     one that saves the most items.
 
-    Given `a b c b c b c d`, yields `Repeat(1, 2, 3)`: from index 1, 2 items, 3 times. `alike`, called with a repeat,
-    returns how many of its repetitions, from the first, the caller can write as one loop (all by default); the repeat
-    is cut down to these.
+    Given `a b c b c b c d`, yields `Repeat(1, 2, 3)`: from index 1, 2 items, 3 times. `alike` is called with each
+    repeat, and returns how many of its repetitions, from the first on, the caller can write as one loop (all by
+    default). Only these are in the repeat that is yielded.
     """
     places: dict[Hashable, list[int]] = {}
     for place, key in enumerate(keys):
@@ -73,10 +73,12 @@ def pattern(name: str) -> str:
 
 def numbered(names: Sequence[str], variable: str) -> str | None:
     """
-    Return the names of one item in each repetition as a Python expression of the repetition's number, `variable`.
+    Return a Python expression, in terms of `variable`, the number of a repetition, for names of which each repetition
+    has one.
 
     Given `h.3.w`, `h.4.w`, `h.5.w` and `i`, returns `f'h.{i + 3}.w'`; given every second one, `f'h.{2 * i + 3}.w'`;
-    given equal names, a literal. None if the names do not differ by one arithmetic progression alone.
+    given equal names, a literal. Returns None if the names differ by more than arithmetic progressions of their
+    numbers.
     """
     if len(set(names)) == 1:
         return repr(names[0])

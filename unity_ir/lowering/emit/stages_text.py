@@ -29,8 +29,8 @@ _WHAT = {
 
 class PartWriter(StepWriter):
     """
-    Writer of the function of one `part` of a step in stages, of `parts`, from the `plan` of that part; the other
-    arguments are those of `StepWriter`.
+    Writes the Python function of one part of a step in stages. `part` is that part, `plan` its own plan, and `parts`
+    has all parts of the step; `calls` and `identifier` are as in `StepWriter`.
 
     In the function the dict `kept` has what the parts of a micro-batch hand on to each other, `once` what is made once
     per step, and `sums` what micro-batches add up.
@@ -59,8 +59,10 @@ class PartWriter(StepWriter):
 
     def text(self) -> str:
         """
-        Return the Python text of the part's function. Of stages it takes (ctx, weights, batch, once, sums, kept), and
-        returns the tensors to send, if any; `before` returns the dict `once`, and `after` what `forward_backward` does.
+        Return the Python text of the part's function. A stage's function takes (ctx, weights, batch, once, sums, kept),
+        and returns a tuple of the tensors to send, None if there are none. `before` takes (ctx, weights, batch), and
+        returns the dict `once`. `after` takes (ctx, weights, batch, once, sums), and returns what `forward_backward`
+        does.
         """
         kind = self.part.kind
         if self.program.in_pieces:
@@ -178,9 +180,11 @@ class PartWriter(StepWriter):
 def schedule_text(parts: StepParts, functions: Mapping[str, str], program: Program) -> str:
     """
     Return the text of a step in stages: the constants PIPELINE, SCHEDULE, RANK_OF, PARTS and RECEIVES, and the function
-    `forward_backward` that runs the parts in that order (of overlapping steps with `flight`).
+    `forward_backward`, which runs the parts in the order of SCHEDULE. If steps overlap, there is the function `flight`,
+    too.
 
-    `functions` has the name of each part's function by the part's name, such as `2F`; `program` is the whole step.
+    `parts` is the step, divided; `program` is the whole step. `functions` has the name of each part's function by the
+    part's name, such as `2F` for stage 2's forward.
     """
     words = [" ".join(map(str, actions)) for actions in parts.schedule.ranks]
     axes = tuple(range(len(parts.mesh.sizes)))

@@ -36,11 +36,12 @@ WIDTH = 72
 
 class StepWriter:
     """
-    Writer of the emitted function `forward_backward`, from the plan of a rank's step, or of `forward`, from one without
-    a backward. Call `text` once; after that `groups` has the mesh axes of every process group that the function uses.
+    Writes the emitted function `forward_backward` from the plan of a rank's step, or the function `forward` from a plan
+    without a backward. Call `text` once; after that `groups` has, as keys, the mesh axes of every process group that
+    the function uses.
 
-    `calls` has, for every operator, the name of its launcher and the expressions of the global indices at which this
-    rank's piece starts; `identifier` returns a fresh identifier like the one wished for.
+    `calls` has, for every operator, the name of its launcher and the Python expressions of the global indices at which
+    this rank's piece starts. `identifier`, called with a name, returns an unused identifier like it.
     """
 
     def __init__(
@@ -80,10 +81,10 @@ class StepWriter:
 
     def text(self) -> str:
         """
-        Return the Python text of the emitted function `forward_backward(ctx, weights, batch)`, which returns this
-        rank's part of the loss and a dict of its parts of the gradients by weight name, and of the new values of
-        running statistics by the names of their inputs; or `forward`, with the same arguments, which returns the loss
-        alone, or with the number of labels that it is the mean over.
+        Return the Python text of the emitted function. `forward_backward(ctx, weights, batch)` returns this rank's part
+        of the loss, and a dict of its parts of the gradients by weight name and of the next values of running
+        statistics by input name. `forward(ctx, weights, batch)` returns the loss alone or, if it is a mean over labels,
+        with their number.
         """
         program = self.program
         if program.micro_batches > 1:

@@ -34,10 +34,7 @@ BATCH = 96
 
 
 def jobs(emitted: Emitted) -> dict[str, Job]:
-    """
-    Return the distinct compilations that the launches of an emitted program need, each under the digest that `key`
-    gives it.
-    """
+    """Return the distinct compilations that the launches of an emitted program need, by their digests (`key`)."""
     found: dict[str, Job] = {}
     for one in emitted.compiled:
         job = Job(emitted.kernels[one.kernel], one)
@@ -48,7 +45,7 @@ def jobs(emitted: Emitted) -> dict[str, Job]:
 
 def merged(one: Job, other: Job) -> Job:
     """
-    Return one compilation for two of equal `key`: `one`, whose code must contain the instructions that either expects.
+    Return one job for two jobs of equal `key`: `one`, with the instructions that either expects its code to contain.
     """
     expects = tuple(dict.fromkeys((*one.compiled.expects, *other.compiled.expects)))
     return replace(one, compiled=replace(one.compiled, expects=expects))
@@ -56,8 +53,8 @@ def merged(one: Job, other: Job) -> Job:
 
 def key(job: Job) -> str:
     """
-    Return a SHA-256 digest of a compilation, as 64 hexadecimal digits, equal for kernels that differ only in their name
-    and are specialised alike.
+    Return a SHA-256 digest of a compilation, 64 hexadecimal digits. It is equal for kernels that differ only in their
+    names and in the instructions that they are expected to contain.
     """
     one = asdict(job.compiled)
     # Neither the name nor the expected instructions change the code.
@@ -69,8 +66,8 @@ def key(job: Job) -> str:
 
 def violations(job: Job, outcome: Outcome, target: str) -> list[str]:
     """
-    Return the checks that a compiled kernel fails on `target` (`cuda:80`, `cuda:90`, `hip:gfx942`), a message each; []
-    if it passes all.
+    Return a message for each check that a compiled kernel fails on `target` (`cuda:80`, `cuda:90`, `hip:gfx942`); [] if
+    it passes all. `outcome` is the result of compiling `job`.
 
     It must compile, keep everything in registers, fit shared memory (`SHARED_LIMITS`), contain the instructions that
     its launch expects, and specialise arguments that are 1. Kernels with sines may have a stack frame, for the table
@@ -123,14 +120,14 @@ class Cache:
             raise UnityError(f"{self.path}: no cache of compiled kernels, or damaged ({error}); remove it") from error
 
     def get(self, target: str) -> dict[str, Outcome]:
-        """Return the cached outcomes for a target, by the keys of their jobs."""
+        """Return {key of the job: outcome} of all that is cached for `target`."""
         with self._open() as file:
             query = "SELECT key, outcome FROM compiled WHERE target = ? AND triton = ?"
             rows = file.execute(query, (target, triton_version())).fetchall()
             return {name: read_outcome(json.loads(text)) for name, text in rows}
 
     def put(self, name: str, target: str, outcome: Outcome) -> None:
-        """Store the outcome of compiling a job for a target; `name` is the job's key (see `key`)."""
+        """Store the outcome of compiling, for `target`, the job whose key (`key`) is `name`."""
         text = json.dumps(outcome if isinstance(outcome, str) else asdict(outcome))
         with self._open() as file:
             file.execute("INSERT OR REPLACE INTO compiled VALUES (?, ?, ?, ?)", (name, target, triton_version(), text))
@@ -148,8 +145,9 @@ def compile_jobs(
     wanted: Mapping[str, Job], target: str, cache: Cache, processes: int = 2, seconds: float = inf
 ) -> Iterator[tuple[str, Outcome]]:
     """
-    Yield the key and the outcome of every job in `wanted`, by key, for `target`, such as `cuda:90`: those in `cache`
-    first, the others, which it then has too, in the order of `wanted` in batches of `BATCH`, by `processes` processes.
+    Yield (key, outcome) of the jobs in `wanted`, which has them by key (`key`), compiled for `target`, such as
+    `cuda:90`. Outcomes that `cache` has come first. The others are compiled in the order of `wanted`, in batches of
+    `BATCH`, by `processes` processes at a time, and stored in `cache`.
 
     No compilation begins after `seconds`; jobs that are left over are not yielded.
     """

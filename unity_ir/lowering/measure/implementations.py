@@ -51,8 +51,9 @@ class TuningTask:
 
     def launcher(self, implementation: str) -> Launcher:
         """
-        Return the text of the Python function, with its kernels, that computes the operator in `implementation`,
-        `triton` or `torch`; without kernels if Triton has none for it, as it is in PyTorch then.
+        Return the Python function (a launcher) that computes the operator in `implementation`, `triton` or `torch`, as
+        text, with the texts of its kernels. It has no kernels in PyTorch, nor in Triton if the operator has no Triton
+        kernel.
         """
         return launcher(self.operator.line, self.operator.dtypes, implementation, self.operator.divided)
 
@@ -63,8 +64,8 @@ Measure = Callable[[TuningTask, Sequence[str]], Mapping[str, float | str]]
 
 def tuning_tasks(programs: Iterable[Program]) -> Iterator[TuningTask]:
     """
-    Yield a task for every distinct operator, at one rank's shapes, of the programs for which there is a Triton kernel;
-    those without one are left out.
+    Yield a task for each distinct operator of the programs, at the shapes of one rank's pieces, that has a Triton
+    kernel.
     """
     seen: set[str] = set()
     for before in programs:
@@ -101,11 +102,11 @@ def _below(line: Bound, operand: str) -> int:
 
 class OnGPU:
     """
-    Timer of a task's implementations on the current CUDA device, called as a `Measure`; a context manager, which keeps
-    the kernels' text in a temporary folder until it exits.
+    Times a task's implementations on the current CUDA device when called as a `Measure`. It is a context manager, which
+    keeps the kernels' text in a temporary folder until it exits.
 
-    PyTorch's runs first; if both are asked for, Triton's is timed only if its results agree. What fails, or whose
-    operands are too large (`MOST_BYTES`), has the reason in place of its seconds.
+    PyTorch's runs first; if both are asked for, Triton's is timed only if its results agree. An implementation that
+    fails, or whose operands are too large (`MOST_BYTES`), has the reason, as text, in place of its seconds.
     """
 
     def __enter__(self) -> Self:

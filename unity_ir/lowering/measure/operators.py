@@ -82,8 +82,8 @@ class Operand:
 @dataclass(frozen=True, slots=True)
 class OperatorJob:
     """
-    A call to time: the function's name and its Python text (it may use `torch`), and its arguments: tensors, then
-    numbers.
+    A call of a function to time: `source` is the Python text (it may use `torch`) that defines the function `name`,
+    which is called with tensors like `operands`, then with `numbers`.
     """
 
     name: str
@@ -95,9 +95,11 @@ class OperatorJob:
 @dataclass(frozen=True, slots=True)
 class CollectiveJob:
     """
-    A collective to time: all groups of `members` ranks at once, each rank with an operand of `elements` f32 elements.
+    A collective to time: the ranks form groups of `members`, which all do it at once; each rank's operand has
+    `elements` f32 elements.
 
-    `kind` is a key of `COLLECTIVES`. `elements` is rounded down to a multiple of 64; `members` divides the ranks.
+    `kind` is a key of `COLLECTIVES`. `elements` is rounded down to a multiple of 64; `members` divides the number of
+    ranks.
     """
 
     kind: str
@@ -121,11 +123,11 @@ Job = OperatorJob | CollectiveJob
 @dataclass(frozen=True, slots=True)
 class Measured:
     """
-    The result of a measurement: seconds of one call, their relative `spread`, and the number of repeats.
+    The result of a measurement: the `seconds` of one call, their relative `spread`, and the number of repeats.
 
-    `seconds` is the mean over ranks of the median of the repeats or, where ranks share cores, the mean of the slowest
-    rank. `spread` is the range of the repeats, without the extremes, relative to their median, on the rank where it is
-    largest.
+    `seconds` is the mean over ranks of each one's median of the repeats. If ranks share cores, it is the mean of the
+    repeats on the slowest rank. `spread` is the range of the repeats without the extremes, divided by their median, on
+    the rank where this is largest.
     """
 
     seconds: float
@@ -166,7 +168,7 @@ def update_job(elements: int, dtype: str, optimizer: Optimizer) -> OperatorJob:
 
 class RankPool:
     """
-    A pool of `count` processes that run the same call at once to time it; a context manager, which starts and ends
+    A pool of `count` processes, the ranks, that time the same call at once. As a context manager it starts and ends
     them.
 
     They run on `device` (`cpu` or `cuda`), for about `seconds` per operator and `MOVES_LONGER` times that per

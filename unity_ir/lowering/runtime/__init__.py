@@ -55,10 +55,12 @@ def text(parts: Sequence[str] = PARTS, step: str | None = None, on_host: bool = 
     """
     Return the text of the runtime modules named in `parts`, in order, as it is copied into an emitted program.
 
-    Given `step`, the program's text of `forward_backward`, leave out functions and classes that neither `step` nor a
-    top-level statement of the modules uses, directly or through others (those of `PUBLIC` stay unless `on_host`),
-    modules of which none is used, and blocks `if ctx.flight ..` if `step` has no `Flight`. With `on_host`, for programs
-    whose steps are never a CUDA graph, blocks `if ON_HOST is None ..` are left out, too.
+    `step` is the text of the program's own functions, such as `forward_backward` and `update`. If it is given,
+    functions and classes are left out that neither `step` nor a top-level statement of the modules uses, directly or
+    through others (those of `PUBLIC` stay), and so are modules of which none is used. If it does not use the class
+    `Flight`, its steps do not overlap, and the statements `if ctx.flight ..` are left out. With `on_host`, for programs
+    whose steps are never a CUDA graph, statements `if ON_HOST is None ..` are left out, and unused functions of
+    `PUBLIC`, too.
     """
     overlaps = step is None or "Flight" in _names(ast.parse(step))
     modules = {part: _module(part, overlaps, not on_host) for part in parts}

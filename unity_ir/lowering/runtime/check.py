@@ -51,8 +51,8 @@ FAR = 64
 
 def rounding(plain, batch, wanted):
     """
-    Return PyTorch's own errors of float32 gradients on `batch`: ({weight: largest entry at `plain`}, {weight: largest
-    norm at `plain` and three weights an ulp or so away}). `wanted` has the float64 gradients at the weights `plain`.
+    Return PyTorch's errors of float32 gradients on `batch`: ({weight: largest entry at weights `plain`}, {weight:
+    largest norm there and at three others, an ulp or so off}). `wanted` has the float64 gradients at `plain`.
     """
     single = {n: b.float() if b.is_floating_point() else b for n, b in batch.items()}
     generator = torch.Generator().manual_seed(0)
@@ -71,8 +71,8 @@ def rounding(plain, batch, wanted):
 
 def gradients(weights, batch):
     """
-    Return (loss, {name: gradient}) of `reference` on whole tensors by name, by autograd; zeros where unused. The next
-    values of running statistics are among the gradients.
+    Return (loss, {name: gradient}) of `reference`, by autograd; `weights` and `batch` are whole tensors by name.
+    Weights that the loss does not use get zeros. The dict has the next values of running statistics, too.
     """
     leaves = {n: w.detach().clone().requires_grad_() for n, w in weights.items()}
     kept: dict = {}
@@ -199,7 +199,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
 
 def wrong_casts(ctx, when, weights):
     """
-    Return a message, begun by `when`, for each of the Weights whose kept cast is not, on some rank, the weight's cast.
+    Return a message, which begins with `when`, for each weight whose kept cast differs from its cast on some rank.
     """
     if not any(spec.cast for spec in WEIGHTS.values()):
         return []
@@ -215,10 +215,10 @@ def _is_cast(cast, weight):
 
 def unexplained_gradients(ctx, off, got, want, plain, batch, weights, local, notes):
     """
-    Return those messages of `off` ({weight: message}) that rounding does not explain, and one for each other gradient
-    that is off in float64, too (`in_double`). `got` has the program's whole gradients, `want` PyTorch's in f64 of
-    `plain` and `batch` (whole, f64); `weights` and `local` are this rank's pieces. If float64 explains all, say so in
-    the list `notes` (None: nowhere). All ranks call it.
+    Return the messages of `off` ({weight: message about its gradient}) that rounding does not explain, and one for each
+    other gradient that is off in float64, too (`in_double`). `got` has the program's whole gradients, `want` PyTorch's
+    in f64 for `plain` and `batch` (whole, f64); `weights` and `local` are this rank's pieces. If float64 explains all,
+    say so in the list `notes` (None: nowhere). All ranks call it.
     """
     is_half = COARSEST in NORM_TOLERANCES
     farthest, longest = (dict.fromkeys(want, 0.0), {}) if is_half else rounding(plain, batch, want)
@@ -260,9 +260,9 @@ KEPT = {"m": "mean of gradients of", "v": "mean of squared gradients of"}
 
 def torch_update(name, t, state, grad):
     """
-    Return what step `t` (from 1) of PyTorch's optimizer makes, in f64, of `state` [weight, *moments] and `grad`: (the
-    new state, for each of its tensors the sum of the sizes of the terms added, which its rounding error is relative
-    to).
+    Return (new state, sizes) of step `t` (from 1) of PyTorch's optimizer on the weight `name`, in f64, from `state`
+    [weight, *moments] and its gradient `grad`. `sizes` has a tensor for each of the state: the sum of the absolute
+    values of the terms added, to which its rounding error is relative.
     """
     settings = hyperparameters(name)
     rate, decay, weight = settings["lr"], settings.get("weight_decay", 0.0), state[0]
@@ -299,8 +299,8 @@ def torch_update(name, t, state, grad):
 
 def compare_update(what, name, t, before, grad, after):
     """
-    Return a line that begins with `what` if `after` [weight, *moments] is not, but for rounding, PyTorch's step `t`
-    (from 1) of weight `name` from `before` (f64) by the gradient `grad`; else None.
+    Return a message, which begins with `what`, if the state `after` [weight, *moments] differs by more than rounding
+    from what PyTorch makes in step `t` (from 1) of `before` (f64) and the gradient `grad` of weight `name`; else None.
     """
     want, sizes = torch_update(name, t, before, grad.double())
     for of, got, value, size in zip(("", *(f": {KEPT[s]} it" for s in STATE)), after, want, sizes):
@@ -341,7 +341,7 @@ STEPS = (1, 2, 3, 100, 10000)
 def check_update(ctx, weights):
     """
     Compare `update` with torch.optim's on trial weights, gradients and moments of all sizes, at steps 1 to 10000, and
-    the decay that it applies; return up to 8 messages, of all ranks. `weights` stay as they are. All ranks call it.
+    its weight decay; return up to 8 messages, of all ranks. `weights` stay as they are. All ranks call it.
     """
     wrong = []
     for number, (name, weight) in enumerate(weights.items()):

@@ -36,9 +36,9 @@ from unity_ir.lowering.runtime.recipe import RECIPE
 
 def state_dict(ctx, weights, moments, record=None):
     """
-    Return this rank's pieces as DTensors, which share their memory, by key: `weights.NAME`, `moments.K.NAME` (K: place
-    in the optimizer's state) and, where steps overlap, `older.NAME`: the weights of one step ago, unless the checkpoint
-    to load, whose `complete.json` is `record`, has none. All ranks call it.
+    Return {key: DTensor} of this rank's pieces, in the same memory. Keys are `weights.NAME`, `moments.K.NAME` (K: place
+    in the optimizer's state) and, if steps overlap, `older.NAME`, the weights of one step ago. `record` is the
+    `complete.json` of a checkpoint to load (None: to save); `older` is left out if that has none. All ranks call it.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -67,10 +67,10 @@ def state_dict(ctx, weights, moments, record=None):
 
 def save(ctx, weights, moments, t, folder, seed=0, keep=0, tables=(), skipped=0, beside=None):
     """
-    Write a checkpoint, after `t` steps, to `folder`/step_N (N: `t` in 8 digits), under another name that is changed at
-    the end, so that none is seen incomplete. `tables` ({name: tensor}) are in it; its `complete.json` has `seed`,
-    `skipped` and checksums. Remove all but the newest `keep` (0: remove none). All ranks call it; the run ends if it
-    fails. Given `beside` (a `BackgroundWriter`), wait for its last one, copy the state, and write in its thread.
+    Write a checkpoint, after `t` steps, to `folder`/step_N (N: `t` in 8 digits); it has another name until it is
+    complete. `tables` ({name: tensor}) are in it. Its `complete.json` has the `seed`, the number of steps `skipped`,
+    and checksums. Remove all but the newest `keep` (0: remove none). All ranks call it; the run ends if it fails. Given
+    `beside` (a `BackgroundWriter`), wait for its last one, copy the state, and write in its thread.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -139,8 +139,8 @@ def _remove(checkpoints):
 
 class BackgroundWriter:
     """
-    Writer of one checkpoint at a time beside training, in a thread, over a process group of its own. All ranks call
-    each method alike.
+    Writes one checkpoint at a time in a thread, while training goes on, over a process group of its own. All ranks call
+    each method.
     """
 
     def __init__(self, ctx):
@@ -149,8 +149,8 @@ class BackgroundWriter:
 
     def start(self, write):
         """
-        Call `write` in the thread, on all ranks; it returns why the checkpoint cannot be written, or None. `wait` must
-        have been called since the last start.
+        Call `write()` in the thread, on all ranks; it must return why the checkpoint cannot be written, as text, or
+        None. Call `wait` before the next `start`.
         """
 
         def run():
@@ -299,9 +299,9 @@ def _opened(path):
 def load(ctx, weights, moments, folder, changed=(), tables=None):
     """
     Load the newest complete checkpoint in `folder` into weights, moments (in place) and the random state; return its
-    number of steps. Into the dict `tables` (None: nowhere) go running statistics and counters, and other tables that it
-    lacks. Ends the run if there is none, if it is damaged or of another model, or if hyperparameters that are not in
-    `changed` differ. All ranks call it.
+    number of steps. Its running statistics and counters replace those in the dict `tables` (None: they are dropped); of
+    its other tables those go there that the dict lacks. Ends the run if there is none, if it is damaged or of another
+    model, or if hyperparameters not named in `changed` differ. All ranks call it.
     """
     import torch.distributed.checkpoint as dcp
 

@@ -24,8 +24,8 @@ from unity_ir.lowering.runtime.plan import MESH
 
 class Pending:
     """
-    A collective under way; until `wait`, to be called once, returns its result, it keeps the tensors it reads and
-    writes.
+    A collective under way. Call `wait` once for its result; until then this keeps the tensors that are read and
+    written.
     """
 
     watch = None  # called with each collective that starts, its mesh axes and its work handle, for profiles
@@ -47,7 +47,7 @@ class Pending:
 
 
 def wait(*pending):
-    """Wait for several Pendings (None: this rank takes no part); return a tuple of their results, with None there."""
+    """Wait for several Pendings (None: this rank takes no part); return a tuple of their results, None for a None."""
     return tuple(each and each.wait() for each in pending)
 
 
@@ -75,14 +75,14 @@ def _cut(x, dim, axes):
 
 
 def all_reduce(ctx, x, axes):
-    """Start an all-reduce (sum) of `x`, in place, along mesh axes `axes`: a Pending of `x`."""
+    """Start an all-reduce (sum) of `x`, in place, along mesh axes `axes`; return a Pending with the result `x`."""
     return Pending(axes, dist.all_reduce(x, group=ctx.groups[axes], async_op=True), lambda: x, x)
 
 
 def all_reduce_many(ctx, tensors, axes):
     """
-    Start one all-reduce (sum) of several tensors along mesh axes `axes`: a Pending of a tuple of new tensors, their
-    sums.
+    Start one all-reduce (sum) of several tensors along mesh axes `axes`; return a Pending with a tuple of new tensors,
+    their sums.
     """
     out = torch.cat([x.reshape(-1) for x in tensors])
     shapes = [x.shape for x in tensors]
@@ -96,7 +96,7 @@ def all_reduce_many(ctx, tensors, axes):
 
 
 def all_gather(ctx, x, dim, axes):
-    """Start an all-gather of piece `x` along mesh axes `axes`: a Pending of the group's pieces, joined along `dim`."""
+    """Start an all-gather of `x` along mesh axes `axes`; return a Pending with the pieces of all joined along `dim`."""
     out, shape, x = x.new_empty((_ways(axes) * x.numel(),)), x.shape, x.contiguous().view(-1)
     work = _all_gather(out, x, group=ctx.groups[axes], async_op=True)
     if dim == 0:
@@ -105,7 +105,7 @@ def all_gather(ctx, x, dim, axes):
 
 
 def all_gather_many(ctx, tensors, dims, axes):
-    """Start one all-gather along mesh axes `axes`: a Pending of a tuple, pieces `tensors[i]` joined along `dims[i]`."""
+    """Start one all-gather along `axes`; return a Pending with a tuple: pieces `tensors[i]`, joined along `dims[i]`."""
     ways, sizes = _ways(axes), [x.numel() for x in tensors]
     mine, shapes = torch.cat([x.reshape(-1) for x in tensors]), [x.shape for x in tensors]
     out = mine.new_empty((ways * mine.numel(),))
@@ -121,7 +121,7 @@ def all_gather_many(ctx, tensors, dims, axes):
 
 
 def reduce_scatter(ctx, x, dim, axes):
-    """Start a reduce-scatter of `x` along mesh axes `axes`: a Pending of this rank's part, along `dim`, of the sum."""
+    """Start a reduce-scatter of `x` along mesh axes `axes`; return a Pending with this rank's part, along `dim`."""
     parts = _cut(x, dim, axes)
     out = torch.empty_like(parts[0])
     work = _reduce_scatter(out.view(-1), parts.view(-1), group=ctx.groups[axes], async_op=True)
@@ -129,7 +129,7 @@ def reduce_scatter(ctx, x, dim, axes):
 
 
 def reduce_scatter_many(ctx, tensors, dims, axes):
-    """Start one reduce-scatter along mesh axes `axes`: a Pending of a tuple, this rank's parts along `dims[i]`."""
+    """Start one reduce-scatter along `axes`; return a Pending with a tuple: this rank's parts, along `dims[i]` each."""
     parts = [_cut(x, dim, axes) for x, dim in zip(tensors, dims)]
     shapes, mine = [p.shape[1:] for p in parts], torch.cat([p.flatten(1) for p in parts], 1)
     out = mine.new_empty((mine.shape[1],))
@@ -143,7 +143,7 @@ def reduce_scatter_many(ctx, tensors, dims, axes):
 
 
 def all_to_all(ctx, x, source, target, axes):
-    """Start an all-to-all along mesh axes `axes`: a Pending of `x` resharded from dim `source` to dim `target`."""
+    """Start an all-to-all along `axes`; return a Pending with `x` resharded from dim `source` to dim `target`."""
     parts = _cut(x, target, axes)
     out = torch.empty_like(parts)
     work = dist.all_to_all_single(out, parts, group=ctx.groups[axes], async_op=True)
@@ -152,8 +152,8 @@ def all_to_all(ctx, x, source, target, axes):
 
 def broadcast(ctx, x, root, shape, dtype, axes):
     """
-    Start a broadcast along `axes` of `x` (`shape`, `dtype`), which only position `root` has (others give None): a
-    Pending of `x`.
+    Start a broadcast along mesh axes `axes` of `x`, of shape `shape` and type `dtype`, which the rank at position
+    `root` has (others pass None); return a Pending with `x`.
     """
     out = x.contiguous() if ctx.index(axes) == root else torch.empty(shape, dtype=dtype, device=ctx.device)
     work = dist.broadcast(out, group=ctx.groups[axes], group_src=root, async_op=True)
@@ -162,8 +162,8 @@ def broadcast(ctx, x, root, shape, dtype, axes):
 
 def scatter(ctx, x, dim, root, shape, dtype, axes):
     """
-    Start a scatter along `axes` of `x` of shape `shape`, which only position `root` has (others give None): a Pending
-    of this rank's part along `dim`.
+    Start a scatter along mesh axes `axes` of `x`, of shape `shape` and type `dtype`, which the rank at position `root`
+    has (others pass None); return a Pending with this rank's part along `dim`.
     """
     shape = [size // _ways(axes) if i == dim else size for i, size in enumerate(shape)]
     out = torch.empty(shape, dtype=dtype, device=ctx.device)
@@ -173,7 +173,7 @@ def scatter(ctx, x, dim, root, shape, dtype, axes):
 
 
 def gather(ctx, x, dim, root, axes):
-    """Start a gather: a Pending of pieces `x` joined along `dim` at position `root` along `axes`, of None elsewhere."""
+    """Start a gather along `axes`; return a Pending: at position `root` pieces `x` joined along `dim`, else None."""
     mine = ctx.index(axes) == root
     out = x.new_empty((_ways(axes) if mine else 0, *x.shape))
     x, parts = x.contiguous(), out.unbind(0)
@@ -182,7 +182,7 @@ def gather(ctx, x, dim, root, axes):
 
 
 def reduce(ctx, x, root, axes):
-    """Start a reduce of `x`: a Pending of the sum at position `root` along mesh axes `axes`, of None elsewhere."""
+    """Start a reduce along mesh axes `axes`; return a Pending: the sum of `x` at position `root`, None elsewhere."""
     out = x.clone()
     work = dist.reduce(out, group=ctx.groups[axes], group_dst=root, async_op=True)
     return Pending(axes, work, lambda: out if ctx.index(axes) == root else None, out)
@@ -197,8 +197,8 @@ class _Unwaited(Pending):
 
 def send(ctx, x, root, to, shape, dtype, axes):
     """
-    Start a send of `x` (`shape`, `dtype`) from position `root` along `axes` to position `to`: a Pending of `x` at `to`,
-    of None at `root`; elsewhere return None.
+    Start to send `x`, of shape `shape` and type `dtype`, from position `root` along mesh axes `axes` to position `to`.
+    Return a Pending, with `x` at `to` and None at `root`; other ranks get no Pending, but None.
     """
     group, mine = ctx.groups[axes], ctx.index(axes)
     if mine == root:
@@ -215,22 +215,22 @@ def send(ctx, x, root, to, shape, dtype, axes):
 
 
 def zero_elsewhere(ctx, x, root, shape, dtype, axes):
-    """Return `x` at position `root` along `axes`, and zeros of `shape` elsewhere: addends of a sum that is `x`."""
+    """Return `x` at position `root` along `axes`, zeros (`shape`, `dtype`) elsewhere: addends, whose sum is `x`."""
     return x if ctx.index(axes) == root else torch.zeros(shape, dtype=dtype, device=ctx.device)
 
 
 def keep_part(ctx, x, dim, axes):
     """
-    Return this rank's part, along dim `dim`, of a tensor that all ranks along `axes` hold; it may share memory with
-    `x`.
+    Return this rank's part along dim `dim` of a tensor `x` that all ranks along mesh axes `axes` hold. It may share
+    memory with `x`.
     """
     return x.chunk(_ways(axes), dim)[ctx.index(axes)].contiguous()
 
 
 def zero_pad(ctx, x, dim, axes):
     """
-    Return this rank's addend of a whole: zeros with piece `x` at its place along `dim`. With `dim` None each rank along
-    `axes` has the whole `x`: return it at position 0, zeros elsewhere.
+    Return this rank's addend of a whole tensor: zeros, with piece `x` at its place along `dim`. If `dim` is None, all
+    ranks along mesh axes `axes` have the whole `x`: return it at position 0, zeros elsewhere.
     """
     if dim is None:
         return x if ctx.index(axes) == 0 else torch.zeros_like(x)
@@ -256,23 +256,23 @@ def constant(ctx, value, shape, dtype, addend_axes):
 
 
 def micro_batches(ctx, count):
-    """Yield (is first, is last) for each of a step's `count` micro-batches, whose number `ctx.micro_batch` then is."""
+    """Yield (is first, is last) for each of a step's `count` micro-batches; `ctx.micro_batch` is then its number."""
     for ctx.micro_batch in range(count):
         yield ctx.micro_batch == 0, ctx.micro_batch == count - 1
 
 
 def take_micro_batch(ctx, x, dim, count):
     """
-    Return the part of `x`, cut into `count` equal ones along `dim`, of the current micro-batch (`ctx.micro_batch`).
+    Cut `x` into `count` equal parts along dim `dim`; return that of the current micro-batch, number `ctx.micro_batch`.
     """
     return x.chunk(count, dim)[ctx.micro_batch].contiguous()
 
 
 def accumulated(total, x, last, dtype=None):
     """
-    Return `total`, the sum over the micro-batches or pieces before, after adding `x` to it in place; None before the
-    first, when `x` itself, if not of half precision, becomes the total. The sum is float32 or longer until the `last`,
-    and is then returned as `dtype` (None: that of `x`).
+    Return `total`, the sum over earlier micro-batches or loss pieces, after adding `x` to it in place. At the first,
+    `total` is None, and `x` itself is returned. Half precision is summed in float32 until the `last`, which returns the
+    sum as `dtype` (None: the type of `x`).
     """
     half = x.dtype in (torch.float16, torch.bfloat16)
     total = (x.float() if half else x) if total is None else total.add_(x)
@@ -281,8 +281,8 @@ def accumulated(total, x, last, dtype=None):
 
 def join_micro_batches(total, x, dim, last):
     """
-    Return `total`, the list of the parts that the micro-batches before made (None: no part yet), with `x` appended; in
-    the `last`, all parts joined along `dim`.
+    Return the list `total` of earlier micro-batches' parts (None: none yet) with `x` appended; at the `last`, return
+    all parts joined along `dim`.
     """
     parts = [*(total or []), x]
     return torch.cat(parts, dim) if last else parts
@@ -290,8 +290,8 @@ def join_micro_batches(total, x, dim, last):
 
 def loss_pieces(ctx, count):
     """
-    Yield whether it is the last for each of `count` pieces of the tokens, of which one after the other (`ctx.piece`)
-    the loss is computed.
+    Run through the `count` pieces of the tokens in which the loss is made: set `ctx.piece` to each one's number, and
+    yield whether it is the last.
     """
     for ctx.piece in range(count):
         yield ctx.piece == count - 1
@@ -299,13 +299,13 @@ def loss_pieces(ctx, count):
 
 def take_piece(ctx, x, dim, count):
     """
-    Return the part of `x`, cut into `count` equal ones along `dim`, of the current piece of the tokens (`ctx.piece`).
+    Cut `x` into `count` equal parts along dim `dim`; return that of the current piece of the loss, number `ctx.piece`.
     """
     return x.chunk(count, dim)[ctx.piece].contiguous()
 
 
 def put_piece(ctx, whole, x, dim, count):
-    """Copy `x` into `whole` as part `ctx.piece` of `count` along `dim`; return `whole` (None: made here, of zeros)."""
+    """Copy `x` into part `ctx.piece` of `count` along `dim` of `whole`; return `whole` (None: made here, of zeros)."""
     if whole is None:
         shape = list(x.shape)
         shape[dim] *= count

@@ -60,9 +60,9 @@ from unity_ir.lowering.runtime.weights import check_running, read_tables, read_w
 def step(ctx, weights, moments, batch, t, rate=1.0, before_update=None, profile=None, following=None):
     """
     Do training step `t` (from 0) on a whole `batch` ({input: tensor}) at `rate` times the learning rate: update
-    weights, moments, and running statistics in the batch in place, but not if the gradient's norm is inf or nan.
-    Before, call `before_update(pieces of the batch, loss, norm)` (norm None without CLIP). Where steps overlap, begin
-    the whole batch `following`. A Profile `profile` records it. Return this rank's part of the loss.
+    weights, moments, and running statistics in the batch in place, unless the gradient's norm is inf or nan. Before the
+    update, call `before_update(pieces of the batch, loss, norm)` (norm: None without CLIP). If steps overlap, begin
+    `following`, the next whole batch. `profile` (a Profile) records the step. Return this rank's part of the loss.
     """
     if ctx.flight and following:
         ctx.flight.following = {name: piece(ctx, following[name], spec) for name, spec in INPUTS.items()}
@@ -75,8 +75,8 @@ def step(ctx, weights, moments, batch, t, rate=1.0, before_update=None, profile=
 
 def step_on(ctx, weights, moments, local, t, rate=1.0, before_update=None, profile=None):
     """
-    Do what `step` does on this rank's pieces `local` of a batch ({input: piece, or None}), whose running statistics are
-    replaced in place. Where steps overlap, set `ctx.flight.following` before.
+    Do what `step` does, given this rank's pieces `local` of a batch ({input: piece, or None}), in which running
+    statistics are replaced in place. If steps overlap, set `ctx.flight.following` before.
     """
     run = profile.run if profile else lambda function: function
     loss, grads = run(forward_backward)(ctx, weights, local)
@@ -100,8 +100,8 @@ MOST_SKIPPED = 10
 
 def train(ctx, options, data, seed, folder, skipped=0):
     """
-    Train until `options.steps` steps are done in all, from the newest checkpoint in `folder` (None: from step 0),
-    before which `skipped` steps were skipped; log, evaluate, and write checkpoints and weights as `options` say.
+    Train until `options.steps` steps are done in all, from the newest checkpoint in `folder` (None: from step 0), up to
+    which `skipped` steps were skipped. Log, evaluate, and write checkpoints and weights as `options` say.
     """
     weights = init_weights(ctx, seed)
     moments = init_moments(weights)
@@ -294,8 +294,8 @@ def deterministic():
 
 def goes_on_from(ctx, options):
     """
-    Return the checkpoint folder to start from: --save's after a restart by torchrun, else --load's, or None. End the
-    run if --save has checkpoints of another run. All ranks call it.
+    Return the folder of checkpoints to start from: that of --save after a restart by torchrun, else of --load, or None.
+    End the run if --save has checkpoints of another run. All ranks call it.
     """
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
     there = newest(ctx, options.save) if options.save else None
@@ -307,7 +307,7 @@ def goes_on_from(ctx, options):
 
 
 def check_writable(ctx, options):
-    """End the run before training if a file or folder that its `options` have it write is not writable."""
+    """End the run, before training, if a file or folder that `options` names for output is not writable."""
     wrong = None
     if ctx.rank == 0:
         for path, folder in (
@@ -323,7 +323,7 @@ def check_writable(ctx, options):
 
 
 def main():
-    """Run the program: join the ranks, then train or check as the options say."""
+    """Parse the command line, join the ranks, and train, or compare with PyTorch (`--check`), as the options say."""
     options = arguments()
     torch.set_num_threads(1)
     if options.deterministic:
@@ -351,7 +351,7 @@ def main():
 
 
 def run(ctx, options):
-    """Train or check, as `options` say, after the ranks joined; a failed check prints lines and exits with code 1."""
+    """Train or check as `options` say, after the ranks joined; a failed check prints lines, and exits with code 1."""
     folder = goes_on_from(ctx, options)
     found = newest(ctx, folder) if folder else None
     seed = found[1]["seed"] if found else options.seed or 0

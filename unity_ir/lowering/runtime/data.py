@@ -28,14 +28,14 @@ ROWS = [name for name in INPUTS if name not in TABLES]
 
 class Data:
     """
-    Source of batches. By `source` they are rows of an .npz or .safetensors file, shuffled every epoch by `seed` or,
-    without `is_shuffled`, in order; those of a token file, .npy or .bin (`Tokens`); the arrays by input name that the
-    function of "module:function" returns for a step; or, for None, random numbers. They depend on step and seed alone,
-    so that a run can be resumed. `tables` ({name: tensor}) are inputs that no batch has, and counters; without them
-    (None) they are random or the source's. Ends the run if files do not fit the inputs.
+    Source of batches, which depend on step and `seed` alone, so that a run can be resumed. `source` is an .npz or
+    .safetensors file of rows, shuffled every epoch by `seed` unless `is_shuffled` is False; a token file, .npy or .bin
+    (`Tokens`); "module:function", a function that returns a step's arrays by input name; or None: random numbers.
+    `tables` ({name: tensor}) are inputs that are no part of a batch (TABLES), and counters of steps (COUNTERS); if
+    None, tables are random or in the source. Ends the run if files do not fit the inputs.
 
-    Those that a step replaces (RUNNING) are `running`: this rank's pieces by name, which `trained` and checkpoints keep
-    up to date; `tables` has what they were before the first step.
+    Steps replace this rank's pieces of running statistics, `running` ({name: piece}), in place; in `tables` these stay
+    as they were before the first step.
     """
 
     def __init__(self, source=None, seed=0, tables=None, is_shuffled=True):
@@ -123,20 +123,18 @@ class Data:
         return {name: own[name] if name in own else sent(ctx, found[name], spec) for name, spec in INPUTS.items()}
 
     def trained(self):
-        """Add to each counter what a step adds to it (COUNTERS); call it after each step that is not skipped."""
+        """Add to each counter in `tables` what a step adds (COUNTERS); call it after each step that is not skipped."""
         for name, count in COUNTERS.items():
             self.tables[name] = self.tables[name] + count
 
     def whole_tables(self, ctx):
-        """Return the tables as they are now, whole, by name. All ranks call it."""
+        """Return {name: whole tensor} of tables, counters and running statistics as they are now. All ranks call it."""
         specs = {name: INPUTS[name] for name in self.running}
         now = {name: value.cpu() for name, (value, _) in wholes(ctx, self.running, specs).items()}
         return {**(self.tables or {}), **now}
 
     def whole_batches(self):
-        """
-        Return (how many whole batches the file has, rows left over); (None, 0) of a function and of random numbers.
-        """
+        """Return (number of whole batches in the file, rows left over); (None, 0) for a function and random numbers."""
         if self.tokens:
             return divmod(self.tokens.there, self.tokens.samples)
         if not self.arrays:

@@ -21,8 +21,8 @@ from unity_ir.lowering.runtime.ranks import fail_alike
 
 class Evaluation:
     """
-    The loss on data of its own (`options.eval_data`) by the forward alone: the mean over all whole batches in order, or
-    over the first `options.eval_batches`; batches weigh by their number of labels where the loss is a mean over labels.
+    Evaluates on other data (`options.eval_data`) by the forward alone: the mean loss over its whole batches in order,
+    or over the first `options.eval_batches`. Where a loss is a mean over labels, batches are weighted by their labels.
     Tables and running statistics are those of the Data `trained_on`. Rank 0 prints how many rows fill no last batch.
     """
 
@@ -47,7 +47,7 @@ class Evaluation:
     def loss(self, ctx, weights):
         """
         Return the mean loss of the batches, or of all their labels that are not ignored, as a float; nan if there are
-        none. The state of random numbers stays as it was. All ranks call it.
+        none. PyTorch's random state is left as it was. All ranks call it.
         """
         total = number = 0.0
         with torch.random.fork_rng([ctx.device] if ctx.device.type == "cuda" else []):

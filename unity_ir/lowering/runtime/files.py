@@ -46,7 +46,7 @@ def write_file(path, write):
 
 
 def why_not_written(path, folder):
-    """Return why a file `path` (with `folder` true, files in the folder `path`) cannot be written; None if it can."""
+    """Return, as text, why a file `path` (with `folder`, files in folder `path`) cannot be written; None if it can."""
     try:
         if path.is_dir() and not folder:
             return f"cannot write {path}: it is a folder"

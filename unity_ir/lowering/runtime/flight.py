@@ -28,9 +28,9 @@ from unity_ir.lowering.runtime.recipe import loss_part
 
 class Flight:
     """
-    What is under way between the steps of a rank: the batch that it has begun, sends, and the older of two versions of
-    the weights. The steps of one run are those of one Flight; `following`, if set before a step, has this rank's pieces
-    of the next batch, so that the step begins it. A step without it leaves nothing under way, and computes the same.
+    What a rank of a pipeline that never drains keeps from step to step: the next batch, as far as it has come, sends
+    not yet waited for, and the weights of one step ago. A run has one Flight. Before a step, set `following` to this
+    rank's pieces of the next batch, which the step then begins; a step without it begins none, and computes the same.
     """
 
     def __init__(self):
@@ -45,8 +45,8 @@ class Flight:
 
     def apart(self, ctx, program):
         """
-        Return a copy of `ctx` with a new Flight, of which nothing is under way, for the module `program` of another
-        program.
+        Return a copy of `ctx` with a new Flight, made by `program`, the module of another program, which has begun
+        nothing.
         """
         alone = copy.copy(ctx)
         alone.flight = program.flight()
@@ -54,7 +54,7 @@ class Flight:
 
     def older(self, weights):
         """
-        Return the Weights of one step ago (no copy), with which batches are computed; at first a copy of `weights`.
+        Return the Weights of one step ago (not a copy), with which batches are computed; at first a copy of `weights`.
         """
         if self._older is None:
             self._older = Weights({name: weight.clone() for name, weight in weights.items()})
@@ -62,9 +62,9 @@ class Flight:
 
     def step(self, ctx, weights, batch, before, after):
         """
-        Do a step on this rank's pieces `batch` (what `following` was, if it was set before the last step). Return its
-        part of the loss, and gradients by name, at the weights of one step ago. Call `before(ctx, weights, batch)` and
-        `after(ctx, weights, batch, once, sums)` once. `weights` gets copies that may be updated in place.
+        Run forward and backward on this rank's pieces `batch` (what `following` was, if set before the last step);
+        return (its part of the loss, {name: gradient}) at the weights of one step ago. `before(ctx, weights, batch)`
+        and `after(ctx, weights, batch, once, sums)` are the program's. `weights` gets copies to update in place.
         """
         if not ctx.ways:
             start_groups(ctx)
@@ -112,8 +112,8 @@ class Flight:
 
     def say_later(self, ctx, loss, t, say):
         """
-        Start to sum the ranks' parts of step `t`'s (from 0) loss, which the next call reports by calling `say` with the
-        sum, a float; report that of the step before, and of this one, too, if no batch is under way. All ranks call it.
+        Start to sum the ranks' parts `loss` of the loss of step `t` (from 0). `say` is called with the sum, a float, in
+        the next call or, if no next batch is begun, in this one. All ranks call it.
         """
         mine = loss_part(ctx, loss)
         work = dist.all_reduce(mine, async_op=True)
@@ -123,7 +123,7 @@ class Flight:
             self.say()
 
     def say(self):
-        """Wait for the loss under way, if there is one, and report it by its `say`; end the run if it is nan or inf."""
+        """Wait for the loss that `say_later` left, if any, and call its `say`; end the run if it is nan or infinite."""
         if self._said:
             (work, loss, t, say), self._said = self._said, None
             work.wait()
@@ -137,8 +137,8 @@ class Flight:
 
 def without_waiting(ctx, part, *arguments):
     """
-    Call `part(ctx, *arguments)`, which stages do once per step; return its result, and the sends that it started, which
-    are still to be waited for (`wait_for`).
+    Call `part(ctx, *arguments)`, where `part` is the program's `before` or `after`, run once per step. Return (its
+    result, a list of the sends that it started, to be waited for by `wait_for`).
     """
     ctx.flight.unwaited = []
     result = part(ctx, *arguments)

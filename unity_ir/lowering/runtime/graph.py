@@ -27,13 +27,13 @@ WARM_UP = 3
 
 class StepGraph:
     """
-    Training steps in which the device decides whether one counts, how far gradients are scaled, and how many steps have
-    counted (`done`: before the first), so that the host need not wait for one to start the next. After WARM_UP of them
-    each is one CUDA graph, if it `captures`.
+    Training steps that make their decisions on the device, so that the host can start one before the last has ended:
+    whether the step is skipped, how far gradients are clipped, and how many steps were not skipped (`done`: before the
+    first). Once WARM_UP steps have run kernel by kernel, each is one CUDA graph, if `captures`.
 
-    Weights, moments, and running statistics of the pieces `local` are replaced in place. A step changes nothing if its
-    gradient's norm (in a program without CLIP: its loss) is not finite. Once a step's loss is not finite though its
-    norm is, or there is no CLIP, no further step changes anything, as the run is to end.
+    Weights, moments, and running statistics among the pieces `local` of a batch are updated in place. A step is skipped
+    if its gradient's norm is nan or inf. If its loss is, but the norm is finite or not computed (no CLIP), the step and
+    all later ones are skipped, as the run is to end.
     """
 
     def __init__(self, ctx, weights, moments, local, done=0, captures=True):
@@ -53,10 +53,10 @@ class StepGraph:
 
     def step(self, local=None, rate=1.0):
         """
-        Start a step on this rank's pieces of a batch (None: those of the step before) at `rate` times the learning
-        rate. Return a function that waits for the step, and returns its loss, the gradient's norm (0 without CLIP), and
-        whether it changed anything, as floats; call it before two further steps are started, as its memory is then used
-        again.
+        Start a step on `local`, this rank's pieces of a batch by name (None: those of the step before), at `rate` times
+        the learning rate. Return a function that waits for the step and returns three floats: the whole loss, the
+        gradient's norm (0 without CLIP), and 1 if the step counts, 0 if it is skipped. Call it before the second step
+        from here is started, which reuses its memory.
         """
         for name, x in (local or {}).items():
             if x is not None and x is not self.local[name] and not (name in TABLES and x is self.given.get(name)):
@@ -165,9 +165,9 @@ class StepGraph:
 
 def captured(ctx, weights, moments, batch):
     """
-    Return a function, for programs that import this one, that starts a step, as a CUDA graph, on this rank's pieces
-    `batch`, and returns what `StepGraph.step` does; it ignores its arguments. On GPUs do WARM_UP + 1 steps before,
-    which update weights and moments; on CPUs there is no graph. Raises `RuntimeError` if there can be none on a GPU.
+    Return a function that starts a training step, on GPUs as a CUDA graph, on this rank's pieces `batch`, and returns
+    what `StepGraph.step` does; its arguments are ignored. On GPUs do WARM_UP + 1 steps before, which update weights and
+    moments. For programs that import this one. Raises `RuntimeError` if a GPU cannot make the graph.
     """
     is_cuda = ctx.device.type == "cuda"
     steps = StepGraph(ctx, weights, moments, batch, captures=is_cuda)
@@ -179,7 +179,7 @@ def captured(ctx, weights, moments, batch):
 
 
 def why_on_host(ctx, options):
-    """Return why `train` does not leave the decisions of steps to the device (StepGraph), as text; None if it does."""
+    """Return, as text, why `train` with these command-line options cannot use StepGraph; None if it can."""
     if ctx.device.type != "cuda":
         return "ranks are on CPUs"
     traced = "--check-nan" if options.check_nan else "--profile" if options.profile else None

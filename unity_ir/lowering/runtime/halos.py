@@ -58,8 +58,8 @@ def _exchange(ctx, messages, axes):
 
 def halo(ctx, x, dim, low, high, axes):
     """
-    Start a halo exchange along `axes`: a Pending of a copy of `x` with the `low` elements before it and the `high`
-    after it along `dim`, which its neighbours hold; zeros beyond the ends of the whole tensor.
+    Start a halo exchange along mesh axes `axes`; return a Pending with piece `x`, extended along dim `dim` by the `low`
+    elements before it and the `high` after it, which neighbours hold; zeros beyond the ends of the whole tensor.
     """
     size, me = x.shape[dim], ctx.index(axes)
     shape = list(x.shape)
@@ -86,8 +86,8 @@ def halo(ctx, x, dim, low, high, axes):
 
 def halo_reduce(ctx, x, dim, low, high, axes):
     """
-    Start the adjoint of `halo`: a Pending of a copy of `x` without its `low` first and `high` last elements along
-    `dim`, to which what its neighbours' pieces have at the same places is added.
+    Start the adjoint of `halo`; return a Pending with `x` less its `low` first and `high` last elements along dim
+    `dim`, to which neighbours' elements for the same places of the whole tensor are added.
     """
     size, me = x.shape[dim] - low - high, ctx.index(axes)
     out = x.narrow(dim, low, size).clone(memory_format=torch.contiguous_format)

@@ -17,10 +17,10 @@ import triton
 
 class Launches(dict):
     """
-    The launches of one Triton kernel by grid: `kernel[grid](x_ptr, y_ptr, 64, BLOCK=32)`. Triton looks at all arguments
-    each time to find the compiled kernel; these do so for the first of each combination of types and numbers, and pass
-    addresses, which CUDA is not asked about. Pointers come first, and have `_ptr` in their names. Triton itself
-    launches where hooks (profilers) are set, or an address is no multiple of 16.
+    A dict from a grid to a function that launches one Triton kernel: `kernel[grid](x_ptr, y_ptr, 64, BLOCK=32)`. Triton
+    looks at all arguments of each launch to find the compiled kernel. These functions look once for each combination of
+    element types and numbers, and then pass plain addresses. Pointers come first, with `_ptr` in their names. Triton
+    itself launches if hooks (profilers) are set, or an address is no multiple of 16.
     """
 
     def __init__(self, kernel):
@@ -61,8 +61,8 @@ class Launches(dict):
 
 def launched(kernel):
     """
-    Return the Launches of a kernel, if the command line has --quick-launches; the kernel itself otherwise, in the
-    interpreter, on AMD's GPUs, and for versions not known here.
+    Return the Launches of a Triton kernel, if the command line has --quick-launches; the kernel itself otherwise, and
+    in the interpreter, on AMD's GPUs, and for versions of Triton not known here.
     """
     if "--quick-launches" not in sys.argv:
         return kernel

@@ -27,8 +27,8 @@ def piece(ctx, whole, spec):
 
 def sent(ctx, whole, spec):
     """
-    Return a copy of this rank's piece of `whole` by Spec `spec` on its device, None if pinned elsewhere; what is on the
-    host goes to a GPU through pinned memory, without waiting for it.
+    Return what `piece` does. If `whole` is on the host and this rank on a GPU, copy from page-locked memory, without
+    waiting for the copy.
     """
     own = cut(ctx, whole, spec)
     if own is None or ctx.device.type != "cuda" or own.is_cuda:
@@ -48,7 +48,7 @@ def cut(ctx, whole, spec):
 
 
 def positions(ctx, spec, dim):
-    """Return the positions along `dim` that this rank's `piece` of a tensor has by its Spec, in order."""
+    """Return the indices along dim `dim` of a whole tensor that this rank's piece by Spec `spec` has, int64 [size]."""
     parts = [torch.arange(spec.shape[dim])]
     if spec.time == dim:
         parts = parts[0].chunk(MICRO_BATCHES)
@@ -59,23 +59,23 @@ def positions(ctx, spec, dim):
 
 
 def pins(spec):
-    """Return pairs (mesh axis, coordinate) of a Spec whose tensor only ranks at that coordinate hold; () if none."""
+    """Return (mesh axis, coordinate) pairs, at which alone ranks hold the tensor of Spec `spec`; () if all ranks do."""
     roles = enumerate(spec.roles)
     return tuple((axis, int(role[3:])) for axis, role in roles if isinstance(role, str) and role.startswith("at "))
 
 
 def whole(ctx, part, spec):
     """
-    Gather all ranks' pieces `part` (None: has none); return (whole tensor, largest difference between copies, a float)
-    on every rank. All ranks call it.
+    Gather a tensor of Spec `spec` from all ranks' pieces `part` (None: this rank has none); return (whole tensor,
+    largest difference between pieces that should be equal, a float) on every rank. All ranks call it.
     """
     return wholes(ctx, {"": part}, {"": spec})[""]
 
 
 def wholes(ctx, parts, specs):
     """
-    Return {name: what `whole` returns} for `parts` and `specs` by name, with one all-gather for about 2^24 elements.
-    All ranks call it.
+    Return {name: what `whole` returns} for dicts of pieces and of Specs by name, by one all-gather for each 2^24
+    elements or so. All ranks call it.
     """
     own = {n: _placeholder(ctx, specs[n]) if p is None else p for n, p in parts.items()}
     ends = dict(zip(own, itertools.accumulate(p.numel() for p in own.values())))
@@ -98,8 +98,8 @@ def _placeholder(ctx, spec):
 
 def assemble(parts, spec):
     """
-    Return (the whole tensor, largest difference between copies) of all ranks' pieces `parts`, in order of rank: shards
-    are joined, addends added up, and of copies the first is taken.
+    Return (whole tensor, largest difference between copies) given the list `parts` of all ranks' pieces, by rank:
+    shards are joined, addends added up, and of copies the first is taken.
     """
     apart = torch.zeros((), dtype=torch.float64)
     for axis in reversed(range(len(MESH))):
@@ -161,8 +161,8 @@ def normal(at, seed):
 
 class Weights(dict):
     """
-    This rank's pieces of weights by full name; `casts` has, by name, copies in the type `cast` of their Spec, where it
-    has one, which are kept from step to step. An update replaces both; after any other write call `renew_casts`.
+    This rank's pieces of weights by full name. For weights whose Spec has a type `cast`, `casts` has copies in that
+    type by name, which are kept from step to step. An update writes both; after any other write call `renew_casts`.
     """
 
     def __init__(self, weights):
@@ -172,7 +172,7 @@ class Weights(dict):
         self.renew_casts()
 
     def renew_casts(self):
-        """Copy each weight that has a kept cast into it, in place."""
+        """Set the kept cast of each weight that has one, in place, to the weight's present value."""
         for name, cast in self.casts.items():
             cast.copy_(self[name])
 

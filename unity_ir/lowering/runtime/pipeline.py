@@ -27,9 +27,9 @@ from unity_ir.lowering.runtime.plan import (
 
 def run_schedule(ctx, weights, batch, once, sums):
     """
-    Run this rank's actions in SCHEDULE on its pieces `batch`, with what `before` returned as `once`; parts add to the
-    dict `sums`. A send starts behind what makes it, and is waited for before the next in its direction; a receive
-    starts where the schedule has it, and is waited for where its stage needs it. All ranks call it.
+    Run this rank's actions of a step in the order of SCHEDULE, on its pieces `batch`. `once` is what `before` returned;
+    the parts that are run add to the dict `sums`. A send is waited for before the next in its direction, a receive
+    before the part that reads it. All ranks call it.
     """
     start_groups(ctx)
     under_way, sent = UnderWay(batch, once, sums), {"F": [], "B": []}
@@ -46,7 +46,7 @@ def run_schedule(ctx, weights, batch, once, sums):
 
 class UnderWay:
     """
-    State of one batch in a pipeline: for each micro-batch, what parts keep for each other, receive, and make for sends.
+    State of one batch in a pipeline: tensors that parts of its micro-batches keep for later parts, receive, or send.
     """
 
     def __init__(self, batch, once=None, sums=None):
@@ -57,15 +57,14 @@ class UnderWay:
 
     def send(self, ctx, stage, kind, k):
         """
-        Start the sends (`kind` SEND_F or SEND_B) of what a stage made of micro-batch `k`; return them as `start_sends`
-        does.
+        Start to send what a stage made of micro-batch `k`, by `kind` SEND_F or SEND_B; return as `start_sends` does.
         """
         return start_sends(ctx, stage, kind[-1], self.made.pop((stage, kind[-1], k), ()))
 
     def run(self, ctx, weights, stage, kind, k):
         """
-        Run `kind` (F, B, I or W) of a stage on micro-batch `k`, after waiting for what it reads; RECV_F and RECV_B
-        start that.
+        Do an action on micro-batch `k`: start the receives of a stage if `kind` is RECV_F or RECV_B; else wait for what
+        it reads, and run the parts of F, B, I or W.
         """
         way = "F" if kind in ("F", "RECV_F") else "B"
         if kind.startswith("RECV"):
@@ -81,27 +80,30 @@ class UnderWay:
 
 
 def actions_of(ctx):
-    """Yield this rank's actions in order, as (stage, kind, micro-batch): F, B, I, W, or SEND_ or RECV_ of F or B."""
+    """
+    Yield this rank's actions as (stage, kind, micro-batch). Kinds: F, B (forward, backward), I, W (the backward's
+    halves: gradients of inputs, of weights), and SEND_F, SEND_B, RECV_F, RECV_B.
+    """
     for stage, kind, k in re.findall(r"(\d+)([A-Z_]+)(\d+)", SCHEDULE[ctx.index(PIPELINE)]):
         yield int(stage), kind, int(k)
 
 
 def parts_of(stage, kind):
-    """Return the parts, by name, that an action runs: a backward is two where others of its stage are in halves."""
+    """Return the names in PARTS of what a stage's action `kind` runs: of B, I and W if the stage has these halves."""
     names = (f"{stage}I", f"{stage}W") if kind == "B" and f"{stage}B" not in PARTS else (f"{stage}{kind}",)
     return [name for name in names if name in PARTS]
 
 
 def start_groups(ctx):
-    """Make the process groups of sends forward (F) and backward (B), if there are none yet: all ranks call it."""
+    """Make `ctx.ways`: process groups for sends forward (F) and backward (B), if not yet made. All ranks call it."""
     if not ctx.ways:
         ctx.ways = {way: ctx._group(PIPELINE) for way in "FB"}
 
 
 def start_sends(ctx, stage, way, tensors):
     """
-    Start to send tensors that a stage has made to the next stage (`way` F) or the one before (B): a list of (name,
-    work, tensor), with empty names, without those that are None.
+    Start to send a list of tensors (None is left out) from a stage to the next one (`way` F) or the one before (B).
+    Return a list of ("", work handle, tensor) for `wait_for`.
     """
     to = rank_at(ctx, stage + (1 if way == "F" else -1))
     tensors = [x.contiguous() for x in tensors if x is not None]  # what other ranks of the stage hold is None here
@@ -110,8 +112,8 @@ def start_sends(ctx, stage, way, tensors):
 
 def start_receives(ctx, stage, way):
     """
-    Start to receive what a stage reads of the one before (`way` F) or the next (B): a list of (name, work, tensor), the
-    latter two None where other ranks of the stage hold it.
+    Start to receive what a stage reads of the one before (`way` F) or the next (B); return a list of (name, work
+    handle, tensor) for `wait_for`, the last two None if only other ranks of the stage hold it.
     """
     source, works = rank_at(ctx, stage + (-1 if way == "F" else 1)), []
     for name, shape, dtype, pins in RECEIVES.get(f"{stage}{way}", ()):
@@ -121,7 +123,7 @@ def start_receives(ctx, stage, way):
 
 
 def wait_for(transfers):
-    """Wait for transfers that have started; return the tensors by name, None of those that other ranks hold."""
+    """Wait for transfers from `start_sends` or `start_receives`; return {name: tensor}, None if not held here."""
     for _, work, _ in transfers:
         if work is not None:
             work.wait()
@@ -130,7 +132,7 @@ def wait_for(transfers):
 
 def rank_at(ctx, stage):
     """
-    Return the rank, among all, of stage `stage` whose coordinates on the mesh axes outside of PIPELINE are this rank's.
+    Return the number, among all, of the rank of stage `stage` that has this rank's coordinates outside of PIPELINE.
     """
     strides = [math.prod(MESH[i + 1 :]) for i in range(len(MESH))]
     position, rank = RANK_OF[stage], ctx.rank

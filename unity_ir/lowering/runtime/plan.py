@@ -57,8 +57,8 @@ FLOPS, PEAK = 0, None
 
 def forward_backward(ctx: Any, weights: Any, batch: Any) -> Any:
     """
-    Stand in for a program's step on this rank's tensors by name, which returns (part of the loss, {weight: gradient}),
-    with the next values of running statistics among the gradients.
+    Stand in for a program's step on this rank's pieces `weights` and `batch` by name. It returns (part of the loss,
+    {name: gradient of the weight}); the dict has the next values of running statistics, too.
     """
     raise NotImplementedError
 
@@ -77,16 +77,20 @@ COUNT: Spec | None = None
 
 def update(weights: Any, grads: Any, moments: Any, t: Any, rate: Any = 1.0, scale: Any = 1.0, live: Any = 1.0) -> None:
     """
-    Stand in for a program's optimizer, which updates weights and moments by name in place in step `t`, from 1, at
-    `rate` times its learning rate, by gradients times `scale`; not where `live` is 0. Without ON_HOST these may be
-    tensors on the device; else they are numbers, and there is no `live`.
+    Stand in for a program's optimizer, which updates `weights` and `moments` by name in place, by the gradients `grads`
+    times `scale`. `t` is the step's number, from 1, and `rate` the factor of the learning rate. If `live` is 0, nothing
+    is changed.
+
+    In a program whose ON_HOST is None, `t`, `rate`, `scale` and `live` may be tensors on the device. In others they are
+    numbers, and there is no `live`.
     """
     raise NotImplementedError
 
 
 def reference(weights: Any, batch: Any, kept: Any = None) -> Any:
     """
-    Stand in for a program's serial forward in plain PyTorch on whole tensors by name, which returns the loss; that of a
-    program with running statistics takes a dict, and puts their next values into it.
+    Stand in for a program's serial forward in plain PyTorch, which returns the loss of `weights` and `batch`, whole
+    tensors by name. That of a program with running statistics takes the dict `kept`, too, and puts their next values
+    into it.
     """
     raise NotImplementedError

@@ -26,8 +26,8 @@ from unity_ir.lowering.runtime.watch import lines_of, parts_of_step, watched
 
 class Profile:
     """
-    Recorder of one step: wrap its functions by `run`, then `write`. On GPUs times are those of events on the streams,
-    which keep the overlap as it is, else of the clock. All ranks make one together.
+    Records a step: call the wrappers that `run` makes of its functions, then `write`. On GPUs times are those of CUDA
+    events, which leave the overlap as it is, else of the clock. All ranks make one together.
     """
 
     COLOURS = {  # noqa: RUF012
@@ -163,7 +163,7 @@ class Profile:
 
 
 def held_bytes(variables):
-    """Return the bytes of the tensors in a dict, in dicts, Weights and tuples in it, too; shared memory counts once."""
+    """Return the bytes of the tensors in a dict, its dicts, lists, tuples and Pendings; shared memory counts once."""
     memories, todo = {}, list(variables.values())
     while todo:
         value = todo.pop()

@@ -25,7 +25,7 @@ FOREVER = timedelta(days=7)
 
 
 def fail(message):
-    """End this rank with `message` and exit code 1; of ranks with a watchdog, only the first to fail prints it."""
+    """Print `message` and end this rank with exit code 1; with a Watchdog, only the first rank to fail prints it."""
     if Context.watchdog is None or Context.watchdog.first():
         sys.stderr.write(f"{NAME}: {' '.join(str(message).split())}\n")
     finish_files()
@@ -50,7 +50,7 @@ def fail_alike(message):
 
 
 def finish_files():
-    """Wait for the thread that writes files beside training, if there is one."""
+    """Wait for the thread that writes a checkpoint while training goes on, if there is one."""
     thread, Context.writing = Context.writing, None
     if thread is not None:
         with Context.watchdog.unlimited() if Context.watchdog else nullcontext():
@@ -59,7 +59,7 @@ def finish_files():
 
 class Context:
     """
-    This rank: number, device, coordinates in the mesh (`place`), and its process group for each set of axes in GROUPS.
+    This rank's number `rank`, `device`, coordinates in the mesh (`place`), and process `groups` by mesh axes (GROUPS).
     """
 
     watchdog = None  # of this process, if it has joined other ranks itself
@@ -99,8 +99,8 @@ class Context:
 
     def index(self, axes, position=0) -> int:
         """
-        Return this rank's position along mesh axes, the first outermost; `position` is that along axes outside of
-        these.
+        Return this rank's number among the ranks along mesh axes `axes` (row-major, the first axis outermost).
+        `position` is its number along further axes, such as that of micro-batches, which are outside of these.
         """
         for axis in axes:
             position = position * MESH[axis] + self.place[axis]
@@ -112,7 +112,7 @@ class Context:
             self.watchdog.moved()
 
     def unlimited(self):
-        """Return a context for reading and writing files, whose duration the watchdog does not limit."""
+        """Return a context manager for reading and writing files, during which the watchdog sets no limit."""
         return self.watchdog.unlimited() if self.watchdog else nullcontext()
 
     def at(self, pins) -> bool:
@@ -122,8 +122,8 @@ class Context:
 
 def build(backend: str, seconds: float | None = None) -> Context:
     """
-    Join the ranks by nccl or gloo, if this process has not yet; return this rank's Context. A Watchdog ends the run if
-    a rank hangs for `seconds` (None: there is none). Ends the run unless there are WORLD ranks.
+    Join the ranks by `backend` (nccl or gloo), unless this process has done so; return this rank's Context. A Watchdog
+    ends the run if a rank hangs for `seconds` (None: there is no Watchdog). Ends the run unless there are WORLD ranks.
     """
     if not dist.is_initialized():
         if backend == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
@@ -157,7 +157,7 @@ def build(backend: str, seconds: float | None = None) -> Context:
 
 
 def from_first(ctx, value):
-    """Return rank 0's value, an object that can be pickled, on every rank. All ranks call it."""
+    """Return rank 0's `value`, any object that can be pickled, on every rank. All ranks call it."""
     found = [value]
     dist.broadcast_object_list(found, 0, device=ctx.device)
     return found[0]
@@ -165,8 +165,8 @@ def from_first(ctx, value):
 
 def from_all(value, group=None):
     """
-    Return the values of all ranks, objects that can be pickled, in order, on every rank, over a process group of all
-    (None: the default one). All ranks call it.
+    Return, on every rank, the list of all ranks' values in order of rank; `value`, this rank's, can be any object that
+    can be pickled. `group` is a process group of all ranks (None: the default one). All ranks call it.
     """
     found: list[Any] = [None] * WORLD
     dist.all_gather_object(found, value, group)

@@ -34,8 +34,8 @@ from unity_ir.lowering.runtime.plan import (
 
 def hyperparameters(name, rate=1.0):
     """
-    Return a weight's {hyperparameter: value}: those of OPTIMIZER, or what the first of PARAMETER_GROUPS that has the
-    weight says instead; the learning rate is times `rate`.
+    Return {hyperparameter: value} of the weight `name`: the values of OPTIMIZER, or those that the first of
+    PARAMETER_GROUPS whose pattern fits the name sets instead. The learning rate, `lr`, is multiplied by `rate`.
     """
     dims = len(WEIGHTS[name].shape)
     mine = (s for p, s in PARAMETER_GROUPS if (dims < 2 if p == "@vectors" else fnmatch.fnmatchcase(name, p)))
@@ -73,8 +73,8 @@ def schedule_of(options, error):
 
 def rate_at(t, schedule):
     """
-    Return the factor of the learning rate in step `t` (from 0); a schedule is (name, steps of warm-up, step at which it
-    ends, part of the rate left then).
+    Return the factor of the learning rate in step `t` (from 0). `schedule` is (name, steps of warm-up, step at which it
+    ends, factor that is left then).
     """
     name, warmup, steps, least = schedule
     if t < warmup:
@@ -86,8 +86,8 @@ def rate_at(t, schedule):
 
 def gradient_norm(ctx, grads):
     """
-    Return the 2-norm of all weights' gradients together, f64, on the device, given this rank's pieces by name; what
-    several ranks hold alike counts once. All ranks call it.
+    Return the 2-norm of all weights' gradients as one vector, an f64 scalar on the device. `grads` has this rank's
+    pieces by name; a piece that several ranks hold counts once. All ranks call it.
     """
     alike = {}
     for name, grad in grads.items():
@@ -105,14 +105,14 @@ def gradient_norm(ctx, grads):
 
 def clip_scale(norm):
     """
-    Return the factor, at most 1, that makes a gradient of norm `norm` (a tensor) at most CLIP long, as PyTorch's
-    clipping.
+    Return the factor, at most 1, by which a gradient of norm `norm` (a tensor) is multiplied so that its norm is at
+    most CLIP.
     """
     return (CLIP / (norm + 1e-6)).clamp(max=1.0)
 
 
 def loss_part(ctx, loss):
-    """Return this rank's addend of the whole loss: `loss`, its part, or 0 where another rank holds the same."""
+    """Return this rank's addend of the sum that is the whole loss: its part `loss`, or 0 if that is only a copy."""
     mine = torch.zeros(LOSS.shape, dtype=LOSS.dtype, device=ctx.device)
     copied = (axis for axis, role in enumerate(LOSS.roles) if role in ("copy", "repeat"))
     if ctx.at((*pins(LOSS), *((axis, 0) for axis in copied))):
@@ -122,8 +122,8 @@ def loss_part(ctx, loss):
 
 class Log:
     """
-    Printer, on rank 0, of a line about each step, appended as JSON to the file `path`, too (None: to none). `skipped`
-    counts steps skipped so far; the caller keeps it up to date.
+    Prints a line about each step on rank 0, and appends it as JSON to the file `path` (None: to no file). `skipped` is
+    the number of steps skipped so far; the caller keeps it up to date.
     """
 
     def __init__(self, ctx, path, skipped=0):
@@ -132,8 +132,8 @@ class Log:
 
     def step(self, t, loss, rate, norm=None):
         """
-        Print step `t` (from 0): loss, the gradient's norm (None: left out), samples or tokens per second since the last
-        step, and peak memory. `rate` is the factor of the learning rate.
+        Print step `t` (from 0): the whole loss `loss`, the gradient's norm (None: not printed), samples or tokens per
+        second since the last step, and peak memory. `rate` is the factor of the learning rate.
         """
         now, before = time.perf_counter(), self.before
         self.before = now
@@ -158,8 +158,8 @@ class Log:
 
     def evaluated(self, t, loss):
         """
-        Print and write the loss on other data after step `t` (from 0), on rank 0; the time it took does not count for
-        the next step.
+        Print and log, on rank 0, the loss on evaluation data after step `t` (from 0). The time up to now is not counted
+        in the next step's samples or tokens per second.
         """
         if self.ctx.rank == 0:
             print(f"step {t + 1} eval loss {loss:.6f}", flush=True)

@@ -21,10 +21,10 @@ from unity_ir.lowering.runtime.recipe import hyperparameters
 @dataclass(frozen=True)
 class WeightTable:
     """
-    Where weights of one element type are, for a kernel that updates all. `rows`, int64 [weights, ..], has for each the
-    addresses of itself, its gradient, its state, and its cast if casts are kept (0: this one has none), its number of
-    elements, and its group; `blocks`, int32 [blocks, 2], has for each `block` elements the row, and the block's number
-    in it. All addresses and sizes are multiples of 16 if it `is_aligned`. `examples` are the tensors of one row.
+    Where weights of one element type are, for a kernel that updates them all. `rows`, int64 [weights, columns], has for
+    each the addresses of the weight, its gradient, its state and, if casts are kept, its cast (0: none), then its
+    number of elements and its group's number. `blocks`, int32 [blocks, 2], has each block of `block` elements: its row,
+    and its number there. `is_aligned`: addresses and sizes are multiples of 16. `examples` are the tensors of one row.
     """
 
     rows: torch.Tensor
@@ -36,9 +36,9 @@ class WeightTable:
 
 def weight_tables(weights, grads, moments, block):
     """
-    Return WeightTables, in blocks of `block` elements, of weights by name, with their gradients and state, by name,
-    too: one for each combination of element types and alignment. Tables of the last steps are used again if no tensor
-    has moved; LAST has the newest.
+    Return a list of WeightTables, in blocks of `block` elements, one for each combination of element types and
+    alignment. `weights`, `grads` and `moments` (the optimizer's state) are by name. Tables of the last steps are used
+    again if no tensor has moved; LAST gets the newest.
     """
     group_of, found = _groups(tuple(OPTIMIZER[1].items()))[0], {}
     has_casts = any(spec.cast for spec in WEIGHTS.values())
@@ -156,8 +156,8 @@ def _on_device(settings, device):
 
 def settings_of(weights, rate):
     """
-    Return {hyperparameter: its values in all groups, f64 [groups]}, with `rate` (a number or tensor) times the learning
-    rate, on the device of `rate` or of the weights.
+    Return {hyperparameter: its values in all parameter groups, f64 [groups]}. The learning rate is multiplied by
+    `rate`, a number or a tensor, on whose device (else on that of the weights) the values are.
     """
     # A rank may have no weights.
     given = (x for x in (rate, *weights.values()) if isinstance(x, torch.Tensor))
@@ -168,8 +168,8 @@ def settings_of(weights, rate):
 
 def packed(numbers, live, of_groups):
     """
-    Return f32 [groups, len(numbers) + 1], with `numbers`, then `live`, as columns: each a number, or a tensor [] or
-    [groups], as `of_groups` is.
+    Return a tensor f32 [groups, len(numbers) + 1], whose columns are `numbers`, then `live`: each is a number, or a
+    tensor [] or [groups]. `of_groups` is any tensor [groups], for the size and the device.
     """
     columns = [
         x.to(of_groups.dtype).expand_as(of_groups) if isinstance(x, torch.Tensor) else torch.full_like(of_groups, x)

@@ -24,9 +24,9 @@ TOKENS, LABELS = ("tokens", "input_ids", "ids"), ("labels", "targets")
 
 class Tokens:
     """
-    Samples of a file of token ids, .npy or .bin (raw uint16, or uint32 where there are more ids than that has), for the
-    inputs `names` of the model: tokens and labels, both [samples, length] of integers. The tokens of sample i are the
-    file's ids from i * length on, its labels those one further. Samples are shuffled every epoch by `seed` or, without
+    Samples of a file of token ids, .npy or .bin (raw uint16, or uint32 if the model has more ids), as two inputs of a
+    model, in `names`: tokens and labels, both [samples, length] of integers. The tokens of sample i are the file's ids
+    from i * length on, its labels those one further. Samples are shuffled every epoch by `seed` or, without
     `is_shuffled`, in order.
     """
 
@@ -73,14 +73,14 @@ class Tokens:
         return ids
 
     def batch(self, t):
-        """Return step `t`'s (from 0) tokens and labels by input name, whole."""
+        """Return {input name: whole tensor [samples, length]} of the tokens and labels of step `t` (from 0)."""
         try:
             return {name: self._read(name, self._taken(t), torch.arange(self.length)) for name in self.names}
         except ValueError as e:
             fail(e)
 
     def pieces(self, ctx, t):
-        """Return this rank's pieces of `batch(t)` by input name, and begin to read those of the next step."""
+        """Return this rank's pieces of `batch(t)` by input name, on its device, and begin to read the next step's."""
         if self.ahead is None or self.ahead[0] != t:
             self.ahead = t, self.thread.submit(self._pieces, ctx, t)
         try:

@@ -19,7 +19,7 @@ from unity_ir.lowering.runtime.ranks import fail, from_all
 
 
 def parts_of_step(function):
-    """Return the functions that have the lines of a step: `function`, or where that is in stages, its parts."""
+    """Return a tuple of the functions whose lines make a step: `function` itself, or its parts if it runs stages."""
     return getattr(function, "parts", (function,))
 
 
@@ -71,8 +71,8 @@ def lines_of(function):
 
 def first_not_finite(ctx, weights, batch):
     """
-    Run forward_backward on this rank's pieces once more; return (line, text, rank) of the first nan or inf in it (line
-    0: in what it is given), or None. All ranks call it.
+    Run forward_backward once more on this rank's pieces; return (line number, what is nan or inf, rank) for the first
+    in it (line 0: in a weight or input), or None. All ranks call it.
     """
     lines, found = {}, []
     for part in parts_of_step(forward_backward):

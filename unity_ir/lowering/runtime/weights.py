@@ -18,7 +18,7 @@ from unity_ir.lowering.runtime.ranks import fail, fail_alike
 
 
 def names_in(path):
-    """Return the names of the tensors of a safetensors file; end the run if it cannot be read."""
+    """Return the set of names of the tensors in a safetensors file; end the run if it cannot be read."""
     names = set()
     try:
         from safetensors import safe_open
@@ -32,8 +32,8 @@ def names_in(path):
 
 def read_safetensors(path, names, what):
     """
-    Return {name: tensor} of `names` from a safetensors file, which has each by its name or one tied to it. Errors end
-    the run, in messages that call the tensors `what`.
+    Return {name: tensor} of `names` from the safetensors file `path`, where each has its own name or one tied to it.
+    End the run if one is missing; messages call a tensor `what`, such as "weight".
     """
     try:
         from safetensors import safe_open
@@ -46,9 +46,9 @@ def read_safetensors(path, names, what):
 
 def by_names(source, keys, get, names, what):
     """
-    Return {name: tensor} of `names` from a source that has tensors under `keys`, by calling `get(key)`: under the name,
-    or one that is tied to it. End the run if one is missing or differs from a tied one; the message begins with
-    `source`, and calls it `what`.
+    Return {name: tensor} of `names`. `get(key)` is called for those of `keys` that are the name, or tied to it. End the
+    run if a name has none, or tensors of tied names differ; messages begin with `source`, such as the file, and call a
+    tensor `what`.
     """
     there = set(keys)
     called = {name: [n for n in (name, *_other_names(name)) if n in there] for name in names}
@@ -67,20 +67,20 @@ def _other_names(name):
 
 
 def read_tables(path):
-    """Return the model's tables (inputs that no batch has, and counters) that a safetensors file has, by name."""
+    """
+    Return {name: tensor} of the model's tables in the safetensors file `path`: inputs that are no part of a batch
+    (TABLES), and counters of steps (COUNTERS).
+    """
     return read_safetensors(path, tables_in(names_in(path)), "table")
 
 
 def tables_in(keys):
-    """Return the names of the model's tables and counters that are among `keys`, by their own name or a tied one."""
+    """Return the list of names in TABLES and COUNTERS that are in `keys`, or are tied to a name in `keys`."""
     return [n for n in (*TABLES, *COUNTERS) if not {n, *_other_names(n)}.isdisjoint(keys)]
 
 
 def check_running(source, tables):
-    """
-    End the run unless `tables`, by name, which come from `source` with the weights, have all running statistics. All
-    ranks call it.
-    """
+    """End the run unless `tables`, {name: tensor} of `source`, have all running statistics. All ranks call it."""
     missing = [name for name in RUNNING if name not in tables]
     if missing:
         fail_alike(f"{source}: it has no running statistic {missing[0]!r}; a state dict of PyTorch has it")
@@ -88,16 +88,16 @@ def check_running(source, tables):
 
 def read_weights(ctx, weights, path):
     """
-    Set this rank's pieces of all weights in place from a safetensors file; end the run if one is missing or does not
-    fit.
+    Set this rank's pieces `weights` (Weights) of all weights in place from the safetensors file `path`; end the run if
+    one is missing or does not fit.
     """
     set_weights(ctx, weights, read_safetensors(path, WEIGHTS, "weight"), path)
 
 
 def set_weights(ctx, weights, found, source):
     """
-    Set this rank's pieces of all weights in place from whole tensors by name, `found`; before that, end the run if
-    shapes differ, or one is floating point and the other not, with a message that begins with `source`.
+    Set this rank's pieces `weights` (Weights) in place from `found`, {name: whole tensor}. First end the run if shapes
+    differ, or one is floating point and the other not; the message begins with `source`.
     """
     for name, spec in WEIGHTS.items():
         value = found[name]
@@ -111,9 +111,9 @@ def set_weights(ctx, weights, found, source):
 
 def whole_weights(ctx, weights, tables=(), everywhere=False):
     """
-    Gather the weights; return {name: tensor} of them, whole, and of those of `tables` ({name: tensor}) that PyTorch's
-    state dict has, on the host, by all of its names: with `everywhere` on all ranks, else on rank 0, where other ranks
-    get tables only. All ranks call it.
+    Gather the weights; return {name: whole tensor on the host} of them, and of those `tables` ({name: tensor}) that
+    PyTorch's state dict has, under all of their names there. With `everywhere` all ranks get this; else rank 0 does,
+    and other ranks get the tables alone. All ranks call it.
     """
     own = [name for name in tables if name in RUNNING or NAMES.get(name) == name]
     found = {name: tables[name].cpu().contiguous().clone() for name in own}
@@ -127,8 +127,8 @@ def whole_weights(ctx, weights, tables=(), everywhere=False):
 
 def write_weights(ctx, weights, path, tables=()):
     """
-    Gather the weights; on rank 0 write them whole, with `tables` ({name: tensor}), to the safetensors file `path`, by
-    all names of the state dict. All ranks call it.
+    Gather the weights, and on rank 0 write them, whole, to the safetensors file `path`, with `tables` ({name: tensor}),
+    under all names of the state dict. All ranks call it.
     """
     found = whole_weights(ctx, weights, tables)
     if ctx.rank == 0:

@@ -26,11 +26,13 @@ class Means:
 
 class Gradient:
     """
-    Builder of the kernel of a backward, of the attention line `of`, that computes all `sums` into their buffers: sums
-    over columns if `over_columns`, else over rows. Call `launch`; the other methods are its steps.
+    Builds a kernel of the backward of `of`, a line matched as attention. It computes `sums`, results of the line with
+    their buffers, which are sums over the columns of the scores (keys) if `over_columns`, else over their rows
+    (queries). Call `launch` once; the other methods are its steps.
 
-    `place` has the launcher's tensors and names, `saved` is the read of the logarithm of every row's sum. The kernel
-    over columns fills the buffer of the `means`, if there are any; that over rows reads it.
+    `place` has the launcher's tensors and names. `saved` reads the logarithm of every row's sum of exponentials.
+    `means` is the mean of every row, which the gradient of a softmax subtracts; None if the line has none. The kernel
+    over columns computes it and fills its buffer, the one over rows reads that.
     """
 
     def __init__(
@@ -62,11 +64,11 @@ class Gradient:
 
     @staticmethod
     def read_means(means: Means) -> Access:
-        """Return the TDL access, to a tensor called `means`, that reads the means from their buffer."""
+        """Return the TDL access that reads the rows' means from their buffer, as a tensor called `means`."""
         return Access("means", means.result.indices)
 
     def launch(self) -> KernelLaunch:
-        """Write the whole kernel, once, and return its launch."""
+        """Write the whole kernel, and return its launch. Call it once."""
         body, writer = self.body, self.body.writer
         scores, second = self.of.scores, self.of.second
         seconds = () if second is None else tuple(n for n in second.names if body.extents[n] > 1)
@@ -105,7 +107,8 @@ class Gradient:
 
     def step(self, loop: Loop, start: str, totals: Sequence[str]) -> None:
         """
-        Write the inside of a loop: what the tile at `start`, a variable, adds to `totals`, the accumulator of each sum.
+        Write the body of the loop `loop`: add what the tile at `start`, a kernel variable, contributes to `totals`, the
+        names of the accumulators of the sums.
         """
         body, writer = self.body, self.body.writer
         body.axis(not self.over_columns, start, loop.place)
@@ -127,8 +130,8 @@ class Gradient:
 
     def logsums(self) -> str:
         """
-        Write the load of the logarithm of every row's sum, unless it is loaded, to base 2 where scores are products
-        times `Body.scale`; return its name.
+        Write the load of the logarithm of every row's sum of exponentials, unless it is loaded already; return its
+        name. The logarithm is to base 2 if scores are products times `Body.scale`, else natural.
         """
         return self.body.vector(self.saved, "" if self.body.scale is None else f" * {LOG2E!r}")
 
@@ -148,8 +151,8 @@ class Gradient:
 
     def weights(self, masked: bool) -> None:
         """
-        Write the statements that compute a tile's weights, with the causal mask applied if `masked`, and give
-        `Attention.mean` a name where there are means.
+        Write the statements that compute a tile of the softmax's weights, with the causal mask applied if `masked`. If
+        there are means of rows, also name the mean, as `Attention.mean`, for the expressions that read it.
         """
         body, writer, of = self.body, self.body.writer, self.of
         logsum, mean = self.logsums(), None

@@ -68,12 +68,12 @@ class Loop:
 
 class Body:
     """
-    Builder of a kernel over tiles of rows and columns of the scores of one batch element. Call `blocks` first, then
-    write the tiles and loops, and `launch` last.
+    Writes a kernel of attention over tiles of the scores of one batch element, whose rows are queries and whose columns
+    are keys. Call `blocks` first, then write the tiles and loops, and `launch` last.
 
-    `place` has the launcher's tensors and names; `outputs` are the buffers it fills, `reads` the expressions it reads
-    beside the weights. With `rows_move` a program keeps a tile of columns and loops over rows, else the other way
-    round.
+    `scores` is the softmax that was matched. `place` has the launcher's tensors and names; `outputs` are the buffers
+    that the kernel fills, and `reads` the expressions that it reads beside the softmax's weights. With `rows_move` a
+    program keeps a tile of columns and loops over rows, else the other way round.
     """
 
     def __init__(self, scores: Scores, place: Scope, outputs: Iterable[Buffer], reads: Iterable[Expr], rows_move: bool):
@@ -110,8 +110,8 @@ class Body:
 
     def blocks(self, of: Blocks) -> None:
         """
-        Set the tile's rows and columns, those of `of` or fewer where there are few, and write the statements that find
-        which tile a program keeps.
+        Set the numbers of rows and columns of a tile, those of `of` or fewer if there are few, and write the statements
+        that find which tile a program keeps.
         """
         self.options = of
         self.rows = min(of.rows, max(16, power_of_two(self.row_count)))
@@ -164,9 +164,11 @@ class Body:
 
     def axis(self, rows: bool, start: str, place: str | None = None) -> None:
         """
-        Write the positions, and the mask, of a tile's rows (`rows` true) or columns, which begin at the variable
-        `start`; for rows of which each group begins at 0 under the causal mask, `place` is the variable of the position
-        in the group.
+        Write the positions of a tile's rows (`rows` true) or columns, and their mask, which begin at the kernel
+        variable `start`.
+
+        `place` is only for rows in several groups, each of which begins at position 0 under the causal mask: the
+        variable that holds the tile's position in its group.
         """
         index, mask = (self.row, self.row_mask) if rows else (self.column, self.column_mask)
         self.writer.emit(f"{index} = {start} + tl.arange(0, {'ROWS' if rows else 'COLUMNS'})")
@@ -179,8 +181,8 @@ class Body:
 
     def width(self, names: Sequence[str]) -> str:
         """
-        Write the positions, once for equal sizes, of the features that the index variables `names` run over, all of
-        which are in one tile; return the tile's width, a power of two of 16 or more, as text.
+        Write the positions of the features over which the index variables `names` run, all in one tile; those of equal
+        sizes are written once. Return the tile's width as text: a power of two, at least 16.
         """
         sizes = tuple(self.extents[n] for n in names)
         if sizes not in self.features:
@@ -196,8 +198,8 @@ class Body:
 
     def along(self, rows: bool) -> str:
         """
-        Return the subscript, `[:, None]` or `[None, :]`, by which a vector of a number per row (`rows` true), or per
-        column, broadcasts over a tile of scores.
+        Return the subscript, `[:, None]` or `[None, :]`, with which a vector of one number per row (`rows` true) or per
+        column broadcasts over a tile of scores.
         """
         return "[:, None]" if rows != self.rows_move else "[None, :]"
 
@@ -218,8 +220,9 @@ class Body:
 
     def tile(self, access: Access, rows: bool, features: Sequence[str]) -> str:
         """
-        Write the load of a tile of rows (`rows` true), or of columns, by `features` (index variables), unless it is
-        loaded; return its name.
+        Write the load of a tile, [rows, features] if `rows` is true, else [columns, features], of the tensor that
+        `access` reads, unless it is loaded already; return its name. `features` are the index variables of the
+        features.
         """
         writer = self.writer
         writer.axes = self._axes(rows, features)
@@ -235,8 +238,8 @@ class Body:
 
     def vector(self, access: Access, scale: str = "") -> str:
         """
-        Write the load of one number for every row, in float32 and times `scale` (text such as ` * 2.0`), unless it is
-        loaded; return the name.
+        Write the load of one number for every row, in float32 and multiplied by `scale` (text such as ` * 2.0`), from
+        the tensor that `access` reads, unless it is loaded already; return its name.
         """
         writer = self.writer
         writer.axes = self._axes(True, ())
@@ -248,8 +251,8 @@ class Body:
 
     def store(self, buffer: Buffer, indices: Sequence[object], rows: bool, features: Sequence[str], value: str) -> None:
         """
-        Write the store of `value`, a tile of rows (`rows` true) or of columns, by `features`, to the elements of a
-        buffer at `indices`.
+        Write the store of `value`, the expression of a tile [rows, features] if `rows` is true, else [columns,
+        features], to the elements of `buffer` at `indices`. `features` are the index variables of the features.
         """
         writer = self.writer
         writer.axes = self._axes(rows, features)
@@ -259,8 +262,8 @@ class Body:
 
     def product(self, node: Reduce, wish: str) -> str:
         """
-        Write the matrix product `node` of a tile of rows and a tile of columns, as float32 scores; return its name,
-        like `wish`.
+        Write the matrix product `node` of a tile of rows and a tile of columns, a float32 tile of the size of the
+        scores; return its name, which is like `wish`.
         """
         features = tuple(n for n in node.names if self.extents[n] > 1)
         by_rows, by_columns = sides(node, self.scores)
@@ -270,22 +273,22 @@ class Body:
         return self.writer.define(node, wish, text)
 
     def over_tile(self) -> None:
-        """Set the axes so that the next expressions are computed element by element of the tile of scores."""
+        """Set the writer's axes so that the next expressions are computed for every element of the tile of scores."""
         self.writer.axes = self._axes(None, ())
 
     @property
     def scale(self) -> float | None:
         """
-        The positive number by which products of queries and keys are multiplied to be the scores, of those that no
-        causal mask hides; None if scores are another function of the products.
+        The positive number that a product of query and key is multiplied by to give its score, where no causal mask
+        hides it; None if scores are another function of the products.
         """
         scale = self.scores.scale
         return scale if scale is not None and scale > 0 else None
 
     def score(self, masked: bool) -> str:
         """
-        Write the scores of a tile, or, if they are products times `scale`, the products; return their expression, in
-        float32. The causal mask is applied if the tile is `masked`.
+        Write the scores of a tile in float32, or only the products of queries and keys if scores are these times
+        `scale`; return their expression. If `masked`, the causal mask is applied.
         """
         scores = self.scores
         products = self.product(scores.product, "products")
@@ -299,8 +302,8 @@ class Body:
 
     def inside(self, rows: bool, columns: bool) -> str | None:
         """
-        Return the expression of a mask over the tile of scores that is true for rows (if `rows` is true) and columns
-        (if `columns` is) that exist; None if all do.
+        Return the expression of a mask over the tile of scores, true where the row exists (checked if `rows` is true)
+        and the column exists (checked if `columns` is true); None if all do.
         """
         masks = [f"{self.row_mask}{self.along(True)}"] if rows and self.row_mask else []
         masks += [f"{self.column_mask}{self.along(False)}"] if columns and self.column_mask else []
@@ -313,8 +316,8 @@ class Body:
         Write the statements that find where the loops over tiles begin and end; return the loops, in order. In each,
         the variable `start` is a tile's first row or column.
 
-        Under a causal mask they leave out tiles that it hides. With `split` there are two, over columns: of tiles that
-        it does not touch, and of those that it crosses; without a mask there is one.
+        Under a causal mask, tiles that it hides completely are left out. If `split`, and the loop is over columns,
+        there are two loops then: one over tiles that the mask does not touch, and one over those that it crosses.
         """
         if self.causal is None:
             masked = self.scores.hidden is not None
@@ -362,8 +365,8 @@ class Body:
 
     def launch(self, kind: str, before: Sequence[str]) -> KernelLaunch:
         """
-        Finish the kernel, whose name is the launcher's followed by `kind`, and return its launch, after the lines
-        `before` it, of which there is at least one, that allocate its results.
+        Finish the kernel and return its launch. The kernel's name is the launcher's followed by `kind`. `before` has
+        the launcher's lines that allocate the results, at least one.
         """
         name = f"{self.place.name}_{kind}_kernel"
         head = signature(name, self.arguments, self.constants)
@@ -392,26 +395,33 @@ class Body:
 
     def aligned(self) -> bool:
         """
-        Return whether rows of each tile have a multiple of 16 features, so that they are read in vectors of 16 bytes.
+        Return whether the rows of every tile have a multiple of 16 features, so that they are read in vectors of 16
+        bytes.
         """
         return all(prod(sizes) % 16 == 0 for sizes in self.features)
 
     def widest(self, *others: Sequence[str]) -> int:
         """
-        Return the largest number of features: of those that the scores' product sums over, and of each of `others`,
-        tuples of index variables.
+        Return the largest number of features over which any of these run: the variables that the scores' product sums
+        over, and each of `others`, tuples of index variables.
         """
         return max(prod(self.extents[n] for n in names) for names in (self.scores.inner, *others))
 
 
 def sides(product: Reduce, scores: Scores) -> tuple[Access, Access]:
-    """Return the factor of a product that is read by rows, and the one read by columns."""
+    """
+    Return the two factors of a product of queries and keys: (the one read by rows, the one read by columns of the
+    scores).
+    """
     one, other = accesses(product)
     return (other, one) if scores.column in free_variables(one) else (one, other)
 
 
 def beside(factor: Expr, known: Collection[Expr | None]) -> Iterator[Access]:
-    """Yield the accesses of a factor outside of the `known` subexpressions, which are computed from tiles."""
+    """
+    Yield the tensor reads of the expression `factor` that are not inside one of the `known` subexpressions, which are
+    computed from tiles.
+    """
     if isinstance(factor, Access):
         yield factor
     elif factor not in known:
@@ -421,7 +431,8 @@ def beside(factor: Expr, known: Collection[Expr | None]) -> Iterator[Access]:
 
 def allocation(buffer: Buffer, indices: Sequence[object], place: Scope) -> str:
     """
-    Return the launcher's line of code that allocates `buffer`, for a result at these indices of the line of `place`.
+    Return the launcher's line of code that allocates `buffer` for a result of the line of `place` that has these
+    indices.
     """
     shape = place.bound.result_shape(Result("", tuple(indices), Access("", ())))  # pyright: ignore[reportArgumentType]
     return new_tensor(buffer, shape, place.like)

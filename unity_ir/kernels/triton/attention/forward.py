@@ -16,9 +16,11 @@ def forward(
     scores: Scores, of: AttentionSum, place: Scope, out: Buffer, logsum: tuple[Buffer, Result] | None
 ) -> KernelLaunch:
     """
-    Return the launch of the kernel of attention's forward, which fills `out` with `of`, the sum over columns of a
-    function of the softmax of `scores` times a tensor, and, if given, the buffer of `logsum` with the natural
-    logarithms of the rows' sums of exponentials. `place` has the launcher's tensors and names.
+    Return the launch of the kernel of attention's forward. It fills the buffer `out` with the result `of`: the sum over
+    columns (keys) of a function of the softmax of `scores`, times a tensor.
+
+    `logsum` is None, or (buffer, result): then the kernel also fills that buffer with the natural logarithm of every
+    row's sum of exponentials. `place` has the launcher's tensors and names.
     """
     outputs = [out, *([logsum[0]] if logsum else [])]
     body = Body(scores, place, outputs, [of.other, *beside(of.factor, (scores.weights,))], rows_move=False)

@@ -24,10 +24,10 @@ from unity_ir.tdl.syntax import NOT_FLOATING, Access, Binary, Reduce, Result, Va
 
 def attention_launches(of: Attention, place: Scope) -> list[KernelLaunch] | None:
     """
-    Return the launches that compute all results of a line that is attention or its gradient, matched as `of`; `place`
+    Return the kernel launches that compute all results of a line matched as `of`, attention or its gradients. `place`
     has the buffers of its operands and results, and the identifiers of its launcher.
 
-    None if the operands differ in element type or hold integers, or if rows are too wide for the kernels.
+    Returns None if the operands differ in element type or hold integers, or if rows are too wide for the kernels.
     """
     dtypes = {place.buffers[a.tensor].dtype for a in _operands(of)}
     if len(dtypes) != 1 or dtypes & {*NOT_FLOATING}:

@@ -20,19 +20,19 @@ class Blocks:
 
 def fits(width: int, dtype: str) -> bool:
     """
-    Return whether tiles of `width` features of element type `dtype` fit registers.
+    Return whether attention's kernels can keep tiles of `width` features of element type `dtype` in registers.
 
-    Exact products of float32 keep whole rows of both factors in registers, so heads of the usual width do not fit: they
-    are computed as the products and the softmax of which the line is made.
+    Exact products of float32 keep whole rows of both factors in registers, so heads of the usual width do not fit: such
+    attention is computed as separate products and a softmax.
     """
     return width <= (32 if dtype == "f32" else 256)
 
 
 def forward_blocks(width: int, dtype: str) -> Blocks:
     """
-    Return the tile of the forward's kernel for heads of `width` features of element type `dtype`: of those that fit
-    sm_80, sm_90 and gfx942 (test_aot.py) the fastest on an H100, by measurements of heads of 64 and 128 in bf16, of 512
-    to 8192 positions.
+    Return the tile of the forward's kernel for heads of `width` features of element type `dtype`. Of the tiles that fit
+    sm_80, sm_90 and gfx942 (test_aot.py) it is the fastest on an H100, as measured with heads of 64 and 128 in bf16 and
+    512 to 8192 positions.
     """
     if dtype == "f32":
         return Blocks(32, 32)
@@ -43,9 +43,9 @@ def forward_blocks(width: int, dtype: str) -> Blocks:
 
 def backward_blocks(width: int, dtype: str, over_columns: bool, draws: bool) -> Blocks:
     """
-    Return the tile of a backward's kernel, chosen like that of `forward_blocks`. The kernel keeps rows and loops over
-    columns if `over_columns`, else the other way round; `draws` says that it draws random numbers, which takes
-    registers.
+    Return the tile of a backward's kernel for heads of `width` features of element type `dtype`, chosen as in
+    `forward_blocks`. The kernel keeps rows and loops over columns if `over_columns`, else the other way round. `draws`
+    says whether it draws random numbers, which takes registers.
     """
     if dtype == "f32":
         return Blocks(32, 32)
