@@ -65,8 +65,10 @@ def head(
     lines on simulated time, peak memory and launches. Each that is None leaves its lines out.
 
     For a plan in stages, `pipelines` is (the plan's seconds if every move is waited for, words that say for which
-    pipelines `bound` holds); then `bound` is compared with these seconds, not with those of `plan`. `unproved` names rules
-    that were applied without a proof, `ties` those proved except for gradients at ties of a maximum.
+    pipelines `bound` holds); then `bound` is compared with these seconds, not with those of `plan`.
+
+    `unproved` names rules that were applied without a proof, `ties` those proved except for gradients at ties of a
+    maximum.
     """
     machine = plan.machine
     out = StringIO()
