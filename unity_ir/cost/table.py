@@ -83,13 +83,13 @@ class Template:
     """
 
     kernels: tuple[_Kernel, ...]
-    """Empty if `counts` would be right for no degrees."""
+    """Empty if `kernel_counts` would be right for no degrees."""
     unknown: tuple[int, ...]
 
     def is_exact(self, degrees: Ints) -> npt.NDArray[np.bool_]:
         """
-        Return a mask [row]: True where `counts` is exact for that row of `degrees` [row, variable], since no variable
-        is divided whose effect is unknown. The other rows need `cost.work.work`.
+        Return a mask [row]: True where `kernel_counts` is exact for that row of `degrees` [row, variable], since no
+        variable is divided whose effect is unknown. The other rows need `cost.work.work`.
         """
         return np.all(degrees[:, self.unknown] == 1, axis=1) & bool(self.kernels)
 
@@ -125,7 +125,7 @@ def seconds(
         template = _template(node.op, _operands(node), node.attributes, variables, needs, tuple(repeated))
         known = template.is_exact(degrees[at])
         forward, *backward = (
-            (_seconds(c, device) for c in counts(template, degrees[at[known]])) if known.any() else (0.0,)
+            (_seconds(c, device) for c in kernel_counts(template, degrees[at[known]])) if known.any() else (0.0,)
         )
         out[at[known]], alone[at[known]] = forward + sum(backward), forward
         for row in at[~known].tolist():
@@ -157,7 +157,7 @@ def addition_seconds(
     longer, reading = np.zeros((2, len(degrees)))
     known = form.is_exact(degrees)
     if known.any():
-        product = max(list(counts(form, degrees[known]))[1:], key=lambda each: int(each.flops.sum()))
+        product = max(list(kernel_counts(form, degrees[known]))[1:], key=lambda each: int(each.flops.sum()))
         stored = replace(product, bytes=product.bytes + wider[known])
         both = replace(stored, bytes=stored.bytes + total[known])
         alone, first, second = (_seconds(each, device) for each in (product, stored, both))
@@ -197,7 +197,7 @@ def _operands(node: Node) -> tuple[tuple[tuple[int, ...], str], ...]:
     return tuple((v.type.shape, v.type.dtype) for v in node.operands)
 
 
-def counts(template: Template, degrees: Ints) -> Iterator[Counts]:
+def kernel_counts(template: Template, degrees: Ints) -> Iterator[Counts]:
     """
     Yield the work of each kernel of an operator (the forward's first) under many configurations: its sizes [row, size],
     FLOPs [row] and bytes [row] on one device.

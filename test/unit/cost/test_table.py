@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from operator_cases import CASES
 
-from unity_ir.cost.table import addition_seconds, counts, seconds, template
+from unity_ir.cost.table import addition_seconds, kernel_counts, seconds, template
 from unity_ir.cost.work import Work, repeats, work
 from unity_ir.errors import UnityError
 from unity_ir.forms.kinds import KINDS
@@ -80,7 +80,7 @@ def test_rows_cost_what_single_configurations_cost(name: str, data: st.DataObjec
     degrees = np.array(known, dtype=np.int64).reshape(len(known), len(variables))
     form = template(node, needs, variables, same)
     told = form.is_exact(degrees)
-    for place, kernel in enumerate(counts(form, degrees[told])):
+    for place, kernel in enumerate(kernel_counts(form, degrees[told])):
         ones = [[*w.forward, *w.backward][place] for w, t in zip(wanted, told, strict=True) if t]
         assert kernel.flops.tolist() == [k.flops for k in ones]
         assert kernel.bytes.tolist() == [k.bytes for k in ones]

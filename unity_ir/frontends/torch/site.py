@@ -33,7 +33,7 @@ class Tables:
         """How many times a step replaces each running statistic that it reads; 0 for those that stay the same."""
         self._known: dict[object, Value] = {}
 
-    def present(self, tensor: torch.Tensor) -> Value | None:
+    def current_statistic(self, tensor: torch.Tensor) -> Value | None:
         """
         Return the value of a running statistic at this point of the graph, given its buffer `tensor`: the input that
         holds the buffer or, if an earlier call of the batch norm replaced it, the new value. None if the tensor is no
@@ -50,7 +50,7 @@ class Tables:
     def replace(self, tensor: torch.Tensor, value: Value) -> None:
         """
         Record that a step replaces a running statistic by `value`, and count it in `calls`. `tensor` is the statistic's
-        buffer; call `present` with it first.
+        buffer; call `current_statistic` with it first.
         """
         name = self.names[id(tensor)]
         self.replaced[name] = value

@@ -150,7 +150,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
     after = state()
     wrong += wrong_casts(ctx, "before step 0:", weights)
     for t in range(steps):
-        ctx.moved()
+        ctx.note_progress()
         batch = {n: b.to(ctx.device) for n, b in data.batch(t).items()}
         local = {n: piece(ctx, batch[n], s) for n, s in INPUTS.items()}
         before = [{n: _double(x) for n, (x, _) in values.items()} for values in after]
@@ -174,9 +174,9 @@ def check(ctx, steps, seed, data, start=None, notes=None):
         got = {n: same(f"step {t}: gradient of {n}", *g) for n, g in wholes(ctx, parts, WEIGHTS).items()}
         off = {n: line for n in WEIGHTS if (line := compare(f"step {t}: gradient of {n}", got[n], want[n]))}
         if not everywhere(ctx, not off):
-            ctx.moved()
+            ctx.note_progress()
             wrong += unexplained_gradients(ctx, off, got, want, plain, batch, mine, local, notes)
-        ctx.moved()
+        ctx.note_progress()
         scale = 1.0
         if CLIP:
             norm = gradient_norm(ctx, grads)

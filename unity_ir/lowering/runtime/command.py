@@ -139,7 +139,7 @@ def train(ctx, options, data, seed, folder, skipped=0):
             fail_alike(f"step {t + 1}: the gradient of {MOST_SKIPPED} steps in a row is not finite")
 
     for t in range(first, options.steps):
-        ctx.moved()
+        ctx.note_progress()
         if beside:
             beside.poll()
         is_last = t + 1 == options.steps
@@ -150,7 +150,7 @@ def train(ctx, options, data, seed, folder, skipped=0):
         if ctx.flight:  # nothing is under way where all ranks meet
             following = None if is_last or saves or evaluates else data.pieces(ctx, t + 1)
             ctx.flight.following = following
-        ctx.moved()
+        ctx.note_progress()
         profile = Profile(ctx) if options.profile and is_last else None
         # Of a step that is skipped the optimizer knows nothing.
         count = t - log.skipped
@@ -331,7 +331,7 @@ def main():
     locked = None
     try:
         ctx = build(options.backend or ("nccl" if torch.cuda.is_available() else "gloo"), options.timeout)
-        ctx.moved()
+        ctx.note_progress()
         check_writable(ctx, options)
         locked = Locked(ctx, options.save) if options.save else None
         run(ctx, options)

@@ -52,7 +52,7 @@ class Evaluation:
         total = number = 0.0
         with torch.random.fork_rng([ctx.device] if ctx.device.type == "cuda" else []):
             for t in range(self.batches):
-                ctx.moved()
+                ctx.note_progress()
                 found = forward(ctx, weights, self.data.pieces(ctx, t))
                 loss, count = found if COUNT else (found, None)
                 many = float(whole(ctx, count, COUNT)[0]) if COUNT else 1.0

@@ -106,10 +106,10 @@ class Context:
             position = position * MESH[axis] + self.place[axis]
         return position
 
-    def moved(self):
+    def note_progress(self):
         """Tell the watchdog, if there is one, that this rank makes progress."""
         if self.watchdog:
-            self.watchdog.moved()
+            self.watchdog.note_progress()
 
     def unlimited(self):
         """Return a context manager for reading and writing files, during which the watchdog sets no limit."""

@@ -33,9 +33,9 @@ class Watchdog(threading.Thread):
     the neighbour that it waits for, and NCCL's aborts the process.
 
     Every few seconds each rank writes a beat to the store: that it is alive, and how often its main thread has called
-    `moved`. Each rank reads the beats of the rank before it: without a new one for `seconds`, that process is stopped
-    or its machine is gone. If a rank itself has not moved for `seconds`, the ranks that are furthest behind hang, in a
-    loop or a call of their own, unless some rank is in `unlimited`, where it reads or writes files.
+    `note_progress`. Each rank reads the beats of the rank before it: without a new one for `seconds`, that process has
+    stopped or its machine is gone. If a rank itself has made no progress for `seconds`, the ranks that are furthest
+    behind hang, in a loop or a call of their own, unless some rank is in `unlimited`, where it reads or writes files.
     """
 
     def __init__(self, store, rank, seconds):
@@ -44,14 +44,14 @@ class Watchdog(threading.Thread):
         self.store, self.rank, self.seconds = store.clone(), rank, seconds
         self.store.set_timeout(timedelta(seconds=seconds))
         self.pause = min(seconds / 10, 5.0)
-        self.count = 0  # calls of `moved`
+        self.count = 0  # calls of `note_progress`
         self.files = False  # whether the main thread reads or writes files
         self.stopped = threading.Event()
         self.turned = time.monotonic()
         self.start()
         threading.Thread(target=self._watch_store, daemon=True).start()
 
-    def moved(self):
+    def note_progress(self):
         """Note that the main thread makes progress; it must call this at least once per step."""
         self.count += 1
 
@@ -63,7 +63,7 @@ class Watchdog(threading.Thread):
             yield
         finally:
             self.files = False
-            self.moved()
+            self.note_progress()
 
     def stop(self):
         """End the thread; the main thread calls this when it is done."""

@@ -26,15 +26,15 @@ class SavedForBackward:
         self._outputs = frozenset[Value]() if graph is None else frozenset(graph.outputs)
         self.may_recompute = frozenset[Node]() if graph is None else may_recompute(graph, self._keeps)
 
-    def value(self, value: Value) -> bool:
+    def is_saved(self, value: Value) -> bool:
         """
         Return whether the value must be saved: the backward of some operator reads it, or it is an output of the graph.
         """
         return self._keeps is None or value in self._keeps.values
 
     def results(self, node: Node) -> tuple[bool, ...]:
-        """Return, for each result of an operator, whether it must be saved (`value`)."""
-        return tuple(map(self.value, node.results))
+        """Return, for each result of an operator, whether it must be saved (`is_saved`)."""
+        return tuple(map(self.is_saved, node.results))
 
     def operands(self, node: Node) -> tuple[bool, ...]:
         """Return, for each operand of an operator, whether the operator's own backward reads it."""

@@ -559,7 +559,7 @@ class FactorGraphBuilder:
         rows = {key: chosen[i] for key, i in self.numbers.items() if isinstance(key, Node)}
         layouts = {key: self.layout_of_row(key, chosen[i]) for key, i in self.numbers.items() if isinstance(key, Value)}
         rests = {
-            v: int(self.at(v.node).leaf(v, self.with_gradient, True, self.keeps.value(v))[1][found])
+            v: int(self.at(v.node).leaf(v, self.with_gradient, True, self.keeps.is_saved(v))[1][found])
             for v, found in layouts.items()
             if v.node.is_leaf
         }
@@ -602,7 +602,7 @@ class FactorGraphBuilder:
         Return a reader's share of the least cost of a value that no backward reads, but recomputing its readers does:
         it is kept or made again, too. 0 for others, which are paid for as it is, and for those made with such.
         """
-        if value.node.is_leaf or any(map(self.keeps.value, value.node.results)):
+        if value.node.is_leaf or any(map(self.keeps.is_saved, value.node.results)):
             return 0.0
         if value not in self._had:
             price, table = self.at(value.node).price, self.solver.table(value.node, self.with_gradient)
@@ -685,7 +685,7 @@ class FactorGraphBuilder:
         Return the variable of a leaf or a value with several users, its relay: a row per layout in which the users find
         it.
         """
-        return self.at(value.node).relay(value, self.with_gradient, self.keeps.value(value))
+        return self.at(value.node).relay(value, self.with_gradient, self.keeps.is_saved(value))
 
     def _relay(self, value: Value) -> int:
         return self._enter(value, self.relay(value))

@@ -84,7 +84,7 @@ class CostModel:
                 rest = self._enter(Rest(value), *solver.resting(node, updated))
                 relay = self._relay(value)
                 every = np.arange(len(solver.space(value)))
-                self._add(value, rest, every, relay, every, node in builder.with_gradient, keeps.value(value))
+                self._add(value, rest, every, relay, every, node in builder.with_gradient, keeps.is_saved(value))
                 continue
             table = solver.table(node, builder.with_gradient)
             seconds, bytes = table.seconds, table.halos + table.bytes(keeps.results(node))

@@ -166,7 +166,7 @@ def batch_norm(
     del cudnn
     w, b = affine(site, weight, bias, x.shape[1])
     if not training and mean is not None and var is not None:
-        running = (site.tables.present(v) or v if isinstance(v, torch.Tensor) else v for v in (mean, var))
+        running = (site.tables.current_statistic(v) or v if isinstance(v, torch.Tensor) else v for v in (mean, var))
         return op("running_batch_norm", x, *(site.value(v, site.dtype) for v in running), w, b, eps=float(eps))
     center = op("batch_mean", x)
     stats = (*apply("batch_stats", (x, center), {}).results, center)
@@ -183,7 +183,7 @@ def _replace_running(
     are `stats` (shift, square, center), of `count` values of each channel; leave tensors alone that are no buffers of
     the module, and are lost with the step.
     """
-    before = [site.tables.present(buffer) for buffer in buffers]
+    before = [site.tables.current_statistic(buffer) for buffer in buffers]
     if None in before or count < 2:
         return
     mean, var = (v for v in before if v is not None)
