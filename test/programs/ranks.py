@@ -42,6 +42,13 @@ SUMS = re.compile(r"^def ((?:all_reduce|all_gather|reduce_scatter)\w*)\(ctx", re
 """The model of a program, and the kinds of sums and gathers that it has."""
 
 
+MOST_THREADS = 32
+"""
+Threads that a worker may be left with after a program. PyTorch's caches keep the process groups of DTensor's meshes,
+and the idle threads of each wake a hundred times a second: hundreds of them take a core for themselves.
+"""
+
+
 def _worker(jobs: Any, answers: Any) -> None:
     import torch
     import torch.distributed as dist
@@ -59,15 +66,20 @@ def _worker(jobs: Any, answers: Any) -> None:
                     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
                 except RuntimeError:
                     # The next group would have another name here than where this one was made.
-                    answers.put((rank, "lost", traceback.format_exc()))
+                    answers.put((rank, "lost", traceback.format_exc(), True))
                     return
                 try:
-                    answers.put((rank, "ok", function(program, *arguments)))
+                    state, answer = "ok", function(program, *arguments)
                 finally:
                     if dist.is_initialized():
                         dist.destroy_process_group()
         except BaseException:
-            answers.put((rank, "failed", traceback.format_exc()))
+            state, answer = "failed", traceback.format_exc()
+        ends = len(os.listdir("/proc/self/task")) > MOST_THREADS
+        answers.put((rank, state, answer, ends))
+        del answer
+        if ends:
+            return
 
 
 class Ranks:
@@ -91,10 +103,12 @@ class Ranks:
         self._count = 0
         self._answers = context.Queue()
         self._jobs = [context.Queue() for _ in range(self._size)]
-        self._processes = [
-            context.Process(target=_worker, args=(jobs, self._answers), daemon=True) for jobs in self._jobs
-        ]
+        self._processes = [self._process(rank) for rank in range(self._size)]
         self._started = 0
+
+    def _process(self, rank: int) -> multiprocessing.process.BaseProcess:
+        context = multiprocessing.get_context("forkserver")
+        return context.Process(target=_worker, args=(self._jobs[rank], self._answers), daemon=True)
 
     def run(
         self, text: str, world: int, function: Callable[..., Any], *arguments: Any, quick: bool = True
@@ -133,23 +147,31 @@ class Ranks:
             self._jobs[rank].put((path, rank, world, str(store), function, arguments, quick))
         found: dict[int, Any] = {}
         failures: list[str] = []
+        ended: list[int] = []
         for _ in range(world):
-            rank, state, answer = self._answer()
+            rank, state, answer, ends = self._answer(ended)
             found[rank] = answer
+            if ends:
+                ended.append(rank)
             if state == "lost":
                 raise ConnectionError(answer)
             if state != "ok":
                 failures.append(f"rank {rank}: {answer}")
+        for rank in ended:
+            self._processes[rank].join()
+            self._processes[rank] = self._process(rank)
+            self._processes[rank].start()
         assert not failures, "\n".join(failures)
         return [found[rank] for rank in range(world)]
 
-    def _answer(self) -> tuple[int, str, Any]:
-        """The next rank's; not how long it takes, but that a process has died says that there is none."""
+    def _answer(self, ended: list[int]) -> tuple[int, str, Any, bool]:
+        """The next rank's; not how long it takes, but that a process has died says that there is none: `ended` may."""
         while True:
             try:
                 return self._answers.get(timeout=1)
             except Empty:
-                dead = [i for i, process in enumerate(self._processes[: self._started]) if not process.is_alive()]
+                started = enumerate(self._processes[: self._started])
+                dead = [i for i, process in started if i not in ended and not process.is_alive()]
                 assert not dead, f"rank {dead[0]} died"
 
     def close(self) -> None:
