@@ -57,16 +57,18 @@ def in_time(
     Find a plan of one micro-batch, and return that of the whole step, which runs it for each of `micro_batches` in
     turn.
 
-    `search(machine)` returns the plan found for `small`, the serial graph of one micro-batch. `dims` has, by the name
-    of an input, the number of the dim along which samples run. `rivals()` returns further plans of one micro-batch, the
-    baselines. `recompute(plan, step)` adds recompute to a plan, where `step` makes the plan of the step of it. With
-    `stages`, plans of one micro-batch are for one part of `machine` (`Stages.part`), and are cut into stages.
+    `search(machine)` returns the plan found for `small`, the serial graph of one micro-batch. `is_searched` says that
+    it is a search, such as `joint`, rather than a plan by a rule, such as data parallelism. `dims` has, by the name of
+    an input, the number of the dim along which samples run. `rivals()` returns the baselines, further plans of one
+    micro-batch. `recompute(plan, step)` returns the plan of a micro-batch with recompute added; it may call
+    `step(plan)`, which makes the plan of the whole step, to see whether that fits. With `stages`, plans of one
+    micro-batch are for one part of `machine` (`Stages.part`), and are cut into stages.
 
-    A plan made by a rule (`is_searched` is False) sums its gradients over devices once per step or, with `is_each`, in
-    every micro-batch. If it is searched, both ways are tried, and the faster as emitted that fits is taken. It is
-    searched for a device with less memory, since sums of gradients are held from the first micro-batch on, and again
-    with still less if it does not fit (`TRIES`). It is then compared with the plans of `rivals`, as moves of weights
-    weigh more in one micro-batch than in the step.
+    A plan by a rule sums its gradients over devices once per step or, with `is_each`, in every micro-batch. For a
+    searched plan both ways are tried, and the faster as emitted that fits is taken. It is searched for a device with
+    less memory, since sums of gradients are held from the first micro-batch on, and again with still less if it does
+    not fit (`TRIES`). It is then compared with the plans of `rivals`, as moves of weights weigh more in one micro-batch
+    than in the step.
 
     Bounds are of one micro-batch and are dropped; its cost is kept (`of_micro_batch`). The plan may not fit: callers
     check. Raises `UnityError` where `search` finds none.

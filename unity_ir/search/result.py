@@ -51,9 +51,9 @@ class SearchResult:
     @property
     def gap(self) -> float | None:
         """
-        How far the plan is above the lower bound, as a fraction: (seconds - bound) / bound, with every move waited for
-        in both; None without a bound. If a plan nearer to the bound was passed over, as it takes longer as emitted, the
-        seconds are those of that plan (`proved`); of a pipeline they are `waited`.
+        How far the plan is above the lower bound, as a fraction: (seconds - bound) / bound; None without a bound.
+        Seconds and bound are those of a step whose moves are all waited for. If the search passed over a plan nearer to
+        the bound, since another one is faster as emitted, the seconds are those of that nearer plan (`proved`).
         """
         if not self.bound:
             return None

@@ -67,8 +67,7 @@ def vocabulary_parallel_loss(graph: Graph, parts: int) -> Graph:
 
     rewrite: cross_entropy(x, t) -> mean(log(sum_exp(x, m)) + m - class_score(x, t)), where m is the maximum of x
 
-    Others than those of logits that a dense layer makes, with a number of classes that `parts` divides, are left as
-    they are.
+    A cross-entropy is replaced only if a dense layer makes its logits `x`, and `parts` divides the number of classes.
     """
 
     def changed(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:

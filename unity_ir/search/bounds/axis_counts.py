@@ -211,11 +211,13 @@ def bound_within(known: KnownPlan, bounds: Bounds, limit: float) -> float:
     Return a lower bound in seconds on every plan of `known.graph` that holds at most `limit` bytes on a device.
 
     It is the Lagrangian bound: a lower bound on `seconds + price * bytes`, less `price * limit`, where `price` is
-    `known.price` (seconds per byte); if `known.again`, on every plan, whatever it recomputes and gathers again. Bytes
-    of copies of activations that are resharded once for several readers are not counted. `bounds` has the machine, the
-    optimizer and the tables of the bound of seconds alone. Returns 0, which says nothing, for machines whose pairs of
-    devices have links of their own, and for graphs with an operator that can be sharded in more than
-    `limits().count_rows` ways.
+    `known.price` (seconds per byte). With `known.again` it holds whatever a plan recomputes, and gathers again in the
+    backward; else only for plans that recompute no more than `exact.recompute.may_recompute` allows, and gather nothing
+    again. Bytes of copies of activations that are resharded once for several readers are not counted.
+
+    `bounds` has the machine, the optimizer and the tables of the bound of seconds alone. Returns 0, which says nothing,
+    for machines whose pairs of devices have links of their own, and for graphs with an operator that can be sharded in
+    more than `limits().count_rows` ways.
     """
     if _kind(known.graph, bounds.machine) == "alone":
         return 0.0
@@ -227,9 +229,9 @@ def bound_within(known: KnownPlan, bounds: Bounds, limit: float) -> float:
 
 def is_tabulated(graph: Graph, bounds: Bounds) -> bool:
     """
-    Return whether a serial graph's lower bound is the exact minimum over layouts that only count equal mesh axes:
-    whether the dense tables of layout pairs that it takes are small enough (`limits().count_pairs`). For larger graphs
-    that minimum is bounded in turn, by messages (TRW-S).
+    Return whether the lower bound of a serial graph is computed exactly, with dense tables of pairs of layouts: the
+    minimum over layouts that only count how many equal mesh axes have each role. That is so if these tables are small
+    enough (`limits().count_pairs`). For larger graphs, messages (TRW-S) give a lower bound on that minimum.
     """
     return _kind(graph, bounds.machine) == "tables"
 
@@ -237,7 +239,8 @@ def is_tabulated(graph: Graph, bounds: Bounds) -> bool:
 def bound_at(graph: Graph, bounds: Bounds, price: Price, known: float) -> float:
     """
     Return a lower bound on the cost, in the objective `price`, of every plan of a serial graph with all operators on
-    all devices; 0, which says nothing, where only kernels can be bounded.
+    all devices. It is 0, which says nothing, for the machines and graphs of which `bound_within` says so, and where
+    bytes are priced and the graph is too large for messages (TRW-S).
 
     `known` is the cost of a known plan in that objective: tightening stops once the bound is near it.
     """

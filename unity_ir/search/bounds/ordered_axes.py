@@ -111,8 +111,8 @@ class OrderedSpace:
 
     def fill(self, sources: Ints) -> None:
         """
-        Compute the seconds from the layouts with the numbers `sources` to all layouts, for `least`; those known are not
-        computed again.
+        Compute and keep the seconds from the layouts with the numbers `sources` to all layouts, so that `least` can
+        return them; those that are kept already are not computed again.
         """
         missing = np.unique(sources[~self._filled[sources]])
         if len(missing):
@@ -342,9 +342,9 @@ def with_axis_order(builder: FactorGraphBuilder, problem: FactorGraph) -> tuple[
     dim; its lower bound is tighter. Returns None if it would be too large (`limits().order_rows` and others).
 
     `builder` made `problem`, with `Spaces.by_count` and a stepwise `Solver`. A variable's rows are its choices: ways to
-    shard an operator, or layouts of a value. Returns (the new factor graph, origins): per variable, for each of its new
-    rows, the row that it expands, as `problem.rows` numbers them: [new row]. A choice of new rows costs no more than
-    the plan in which each axis has the role that they say.
+    shard an operator, or layouts of a value. Returns (the new factor graph, origins). `origins` has an array per
+    variable: [new row], the row of `problem` that the new row refines, as `problem.rows` numbers them. A choice of new
+    rows costs at most what the plan does in which each axis has the role that these rows give it.
     """
     found = _AxisOrders(builder, problem)
     orders = found.problem() if found.small() else None

@@ -38,9 +38,10 @@ def place_branches(
     Return a plan, with its cost, in which some parallel branches run at once on disjoint parts of the machine, and that
     fits the memory and is faster than `plan` by quick simulation (`estimated`); None if none was found.
 
-    `graph` is the serial graph of `plan`. `places` are two mappings of values to layouts, the `rests` and `relays` of
-    `materialise`, if those of `plan` are known: where values are stored or brought once made, and where leaves are
-    resharded before all uses. The new plan keeps them around operators that it does not move.
+    `graph` is the serial graph of `plan`. `places` has two mappings from values to layouts, if they are known for
+    `plan`, else two empty ones: the layout in which each value is stored or to which it is brought once made (`rests`
+    of `materialise`), and that to which a leaf is resharded once for all its users (`relays`). New plans are tried with
+    these layouts kept for all values that no moved operator makes or reads, and without any of them.
     """
     sites = _sites(series_parallel.decompose(Flow(graph)))
     if not sites:

@@ -350,9 +350,9 @@ class Chooser:
         self, result: SearchResult, plans: Sequence[PricedPlan], candidates: Sequence[Candidate]
     ) -> SearchResult:
         """
-        Return `result` or, if one simulates faster, the result for a plan of the graph without rewrites, with a lower
-        bound for that graph. `plans` are plans of that graph that fit, the one with every operator on all devices
-        first; `candidates` are its baselines that fit.
+        Return `result` or, if one simulates faster, the result for a plan of the graph without rewrites (`serial`),
+        with a lower bound for that graph. `plans` are plans of that graph that fit, first the one with every operator
+        on all devices; `candidates` are the baselines of that graph that fit.
         """
         now = result.graph, result.cost
         best = self.emitted.fastest([now, *plans], candidates)

@@ -33,8 +33,9 @@ VariableId = int
 @dataclass(frozen=True, eq=False)
 class Projection:
     """
-    Sorts the values of one of a factor graph's variables into classes, numbered below `size`: tables are indexed by
-    class. Every class occurs.
+    Sorts the values of one variable of a factor graph into classes, numbered below `size`: a table of costs has one row
+    per class, not per value, since it costs the same for all values of a class (such as all configurations that need an
+    operand in one layout). Every class occurs.
     """
 
     at: Ints
@@ -118,7 +119,8 @@ class Memo:
     def joint(self, axes: Sequence[Projection]) -> _JointProjection:
         """
         Return the coarsest projection (classes of a variable's values) that tells apart all values that any of the
-        projections `axes` tells apart; memoised. It indexes the table that replaces tables with these projections.
+        projections `axes` tells apart; memoised. When the variable's tables are added up, their sum has one row per
+        class of this projection.
 
         `axes`, at least one, are projections of the same variable. The result also maps each of its classes to the
         class in each of `axes`.

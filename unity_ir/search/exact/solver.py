@@ -167,8 +167,8 @@ class Solver:
 
     def with_price(self, price: Price) -> Solver:
         """
-        Return a solver that minimises the objective `price` (a weight per second and per byte); it shares operator
-        tables with this one.
+        Return a solver that minimises the objective `price`, which has the cost of a second and that of a byte held; it
+        shares operator tables with this one.
         """
         return Solver(
             self.spaces,
@@ -221,8 +221,8 @@ class Solver:
     ) -> Variable:
         """
         Return the factor graph's variable of an operator: a row per configuration (way to shard it), with its cost and
-        the layouts it makes and needs. Rows that another row dominates, which no optimum needs, are left out, unless
-        `whole` is set or the solver is stepwise.
+        the layouts it makes and needs. Dominated rows, which no optimum needs, are left out, unless `whole` is set or
+        the solver only bounds by messages (`stepwise`).
 
         `with_gradient` are the nodes whose values have a gradient; `single` are the leaves that only this operator
         reads, whose storage and reshards the rows' costs include; `results` says for each result whether a gradient
@@ -524,7 +524,12 @@ class FactorGraphBuilder:
         return self.solver
 
     def keeps_all_rows(self, node: Node) -> bool:
-        """Return whether all configurations (rows) of an operator are kept, dominated ones, too."""
+        """
+        Return whether all configurations (rows) of an operator are kept, rather than dropped where another row
+        dominates them. Here that is so only for the operator `whole` that the constructor was given: `search.explain`
+        asks for the best plan with each of its rows, which no optimum need have. A subclass may keep all rows of more
+        operators.
+        """
         return node is self.whole
 
     def problem(self) -> FactorGraph:

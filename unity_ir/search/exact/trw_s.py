@@ -120,8 +120,9 @@ class Messages:
 
     def prune(self, limit: float) -> int:
         """
-        Drop, in place, every row that occurs only in choices costing more than the bound before the last pass plus
-        `limit` (where `slack` is above it), in the unit of the costs; return the number of rows left in all variables.
+        Drop, in place, every row whose `slack` exceeds `limit`: any choice with such a row costs more than the bound
+        before the last pass plus `limit`, in the unit of the costs. Return the number of rows left, of all variables
+        together.
         """
         for variable, slack in enumerate(self.slack):
             rows = slack <= limit

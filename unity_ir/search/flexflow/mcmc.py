@@ -126,7 +126,8 @@ def mcmc(
     `settings` None is the defaults. `progress` is called with the proposals made and the best time in seconds. `space`
     lists the assignments each operator may have (None: all that fit); those of starting plans that are not in it are
     replaced. `plans` are starting plans by name, an assignment per operator, tried before those the settings name.
-    Ctrl-C and the end of the work budget end the search with the best plan so far, marked in its last chain.
+    Ctrl-C and the end of the work budget end the search: it returns the best plan so far, with `interrupted` set in the
+    last of its `chains`.
 
     Raises `UnityError` for invalid settings, and if no starting plan fits.
     """

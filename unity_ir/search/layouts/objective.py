@@ -91,9 +91,9 @@ class Price:
         Return the cost of an operator for each way to shard it (a row of its `table`): [row]. `kept` says for each
         result whether the backward reads it, so that its bytes count.
 
-        If `may_recompute` or the field `again` is True, a row costs what saving the results or recomputing them costs,
-        whichever is less. `before` is added to the latter: the cost of having, in the backward, the values that
-        recomputing reads.
+        If `may_recompute`, or if the field `again` is True (any value may be recomputed), a row costs what saving the
+        results or recomputing them costs, whichever is less. `before` is added to the latter: the cost of having, in
+        the backward, the values that recomputing reads.
         """
         if self.byte == 0:
             return self.second * table.seconds
@@ -107,8 +107,8 @@ class Price:
         Return the cost [source, target] of moving a value between layouts of `space`.
 
         `sources` and `targets` are layout numbers. `training` adds the moves of the gradient in the other direction.
-        `kept` adds the bytes of saving the moved value for the backward or, if the field `again` is True and that costs
-        less, the seconds of moving it once more.
+        `kept` adds the bytes of saving the moved value for the backward. If the field `again` is True (the backward may
+        make values once more), it adds the seconds of moving the value again instead, where these cost less.
         """
         seconds = space.reshard(sources, targets, training)
         if self.byte == 0:
@@ -127,10 +127,10 @@ class Price:
         be stored (numbers `rests`) to every layout of `space`.
 
         `training` adds the seconds of resharding its gradient back, `kept` the bytes of keeping the moved leaf for the
-        backward. `weight` says whether the leaf is a weight. Then the share `hidden` of the cost is free, as
-        overlapped, and the fields `once` and `add` apply; if `once` is not 1, the bytes count whatever `kept` says.
-        With `is_added`, the product that makes the gradient also adds it to that of earlier micro-batches, so that
-        `add` is not charged.
+        backward. If the leaf is a weight (`weight`), three fields change that: the share `hidden` of the cost is free,
+        as overlapped; seconds count times `once`; and where `once` is not 1 (micro-batches), the moved weight's bytes
+        count whatever `kept` says, and `add` charges for adding its gradient to that of earlier micro-batches. With
+        `is_added`, the product that makes the gradient adds it, so that `add` is not charged.
         """
         if weight and self.once != 1:
             seconds = self.second * self.once * space.reshard_from_few(rests, training)

@@ -92,9 +92,10 @@ class PricedMoves:
         Return the seconds [start, state] of the cheapest sequence of moves from each state in `starts` (indices, at
         least one) to every state.
 
-        Bellman-Ford: begin with single moves; relax all, set by set, until few sums improve; then only moves from the
-        states that improved. Dear sets come first, which takes the fewest rounds; the minima are the same in any order.
-        In float32 each sum along a path may be too large by a factor of 1 + 2**-24.
+        Bellman-Ford: begin with single moves; relax all, one set of moves (`lie`) after the other, until few sums
+        improve; then relax only moves from the states that improved. Sets whose moves take longest come first, which
+        takes the fewest rounds; the minima are the same in any order. In float32 each sum along a path may be too large
+        by a factor of 1 + 2**-24.
         """
         lie = sorted((at for at in self.lie if at.stop > at.start), key=lambda at: -self.seconds[at].mean())
         sets = [(self.sources[at], self.targets[at], self.seconds[at][:, None]) for at in lie]

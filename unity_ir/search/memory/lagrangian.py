@@ -137,7 +137,9 @@ class Solvers:
         self._last = self._space = solver.with_price(SPACE)
 
     def with_price(self, price: Price) -> Solver:
-        """Return the solver that minimises the objective `price` (a weight per second and per byte)."""
+        """
+        Return the solver that minimises the objective `price`, which has the cost of a second and that of a byte held.
+        """
         if price == self.solver.price:
             return self.solver
         if price == SPACE:
@@ -241,9 +243,9 @@ class LagrangianCurve:
     def descended(self, need: Callable[[ExactPlan, Graph], int], limit: float) -> FittingPlan | None:
         """
         Return a plan whose simulated peak memory is at most `limit` bytes per device, found by local search from the
-        choices known so far; None if none is found, or if the graph has more than `limits().peak_operators` operators.
+        choices tried so far; None if none is found, or if the graph has more than `limits().peak_operators` operators.
 
-        `need(plan, serial graph)` returns the peak bytes of a plan by simulation.
+        `need(plan, serial graph)` returns the bytes that a device must have for a plan, with its peak simulated.
         """
         if self.bytes(self.smallest) > limit and not has_shared_moves(self.graph):
             return None
@@ -351,13 +353,16 @@ def joint_within(fastest: JointPlan, source: Graph, search: Callable[[Solver], J
     """
     Return `fastest` if it fits the device's memory, else the fastest plan found that does (Lagrangian relaxation).
 
-    1. At the best price of a byte for the source graph (its Lagrange multiplier at the limit), search for rewrites;
-       `search` is the joint search with a given solver.
-    2. Of the source, the fastest and the rewritten graph, take the fastest choice that holds no more than the limit at
-       the end of the forward. While its simulated peak is above the limit, allow fewer bytes there.
-    3. If no peak fits, descend from the choices met by local search on the simulated peak.
+    `source` is a serial graph, and `fastest` a plan for it or for a rewrite of it, found as if memory were not short.
+    `search(solver)` searches again for rewrites and layouts of `source`, in the objective of `solver`.
 
-    Raises `Refused` where nothing fits, with the closest plan.
+    1. Search for rewrites at the best price of a byte for `source` (its Lagrange multiplier at the limit).
+    2. Of `source`, the graph of `fastest` and the rewritten graph, take the fastest choice (a row per variable of its
+       `CostModel`) that holds no more than the limit at the end of the forward. While its simulated peak is above the
+       limit, allow fewer bytes there.
+    3. If that finds no peak within the limit, lower the simulated peak by local search, from the choices tried.
+
+    Raises `Refused` where nothing fits, which names the smallest plan met.
     """
     solver = fastest.solver
     priced = cost(fastest.graph, solver.spaces.machine, solver.optimizer)

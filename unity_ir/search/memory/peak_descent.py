@@ -62,11 +62,11 @@ def descend_to_limit(
     model: CostModel, starts: Iterable[Choice], operators: int, need: Callable[[Choice], int], limit: float
 ) -> Choice | None:
     """
-    Return a choice (a row for each variable of `model`) whose simulated peak is at most `limit` bytes, by local search;
-    None if none is found, or without a search if `operators`, the number of the graph's, exceeds
-    `limits().peak_operators`.
+    Return a choice (a row for each variable of `model`) whose simulated peak is at most `limit` bytes, found by local
+    search. Return None if none is found; if `operators`, the number of operators of the graph, exceeds
+    `limits().peak_operators`, without a search.
 
-    `starts` are the choices to descend from, and `need` returns the simulated peak bytes of a choice.
+    `starts` are the choices to lower the peak from; `need(choice)` returns the simulated peak bytes of a choice.
     """
     if operators > limits().peak_operators:
         return None

@@ -15,8 +15,9 @@ def balanced(seconds: Sequence[float], count: int, sends: Sequence[float] = ()) 
     (exact, by dynamic programming). Return where each run ends, as the index behind its last item: given [1, 1, 2] and
     2, returns [2, 3].
 
-    `seconds` [item] is what each item takes. `sends` [item], by default 0, is added to the run whose last item it is,
-    but for the last run. There must be at least `count` items.
+    `seconds` [item] is what each item takes. `sends` [item], by default 0, is what sending an item's result takes: it
+    is added to the run that ends with that item, except for the last run, which sends nothing. There must be at least
+    `count` items.
     """
     total = np.concatenate([[0.0], np.cumsum(seconds)])
     n = len(seconds)
@@ -39,7 +40,7 @@ def least_longest(seconds: Sequence[float], count: int) -> float:
     """
     Divide items, in order, into at most `count` contiguous runs so that the longest run is as short as possible, and
     return the seconds of that longest run: given [1, 1, 2] and 2, returns 2. `seconds` [item] is what each item takes.
-    The result may be too large by a millionth.
+    The result may be too large by a relative error of 1e-6.
     """
     total = [0.0, *accumulate(seconds)]
     low, high = max(max(seconds), total[-1] / count), total[-1]

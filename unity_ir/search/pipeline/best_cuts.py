@@ -33,11 +33,14 @@ def fastest_stages(
     Return (stages, simulated schedule) with the least makespan found, over the places where stages begin and over the
     schedules `orders`; None if nothing fits the memory.
 
-    `ranges` says what any range of units takes as a stage. The search starts from `cuts` (the first unit of each stage
-    but the first), and moves stage borders by one unit at a time while that helps. Without `cuts` it starts from the
-    stages of the least formula (`choose_stages`) or, for schedules with several stages per part, from stages of about
-    equal seconds. Of few units, all cuts are tried instead. With `is_fixed` no border is moved: `cuts` alone are tried
-    or, if None, all cuts. With `is_clipped` (gradients are clipped by their norm), updates wait for all ranks.
+    `ranges` says what any range of units takes as a stage. `cuts` has the first unit of each stage but the first. The
+    search starts from `cuts`, and moves one border between stages by one unit, or it and all later ones, as long as
+    that makes the step faster. If `cuts` is None, it starts from the stages that `choose_stages` returns or, for
+    schedules with several stages per part, from stages of about equal seconds (`StageRanges.equal_cuts`). Where there
+    are at most `FEW_CUTS` ways to cut the units, all of them are tried instead.
+
+    With `is_fixed` no border is moved: `cuts` alone are tried or, if None, all ways to cut. With `is_clipped`
+    (gradients are clipped by their norm), updates wait for all ranks.
     """
     best: _Found | None = None
     by_stages: dict[int, list[CountedSchedule]] = {}

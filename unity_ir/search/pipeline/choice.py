@@ -139,9 +139,11 @@ class PipelineBounds:
     def below(self, family: BoundedFamily) -> tuple[float, str]:
         """
         Return (lower bound in seconds, text that names the pipelines it holds for); the bound is at most
-        `family.makespan`. It holds for all layouts and all recompute, with every move inside a stage waited for. If the
-        parts of the family have several stages, it holds for any number of them; else for one contiguous stage per
-        part, with at least as many micro-batches held as by 1F1B.
+        `family.makespan`. It holds for all layouts and all recompute, if every move inside a stage is waited for.
+
+        If `family.has_chunks`, it holds for pipelines with any number of stages per part; else for those with one
+        contiguous stage per part, under schedules in which each rank holds at least as many micro-batches as under
+        1F1B.
         """
         if family.has_chunks:
             bounds = LayoutBounds(self._search, is_split=True, shared=self._shared)
@@ -192,8 +194,9 @@ def bound(
     choice: PipelineChoice, parts: int | None = None, micro_batches: int | None = None, *, with_layouts: bool = True
 ) -> tuple[float, str]:
     """
-    Return (lower bound in seconds of a step, text that names the pipelines it holds for). It holds for pipelines of the
-    same kind as the one chosen: backwards whole or also in halves, one stage or several per part.
+    Return (lower bound in seconds of a step, text that names the pipelines it holds for). `choice` is what
+    `best_pipeline` returned. The bound holds for pipelines of the same kind as the one chosen there: backwards whole or
+    also in halves, one stage or several per part.
 
     `parts` and `micro_batches` are the numbers that the search was given, None where it chose. With `with_layouts` the
     bound is tighter, and takes several times as long as the search.

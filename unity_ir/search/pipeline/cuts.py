@@ -32,9 +32,9 @@ class Units:
 @lru_cache(maxsize=64)
 def units(graph: Graph) -> Units:
     """
-    Return the units of a serial forward graph: consecutive parts, of which pipeline stages are made. Between two units
-    a single computed value passes (`pcg.layers.parts`). Every other node, such as a weight, an input or a mask, belongs
-    to the first unit that reads it. Memoised.
+    Return the units of a serial forward graph: contiguous runs of operators, of which pipeline stages are made. The
+    graph is cut wherever a single computed value is all that later operators read of earlier ones (`pcg.layers.parts`).
+    Every other node, such as a weight, an input or a mask, belongs to the first unit that reads it. Memoised.
     """
     found = parts(graph)
     unit_of = _units_of_nodes(graph, found)

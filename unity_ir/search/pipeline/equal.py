@@ -111,8 +111,8 @@ class PipelinePlan:
     @property
     def pipeline(self) -> Pipeline:
         """
-        The schedule as a graph records it: its name, the number of ranks (parts of the machine), and of stages per
-        rank.
+        The schedule in the form that a staged graph keeps in `Graph.pipeline`: its name, the number of ranks (parts of
+        the machine), and of stages per rank.
         """
         return Pipeline(self.schedule, self.parts, self.stages // self.parts)
 
@@ -154,12 +154,13 @@ def pipeline_plan(
     Return the fastest plan found that runs a serial forward graph as a pipeline, its batch in `micro_batches`, on
     `parts` equal contiguous parts of `machine`.
 
-    `schedule` is (name or None, stages per part): a named one is used, which must be `SYNCHRONOUS` (its step computes
-    what the serial step does); of None, the fastest of those `TRIED` (`pipeline.orders`). `optimizer` is by default the
-    graph's.
+    `schedule` is (name or None, stages per part). A name must be in `SYNCHRONOUS` (its step computes what the serial
+    step does); with None, the fastest of those `TRIED` with that number of stages per part is taken
+    (`pipeline.orders`). If `schedule` is None, any of `TRIED` is. `optimizer` is by default the graph's.
 
-    Raises `UnityError` if the machine has no such parts (`machine.parts`), the samples cannot be divided so, the graph
-    has fewer units than stages (`cuts`), the schedule is no such one, or nothing found fits the memory.
+    Raises `UnityError` if the machine has no such parts (`machine.parts`), the batch cannot be divided into that many
+    micro-batches (`micro_batch`), the graph has fewer units than stages (`cuts`), the schedule's name is not in
+    `SYNCHRONOUS`, or nothing found fits the memory.
     """
     problem = PipelineSearch(graph, machine, optimizer or graph.optimizer or Optimizer())
     return problem.plan(parts, micro_batches, schedule)
@@ -167,9 +168,9 @@ def pipeline_plan(
 
 class PipelineSearch:
     """
-    Plans pipelines of one serial forward graph on one machine; stages are made of the graph's units, consecutive parts
-    between which a single value passes (`cuts`). Tables are kept, so that plans with other numbers of parts or
-    micro-batches are found sooner.
+    Plans pipelines of one serial forward graph on one machine; stages are made of the graph's units, contiguous runs of
+    operators between which a single value passes (`cuts`). Tables are kept, so that plans with other numbers of parts
+    or micro-batches are found sooner.
     """
 
     def __init__(self, graph: Graph, machine: Machine, optimizer: Optimizer):
@@ -183,7 +184,8 @@ class PipelineSearch:
     def small(self, micro_batches: int) -> Graph:
         """
         Return the serial forward graph of one micro-batch, if the batch is divided into `micro_batches`; memoised.
-        Raises `UnityError` if the samples cannot be divided so.
+        Raises `UnityError` if that number does not divide the samples, or an operator needs several micro-batches at
+        once.
         """
         if micro_batches not in self._small:
             whole = micro_batches == 1
@@ -199,8 +201,9 @@ class PipelineSearch:
 
     def solver(self, parts: int, micro_batches: int) -> Solver:
         """
-        Return the solver that finds the layouts of one micro-batch, of `micro_batches`, on one of `parts` equal parts
-        of the machine; it minimises `price(micro_batches)`. On parts of many mesh axes, neighbouring axes share a role.
+        Return the solver that finds layouts on one of `parts` equal parts of the machine, for the graph of one
+        micro-batch (of `micro_batches` in a step); it minimises `price(micro_batches)`. If a part has too many mesh
+        axes for an exact search, neighbouring axes are grouped, and those of a group have one role.
         """
         if (parts, micro_batches) not in self._solvers:
             same = [solver for (p, _), solver in self._solvers.items() if p == parts]
@@ -290,10 +293,13 @@ class PipelineSearch:
 
     def variants(self, stages: int, micro_batches: int) -> list[tuple[Price, UnitRows]]:
         """
-        Return the layouts from which stages choose, for one micro-batch, of `micro_batches`, on one of `stages` equal
-        parts: a list of (objective, what each unit takes in the best layouts for it). The first objective is seconds
-        alone; the others add a price per byte (`BYTE_PRICES`). They are left out if the first needs far less memory
-        than there is, and where they give the same layouts. Of equal layers, few are solved.
+        Return the choices of layouts that stages have, for the graph of one micro-batch (of `micro_batches` in a step)
+        on one of `stages` equal parts of the machine: a list of (objective, rows); the rows say what each unit takes in
+        the layouts that are best by that objective.
+
+        The first objective is seconds alone. The others add a price per byte (`BYTE_PRICES`): they are left out if the
+        first needs far less memory than there is, and where they give the same layouts as an earlier one. Layouts are
+        solved for a graph with few of the equal layers, and hold for all of them.
         """
         return self._variants(stages, micro_batches, BYTE_PRICES)
 
@@ -327,9 +333,9 @@ class PipelineSearch:
 
     def estimate(self, stages: int, micro_batches: int) -> float:
         """
-        Return roughly the seconds of a step of `micro_batches` on `stages` equal parts with one stage each; inf if it
-        does not fit the memory. Stages are as equal as units allow, hold as many micro-batches as those of 1F1B do on
-        average, and send in no time.
+        Return a rough estimate of the seconds of a step of `micro_batches` on `stages` equal parts of the machine, with
+        one stage on each; inf if it does not fit the memory. It assumes stages as equal as units allow, which hold as
+        many micro-batches as those of 1F1B do on average, and sends that take no time.
         """
         p, m, best = stages, micro_batches, inf
         live = (min(p, m) + 1) / 2

@@ -103,8 +103,9 @@ def fastest_schedule(
 
 def peaks(schedule: PipelineSchedule, load: StageLoads) -> tuple[float, ...]:
     """
-    Return the peak bytes of the fullest device of each rank under a schedule: [rank]. They are what the rank's stages
-    hold throughout (`load.held`), and the most that micro-batches take there at a time (`load.live`, `load.late`).
+    Return the peak bytes of the fullest device of each rank under `schedule`: [rank]. A rank's peak is the sum of two:
+    the bytes that its stages hold throughout (`load.held`), and the most bytes that the micro-batches in flight there
+    hold at any moment (`load.live` and `load.late` each).
     """
     live = peak_live(schedule, load.live, load.late)
     return tuple(sum(load.held[s] for s in schedule.stages_of(rank)) + live[rank] for rank in range(len(live)))

@@ -52,7 +52,7 @@ EACH = 8
 class LayoutBounds:
     """
     Lower bounds, in seconds of a step, on all pipelines that `search` plans with given numbers of equal parts of the
-    machine and of micro-batches. Stages are made of units, consecutive parts of the graph (`cuts`).
+    machine and of micro-batches. Stages are made of units, contiguous runs of the graph's operators (`cuts`).
 
     The methods `work_of_..` hold for any number of stages per part. The methods `of_..` hold for one stage per part,
     under all synchronous schedules with whole backwards or, if `is_split`, also with backwards in halves; if `is_1f1b`,
@@ -84,16 +84,17 @@ class LayoutBounds:
 
     def work_of_kernels(self, parts: int, micro_batches: int) -> float:
         """
-        Return the seconds of a step's kernels, divided evenly over all devices: a bound, since the average part takes
-        that, however many stages each has. `parts` is ignored.
+        Return the seconds of a step's kernels, divided evenly over all devices. It is a bound, since the average part
+        takes that, however many stages each has. The result does not depend on `parts`, which is there so that callers
+        can exchange this method for `work_of_layouts`.
         """
         return micro_batches * self._kernels_of(micro_batches)
 
     def work_of_layouts(self, parts: int, micro_batches: int) -> float:
         """
-        Return the least seconds of a step that `parts` equal parts take on average, over all layouts: a bound, since
-        some part takes the average or more, however many stages each has. For large graphs on large parts it is a bound
-        of that average.
+        Return the seconds of a step that `parts` equal parts take on average, in the layouts with the least of them. It
+        is a bound, since some part takes the average or more, however many stages each has. Where that least takes too
+        long to compute (large graphs on parts of many mesh axes), a lower bound on it is returned.
         """
         p, m, small = parts, micro_batches, self.search.small(micro_batches)
         solver = self._solver(p, m)
@@ -118,9 +119,10 @@ class LayoutBounds:
 
     def of_layouts(self, stages: int, micro_batches: int) -> float:
         """
-        Return the tightest bound with one stage on each of `stages` parts, over all layouts; if `is_1f1b`, over those
-        that fit the memory. It takes longest. Where its tables would be too large, it is the greatest of the other
-        bounds.
+        Return the tightest bound with one stage on each of `stages` parts, over all layouts. If the object was made
+        with `is_1f1b`, it holds only for schedules with at least 1F1B's micro-batches in memory, and counts that stages
+        must fit. It takes longest to compute. Where its tables would be too large, the greatest of the other bounds is
+        returned.
         """
         p, m, small = stages, micro_batches, self.search.small(micro_batches)
         solver, work = self._solver(p, m), self.work_of_layouts(p, m)
@@ -249,12 +251,13 @@ def _kernel_seconds(graph: Graph, search: PipelineSearch) -> tuple[float, float]
 
 def range_bounds(graph: Graph, solver: Solver, most: int) -> Floats:
     """
-    Return lower bounds on the cost of ranges of units, in the objective of `solver`: [first unit, unit behind the
-    last]. Ranges of more than `most` equal layers have the bound 0; entries whose second index is not above the first
-    mean nothing.
+    Return lower bounds on the cost of every range of units in any layouts, in the objective of `solver`: an array
+    [first unit, unit behind the last]. Ranges that span more than `most` equal layers have the bound 0; entries whose
+    second index is not above the first mean nothing.
 
-    A graph with a few more of these layers is solved. The best choice for it costs the same in all but the first and
-    the last of them (or is charged the difference), so what a range costs there holds wherever else it is.
+    Where `graph` has more equal layers, the solver solves a shorter one, with `most` + 2 of them. Its best choice costs
+    the same in each of these but the first and the last (differences are subtracted from the bounds), so the bound of a
+    range there holds for the same layers anywhere in `graph`.
     """
     keep = most + 2
     short, of = shortened_with_map(graph, keep)

@@ -36,13 +36,13 @@ def schedules(parts: int, micro_batches: int, kind: ScheduleKind | None, units: 
     Return the synchronous schedules to choose from for `parts` ranks and `micro_batches`, those of one stage per rank
     first.
 
-    `kind` is (name or None, stages per rank): with a name, that schedule alone; without, those of `TRIED` with so many
-    stages per rank. If `kind` is None, all of `TRIED`. Of `TRIED`, schedules that are not for so many micro-batches are
-    left out; of several stages per rank also those with more stages than the graph has `units`, or with more than
-    `ACTIONS` forwards and backwards.
+    `kind` is (name or None, stages per rank): with a name, that schedule alone; without, those of `TRIED` with that
+    number of stages per rank. If `kind` is None, all of `TRIED`. Left out of `TRIED` are schedules that cannot run that
+    number of micro-batches and, with several stages per rank, those with more stages than the graph has `units`, or
+    with more than `ACTIONS` forwards and backwards in a step.
 
-    Raises `UnityError` for a name that is none of `SYNCHRONOUS`, and for a named schedule that is not for so many
-    micro-batches.
+    Raises `UnityError` for a name that is none of `SYNCHRONOUS`, and for a named schedule that cannot run that number
+    of micro-batches.
     """
     forced, per_part = kind or (None, None)
     if forced is not None and per_part is not None:

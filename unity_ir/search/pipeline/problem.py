@@ -58,8 +58,8 @@ class StageProblem:
     @cached_property
     def send_seconds(self) -> Floats:
         """
-        The seconds of sending a value, or its gradient, to the stage that begins at a layer: [layer, layout], `sends`
-        or zeros.
+        The seconds of one send between the stage that begins at a layer and the one before it, forward (the value) or
+        backward (its gradient): [layer, layout of the value]. These are `sends` or, if that is None, zeros.
         """
         if self.sends is None:
             return np.zeros((self.table.layers + 1, self.table.layouts))
@@ -67,9 +67,11 @@ class StageProblem:
 
     def fitting(self, live: int, cap: float, first: int | slice = slice(None)) -> Floats:
         """
-        Return the seconds of a micro-batch of every stage and option, with the axes of `StageTable.seconds`: inf for
-        options that take more than `cap` seconds, and for those that do not fit a device with `live` micro-batches
-        held. If `first` is a layer's number, only stages that begin there, without the axis of the first layer.
+        Return the seconds of one micro-batch for every range of layers, size of a part, and option (way to run the
+        range as a stage, such as with more recompute), with the axes of `StageTable.seconds`. They are inf for options
+        that take more than `cap` seconds, and for those that do not fit a device while it holds `live` micro-batches.
+        If `first` is the number of a layer, only ranges that begin there are returned, without the axis of the first
+        layer.
         """
         table = self.table
         seconds, held, each = (array[:, first] for array in (table.seconds, table.held, table.live))

@@ -64,7 +64,10 @@ class CountedSchedule:
 
     @cached_property
     def levelled(self) -> LevelledSchedule:
-        """The schedule in a form that simulates only its makespan, which is quicker than the times of all actions."""
+        """
+        The schedule prepared for computing makespans only: for many sets of stage seconds that is quicker than a
+        simulation, which returns the times of all actions.
+        """
         return LevelledSchedule(self.schedule)
 
     @staticmethod
@@ -153,10 +156,10 @@ _FittedStage = tuple[int, tuple[float, float, float, float], float, _Recompute]
 
 class StageRanges:
     """
-    Says what ranges of units (consecutive parts of the graph, `cuts`) take as stages, on `parts` equal parts of
-    `machine` with one stage or more each, and `memory` bytes per device. Each of `variants` is one choice of layouts
-    for all units, as seconds and bytes; all stages of a part take the same one. `last` are seconds that every part
-    spends once per step, after all micro-batches, beside its own.
+    Says what ranges of units (contiguous runs of operators, `cuts`) take as stages, on `parts` equal parts of `machine`
+    with one stage or more each, and `memory` bytes per device. Each of `variants` is one choice of layouts for all
+    units, as seconds and bytes; all stages of a part take the same one. `last` are seconds that every part spends once
+    per step, after all micro-batches, beside its own.
     """
 
     def __init__(self, variants: Sequence[UnitRows], machine: Machine, parts: int, memory: float, last: float = 0.0):
@@ -209,8 +212,8 @@ class StageRanges:
         """
         Return the problem, for `choose_stages`, of cutting the units into exactly one stage per part. A stage may take
         at most `spread` times the mean seconds of a stage per micro-batch, without recompute, and at least the mean /
-        `spread`. Its options are the variants, each with the least recompute with which it fits, for several numbers of
-        micro-batches held.
+        `spread`. For each range of units the options are, for each variant (choice of layouts), the least recompute
+        with which the range fits while several micro-batches are held, for several such numbers.
         """
         counts = _spaced(min(micro_batches, self.parts))
         totals = [sum(rows.seconds(0, self.count)) / self.parts for rows in self.variants]

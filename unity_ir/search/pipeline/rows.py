@@ -59,7 +59,7 @@ class TiedWeight(NamedTuple):
 @dataclass(frozen=True)
 class UnitRows:
     """
-    What each unit (a consecutive part of the graph, of which stages are made: `cuts`) takes on a device, in seconds and
+    What each unit (a contiguous run of operators, of which stages are made: `cuts`) takes on a device, in seconds and
     bytes, for one of several micro-batches in given layouts. Arrays are [unit] unless said otherwise.
     """
 
@@ -91,7 +91,10 @@ class UnitRows:
         return len(self.forward)
 
     def is_like(self, other: UnitRows) -> bool:
-        """Return whether `other` is of the same layouts as these rows, as far as seconds and bytes tell."""
+        """
+        Return whether `other` has the same seconds and bytes as these rows, and so probably the same layouts;
+        `PipelineSearch.variants` then leaves it out.
+        """
         pairs = ((self.forward, other.forward), (self.once, other.once), (self.held, other.held))
         same = all(np.array_equal(a, b) for a, b in pairs)
         return same and self.live.shape == other.live.shape and np.array_equal(self.live, other.live)
@@ -146,9 +149,9 @@ class PricedUnits:
 
 def priced_units(priced: PlanCost, plan: Graph, optimizer: Optimizer, micro_batches: int) -> PricedUnits:
     """
-    Return what each unit of `plan` takes in a step, in seconds and bytes on a device; units are the consecutive parts
-    of which stages are made (`cuts`). `plan` is the placed forward graph of one micro-batch, of `micro_batches` in the
-    step, and `priced` its cost; every move is waited for.
+    Return what each unit of `plan` takes in a step, in seconds and bytes on a device; units are the contiguous runs of
+    operators of which stages are made (`cuts`). `plan` is the placed forward graph of one micro-batch, of
+    `micro_batches` in the step, and `priced` its cost; every move is waited for.
     """
     serial, serials = erase_with(plan)
     found = units(serial)

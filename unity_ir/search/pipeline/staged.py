@@ -80,8 +80,8 @@ class Stages:
     @property
     def is_searched(self) -> bool:
         """
-        Whether the strategy `joint` chooses which operators are in each stage. It does if no schedule is named, or a
-        synchronous one: one whose step computes what the serial step does.
+        Whether the strategy `joint` may choose which operators are in each stage: True if no schedule is named, or a
+        synchronous one, whose step computes what the serial step does. Else the stages are cut after the search.
         """
         return self.order is None or self.order in SYNCHRONOUS
 

@@ -29,18 +29,21 @@ def sweep(
     problem: StageProblem,
     live: Sequence[int],
     join: Join,
-    trips: int,
+    send_count: int,
     cap: float = np.inf,
     windows: Sequence[slice] | None = None,
 ) -> list[Floats]:
     """
-    Minimise a value, such as a sum of seconds, over all choices of stages. Return a list whose entry k has the least
-    value of k + 1 stages that end with the last layer: [first layer, layout of its input, most devices]. For layer 0,
-    only the entries with all devices are filled, the others inf.
+    Minimise a value in seconds, which `join` defines, over all choices of stages. Return a list whose entry k has the
+    least value of k + 1 stages that end with the last layer: [first layer, number of the layout of its input, devices
+    that these stages may use]. For layer 0, only the entries with all devices are filled, the others are inf.
 
-    `join` says what value stages have. The stage that k others follow has `live[k]` micro-batches held; between stages,
-    `trips` times the seconds of a send are added. Options of more than `cap` seconds are left out and, for each first
-    layer, numbers of devices outside of `windows`.
+    `join(seconds of a micro-batch in a stage, those of its forward, its seconds once per step, value of the stages
+    behind it)` returns the value of that stage and those behind it together, elementwise: their sum, say. `send_count`
+    is how often the seconds of each send count: 2 if the send of the value and that of its gradient are both waited
+    for. A stage that k others follow must fit while it holds `live[k]` micro-batches. Left out are options of more than
+    `cap` seconds and, for each first layer i, numbers of devices outside of the slice `windows[i]` (None: all are
+    tried).
     """
     table = problem.table
     values: list[Floats] = []
@@ -50,7 +53,7 @@ def sweep(
         seconds = problem.fitting(k, cap)
         least = seconds.min(axis=0)
         least_forward = np.where(np.isfinite(seconds), table.forward, np.inf).min(axis=0)
-        reached = np.stack([value_after(problem, behind, trips, size) for size in table.parts], axis=1)
+        reached = np.stack([value_after(problem, behind, send_count, size) for size in table.parts], axis=1)
         is_reached = np.isfinite(behind.min(axis=(1, 2)))
         value = np.full_like(behind, np.inf)
         for i in range(1, table.layers):
@@ -67,16 +70,22 @@ def sweep(
     return values
 
 
-def value_after(problem: StageProblem, behind: Floats, trips: int, devices: int) -> Floats:
+def value_after(problem: StageProblem, behind: Floats, send_count: int, devices: int) -> Floats:
     """
-    Return the value of the stages behind one that takes `devices` devices: [first layer behind, layout, devices of
-    all]. It is that in `behind`, an entry of `sweep`, for the devices that are left to them, plus `trips` times the
-    seconds of the send to them.
+    Return the least value in seconds of the stages behind one stage, including the send to them, if that stage takes
+    `devices` devices: [first layer behind it, number of the layout in which that layer's input is sent, devices that
+    this stage and those behind it may use together].
+
+    `behind` is an entry of the list that `sweep` returns, or `nothing_behind`; the value is that in `behind` for the
+    devices that are left, plus the seconds of the send, `send_count` times.
     """
     shifted = np.full_like(behind, np.inf)
     if devices <= problem.devices:
         shifted[..., devices:] = behind[..., : problem.devices + 1 - devices]
-    return shifted + trips * problem.send_seconds[..., None] * (np.arange(len(behind)) < len(behind) - 1)[:, None, None]
+    return (
+        shifted
+        + send_count * problem.send_seconds[..., None] * (np.arange(len(behind)) < len(behind) - 1)[:, None, None]
+    )
 
 
 def _least(
@@ -98,8 +107,8 @@ def _least(
 
 def nothing_behind(problem: StageProblem) -> Floats:
     """
-    Return the value of no stages, with the axes of an entry of `sweep` [first layer, layout, devices]: 0 behind the
-    last layer, inf elsewhere.
+    Return the value of the stages behind the last stage, of which there are none, so that `sweep` can start from it: 0
+    if the first layer behind is the number of layers, inf elsewhere. Axes are those of an entry of `sweep`.
     """
     value = np.full((problem.table.layers + 1, problem.table.layouts, problem.devices + 1), np.inf)
     value[-1] = 0
@@ -108,20 +117,21 @@ def nothing_behind(problem: StageProblem) -> Floats:
 
 def least_by_stages(problem: StageProblem, values: Sequence[Floats]) -> Floats:
     """
-    Return the least value of stages that have all layers and devices, by the number of stages less 1: [k]; inf for
-    fewer than `fewest_stages`. `values` is what `sweep` returned.
+    Return, for each number of stages, the least value in seconds of stages that together have all layers, on all
+    devices: [k] for k + 1 stages; inf for fewer than `problem.fewest_stages`. `values` is the list that `sweep`
+    returned.
     """
     enough = problem.fewest_stages - 1
     return np.array([np.inf if k < enough else value[0, :, -1].min() for k, value in enumerate(values)])
 
 
 def trace(
-    problem: StageProblem, values: Sequence[Floats], live: Sequence[int], trips: int, cap: float
+    problem: StageProblem, values: Sequence[Floats], live: Sequence[int], send_count: int, cap: float
 ) -> tuple[Stage, ...]:
     """
-    Return the stages, first to last, of the least value in `values`, which `sweep` returned with the same other
-    arguments. Its `join` must have added up seconds: of a micro-batch in each stage, of sends, and once per step of the
-    first stage.
+    Return the stages, first to last, that have the least value in `values`, which is what `sweep` returned for the same
+    `problem`, `live`, `send_count` and `cap`. Call it only if `join` added seconds up: those of a micro-batch in each
+    stage and, for the first stage, those once per step.
     """
     count = int(np.argmin(least_by_stages(problem, values)))
     table = problem.table
@@ -129,7 +139,7 @@ def trace(
     stages: list[Stage] = []
     for k in range(count, -1, -1):
         behind = values[k - 1] if k else nothing_behind(problem)
-        after = np.stack([value_after(problem, behind, trips, size)[..., left] for size in table.parts], axis=1)
+        after = np.stack([value_after(problem, behind, send_count, size)[..., left] for size in table.parts], axis=1)
         total = problem.fitting(live[k], cap, first)[..., layout, :] + after[:, :, None]
         if first == 0:
             total = total + table.once[:, 0]

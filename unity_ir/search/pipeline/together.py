@@ -55,8 +55,9 @@ class Slopes:
         seconds: StageSeconds, micro_batches: int, makespans: Callable[[Sequence[StageSeconds]], Sequence[float]]
     ) -> Slopes:
         """
-        Return the slopes of a makespan at `seconds`, what each stage takes, with halves of backwards; by forward
-        differences. `makespans` returns the makespan for each of several such seconds.
+        Return the slopes of a makespan at `seconds`, which has what each stage takes, backwards also in halves;
+        computed by forward differences. `makespans` is called with a list of such seconds, and returns the makespan in
+        seconds for each.
         """
         (now,) = makespans([seconds])
         step = STEP * now
@@ -85,7 +86,10 @@ class Slopes:
         return Slopes(found[:stages], found[stages : 2 * stages], found[2 * stages :])
 
     def mixed(self, other: Slopes, share: float) -> Slopes:
-        """Return the weighted mean of two slopes: `other` has the weight `share`, these have 1 - `share`."""
+        """
+        Return the weighted mean of these slopes, with weight 1 - `share`, and of `other`, with weight `share`, so that
+        slopes change slowly from one round of layouts to the next.
+        """
 
         def between(a: tuple[float, ...], b: tuple[float, ...]) -> tuple[float, ...]:
             return tuple((1 - share) * x + share * y for x, y in zip(a, b, strict=True))
@@ -98,8 +102,9 @@ class Slopes:
 
     def price(self, stage: int, price: Price) -> Price:
         """
-        Return the objective of the layouts of stage number `stage`: `price`, with the stage's slopes as its `second`
-        and `once` (relative to `second`); slopes below `LEAST` or `LEAST_ONCE` count as that.
+        Return the objective for choosing the layouts of stage number `stage`: `price` with its weight `second` replaced
+        by the stage's slope, and its factor `once` by the stage's slope for seconds once per step divided by that of
+        `second`. Slopes below `LEAST` or `LEAST_ONCE` are raised to these.
         """
         second = max(self.second[stage], LEAST)
         return replace(price, second=second, once=max(self.once[stage], LEAST_ONCE) / second)
@@ -130,7 +135,10 @@ class StagesFactorGraphBuilder(FactorGraphBuilder):
         return any(value in self.charges for value in node.results)
 
     def problem(self) -> FactorGraph:
-        """Return the graph's factor graph, in which operators also pay for what is sent."""
+        """
+        Return the graph's factor graph, in which the cost of an operator's row also has the charges (`charges`) of
+        sending its results to another stage.
+        """
         found = super().problem()
         alike: dict[tuple[int, bytes], Floats] = {}  # equal layers share one array, which memos know by its identity
         for value, charge in self.charges.items():
@@ -153,11 +161,11 @@ def solved_together(
     slopes: Slopes,
 ) -> ExactPlan:
     """
-    Return the layouts of a serial graph of one micro-batch on one part of `machine` that cost least if the seconds of
-    each stage, and of each send, count by their `slopes` in the makespan. Nothing is recomputed.
+    Return the plan of a serial graph of one micro-batch, on one part of `machine`, whose layouts cost least if each
+    second of a stage and of a send counts as much as it adds to the makespan (`slopes`). Nothing is recomputed.
 
-    `cuts` are the first units of the second and later stages. Stage s is on part number `rank_of[s]`, and `prices[s]`
-    says how its bytes are priced. `solver` solves for the layouts of a part.
+    `cuts` are the first units of the second and later stages. Stage s is on part number `rank_of[s]`; its bytes are
+    priced as in `prices[s]`. `solver` solves for layouts on one part.
     """
     of = units(graph)
     at: dict[Price, Solver] = {}

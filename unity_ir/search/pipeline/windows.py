@@ -10,9 +10,10 @@ from unity_ir.search.pipeline.table import Floats
 
 class DeviceWindows:
     """
-    The numbers of devices that matter for the layers from each one on, if no stage may take longer than a cap: enough
-    devices for such stages, and few enough to leave enough for the layers before. Close to the lowest possible cap
-    these are few. Found without layouts, and with one micro-batch held.
+    For each layer, bounds on the number of devices that the stages from it on have in any choice of stages in which
+    none takes longer than a cap: enough devices for such stages, and few enough to leave enough for the layers before.
+    They let `sweep` skip most numbers of devices when the cap is close to the lowest possible. Found without layouts,
+    and with one micro-batch held.
     """
 
     def __init__(self, problem: StageProblem) -> None:
@@ -24,8 +25,8 @@ class DeviceWindows:
 
     def at(self, cap: float) -> list[slice]:
         """
-        Return, for each first layer, the numbers of devices that matter for the layers from it on, as a slice, if no
-        stage may take more than `cap` seconds of a micro-batch.
+        Return a slice of numbers of devices for each layer: `sweep` needs to try only these for the stages from that
+        layer on, if no stage may take more than `cap` seconds of a micro-batch.
         """
         least, before = ((array > cap).sum(axis=1) for array in (self.behind, self.before))
         most = self.behind.shape[1] - before

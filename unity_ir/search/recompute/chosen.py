@@ -42,7 +42,10 @@ seconds."""
 
 
 def check_kind(kind: str) -> None:
-    """Raise `UnityError` unless `kind` is one of `KINDS`."""
+    """
+    Raise `UnityError` unless the text `kind` names a kind of recompute (`KINDS`): `none`, `attention`, `block`, `all`
+    or `auto`.
+    """
     if kind not in KINDS:
         raise UnityError(f"search: recompute is {kind!a}; it is {', '.join(KINDS[:-1])} or {KINDS[-1]}")
 
@@ -61,8 +64,8 @@ def in_blocks(plan: Graph) -> Graph:
 
 def in_groups(plan: Graph) -> Graph:
     """
-    Return a placed forward graph in which the backward recomputes operators from checkpoints, the values between groups
-    of operators (`groups`); those of the last group are saved.
+    Return a placed forward graph in which the backward recomputes the operators of each group (`groups`) from the value
+    that the group before ends with, which is saved. The last group is not recomputed: what its backward reads is saved.
     """
     serial, serials = erase_with(plan)
     return _from_ends(plan, serials, groups(serial)[:-1])
@@ -70,9 +73,11 @@ def in_groups(plan: Graph) -> Graph:
 
 def groups(serial: Graph) -> tuple[Part, ...]:
     """
-    Return the parts of a serial graph (between which a single value passes) joined into consecutive groups, each as one
-    part. Groups have about equal bytes saved for the backward; there are as many as make the values between groups, and
-    what the largest one saves, the fewest bytes together (Chen et al., 2016).
+    Divide a serial graph into contiguous groups of operators for recompute from checkpoints (Chen et al., 2016). A
+    group ends only where a single value is all that later operators read of earlier ones: that value is the checkpoint.
+
+    Groups have about equal bytes saved for the backward. Their number is that with which all checkpoints, and what the
+    largest group saves, are the fewest bytes together.
     """
     every, keeps = parts(serial), Keeps(serial)
     sizes = [sum(_bytes(v) for n in part.nodes for v in n.results if v in keeps.values) for part in every]
@@ -156,12 +161,12 @@ class Recomputable:
     ) -> Recomputable:
         """
         Return what the placed forward graph `plan`, with the cost `priced`, may recompute. Its layers are those that
-        repeat or, if there are none or with `in_groups`, groups of operators (`groups`); if given, they are `given`,
-        parts of its serial graph.
+        repeat or, if there are none or with `in_groups`, groups of operators (`groups`). If `given` is not None, it has
+        the layers: contiguous runs of operators of the plan's serial graph.
 
-        Without `with_products`, no contraction (matrix product, convolution, attention) is recomputed, but for products
-        of queries and keys before a softmax that is an operator of its own. With `with_weights`, weights that are moved
-        to their readers count as operators, too.
+        Without `with_products`, no contraction (matrix product, convolution, attention) is recomputed, except for
+        products of queries and keys before a softmax that is an operator of its own. With `with_weights`, weights that
+        are moved to their readers count as operators, too.
         """
         serial, serials = erase_with(plan)
         every = given
@@ -196,22 +201,23 @@ class Recomputable:
     def at(self, price: float) -> tuple[frozenset[int], ...]:
         """
         Return which operators to recompute at a price of a byte, in seconds per byte that a device keeps: for each
-        layer, indices in `nodes`. They make seconds of recompute + `price` * bytes kept the least.
+        layer, indices among its operators (`nodes[layer]`). They make seconds of recompute + `price` * bytes kept the
+        least.
         """
         return tuple(recomputed_at_price(layer, price) for layer in self.layers)
 
     def bytes(self, again: Sequence[frozenset[int]]) -> float:
         """
         Return the bytes that a device keeps for the backward in all layers together if the operators `again` are
-        recomputed: for each layer, indices in `nodes`.
+        recomputed: for each layer, indices among its operators (`nodes[layer]`).
         """
         pairs = zip(self.layers, again, strict=True)
         return sum(layer.bytes[i] for layer, these in pairs for i in layer.saved(these)[0])
 
     def seconds(self, again: Sequence[frozenset[int]]) -> float:
         """
-        Return the seconds that recomputing takes in all layers together; `again` has, for each layer, the indices in
-        `nodes` of the operators that are recomputed.
+        Return the seconds that recomputing the operators `again` takes in all layers together: for each layer, indices
+        among its operators (`nodes[layer]`).
         """
         return sum(layer.seconds[i] for layer, these in zip(self.layers, again, strict=True) for i in these)
 
@@ -237,8 +243,9 @@ class Recomputable:
     def with_least_time(self, most: float) -> tuple[frozenset[int], ...] | None:
         """
         Return which operators to recompute so that a device keeps at most `most` bytes in all layers together, in the
-        least time found: for each layer, indices in `nodes`; None if it cannot keep that few. Of two neighbouring
-        prices, the first layers have the choice (`at`) at the higher one, the others that at the lower one.
+        least time found: for each layer, indices among its operators (`nodes[layer]`). Return None if it cannot keep
+        that few. Of two neighbouring prices of a byte, the first layers have the choice (`at`) at the higher one, the
+        others that at the lower one.
         """
         price = self.price(most)
         if price is None:
@@ -254,8 +261,8 @@ class Recomputable:
 
     def marked(self, again: Sequence[frozenset[int]]) -> Graph:
         """
-        Return the plan in which the operators `again` are recomputed (for each layer, indices in `nodes`), as far as
-        the backward needs their results.
+        Return the plan in which the operators `again` are recomputed, as far as the backward needs their results: for
+        each layer, indices among its operators (`nodes[layer]`).
         """
         found = {nodes[i] for nodes, these in zip(self.nodes, again, strict=True) for i in these}
         weights = {n for n in found if n.is_leaf}

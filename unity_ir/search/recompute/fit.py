@@ -49,16 +49,19 @@ def with_recompute_and_pieces(
     on: Machine | None = None,
 ) -> Graph:
     """
-    Return a placed forward graph with recompute of a `kind` (`chosen.KINDS`) added, and with its loss made in `pieces`.
-    It may still not fit; callers check.
+    Return a placed forward graph with recompute of a `kind` (`none`, `attention`, `block`, `all` or `auto`, see
+    `chosen.KINDS`) added, and with its loss made in `pieces`. It may still not fit; callers check.
 
-    If `pieces` is None, it is chosen. Of the kinds `none` and `auto`, a plan that fits a device of `machine` is
-    returned as it is. Else the loss is made in one piece, or in the fewest pieces with which the plan fits, whichever
-    simulates faster; if one of these does not fit, in the way that needs less memory. It is made in one piece without
-    comparing if that fits with recompute, and `kind` is not `auto` or `compared` is False. `whole`, `weights` and `on`
-    are as in `recomputed`.
+    If `pieces` is None, their number is chosen:
 
-    Raises `UnityError` as `recomputed` does, and where the loss cannot be made in so many pieces.
+    1. If `kind` is `none` or `auto`, a plan that fits a device of `machine` as it is, is returned unchanged.
+    2. The plan with recompute, its loss in one piece, is returned if it fits, unless `kind` is `auto` and `compared`.
+    3. Else pieces are added (`PIECES`) until the plan fits or needs hardly less memory; with `auto`, that is tested
+       before recompute is added. If that plan and the one of step 2 both fit, the one that simulates faster is
+       returned, else the one that needs less memory.
+
+    `whole`, `weights` and `on` are as in `recomputed`. Raises `UnityError` as `recomputed` does, and where the loss
+    cannot be made in that number of pieces.
     """
     step, of_step = whole or _same, on or machine
 
@@ -138,14 +141,14 @@ def recomputed(
     on: Machine | None = None,
 ) -> Graph:
     """
-    Return a placed forward graph with recompute of a `kind` (`chosen.KINDS`) added to what it recomputes already. The
-    kind `auto` recomputes as little as makes the plan fit a device of `machine`; if nothing does, the result is the
-    plan found that needs the least memory.
+    Return a placed forward graph with recompute of a `kind` added to what it recomputes already: `none`, `attention`,
+    `block`, `all` or `auto` (see `chosen.KINDS`). The kind `auto` recomputes as little as makes the plan fit a device
+    of `machine`; if nothing does, the result is the plan found that needs the least memory.
 
-    If `plan` is that of one micro-batch, `whole` turns such a plan into that of the step; else it is None. `on` is the
-    machine of the step if `machine`, that of the plan, is one part of it. With `weights`, `auto` may also gather
-    weights again for the backward instead of keeping what was gathered. Raises `UnityError` for another kind, and for
-    `block` where no layers repeat.
+    If `plan` is of one micro-batch, `whole(plan)` returns the plan of the step that runs it for each micro-batch; else
+    `whole` is None. `on` is the machine of the step where that is larger than `machine`, the part on which `plan` runs
+    (pipelines). With `weights`, `auto` may also gather weights again for the backward instead of keeping what was
+    gathered. Raises `UnityError` for another kind, and for `block` where no layers repeat.
     """
     check_kind(kind)
     if kind == "none":

@@ -78,8 +78,8 @@ class StepBuilder:
         """
         Return the choices of the next step of Tofu's recursion, along one more mesh axis of `size` devices: each
         group's possible roles on the axis (an index variable of the operators, or a dim of the values, to divide), and
-        the bytes moved for each pair of choices of an operator group and a value group. It changes nothing here; see
-        `choose`.
+        the bytes moved for each pair of choices of an operator group and a value group. The builder is left unchanged:
+        `choose` takes the step.
         """
         alike: dict[Hashable, tuple[list[GridRole], Floats]] = {}
         may: list[list[GridRole]] = []

@@ -52,8 +52,9 @@ class Subgraph:
     @cached_property
     def numbers(self) -> dict[Node | DirectEdge, int]:
         """
-        The structure number of each operator and edge that a `Mapper` has seen: the key of the mapper's memoised views
-        and tables. It is empty at first and filled by the mapper; one subgraph may be given to one mapper only.
+        The number that stands for the structure of each operator and edge that a `Mapper` has seen: operators with
+        equal `keys` have one number, so that they share memoised views and tables. It is empty at first and filled by
+        the mapper; one subgraph may be given to one mapper only.
         """
         return {}
 
@@ -74,7 +75,10 @@ class Subgraph:
 
     @cached_property
     def uses(self) -> Mapping[Value, int]:
-        """For each leaf of the subgraph but `entry`, the number of operators that read it."""
+        """
+        For each leaf of the subgraph, the number of operators that read it. The leaf `entry`, which stands for the
+        value that flows into a subgraph cut out of a larger graph, is left out.
+        """
         found: dict[Value, int] = {}
         for node in self.flow.nodes:
             for value in dict.fromkeys(node.operands):
@@ -87,8 +91,9 @@ class Subgraph:
         Return the values that an edge between two operators carries, as (value, index of the operand by which the
         edge's target reads it) pairs.
 
-        An edge without a source leads from the leaf `entry`. One without a target carries the first output, as operand
-        0, if the subgraph is cut there (`exits`) and the edge's source makes it; else nothing.
+        An edge whose source is None leads from the leaf `entry`, the value that flows into a subgraph cut out of a
+        larger graph. An edge whose target is None leads out of the subgraph: it carries the first output, as operand 0,
+        if the graph goes on there (`exits`) and the edge's source makes that output; else nothing.
         """
         if edge.target is None:
             value = self.graph.outputs[0] if self.exits else None
@@ -173,8 +178,8 @@ class Mapper:
     def costs(self, piece: Subgraph, degrees: Mapping[Node, Degrees]) -> Floats:
         """
         Return the seconds of the fastest machine mapping of `piece`, for each layout in which the value at its entry
-        may arrive and each in which its first output may leave: [entry, exit]. An axis is of size 1 at an end that is
-        not cut.
+        may arrive and each in which its first output may leave: [index in `piece.entries`, index in `piece.exits`]. An
+        axis has size 1 where these are empty: where the graph begins or ends with `piece`.
 
         `degrees` has (role, degree) pairs per operator of `piece`; operators left out are not sharded.
         """

@@ -175,8 +175,8 @@ def _joined(graph: Graph, graphs: Sequence[tuple[Subgraph, Graph]]) -> tuple[Gra
 
 def derivation(graph: Graph, chosen: Sequence[Chosen], rules: Sequence[Rule]) -> tuple[RuleApplication, ...] | None:
     """
-    Return the rewrites of all parts as one derivation of the whole `graph`: the same rule applications, with the places
-    that they have in the whole.
+    Return the rewrites of all parts as one derivation of the whole `graph`: the same rule applications in order, but
+    each names (`at`) the operators that it is applied at by their numbers in the whole graph.
 
     `chosen` are the parts in order with their candidates; `rules` are looked up by the names in the candidates' steps.
     Returns None if a rewrite cannot be replayed on the whole graph.

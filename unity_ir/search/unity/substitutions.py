@@ -146,11 +146,11 @@ class Substitutions:
 
     def alike(self, piece: Subgraph, dims: Mapping[Value, Sequence[int]]) -> CandidatePCG:
         """
-        Return the candidate for `piece` in which operators follow the sharding of some values, so that neighbours are
-        sharded alike: in graph order, each operator takes the degrees of its operands' dims (`follow`).
+        Return the candidate for `piece` in which operators follow the sharding of some given values, so that neighbours
+        are sharded alike: in graph order, each operator takes the degrees of its operands' dims (`follow`).
 
-        `dims` has, for each of these values, the degree of each of its dims; others that no operator makes start whole.
-        Single substitutions would lead to the same candidate, with one operator per round.
+        `dims` has the given values, each with the degree of each of its dims; a value that is neither given nor made by
+        an operator is not sharded. Single substitutions would lead to the same candidate, with one operator per round.
         """
         known: dict[Value, Sequence[int]] = dict(dims)
         degrees: dict[Node, Degrees] = {}
@@ -190,9 +190,9 @@ def follow(node: Node, dims: Mapping[Value, Sequence[int]], devices_of: int) -> 
 
 def corresponding(before: Graph, after: Graph) -> dict[Node, Node]:
     """
-    Return, for each operator of the graph `after` a rewrite that was in the graph `before`, that operator of `before`:
-    the same node, or the one of the same kind and attributes at the same place below the outputs, perhaps on other
-    operands. New operators are left out.
+    Return, for each operator of the graph `after` a rewrite that was in the graph `before`, that operator of `before`.
+    It is the same node or, where the rewrite replaced its operands, the one of the same kind and attributes that is
+    reached from the same output by the same operand indices. New operators are left out.
     """
     found: dict[Node, Node] = {}
     existed = {n for n in before.nodes() if n.is_compute}
