@@ -84,11 +84,12 @@ def _capacity(levels: Sequence[Level], i: int) -> Capacity:
     return found if hub is None else found.plus(hub, 1)
 
 
-def cuts(levels: Sequence[Level], sizes: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
+def _separated_members(levels: Sequence[Level], sizes: Mapping[int, int]) -> Iterator[tuple[int, int, int]]:
     """
-    Yield (level, inside, groups) for each level at which one member (a node, say) can be cut off from the others, so
-    that devices of a collective's group are on both sides. `level` is the level's number, `inside` the number of
-    devices of one group in a member, and `groups` the number of groups with devices in a member.
+    Yield (level, m, groups) for each level of the machine at which some group has devices in more than one member (one
+    node, of the level of nodes), so that a collective must send bytes from member to member. `level` is the level's
+    number, `m` the number of devices that such a group has in one member, and `groups` the number of groups that have
+    devices in it.
 
     `sizes` maps level numbers (outermost 0) to the number of a group's devices along each level.
     """
@@ -100,9 +101,10 @@ def cuts(levels: Sequence[Level], sizes: Mapping[int, int]) -> Iterator[tuple[in
 
 def least_seconds(kind: str, levels: Sequence[Level], sizes: Mapping[int, int], bytes: float) -> float:
     """
-    Return a lower bound on the seconds of a collective by any algorithm, without latency: the bytes that must cross a
-    cut of the machine over the cut's bandwidth (min-cut). All groups of the machine run at once. 0 for groups of one
-    device.
+    Return a lower bound on the seconds of a collective by any algorithm, without latency. For each level of the machine
+    (nodes, GPUs, ..), take one of its members (one node, say): the bytes that must leave and enter it, over the
+    bandwidth of the links that leave it (min-cut). The largest of these is returned; 0 for groups of one device. All
+    groups of the machine run at once.
 
     `kind` is the collective's name, one of `DEMANDS`. `sizes` maps level numbers (outermost 0) to the number of a
     group's devices along each level. `bytes` is the size of a device's shard before the collective; for halo exchanges,
@@ -110,7 +112,7 @@ def least_seconds(kind: str, levels: Sequence[Level], sizes: Mapping[int, int], 
     """
     n = prod(sizes.values())
     bound = 0.0
-    for i, m, groups in cuts(levels, sizes):
+    for i, m, groups in _separated_members(levels, sizes):
         out, back = DEMANDS[kind](n, m, bytes)
         bound = max(bound, _capacity(levels, i).seconds(out * groups, back * groups))
     return bound

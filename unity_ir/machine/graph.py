@@ -196,9 +196,11 @@ class Topology:
 
     def least_seconds(self, kind: str, mesh: Mesh, sizes: Mapping[int, int], bytes: float) -> float:
         """
-        Return a lower bound on the seconds of a collective, without latency: the bytes that must cross a cut of the
-        graph over the cut's bandwidth, for the cuts of one member of a level against the rest. 0 for groups of one
-        device.
+        Return a lower bound on the seconds of a collective by any algorithm, without latency. For each member of each
+        level of the machine (each node, each GPU, ..), take the bytes that must leave and enter it, over the bandwidth
+        of the links between its devices and the rest of the graph (min-cut); the largest of these is returned. 0 for
+        groups of one device. From or to one device only the first member counts, where that device is; for a broadcast
+        none, so the bound is 0.
 
         `kind` is the collective's name, `mesh` the machine's. `sizes` maps level numbers (outermost 0) to the number of
         a group's devices along each level. `bytes` is the size of a device's shard before the collective.

@@ -60,8 +60,9 @@ def _to_hub(levels: Sequence[Level], first: int) -> list[LinkUse]:
 
 def cut_off_level(levels: Sequence[Level]) -> Level | None:
     """
-    Return a level whose members have no link that leads to the port of an outer level, although they share that port;
-    None if there is none. The description of a machine with such a level is invalid.
+    Return a level whose members are joined to each other alone (`ring`, `all`, `links`), without a hub, while an
+    outer level expects their devices to share a port (`port` is `member`), which they then cannot reach. None if there
+    is no such level; the description of a machine that has one is invalid.
     """
     for i, level in enumerate(levels):
         if level.port == "member":

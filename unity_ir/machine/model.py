@@ -178,8 +178,9 @@ class Machine:
 
     def least_seconds(self, kind: str, sizes: Mapping[int, int], bytes: float) -> float:
         """
-        Return a lower bound on the seconds of a collective by any algorithm, without latency: the bytes that must cross
-        a cut of the machine over the cut's bandwidth (min-cut).
+        Return a lower bound on the seconds of a collective by any algorithm, without latency: the most, over the
+        members of the levels (a node, a GPU), of the bytes that must leave and enter one over the bandwidth of the
+        links that leave it (min-cut).
 
         `kind` is the collective's name, such as `all_reduce`. `sizes` maps level numbers (outermost 0) to the number of
         a group's devices along each level. `bytes` is the size of a device's shard before the collective.
@@ -190,11 +191,12 @@ class Machine:
 
     def link_keys(self, axes: Sequence[int]) -> tuple[tuple[int, str], ...]:
         """
-        Return the ports and shared media that a collective along the mesh axes with the numbers `axes` occupies, as
-        (level number, kind) for each level that it crosses, outermost first. Collectives with a common one compete.
+        Return which links a collective along the mesh axes with the numbers `axes` keeps busy, as (level number, kind)
+        for each machine level that it crosses, outermost first. For simulators: collectives that have a pair in common
+        slow each other down.
 
-        Kinds are `device` (every device has a port of its own), `member` (one port per member) and `level` (one medium
-        for all).
+        `kind` says who shares a link of that level: `device` (every device has a port of its own), `member` (the
+        devices of one member, a node say, share its port) or `level` (all members share one medium, such as a bus).
         """
         levels = sorted({self.axis_levels[axis] for axis in axes})
         return tuple((i, "level" if self.levels[i].link in ("bus", "links") else self.levels[i].port) for i in levels)

@@ -21,11 +21,12 @@ _NARROWEST = 72
 
 def cudnn_attention(bound: Bound, dtypes: Sequence[str], starts: Mapping[str, str]) -> PlainAttention | None:
     """
-    Match a bound TDL line, with operands of these element types, as attention or its gradients that cuDNN computes:
-    plain, in 16 bits, of two positions or more, with heads of at most 128 features, a multiple of 8. Return the match,
-    None for any other line.
+    Match a bound TDL line, with operands of these element types, as attention that cuDNN computes, or its gradients:
+    softmax of scaled scores, causal or not, times values, without dropout or bias; in 16 bits, of two positions or
+    more, with heads of at most 128 features, a multiple of 8. Return the match, None for any other line.
 
-    `starts` has the name of the global index at which this rank's piece starts, by index variable.
+    `starts` has, for each index variable along which this rank's piece does not start at 0, the name of the Python
+    variable with the global index at which it starts.
     """
     kinds = dict(zip((p.name for p in bound.operands), dtypes, strict=True))
     if not {*kinds.values()} & {"f16", "bf16"} or (of := plain_attention(bound, starts)) is None:
@@ -47,8 +48,8 @@ def cudnn_is_faster(bound: Bound, of: PlainAttention) -> bool:
     features (`_NARROWEST`) or more.
 
     On an H100 (forward and backward together), cuDNN takes 5% longer or more than ours on heads of 64. On heads of 128
-    it takes 12% less (4,096 positions) or 17% less and more (8,192, where ours were measured only with descriptors,
-    which they do not use).
+    it takes 12% less at 4,096 positions, and 17% less or more at 8,192. (At 8,192 ours were measured only in a version
+    that copies tiles by tensor descriptors, which they do not use now.)
     """
     return operand_shapes(bound)[of.q][3] >= _NARROWEST
 
@@ -67,11 +68,12 @@ def has_cudnn(x):
 
 def cudnn_lines(of: PlainAttention, variables: Mapping[str, str], names: Names) -> list[str]:
     """
-    Return lines of a Python function that, if its operands are on a GPU that can, compute the line matched as `of` by
-    cuDNN and return its results. Otherwise they do nothing: the caller writes lines after them that compute it.
+    Return the first lines of a Python function's body, which compute the line matched as `of` by cuDNN and return its
+    results, if the operands are on a GPU that has cuDNN's attention (`has_cudnn`). Elsewhere they do nothing: the
+    caller writes lines after them that compute it otherwise.
 
     `variables` has the Python variable of each operand; `names` gives new ones. The program must have the text
-    `HAS_CUDNN`.
+    `HAS_CUDNN`, which defines `has_cudnn`.
     """
     q, k, v = (variables[n] for n in (of.q, of.k, of.v))
     call, options = "torch.ops.aten._scaled_dot_product_cudnn_attention", f"{of.causal}, scale={of.scale!r}"

@@ -48,8 +48,8 @@ from unity_ir.tdl.syntax import (
 
 def torch_expression(bound: Bound, operand_names: Sequence[str]) -> tuple[str, ...]:
     """
-    Return a tuple of PyTorch expressions, one for each result of the bound line `bound`, at its extents.
-    `operand_names` has the Python variable of each operand.
+    Return a tuple of PyTorch expressions, as text, one for each result of the bound line `bound`, for tensors of the
+    line's sizes. `operand_names` has the Python variable of each operand.
 
     Given a matmul of `x` and `w`, returns `("x @ w",)`. Results may be views, or have other strides than contiguous
     tensors. Raises `UnityError` for functions that have no text in PyTorch, or need statements (random numbers).

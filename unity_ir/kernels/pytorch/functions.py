@@ -128,8 +128,9 @@ def uniform(writer: TorchWriter, seed: int, position: TensorText) -> TensorText:
 
 def opaque(writer: TorchWriter, function: str, made: str, taken: str, value: TensorText) -> TensorText:
     """
-    Return code for the opaque function (`topk_values` or `topk_indices`) applied to `value` along the dim of index
-    variable `taken`, which becomes a dim of variable `made`, of that variable's extent.
+    Return code for the opaque function `function` (`topk_values` or `topk_indices`): the k largest of `value`, or their
+    indices, along its dim of the index variable `taken`. In the result that dim is of the index variable `made`, whose
+    extent is k.
 
     Raises `UnityError` for other functions.
     """

@@ -89,8 +89,9 @@ class TorchWriter(ABC):
 
     def named(self, wish: str, text: str) -> str:
         """
-        Return code that may be repeated: a new name, like `wish`, to which the expression `text` is assigned, where
-        statements are allowed; else `text` in parentheses.
+        Return code for the expression `text` that may be written several times without computing it again: a new
+        variable, called like `wish`, to which a statement assigns it. Where only expressions are allowed (`sharing` is
+        None), return `text` in parentheses; if `text` is a variable already, return it.
         """
         if text.isidentifier():
             return text

@@ -54,8 +54,8 @@ def plan_text(
     `reference` is the serial forward. `groups` has the mesh axes, by number, of each process group; `links` the name of
     the link that each mesh axis crosses. `origin` has the tables and tied names of an imported model's checkpoint
     (None: the model is not imported). `peaks` has the most FLOP/s of all devices together, by element type (empty: the
-    program reports no MFU). `on_host` says why a step needs the host, None if it does not. The weights of repeated
-    layers are one entry.
+    program reports no MFU). `on_host` is a text for users: why the host takes part in a step, which therefore cannot be
+    a CUDA graph; None if it can. The weights of repeated layers are one entry.
     """
     optimizer = program.optimizer
     assert optimizer is not None

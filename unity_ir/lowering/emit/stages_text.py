@@ -29,8 +29,10 @@ _WHAT = {
 
 class PartWriter(StepWriter):
     """
-    Writes the Python function of one part of a step in stages. `part` is that part, `plan` its own plan, and `parts`
-    has all parts of the step; `calls` and `identifier` are as in `StepWriter`.
+    Writes the Python function of one part of a step in stages: of what is done once per step before all micro-batches
+    (`before`) or after them (`after`), or of one stage's forward or backward of a micro-batch. `part` is that part,
+    `plan` the plan of its function alone, and `parts` has all parts of the step. `calls` has the launcher of each
+    operator; `identifier`, called with a name, returns an unused identifier like it.
 
     In the function the dict `kept` has what the parts of a micro-batch hand on to each other, `once` what is made once
     per step, and `sums` what micro-batches add up.
@@ -54,15 +56,19 @@ class PartWriter(StepWriter):
 
     @property
     def function(self) -> str:
-        """The name of the part's function: `before`, `after`, or such as `forward_2` of stage 2."""
+        """
+        The name of the part's function: `before` or `after`; for a stage's part, `forward_2` or `backward_2` of stage
+        2, or the halves of its backward, `input_gradient_2` and `weight_gradient_2`.
+        """
         return self.part.kind if self.part.stage is None else f"{_NAMES[self.part.kind]}_{self.part.stage}"
 
     def text(self) -> str:
         """
-        Return the Python text of the part's function. A stage's function takes (ctx, weights, batch, once, sums, kept),
-        and returns a tuple of the tensors to send, None if there are none. `before` takes (ctx, weights, batch), and
-        returns the dict `once`. `after` takes (ctx, weights, batch, once, sums), and returns what `forward_backward`
-        does.
+        Return the Python text of the part's function. `before(ctx, weights, batch)` returns `once`, a dict of what is
+        made once per step. A stage's function takes (ctx, weights, batch, once, sums, kept), and returns a tuple of the
+        tensors to send, None if there are none; it adds to the dict `sums` what micro-batches add up, and to the dict
+        `kept` what later parts of the same micro-batch read. `after(ctx, weights, batch, once, sums)` returns what
+        `forward_backward` does: the loss and gradients.
         """
         kind = self.part.kind
         if self.program.in_pieces:
@@ -180,8 +186,8 @@ class PartWriter(StepWriter):
 def schedule_text(parts: StepParts, functions: Mapping[str, str], program: Program) -> str:
     """
     Return the text of a step in stages: the constants PIPELINE, SCHEDULE, RANK_OF, PARTS and RECEIVES, and the function
-    `forward_backward`, which runs the parts in the order of SCHEDULE. If steps overlap, there is the function `flight`,
-    too.
+    `forward_backward`, which runs the parts in the order of SCHEDULE. If the pipeline never drains, there is the
+    function `flight`, too, which makes the state (`Flight`) that a rank keeps from step to step.
 
     `parts` is the step, divided; `program` is the whole step. `functions` has the name of each part's function by the
     part's name, such as `2F` for stage 2's forward.

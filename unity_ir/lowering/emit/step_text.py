@@ -409,5 +409,8 @@ def _printable(name: str) -> str:
 
 
 def stored(leaf: Leaf) -> str:
-    """Return the emitted expression of a leaf `weight`, or of the kept cast of a weight for any other leaf."""
+    """
+    Return the Python expression by which an emitted step reads a weight (`weights['w']`), if `leaf` is one, or the kept
+    cast of a weight (`weights.casts['w']`), if `leaf` is a `cast`.
+    """
     return f"weights[{leaf.name!r}]" if leaf.op == "weight" else f"weights.casts[{leaf.name!r}]"

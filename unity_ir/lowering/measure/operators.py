@@ -208,8 +208,9 @@ class RankPool:
 
     def measure(self, job: Job) -> Measured:
         """
-        Time an operator's call or a collective, run on all ranks of the pool at once; return the seconds of one call
-        and their spread. Raises `UnityError` if it fails, or a process dies.
+        Time an operator's call or a collective, run on all ranks of the pool at once. Return `Measured`: the seconds of
+        one call, and how far repeated calls differ, as a fraction of these. Raises `UnityError` if the call fails, or a
+        process dies.
         """
         try:
             for pipe in self.pipes:

@@ -51,8 +51,8 @@ FAR = 64
 
 def rounding(plain, batch, wanted):
     """
-    Return PyTorch's errors of float32 gradients on `batch`: ({weight: largest entry at weights `plain`}, {weight:
-    largest norm there and at three others, an ulp or so off}). `wanted` has the float64 gradients at `plain`.
+    Return the errors of PyTorch's float32 gradients on `batch`: ({weight: largest of any entry}, {weight: norm, the
+    largest of 4 tries}). The first try is at weights `plain`, where float64 gives `wanted`; others are an ulp off.
     """
     single = {n: b.float() if b.is_floating_point() else b for n, b in batch.items()}
     generator = torch.Generator().manual_seed(0)

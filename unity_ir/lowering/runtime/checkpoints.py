@@ -36,8 +36,8 @@ from unity_ir.lowering.runtime.recipe import RECIPE
 
 def state_dict(ctx, weights, moments, record=None):
     """
-    Return {key: DTensor} of this rank's pieces, in the same memory. Keys are `weights.NAME`, `moments.K.NAME` (K: place
-    in the optimizer's state) and, if steps overlap, `older.NAME`, the weights of one step ago. `record` is the
+    Return {key: DTensor} of this rank's pieces, in the same memory. Keys are `weights.NAME`, `moments.K.NAME` (K: index
+    in STATE) and, if the pipeline never drains, `older.NAME`, the weights of one step ago. `record` is the
     `complete.json` of a checkpoint to load (None: to save); `older` is left out if that has none. All ranks call it.
     """
     from torch.distributed.device_mesh import DeviceMesh

@@ -305,7 +305,7 @@ def take_piece(ctx, x, dim, count):
 
 
 def put_piece(ctx, whole, x, dim, count):
-    """Copy `x` into part `ctx.piece` of `count` along `dim` of `whole`; return `whole` (None: made here, of zeros)."""
+    """Copy `x` into part `ctx.piece` of `count` equal ones along `dim` of `whole` (None: new zeros); return `whole`."""
     if whole is None:
         shape = list(x.shape)
         shape[dim] *= count

@@ -61,8 +61,8 @@ def step(ctx, weights, moments, batch, t, rate=1.0, before_update=None, profile=
     """
     Do training step `t` (from 0) on a whole `batch` ({input: tensor}) at `rate` times the learning rate: update
     weights, moments, and running statistics in the batch in place, unless the gradient's norm is inf or nan. Before the
-    update, call `before_update(pieces of the batch, loss, norm)` (norm: None without CLIP). If steps overlap, begin
-    `following`, the next whole batch. `profile` (a Profile) records the step. Return this rank's part of the loss.
+    update, call `before_update(pieces of the batch, loss, norm)` (norm: None without CLIP). If the pipeline never
+    drains, begin `following`, the next batch. `profile`, a Profile, records it. Return this rank's part of the loss.
     """
     if ctx.flight and following:
         ctx.flight.following = {name: piece(ctx, following[name], spec) for name, spec in INPUTS.items()}
@@ -76,7 +76,7 @@ def step(ctx, weights, moments, batch, t, rate=1.0, before_update=None, profile=
 def step_on(ctx, weights, moments, local, t, rate=1.0, before_update=None, profile=None):
     """
     Do what `step` does, given this rank's pieces `local` of a batch ({input: piece, or None}), in which running
-    statistics are replaced in place. If steps overlap, set `ctx.flight.following` before.
+    statistics are replaced in place. For a pipeline that never drains, set `ctx.flight.following` before the call.
     """
     run = profile.run if profile else lambda function: function
     loss, grads = run(forward_backward)(ctx, weights, local)

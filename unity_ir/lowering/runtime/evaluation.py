@@ -41,7 +41,7 @@ class Evaluation:
             print(f"{options.eval_data}: {left} rows fill no last batch and are left out", flush=True)
 
     def is_due(self, step, last):
-        """Return whether to evaluate after step number `step` (from 1), of `last`."""
+        """Return whether to evaluate after step `step` (from 1): each `options.eval_every`th one, and number `last`."""
         return step == last or bool(self.every and step % self.every == 0)
 
     def loss(self, ctx, weights):

@@ -45,8 +45,8 @@ class Flight:
 
     def apart(self, ctx, program):
         """
-        Return a copy of `ctx` with a new Flight, made by `program`, the module of another program, which has begun
-        nothing.
+        Return a copy of `ctx` with an empty Flight of `program`, another program's module (a float64 copy of this one,
+        for the check): running it leaves this Flight as it is.
         """
         alone = copy.copy(ctx)
         alone.flight = program.flight()
@@ -62,9 +62,9 @@ class Flight:
 
     def step(self, ctx, weights, batch, before, after):
         """
-        Run forward and backward on this rank's pieces `batch` (what `following` was, if set before the last step);
-        return (its part of the loss, {name: gradient}) at the weights of one step ago. `before(ctx, weights, batch)`
-        and `after(ctx, weights, batch, once, sums)` are the program's. `weights` gets copies to update in place.
+        Run forward and backward of `batch`, this rank's pieces (those that were `following` in the last step, if any),
+        with the weights of one step ago; return (its part of the loss, {name: gradient}). `before` and `after` are the
+        program's functions that run once per step, around all micro-batches. `weights` gets copies to update in place.
         """
         if not ctx.ways:
             start_groups(ctx)
@@ -112,8 +112,8 @@ class Flight:
 
     def say_later(self, ctx, loss, t, say):
         """
-        Start to sum the ranks' parts `loss` of the loss of step `t` (from 0). `say` is called with the sum, a float, in
-        the next call or, if no next batch is begun, in this one. All ranks call it.
+        Start to sum `loss` of step `t` (from 0), a part of the loss on each rank. The next `say_later` waits, and calls
+        `say` with the sum, a float; so does this one at once if no next batch has begun. All ranks call it.
         """
         mine = loss_part(ctx, loss)
         work = dist.all_reduce(mine, async_op=True)
@@ -137,8 +137,8 @@ class Flight:
 
 def without_waiting(ctx, part, *arguments):
     """
-    Call `part(ctx, *arguments)`, where `part` is the program's `before` or `after`, run once per step. Return (its
-    result, a list of the sends that it started, to be waited for by `wait_for`).
+    Call `part(ctx, *arguments)` but do not wait for the sends that it starts; return (its result, the list of these for
+    `wait_for`). `part` is the program's `before` or `after`, which run once per step, around all micro-batches.
     """
     ctx.flight.unwaited = []
     result = part(ctx, *arguments)

@@ -28,8 +28,8 @@ WARM_UP = 3
 class StepGraph:
     """
     Training steps that make their decisions on the device, so that the host can start one before the last has ended:
-    whether the step is skipped, how far gradients are clipped, and how many steps were not skipped (`done`: before the
-    first). Once WARM_UP steps have run kernel by kernel, each is one CUDA graph, if `captures`.
+    whether the step is skipped, how far gradients are clipped, and how many steps were not skipped (`done` before the
+    first). The first WARM_UP steps run kernel by kernel; each later one replays a CUDA graph, if `captures`.
 
     Weights, moments, and running statistics among the pieces `local` of a batch are updated in place. A step is skipped
     if its gradient's norm is nan or inf. If its loss is, but the norm is finite or not computed (no CLIP), the step and
@@ -55,8 +55,8 @@ class StepGraph:
         """
         Start a step on `local`, this rank's pieces of a batch by name (None: those of the step before), at `rate` times
         the learning rate. Return a function that waits for the step and returns three floats: the whole loss, the
-        gradient's norm (0 without CLIP), and 1 if the step counts, 0 if it is skipped. Call it before the second step
-        from here is started, which reuses its memory.
+        gradient's norm (0 without CLIP), and 1 if the step counts, 0 if it is skipped. Call that function before the
+        second step after this one is started, which reuses its memory.
         """
         for name, x in (local or {}).items():
             if x is not None and x is not self.local[name] and not (name in TABLES and x is self.given.get(name)):

@@ -21,7 +21,7 @@ class Works:
         self._works = works
 
     def get_future(self):
-        """Raise `RuntimeError`, so that the profiler times the call and the wait."""
+        """Raise `RuntimeError`: messages have no future in common. A Profile then ends them where `wait` does."""
         raise RuntimeError("several messages have no future in common")
 
     def wait(self):

@@ -61,8 +61,8 @@ class Launches(dict):
 
 def launched(kernel):
     """
-    Return the Launches of a Triton kernel, if the command line has --quick-launches; the kernel itself otherwise, and
-    in the interpreter, on AMD's GPUs, and for versions of Triton not known here.
+    Return what launches a Triton kernel, as `it[grid](..)`: its Launches, which take the host less time, if the command
+    line has --quick-launches; else, in the interpreter, on AMD's GPUs and for other versions of Triton, `kernel`.
     """
     if "--quick-launches" not in sys.argv:
         return kernel

@@ -27,9 +27,9 @@ from unity_ir.lowering.runtime.plan import (
 
 def run_schedule(ctx, weights, batch, once, sums):
     """
-    Run this rank's actions of a step in the order of SCHEDULE, on its pieces `batch`. `once` is what `before` returned;
-    the parts that are run add to the dict `sums`. A send is waited for before the next in its direction, a receive
-    before the part that reads it. All ranks call it.
+    Run this rank's actions of a step in the order of SCHEDULE, on its pieces `batch`. `once` is the dict that the
+    program's `before` returned; the dict `sums` gets what micro-batches add up, for its `after`. A send is waited for
+    before the next in its direction, a receive before the part that reads it. All ranks call it.
     """
     start_groups(ctx)
     under_way, sent = UnderWay(batch, once, sums), {"F": [], "B": []}
@@ -46,7 +46,7 @@ def run_schedule(ctx, weights, batch, once, sums):
 
 class UnderWay:
     """
-    State of one batch in a pipeline: tensors that parts of its micro-batches keep for later parts, receive, or send.
+    State of one batch on a rank of a pipeline: what parts keep for later parts, receive, or send, and sums so far.
     """
 
     def __init__(self, batch, once=None, sums=None):
@@ -57,7 +57,7 @@ class UnderWay:
 
     def send(self, ctx, stage, kind, k):
         """
-        Start to send what a stage made of micro-batch `k`, by `kind` SEND_F or SEND_B; return as `start_sends` does.
+        Start to send what a stage made of micro-batch `k`, on (`kind` SEND_F) or back (SEND_B), as `start_sends` does.
         """
         return start_sends(ctx, stage, kind[-1], self.made.pop((stage, kind[-1], k), ()))
 
@@ -89,7 +89,7 @@ def actions_of(ctx):
 
 
 def parts_of(stage, kind):
-    """Return the names in PARTS of what a stage's action `kind` runs: of B, I and W if the stage has these halves."""
+    """Return the keys in PARTS that a stage's action `kind` runs: ["2F"], or for B ["2I", "2W"] if there is no "2B"."""
     names = (f"{stage}I", f"{stage}W") if kind == "B" and f"{stage}B" not in PARTS else (f"{stage}{kind}",)
     return [name for name in names if name in PARTS]
 
@@ -132,7 +132,7 @@ def wait_for(transfers):
 
 def rank_at(ctx, stage):
     """
-    Return the number, among all, of the rank of stage `stage` that has this rank's coordinates outside of PIPELINE.
+    Return the global number of the rank of `stage` that has this rank's coordinates along mesh axes not in PIPELINE.
     """
     strides = [math.prod(MESH[i + 1 :]) for i in range(len(MESH))]
     position, rank = RANK_OF[stage], ctx.rank

@@ -78,7 +78,7 @@ COUNT: Spec | None = None
 def update(weights: Any, grads: Any, moments: Any, t: Any, rate: Any = 1.0, scale: Any = 1.0, live: Any = 1.0) -> None:
     """
     Stand in for a program's optimizer, which updates `weights` and `moments` by name in place, by the gradients `grads`
-    times `scale`. `t` is the step's number, from 1, and `rate` the factor of the learning rate. If `live` is 0, nothing
+    times `scale`. `t` is the step's number, from 1; the learning rate is multiplied by `rate`. If `live` is 0, nothing
     is changed.
 
     In a program whose ON_HOST is None, `t`, `rate`, `scale` and `live` may be tensors on the device. In others they are

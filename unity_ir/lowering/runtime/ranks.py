@@ -99,8 +99,8 @@ class Context:
 
     def index(self, axes, position=0) -> int:
         """
-        Return this rank's number among the ranks along mesh axes `axes` (row-major, the first axis outermost).
-        `position` is its number along further axes, such as that of micro-batches, which are outside of these.
+        Return this rank's number, from 0, among the n ranks along mesh axes `axes` (row-major, the first axis
+        outermost), plus n * `position`: a number along axes outside of these, such as that of the micro-batch.
         """
         for axis in axes:
             position = position * MESH[axis] + self.place[axis]

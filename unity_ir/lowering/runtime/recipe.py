@@ -73,8 +73,8 @@ def schedule_of(options, error):
 
 def rate_at(t, schedule):
     """
-    Return the factor of the learning rate in step `t` (from 0). `schedule` is (name, steps of warm-up, step at which it
-    ends, factor that is left then).
+    Return the number that the learning rate is multiplied by in step `t` (from 0). `schedule` is (name, steps of
+    warm-up, step at which it ends, number that is left then), of `schedule_of`.
     """
     name, warmup, steps, least = schedule
     if t < warmup:
@@ -112,7 +112,7 @@ def clip_scale(norm):
 
 
 def loss_part(ctx, loss):
-    """Return this rank's addend of the sum that is the whole loss: its part `loss`, or 0 if that is only a copy."""
+    """Return this rank's addend of the whole loss, a tensor: `loss`, its part; 0 if that copies another rank's part."""
     mine = torch.zeros(LOSS.shape, dtype=LOSS.dtype, device=ctx.device)
     copied = (axis for axis, role in enumerate(LOSS.roles) if role in ("copy", "repeat"))
     if ctx.at((*pins(LOSS), *((axis, 0) for axis in copied))):
@@ -132,8 +132,8 @@ class Log:
 
     def step(self, t, loss, rate, norm=None):
         """
-        Print step `t` (from 0): the whole loss `loss`, the gradient's norm (None: not printed), samples or tokens per
-        second since the last step, and peak memory. `rate` is the factor of the learning rate.
+        Print and log step `t` (from 0): the whole loss `loss`, a float, the gradient's norm (None: without), samples or
+        tokens per second since the last step, and peak memory. The learning rate that is logged is `rate` times --lr.
         """
         now, before = time.perf_counter(), self.before
         self.before = now
@@ -167,7 +167,7 @@ class Log:
         self.before = self.before and time.perf_counter()
 
     def write(self, record):
-        """Write a record to the log, if there is one: a line of JSON, in which nan and inf are null."""
+        """Append `record`, {what: number}, to the log, if there is one: a line of JSON, with nan and inf as null."""
         if self.file:
             plain = {n: v if not isinstance(v, float) or math.isfinite(v) else None for n, v in record.items()}
             self.file.write(json.dumps(plain) + "\n")

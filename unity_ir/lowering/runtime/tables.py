@@ -36,9 +36,9 @@ class WeightTable:
 
 def weight_tables(weights, grads, moments, block):
     """
-    Return a list of WeightTables, in blocks of `block` elements, one for each combination of element types and
-    alignment. `weights`, `grads` and `moments` (the optimizer's state) are by name. Tables of the last steps are used
-    again if no tensor has moved; LAST gets the newest.
+    Return a list of WeightTables, by which one launch updates many weights: one for each combination of element types
+    and alignment, in blocks of `block` elements. `weights`, `grads` and `moments` (the optimizer's state) are by name.
+    Tables of the last steps are used again if no tensor has moved; LAST gets the newest.
     """
     group_of, found = _groups(tuple(OPTIMIZER[1].items()))[0], {}
     has_casts = any(spec.cast for spec in WEIGHTS.values())
@@ -79,8 +79,8 @@ UNFILLED: list = []
 
 def reserve_tables():
     """
-    Set memory apart for tables as large as the last, before a CUDA graph is captured. The graph's own memory would not
-    do: what it gives a table, operators before may use in each replay, and a table is filled only once.
+    Set memory apart for WeightTables as large as the last; call it before a CUDA graph is captured. The graph's own
+    memory would not do: its replays may write other values there, and a table is filled only once.
     """
     for found in zip(*LAST):
         RESERVED[found[0].dtype] = found[0].new_empty(sum(x.numel() for x in found))
@@ -124,8 +124,8 @@ def is_capturing():
 
 def fill_tables():
     """
-    Fill the tables that were made while a CUDA graph was captured, before it runs; return their tensors, which are to
-    be kept as long as the graph.
+    Fill the WeightTables that were made while a CUDA graph was captured, before it runs; return their tensors, pairs
+    (rows, blocks), to be kept as long as the graph.
     """
     for there, here in UNFILLED:
         there.copy_(here)
@@ -168,8 +168,8 @@ def settings_of(weights, rate):
 
 def packed(numbers, live, of_groups):
     """
-    Return a tensor f32 [groups, len(numbers) + 1], whose columns are `numbers`, then `live`: each is a number, or a
-    tensor [] or [groups]. `of_groups` is any tensor [groups], for the size and the device.
+    Return numbers for a kernel that updates weights, f32 [parameter groups, len(numbers) + 1]: columns are `numbers`,
+    then `live`, each a number or a tensor [] or [groups]. `of_groups`, any tensor [groups], gives the size and device.
     """
     columns = [
         x.to(of_groups.dtype).expand_as(of_groups) if isinstance(x, torch.Tensor) else torch.full_like(of_groups, x)

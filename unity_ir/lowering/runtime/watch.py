@@ -25,8 +25,8 @@ def parts_of_step(function):
 
 def watched(function, after, begin=None):
     """
-    Return a wrapper of `function` that calls `after(line number, local variables)` after each of its lines, or of those
-    of its parts, and `begin()` before the first line of each of these functions.
+    Return a wrapper of `function` that calls `after(line number, {variable: value})` after each of its lines, or of
+    those of its parts (`parts_of_step`), and `begin()` before the first line of each of these functions.
     """
     codes = {each.__code__ for each in parts_of_step(function)}
 
@@ -59,7 +59,7 @@ def watched(function, after, begin=None):
 
 
 def lines_of(function):
-    """Return {line number: (names of the variables the line assigns, its comment)} of a function's source."""
+    """Return {line number in the file: (list of the variables it assigns, its comment without #)} of a function."""
     source, first = inspect.getsourcelines(function)
     found = {}
     for number, line in enumerate(source, first):
@@ -71,8 +71,8 @@ def lines_of(function):
 
 def first_not_finite(ctx, weights, batch):
     """
-    Run forward_backward once more on this rank's pieces; return (line number, what is nan or inf, rank) for the first
-    in it (line 0: in a weight or input), or None. All ranks call it.
+    Run forward_backward once more on this rank's pieces. Return, for the first nan or inf in it, (line number in the
+    file, 0 for a weight or input; a text: which value is nan or inf; rank), or None. All ranks call it.
     """
     lines, found = {}, []
     for part in parts_of_step(forward_backward):

@@ -46,9 +46,9 @@ def read_safetensors(path, names, what):
 
 def by_names(source, keys, get, names, what):
     """
-    Return {name: tensor} of `names`. `get(key)` is called for those of `keys` that are the name, or tied to it. End the
-    run if a name has none, or tensors of tied names differ; messages begin with `source`, such as the file, and call a
-    tensor `what`.
+    Return {name: tensor} of `names` from a file or dict that has the names `keys`: `get(key)` returns its tensor `key`,
+    that of the name or of one tied to it. End the run if a name has none, or tensors of tied names differ; messages
+    begin with `source`, such as the file's path, and call a tensor `what`, such as "weight".
     """
     there = set(keys)
     called = {name: [n for n in (name, *_other_names(name)) if n in there] for name in names}
