@@ -39,8 +39,8 @@ The function attribute that holds the seconds of a pipeline's step if every move
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """
-    What a search records about the plan it found: the rewrites that lead to its graph, and a lower bound of its
-    seconds. Fields that the search did not find are None.
+    What a search records about the plan it found: the rewrites that lead to its graph, which of them are not proved,
+    and a lower bound on the seconds of a step. Fields that the search did not find are None or empty.
     """
 
     derivation: tuple[str, ...] | None = None
@@ -100,7 +100,10 @@ def certificate_of(func: FuncOp) -> Certificate:
 
 
 def add_unproved(func: FuncOp, names: Iterable[str]) -> None:
-    """Add the names of rules that were applied without a proof to a function's attribute, each once."""
+    """
+    Add the names of rules that were applied without a proof to a function's attribute `pcg.unproved`, in place, each
+    once.
+    """
     if every := dict.fromkeys((*certificate_of(func).unproved, *names)):
         func.attributes[UNPROVED] = _texts(every)
 

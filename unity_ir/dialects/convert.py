@@ -70,8 +70,8 @@ def to_graph(func: FuncOp) -> Graph:
     Return a function of pcg operations as a graph. Operations that contribute to no result and no weight update are
     dropped.
 
-    Raises `UnityError` for declarations, functions of several blocks, operations that are not pcg, and graphs that
-    break a rule of the core, such as a value used before it is made.
+    Raises `UnityError` for declarations, functions of several blocks, operations that are not pcg, and functions that
+    are no valid graph, such as one that uses a value before it is made.
     """
     name = func.sym_name.data
     check_name("func.func", name)

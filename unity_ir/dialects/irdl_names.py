@@ -33,14 +33,19 @@ MOST = 32
 
 
 def has_regions(kind: type[IRDLOperation]) -> bool:
-    """Return whether operations of a class have regions, or may have them."""
+    """
+    Return whether operations of the xDSL class `kind` may have regions. IRDL text does not declare these operations,
+    and they are named differently there (`irdl_name`).
+    """
     return bool(kind.get_irdl_definition().regions)
 
 
 @cache
 def varies(kind: type[IRDLOperation]) -> tuple[bool, bool]:
     """
-    Return (whether the number of operands differs between operations of a class, whether the number of results does).
+    Return (whether operations of the xDSL class `kind` differ in their number of operands, whether they differ in that
+    of results): (True, False) for the class of `pcg.concat`. A number that varies is a part of the name in IRDL
+    (`irdl_name`).
     """
     if issubclass(kind, ComputeOp):
         line = kind.operator().line
@@ -52,8 +57,8 @@ def varies(kind: type[IRDLOperation]) -> tuple[bool, bool]:
 
 def counts(kind: type[IRDLOperation]) -> Iterator[tuple[int, int]]:
     """
-    Yield every pair (number of operands, number of results) that operations of a class may have. A number without a
-    limit goes up to `MOST`.
+    Yield every pair (number of operands, number of results) that operations of the xDSL class `kind` may have: IRDL
+    text declares one operation for each. A number without a limit goes up to `MOST` (32).
     """
     any_operands, any_results = varies(kind)
     if issubclass(kind, ComputeOp):
@@ -76,9 +81,9 @@ def counts(kind: type[IRDLOperation]) -> Iterator[tuple[int, int]]:
 
 def irdl_name(kind: type[IRDLOperation], operands: int, results: int) -> str:
     """
-    Return the name that operations of a class, with these numbers of operands and results, have in IRDL. Numbers that
-    vary are part of it: `pcg.concat_3` has three operands. An operation with regions is called as `region.spmd.program`
-    is.
+    Return the name that operations of the xDSL class `kind`, with these numbers of operands and results, have in IRDL.
+    Numbers that vary are part of it: `pcg.concat_3` has three operands. The name of an operation with regions begins
+    with `region.`: `region.spmd.program`.
     """
     if has_regions(kind):
         return REGION + kind.name

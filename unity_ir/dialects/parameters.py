@@ -65,7 +65,10 @@ def print_parameters(printer: Printer, parameters: Sequence[Attribute]) -> None:
 
 
 def parse_more(parser: AttrParser) -> list[Attribute]:
-    """Parse `, attribute` any number of times; return the attributes, [] if there are none. Raises `ParseError`."""
+    """
+    Parse the parameters of a type or attribute after the first: `, attribute` any number of times. Return them, [] if
+    there are none. Raises `ParseError`.
+    """
     found: list[Attribute] = []
     while parser.parse_optional_punctuation(",") is not None:
         found.append(parser.parse_attribute())

@@ -100,8 +100,9 @@ class LocalTensorType:
     @property
     def borders(self) -> Halos:
         """
-        For each dim, the elements (before, after) by which the piece reaches beyond its own shard: `halo` (copies of
-        the neighbours' elements) if it has one, else `halo_sum` (addends to them), else (0, 0).
+        For each dim, the number of elements (before, after) by which the piece reaches beyond its own shard, or (0, 0):
+        those of `halo` (copies of the neighbours' elements) or of `halo_sum` (partial sums, still to be added to the
+        neighbours' elements), of which a piece has at most one.
         """
         return self.halo or self.halo_sum or ((0, 0),) * len(self.shape)
 
@@ -590,11 +591,11 @@ EXCHANGES: dict[str, type[ExchangeOp]] = {kind: _of_kind(kind, ExchangeOp) for k
 
 class TimeOp(IRDLOperation):
     """
-    Base of the steps into a loop over micro-batches and out of it: `spmd.accumulate %x : from -> to` changes the role
-    of the mesh axis of the micro-batches, the last one; every piece stays on its device.
+    Base of the operations that lead into a loop over micro-batches, or over loss pieces, and out of it:
+    `spmd.accumulate %x : from -> to`. They change the role that the loop's mesh axis has in the value's layout; every
+    piece stays on its device.
 
-    Steps into and out of the loop over the loss pieces are the same, with the mesh axis of these. The result of
-    `accumulate` may be f32 where its addends are of 16 bits.
+    The result of `accumulate` may be f32 where its addends are of 16 bits.
     """
 
     operand = operand_def(PIECE)
@@ -604,15 +605,17 @@ class TimeOp(IRDLOperation):
     @property
     def kind(self) -> str:
         """
-        The kind of step, `pipeline`, `batch`, `reuse` or `accumulate` (`pcg.parallel.IN_TIME`): the operation's name
-        without `spmd.`.
+        The operation's name without `spmd.`: `pipeline` (into the loop: each micro-batch or loss piece gets its shard
+        of a dim), `reuse` (into it: each gets the whole value), `batch` (out of it: their shards are joined) or
+        `accumulate` (out of it: their addends are summed).
         """
         return self.name.removeprefix("spmd.")
 
     def verify_(self) -> None:
         """
-        Raise `VerifyException` unless the program has such a loop, the types differ only in the role of that loop's
-        mesh axis, and the roles before and after are those of this kind of step (`ENDS_IN_TIME`).
+        Raise `VerifyException` unless the program has a loop over micro-batches or loss pieces, the types differ only
+        in the role of that loop's mesh axis, and the roles before and after are those of this kind of operation
+        (`ENDS_IN_TIME`).
         """
         program = self.parent_op()
         assert isinstance(self.operand.type, PieceType)
@@ -638,7 +641,10 @@ class TimeOp(IRDLOperation):
 
     @property
     def is_of_pieces(self) -> bool:
-        """Whether the step is into or out of the loop over the loss pieces, rather than the one over micro-batches."""
+        """
+        Whether the operation leads into or out of the loop over the loss pieces, rather than the one over
+        micro-batches.
+        """
         program = self.parent_op()
         assert isinstance(program, ProgramOp)
         assert isinstance(self.operand.type, PieceType)

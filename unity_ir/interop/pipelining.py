@@ -84,9 +84,8 @@ def _weights_alone(program: Program) -> Mapping[Register, frozenset[str]]:
 
 def modules(owners: Mapping[str, int], stage: int) -> list[str]:
     """
-    Return the names of the outermost modules all of whose parameters belong to stage `stage`; where a module's
-    parameters belong to several stages, the names of its own parameters in this stage. `owners` maps each parameter's
-    full name to its stage.
+    Return the names of the outermost modules all of whose parameters belong to stage `stage`, and the full names of
+    those of its parameters that are in none of these modules. `owners` maps each parameter's full name to its stage.
 
     Given `layers.0.w` and `layers.0.b` of stage 0, `layers.1.w` of stage 1, returns `["layers.0"]` for stage 0.
     """

@@ -69,7 +69,8 @@ class ApplyRule(GraphPass):
 
     def unproved_rules(self) -> tuple[str, ...]:
         """
-        Return the names of the rule's cases that are not proved, if the pass's option `unproved` allows them; else ().
+        Return the names of those cases of the rule (the patterns that share its name, such as `fuse-activation.relu`)
+        that are not proved, if the pass's option `unproved` allows them; else ().
         """
         from unity_ir.rules.trust import unproved
 

@@ -224,9 +224,9 @@ def end_message(result: SearchResult, name: str) -> str | None:
 
 def explained(result: SearchResult, name: str, operator: str) -> str:
     """
-    Return, as text, how the joint search has placed one operator of the function called `name`, and what each
-    alternative would cost. `operator` is its name in the printed graph (`matmul1`), or its number from 1; `result` is
-    what the search found.
+    Return the text that the option `explain` prints: the sharding that the joint search has chosen for one operator of
+    the function called `name`, its cost, and that of the alternatives. `operator` is its name in the printed graph
+    (`matmul1`), or its number from 1; `result` is what the search found.
 
     Raises `UnityError` for a pipeline, for a plan that the search did not find itself (one made by hand), and for an
     unknown operator.

@@ -69,7 +69,7 @@ class MachineOp(IRDLOperation):
         The description as nested dicts and lists by key (`levels`, `links`, ...), as `unity_ir.machine.machine_from`
         takes it; None if there is only a name.
 
-        Raises `UnityError` for operations inside that are no parts of a machine.
+        Raises `UnityError` for operations in the region that do not describe a machine (are no `PartOp`).
         """
         if self.described is None:
             return None
@@ -84,8 +84,8 @@ class MachineOp(IRDLOperation):
     @classmethod
     def parse(cls, parser: Parser) -> MachineOp:
         """
-        Parse what follows `machine.machine`: the name, `overhead`, attributes, and the region of parts. Raises
-        `ParseError`.
+        Parse what follows `machine.machine`: the name, `overhead`, attributes, and the region with the description.
+        Raises `ParseError`.
         """
         name = parse_name(parser).data
         overhead = parser.parse_number() if parser.parse_optional_keyword("overhead") else None
@@ -140,7 +140,10 @@ class MachineOp(IRDLOperation):
 
 
 class PartOp(IRDLOperation, ABC):
-    """Base of the parts of a described machine: operations that hold a table of fields."""
+    """
+    Base of the operations in the region of a `machine.machine`, each of which describes one thing in the machine: a
+    kind of device, a level, a protocol or a link. What it says is a table of fields, such as `{size = 4}`.
+    """
 
     traits = traits_def(HasParent(MachineOp))
     fields = prop_def(BaseAttr(DictionaryAttr))
@@ -150,35 +153,43 @@ class PartOp(IRDLOperation, ABC):
 
     @property
     def table(self) -> dict[str, Any]:
-        """The part's fields by name."""
+        """The operation's fields by name, as Python values: `{"size": 4}`."""
         return from_attribute(self.fields)
 
     def add_to(self, tables: dict[str, Any]) -> None:
         """
-        Append the part's fields to a machine's description `tables` (as in `MachineOp.tables`), in place, in the list
-        of parts of its kind, such as `tables["levels"]`.
+        Append the operation's fields to a machine's description `tables` (as in `MachineOp.tables`), in place, in the
+        list for operations of its kind, such as `tables["levels"]`.
         """
         tables.setdefault(self.LIST, []).append(self.table)
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Self:
-        """Return the operation of a part, given its fields by name: numbers, strings, lists and tables of these."""
+        """
+        Return an operation of this class with the fields `table`, by name: numbers, strings, lists and tables of these.
+        """
         return cls.create(properties={"fields": to_attribute(table)})
 
 
 class NamedOp(PartOp, ABC):
-    """Base of the parts of a described machine that have a name, which is written before the fields."""
+    """
+    Base of the operations that describe something in a machine that has a name, as all but links have: the name is
+    written before the fields.
+    """
 
     part = prop_def(NAME_CONSTRAINT, prop_name="name")
 
     @property
     def text(self) -> str:
-        """The part's name. Raises `UnityError` if it is not UTF-8 text."""
+        """The name of the described thing, such as `nodes` for a level. Raises `UnityError` if it is not UTF-8 text."""
         return name_text(self.name, self.part)
 
     @property
     def table(self) -> dict[str, Any]:
-        """The part's fields by name, with `name` first. Raises `UnityError` if `name` is written as a field, too."""
+        """
+        The operation's fields by name, as Python values, with `name` first: `{"name": "nodes", "size": 4}`. Raises
+        `UnityError` if `name` is written as a field, too.
+        """
         fields = from_attribute(self.fields)
         if "name" in fields:
             raise UnityError(f"{self.name}: {self.text} has a field name as well; remove it")
@@ -187,7 +198,7 @@ class NamedOp(PartOp, ABC):
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Self:
         """
-        Return the operation of a part, given its fields by name, `name` among them: `{"name": "nodes", "size": 4}`.
+        Return an operation of this class, given its fields by name, `name` among them: `{"name": "nodes", "size": 4}`.
         """
         fields = {key: value for key, value in table.items() if key != "name"}
         return cls.create(properties={"name": StringAttr(table["name"]), "fields": to_attribute(fields)})
@@ -195,7 +206,8 @@ class NamedOp(PartOp, ABC):
     @classmethod
     def parse(cls, parser: Parser) -> Self:
         """
-        Parse what follows the operation's own name: the part's name as a string, its table of fields, and attributes.
+        Parse what follows the operation's own name, as in `machine.level "nodes" {size = 4}`: a name as a string, a
+        table of fields, and attributes.
         """
         name = parse_name(parser)
         op = cls.create(properties={"name": name, "fields": to_attribute(parse_table(parser))})
@@ -203,7 +215,7 @@ class NamedOp(PartOp, ABC):
         return op
 
     def print(self, printer: Printer) -> None:
-        """Print the part's name and its fields, as `parse` reads them."""
+        """Print the name and the fields, as `parse` reads them."""
         printer.print_string(" ")
         printer.print_string_literal(self.text)
         printer.print_string(" ")

@@ -29,7 +29,7 @@ def to_attribute(kind: str, value: AttrValue) -> Attribute:
     `int`, `ints`, `float`, `name` or `dtype`.
 
     Given `"float"` and `1`, returns `1.0 : f64`. Raises `UnityError` for integers beyond 64 bits, for infinities and
-    NaN, and for a float of another kind.
+    NaN, and for a float where `kind` is not `float`.
     """
     match value:
         case int() | float() if kind == "float":

@@ -58,8 +58,8 @@ def as_verify_error() -> Generator[None]:
 
 def core_type(value: SSAValue) -> TensorType:
     """
-    Return the type of an SSA value, which must be a `!pcg.tensor`, as the core's `TensorType`. Raises `UnityError` for
-    another type.
+    Return the type of an SSA value, which must be a `!pcg.tensor`, as the compiler's own `TensorType` (`pcg.types`).
+    Raises `UnityError` for another type.
     """
     if not isinstance(value.type, PcgTensorType):
         raise UnityError(f"pcg: a value of type {value.type}; only !pcg.tensor values are allowed here")
@@ -130,8 +130,8 @@ class NodeOp(PcgOp, ABC):
     @property
     def core_view(self) -> View | None:
         """
-        The machine view (the devices that the operation runs on) as the core's `View`; None if it has none, as before a
-        search.
+        The operation's machine view (the devices that it runs on) as the compiler's own `View` (`pcg.view`); None if it
+        has none, as before a search.
         """
         return None if self.view is None else self.view.data
 
@@ -151,8 +151,8 @@ class LeafOp(NodeOp, ABC):
 
     def node(self) -> Node:
         """
-        Return the leaf as a node of the core's graph. Raises `UnityError` where its name, value, type or view is
-        invalid.
+        Return the leaf as a node of the compiler's own graph (`pcg.graph`). Raises `UnityError` where its name, value,
+        type or view is invalid.
         """
         raise NotImplementedError
 
@@ -222,7 +222,8 @@ class WeightOp(LeafOp):
 
     def node(self) -> Node:
         """
-        Return the weight as a node of the core's graph. Raises `UnityError` where its name, type or view is invalid.
+        Return the weight as a node of the compiler's own graph (`pcg.graph`). Raises `UnityError` where its name, type
+        or view is invalid.
         """
         check_name(self.name, self.text)
         master = {} if self.master is None else {"master": self.master.data}
@@ -289,7 +290,8 @@ class ConstantOp(LeafOp):
 
     def node(self) -> Node:
         """
-        Return the constant as a node of the core's graph. Raises `UnityError` where its value, type or view is invalid.
+        Return the constant as a node of the compiler's own graph (`pcg.graph`). Raises `UnityError` where its value,
+        type or view is invalid.
         """
         value = self.value.value.data
         if not math.isfinite(value):
@@ -340,7 +342,7 @@ class UpdateOp(PcgOp):
     @property
     def core_optimizer(self) -> Optimizer | None:
         """
-        The optimizer with its hyperparameters; None if the operation names none.
+        The optimizer with its hyperparameters, as the compiler's own `Optimizer`; None if the operation names none.
 
         Raises `UnityError` if it is unknown, or a hyperparameter is out of range.
         """
@@ -429,7 +431,8 @@ def to_optimizer(where: str, attributes: Mapping[str, Attribute]) -> Optimizer |
 
 def input_node(where: str, name: str, type: TensorType, view: View | None) -> Node:
     """
-    Return an input node of the core's graph for a function's argument, with this name, type and machine view.
+    Return an input node of the compiler's own graph (`pcg.graph`) for a function's argument, with this name, type and
+    machine view.
 
     Raises `UnityError`, in a message that begins with `where` (the function), for an invalid name or view.
     """
@@ -438,5 +441,5 @@ def input_node(where: str, name: str, type: TensorType, view: View | None) -> No
 
 
 def tensor_types(types: Sequence[TensorType]) -> list[PcgTensorType]:
-    """Return the core's tensor types as xDSL types, in order."""
+    """Return the compiler's own tensor types (`pcg.types`) as xDSL types (`!pcg.tensor`), in order."""
     return [pcg_tensor(t) for t in types]

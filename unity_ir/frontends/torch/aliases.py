@@ -18,15 +18,15 @@ from torch import fx
 @dataclass(frozen=True)
 class Layout:
     """
-    The strides of a tensor: where its elements lie in the memory (PyTorch's storage) that it shares with its views. Has
-    the sizes and strides of its dims and the offset of its first element, all counted in elements.
+    The sizes, strides and offset of a tensor, counted in elements: where its elements lie in the memory (PyTorch's
+    storage) that it shares with its views. No layout in the sense of a sharding.
     """
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
 
-    def places(self) -> torch.Tensor:
+    def positions(self) -> torch.Tensor:
         """
         Return, for each element of the tensor, its position in the memory, counted in elements: an int64 tensor of the
         tensor's shape, except that expanded dims (of stride 0) have size 1.
@@ -42,7 +42,7 @@ class Layout:
 def layout(node: fx.Node) -> Layout | None:
     """
     Return the sizes, strides and offset, in elements, of the tensor that a node of an exported graph computes; dims of
-    size 1 get stride 1. None if the node computes no tensor, or one whose sizes are not fixed.
+    size 1 get stride 1. None if the node computes no tensor or several, or one whose sizes are not fixed.
     """
     value: Any = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or any(isinstance(s, torch.SymInt) for s in value.shape):
@@ -164,7 +164,10 @@ def written(node: fx.Node) -> list[fx.Node]:
 
 
 def returns_written(node: fx.Node) -> bool:
-    """Return whether an operator's result is the operand that it writes into, as that of `add_` is."""
+    """
+    Return whether an operator's result is the operand that it writes into, as the result of `add_` is: the importer
+    then writes the result into that operand's memory.
+    """
     schema: Any = getattr(node.target, "_schema", None)
     info = schema.returns[0].alias_info if schema and len(schema.returns) == 1 else None
     return info is not None and info.is_write

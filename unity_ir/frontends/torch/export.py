@@ -346,10 +346,10 @@ PYTHON = (os.path.dirname(os.__file__) + os.sep, os.path.join(os.path.dirname(os
 """Folders of Python's library, and of installed packages in it, where models may be."""
 
 
-def place(node: fx.Node) -> str:
+def source_line(node: fx.Node) -> str:
     """
-    Return the line of the model's source from which an exported operator came, as `file:line`: the innermost frame
-    outside of torch and this package; `outside of the module` if there is none.
+    Return the line of the model's source from which an exported operator came, as the text `file:line`: the innermost
+    frame outside of torch and this package; `outside of the module` if there is none.
     """
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     outside = [f for f in frames if not f[0].startswith(NOT_THE_MODEL)]

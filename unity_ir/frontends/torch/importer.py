@@ -19,7 +19,7 @@ from unity_ir.errors import UnityError
 from unity_ir.frontends.torch import maps as _maps
 from unity_ir.frontends.torch.aliases import Layout, Memories, layout, returns_written, written
 from unity_ir.frontends.torch.decompose import decompose
-from unity_ir.frontends.torch.export import Exported, place
+from unity_ir.frontends.torch.export import Exported, source_line
 from unity_ir.frontends.torch.memory import Memory
 from unity_ir.frontends.torch.padded import Padded
 from unity_ir.frontends.torch.report import Report, one_line, refuse
@@ -186,9 +186,9 @@ class Importer:
 
     def remember(self, node: fx.Node, value: Any) -> None:
         """
-        Record that `value` is the imported result of a node that was just run, as of all writes in place so far. If no
-        earlier node has the same memory, `value` also becomes the contents of that memory. Does nothing for nodes that
-        compute no tensor.
+        Record `value` as the imported result of a node that was just run, up to date with all writes in place so far:
+        `present` reads it again only after further ones. If the node is the first with its memory, `value` becomes the
+        contents of that memory. Does nothing for nodes that compute no tensor.
         """
         key, lies = self._keys.of(node), layout(node)
         if key is not None and lies is not None:
@@ -205,8 +205,9 @@ class Importer:
 
     def present(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
         """
-        Return the imported result of a node as it is now, after all writes in place into its memory so far. `env` maps
-        nodes to their results when they were last read; the node's is updated.
+        Return the imported result of a node as it is now. `env` maps nodes to their results as last read; if the node's
+        memory has been written in place since, its result is read from the memory again, and its entry of `env`
+        replaced.
         """
         key, lies = self._keys.of(node), layout(node)
         memory = None if key is None else self._memories.get(key)
@@ -223,7 +224,8 @@ class Importer:
     def write(self, node: fx.Node, value: Any) -> None:
         """
         Write `value` into the memory of the tensor that a node computes, in place of that tensor's elements; `value`
-        has the tensor's shape. If `value` or what the memory holds is `Missing`, the whole memory becomes `Missing`.
+        has the tensor's shape. If `value` or the memory's contents are `Missing` (the result of an operator that cannot
+        be imported), the whole memory becomes `Missing`.
 
         Raises `UnityError` for a write under `no_grad`, or into a tensor made by `detach`, where the memory has a
         gradient: PyTorch changes the numbers then, but not the gradient.
@@ -264,7 +266,7 @@ class Importer:
             return out
         except UnityError as error:
             shown = "control flow " + _operator_name(node) if _is_control_flow(node) else _shown(node)
-            self.report.add(shown, str(error), place(node))
+            self.report.add(shown, str(error), source_line(node))
         if returns_written(node):
             self.write(written(node)[0], Missing())
         return Missing()
@@ -361,8 +363,9 @@ class Importer:
 
     def view(self, node: fx.Node) -> Value | None:
         """
-        Return the value of a node whose result is a view, of whatever kind, of a memory that holds a value of the
-        compiler's graph. None for a node that is no such view.
+        Import an operator without mapping that makes a view, such as `as_strided`: return the view's elements as a
+        value of the compiler's graph, selected by the view's strides from the value that its memory holds. None for an
+        operator that makes no view, or if the memory holds no value of the graph.
         """
         key, lies = self._keys.of(node), layout(node)
         memory = None if key is None or written(node) else self._memories.get(key)

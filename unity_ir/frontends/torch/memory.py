@@ -38,10 +38,10 @@ class Memory:
     def read(self, site: CallSite, view: Layout) -> Any:
         """
         Return the elements that a view of this memory selects, as they are after all writes so far, in the view's
-        shape. `view` has its sizes, strides and offset.
+        shape. `view` has its sizes, strides and offset, and `site` is the call that made the view.
 
-        The result is a value of the graph, built at `site`, or a tensor, as the contents are; if the contents are one
-        number, that number is returned. Raises `UnityError` if the view selects elements that the memory does not have.
+        The result is a value of the graph or a tensor, as the contents are; if the contents are one number, that number
+        is returned. Raises `UnityError` if the view selects elements that the memory does not have.
         """
         if view == self.base or isinstance(self.contents, int | float):
             return self.contents
@@ -61,7 +61,7 @@ class Memory:
     def write(self, site: CallSite, view: Layout, value: Operand) -> None:
         """
         Replace the elements that a view of this memory selects by those of `value`, of the view's shape, and count the
-        write. `view` has the view's sizes, strides and offset; operators are built at `site`.
+        write. `view` has the view's sizes, strides and offset, and `site` is the call that made the view.
 
         Raises `UnityError` if the view is expanded (several of its elements are one of the memory), or selects elements
         that the memory does not have.
@@ -118,10 +118,10 @@ class _Selection:
     @cached_property
     def index(self) -> torch.Tensor:
         """The flat positions in the tensor of the view's elements, in `shape`."""
-        own = self.base.places().expand(self.base.size).reshape(-1)
+        own = self.base.positions().expand(self.base.size).reshape(-1)
         inverse = torch.full((int(own.max()) + 1,), -1)
         inverse[own] = torch.arange(len(own))
-        places = self.view.places()
+        places = self.view.positions()
         if int(places.max()) >= len(inverse) or bool((inverse[places] < 0).any()):
             raise UnityError("it writes into memory that two tensors share in part; clone one")
         return inverse[places]
@@ -129,12 +129,13 @@ class _Selection:
 
 def ranges_by_strides(base: Layout, view: Layout) -> list[range] | None:
     """
-    Return the elements that a view selects as one range of positions for each dim of the contiguous tensor `base` (the
-    view has every combination of them), found from strides alone. None where `base` is not contiguous, or where strides
-    alone do not show it; `ranges_of` then looks at all positions.
+    Return the elements that a view of a memory selects as ranges: for each dim of `base`, the tensor that covers the
+    memory, a range of positions along it; the view has the product of these. Reads strides alone. None where `base` is
+    not contiguous, or where the strides do not show such ranges: `ranges_of` then looks at every position.
 
-    A dim of the view runs along the dim of the tensor whose stride is the last to divide its own; one that is longer
-    runs over several, each whole.
+    Given sizes 3 and 4 and the view `[:, 1:3]`, returns ranges 0 to 2 and 1 to 2. Each dim of the view is matched with
+    the dim of `base` that has the largest stride not above its own; if it has more positions than fit there, it must
+    cover that dim whole, and goes on in the next outer one.
     """
     strides = [prod(base.size[d + 1 :]) for d in range(len(base.size))]
     if any(size > 1 and a != b for size, a, b in zip(base.size, strides, base.stride, strict=True)):

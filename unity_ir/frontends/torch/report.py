@@ -12,15 +12,15 @@ class Report:
         self.name = name
         self._lines: dict[tuple[str, str], list[str]] = {}
 
-    def add(self, operator: str, why: str, place: str) -> None:
+    def add(self, operator: str, why: str, source_line: str) -> None:
         """
-        Record an operator that cannot be imported: its name, the reason (`why`), and where the model calls it (`place`,
-        as `file:line`).
+        Record an operator that cannot be imported: its name, the reason (`why`), and the line of the model's source
+        that calls it (`source_line`), as the text `file:line`.
 
-        Operators of the same name and reason become one line of the error, with the first place and how often they
-        occur.
+        Operators of the same name and reason become one line of the error, with the first source line and how often
+        they occur.
         """
-        self._lines.setdefault((operator, why), []).append(place)
+        self._lines.setdefault((operator, why), []).append(source_line)
 
     def operators(self) -> list[str]:
         """Return the names of the operators recorded so far, each once."""
@@ -32,9 +32,9 @@ class Report:
             return
         count = "one cause" if len(self._lines) == 1 else f"{len(self._lines)} causes"
         lines = [f"--from-torch: {self.name} cannot be imported, for {count}:"]
-        for (operator, why), places in self._lines.items():
-            times = f" and {len(places) - 1} more" if len(places) > 1 else ""
-            lines.append(f"  {operator}: {why} ({places[0]}{times})")
+        for (operator, why), source_lines in self._lines.items():
+            times = f" and {len(source_lines) - 1} more" if len(source_lines) > 1 else ""
+            lines.append(f"  {operator}: {why} ({source_lines[0]}{times})")
         raise UnityReport("\n".join(lines))
 
 

@@ -62,15 +62,17 @@ class Execution:
 
     def forward(self, leaves: Tensors) -> Tensors:
         """
-        Run the forward on `leaves`, this rank's pieces of all inputs and weights by register. Return the pieces of the
-        program's outputs and of the registers in `kept`, which the backward reads; others may be among them.
+        Run the forward on `leaves`, this rank's pieces of all inputs and weights by register. Return, by register, the
+        pieces of the program's outputs and those that the backward reads (the registers `self.kept`); pieces of other
+        registers may be among them.
         """
         return _run(self._forward, leaves)
 
     def backward(self, kept: Tensors) -> Tensors:
         """
-        Run the backward on this rank's pieces of the registers in `kept`, as the forward returned them. Return the
-        pieces of the weights' gradients by register (`names.gradients` says which those are); others may be among them.
+        Run the backward on `kept`, this rank's pieces of the registers `self.kept`, as the forward returned them.
+        Return, by register, the pieces of the weights' gradients (`names.gradients` says which registers those are);
+        pieces of other registers may be among them.
         """
         return _run(self._backward, kept)
 

@@ -52,9 +52,9 @@ class TorchMesh:
 
     def like(self, sizes: Sequence[int], names: Sequence[str] | None) -> TorchMesh | None:
         """
-        Return this mesh divided into dims of the sizes `sizes`, called `names` (None: `dim0`, `dim1`, ..). Each of its
-        dims may be divided into several, on which every layout of the plan still has placements. None if the sizes do
-        not come out so.
+        Return this mesh with its dims divided further, into dims of the sizes `sizes`, called `names` (None: `dim0`,
+        `dim1`, ..); every layout of the plan still has placements on it. None if that is impossible: if the program's
+        mesh axes, in order, do not multiply to these sizes, or a new dim would be in two dims of this mesh.
 
         Given a mesh with dims of 4 and 2 devices: for the sizes 2, 2 and 2 its first dim is divided; for 2 and 4 it
         returns None.

@@ -62,9 +62,9 @@ def move(step: ReshardMove, groups: Groups) -> Local | None:
     move. None if the move changes no bytes, so that the piece stays as it is. All ranks must ask for the same moves in
     the same order, since process groups may be made.
 
-    The function gives the piece to DTensor as if it were the whole tensor along all other mesh axes, and the axes of
-    the move as one dim. So DTensor makes the one collective that is planned; by itself it would go dim by dim of the
-    mesh.
+    The function redistributes the piece as a DTensor on a mesh of one dim, which is made of the move's axes alone: so
+    DTensor runs just the collective that is planned. On a mesh of several dims it would communicate one dim after the
+    other.
     """
     row = COLLECTIVES[step.kind]
     if row.is_free:

@@ -23,8 +23,9 @@ Ints = int | Sequence[int]
 
 def pair(x: Ints, last: int = 2) -> tuple[int, ...]:
     """
-    Return a size, such as a kernel or stride, as a tuple with one number per dim. A number, or a sequence of one
-    number, is repeated `last` times; any other sequence is returned as it is.
+    Return a size, stride or the like as a tuple with one number for each of `last` dims (a convolution's or pool's dims
+    after batch and channels). A number, or a sequence of one number, is repeated; any other sequence is returned as it
+    is.
     """
     x = [x] if isinstance(x, int) else list(x)
     return tuple(x) * last if len(x) == 1 else tuple(x)
@@ -303,7 +304,7 @@ def adaptive_max_pool(site: CallSite, x: Value, sizes: Ints) -> tuple[Value | No
 def adaptive_max_pool1d(site: CallSite, x: Value, sizes: Ints) -> tuple[Value | None, ...]:
     """
     Map PyTorch's adaptive maximum pooling over the last dim, as `adaptive_max_pool` does over two; return (result,
-    None).
+    None): the indices, PyTorch's second result, have no mapping.
     """
     flat = (*site.shape[:-1], 1, site.shape[-1])
     x = reshape(x, (*x.shape[:-1], 1, x.shape[-1]))

@@ -56,9 +56,9 @@ def _beside(x: Value, shape: Shape, dim: int) -> Value:
 @maps("gather")
 def gather(site: CallSite, x: Operand, dim: int, index: Operand, *, sparse_grad: bool = False) -> Value:
     """
-    Map `torch.gather`: each element of the result is the element of `x` whose position along `dim` is given by `index`,
-    at the same place, and whose positions along all other dims are the same. The result has the shape of `index`.
-    `sparse_grad`, the form in which PyTorch stores the gradient, has no effect.
+    Map `torch.gather`: for `dim` 0, result[i, j, k] = x[index[i, j, k], j, k]; `index` gives the position along `dim`,
+    the others stay. The result has the shape of `index`. `sparse_grad`, the form in which PyTorch stores the gradient,
+    has no effect.
     """
     del sparse_grad
     value = site.value(x)
@@ -72,9 +72,9 @@ def gather(site: CallSite, x: Operand, dim: int, index: Operand, *, sparse_grad:
 @maps("scatter_add")
 def scatter_add(site: CallSite, x: Operand, dim: int, index: Operand, source: Operand) -> Value:
     """
-    Map PyTorch's scatter_add: add each element of `source` to the element of `x` whose position along `dim` is given by
-    `index`, at the same place, and whose positions along all other dims are the same. `index` is as large as `source`
-    or smaller; elements of `source` beyond it are not read.
+    Map PyTorch's scatter_add: for `dim` 0, x[index[i, j, k], j, k] += source[i, j, k]; `index` gives the position along
+    `dim`, the others stay. Returns the changed `x`. `index` is as large as `source` or smaller; elements of `source`
+    beyond it are not read.
     """
     return scatter_reduce(site, x, dim, index, source, "sum")
 
@@ -84,8 +84,8 @@ def scatter(
     site: CallSite, x: Operand, dim: int, index: Operand, source: Operand, *, reduce: str | None = None
 ) -> Value:
     """
-    Map PyTorch's scatter: replace elements of `x` by those of `source` (a tensor or a number). `index` gives the
-    position along `dim` at which each goes; along all other dims it stays at its own. With `reduce` "add", elements are
+    Map PyTorch's scatter: for `dim` 0, x[index[i, j, k], j, k] = source[i, j, k]; `index` gives the position along
+    `dim`, the others stay. Returns the changed `x`. `source` is a tensor or a number. With `reduce` "add", elements are
     added instead.
 
     Where several elements go to one position, it gets their mean (PyTorch takes any of them). Raises `UnityError` for
@@ -101,9 +101,10 @@ def scatter_reduce(
     site: CallSite, x: Operand, dim: int, index: Operand, source: Operand, reduce: str, *, include_self: bool = True
 ) -> Value:
     """
-    Map PyTorch's scatter_reduce: send each element of `source` to the position along `dim` that `index` gives, and
-    reduce those that meet there, by `reduce`: "sum", "mean", "amax" or "amin". With `include_self`, the element of `x`
-    at that position is one of them. Positions that get none keep the element of `x`. Raises `UnityError` for "prod".
+    Map PyTorch's scatter_reduce: send each element of `source` to the position of `x` that `scatter` would write, and
+    reduce the elements sent to one position by `reduce`: "sum", "mean", "amax" or "amin". With `include_self`, the
+    element of `x` at that position is one of them. Positions that get none keep the element of `x`. Raises `UnityError`
+    for "prod".
     """
     if reduce == "prod":
         raise UnityError("reduce 'prod' has no operator; sum logarithms")
@@ -249,7 +250,7 @@ def index_put(
 
     Where several elements go to one position, it gets their mean (PyTorch takes any of them). A boolean mask that
     depends on the model's inputs selects between `source` and `x`. Raises `UnityError` if `source` then has an element
-    for each place where the mask is true, since its size would depend on data.
+    for each True of the mask, since its size would depend on data.
     """
     value = site.value(x, site.dtype)
     (first, *more) = [i for i in indices if i is not None]
@@ -288,7 +289,10 @@ def _put(x: Value, dim: int, ids: Value, source: Value, accumulate: bool) -> Val
 
 @maps("index_add")
 def index_add(site: CallSite, x: Operand, dim: int, index: Operand, source: Operand, alpha: float = 1) -> Value:
-    """Map PyTorch's index_add: `x` with slices of `alpha * source` added at the positions `index` [n] along a dim."""
+    """
+    Map PyTorch's index_add: return `x` with the slices of `alpha * source` along dim `dim` added to those of `x` at the
+    positions `index` [n].
+    """
     value = site.value(x, site.dtype)
     ids = reshape(site.value(index, "i64"), (prod(shape_of(index)),))
     return _put(value, dim % len(value.shape), ids, scale(site.value(source, site.dtype), alpha), accumulate=True)

@@ -53,9 +53,9 @@ def cross_entropy(
     probabilities of the classes, in the shape of `x`. `weight` [c] has a factor for each class, `reduction` is
     PyTorch's code (0: none, 1: mean, 2: sum), and `smoothing` is the probability spread evenly over all classes.
 
-    If ids of the example are `ignore_index`, samples with that id do not count, in later batches either; if the example
-    has none, every sample counts, whatever later batches hold. Labels that the model shifted and padded (`Padded`) must
-    be padded with `ignore_index`, unless there are weights or no reduction; else raises `UnityError`.
+    Samples whose class id is `ignore_index` do not count. Without `weight`, and with a mean or sum, the example batch
+    decides this for good: if it has no such id, or no data, every sample counts, in later batches, too. Ids that the
+    model shifted and padded (`Padded`) must in this case be padded with `ignore_index`; else raises `UnityError`.
     """
     order = [0, *range(2, len(x.shape)), 1] if len(x.shape) > 2 else range(len(x.shape))
     x = permute(x, order)
@@ -128,11 +128,12 @@ def _written_out(
 
 def aligned(site: CallSite, x: Value, ids: Value | Padded, ignore_index: int) -> tuple[Value, Value]:
     """
-    Return (logits [b.., c], class ids [b..]) of a loss with the same leading dims, given logits `x` with the classes
-    last. If the ids were made by a reshape, it is undone in both. If they are `Padded` (shifted by one position and
-    padded, as language models do), the padded positions are left out of both.
+    Return the operands of a cross-entropy with the same leading dims, (logits [b.., c], class ids [b..]). `x` has the
+    logits, with the classes last, and `ids` the class ids of each sample.
 
-    Raises `UnityError` if the padding is not `ignore_index`.
+    If `ids` are the result of a reshape, such as one that flattens batch and sequence, the ids before it are returned,
+    and the logits reshaped alike. If they are `Padded` (shifted by one position and padded, as language models do), the
+    padded positions are left out of both. Raises `UnityError` if the padding is not `ignore_index`.
     """
     if isinstance(ids, Padded):
         if ids.fill != ignore_index:
@@ -186,8 +187,8 @@ def nll(
     ignore_index: int = -100,
 ) -> Value:
     """
-    Map PyTorch's negative log-likelihood of log-probabilities `x` [n, c, ..]. If `x` is a log-softmax over the classes,
-    it becomes the cross-entropy of that one's operand, as in `cross_entropy`.
+    Map PyTorch's negative log-likelihood of log-probabilities `x` [n, c, ..]. If `x` is the log-softmax of logits over
+    the classes, returns the cross-entropy of these logits instead (`cross_entropy`).
 
     `target` has class ids, `weight` [c] a factor for each class; samples whose id is `ignore_index` do not count.
     `reduction` is PyTorch's code (0: none, 1: mean, 2: sum).

@@ -63,7 +63,10 @@ def exponential(site: CallSite, x: Operand, rate: float = 1, **_: object) -> Val
 
 @maps("normal")
 def normal(site: CallSite, x: Operand, mean: Operand = 0, deviation: Operand = 1, **_: object) -> Value:
-    """Map PyTorch's `x.normal_(mean, deviation)`. Raises `UnityError` for means or deviations that are tensors."""
+    """
+    Map PyTorch's `x.normal_(mean, deviation)`: return normal random numbers with this mean and deviation, in the shape
+    of `x`. Raises `UnityError` for means or deviations that are tensors.
+    """
     del x
     if not isinstance(mean, int | float) or not isinstance(deviation, int | float):
         raise UnityError("a mean or deviation that is a tensor has no mapping; scale and shift torch.randn_like")
@@ -86,7 +89,7 @@ def randint(site: CallSite, *arguments: object, **_: object) -> Value:
 def bernoulli(site: CallSite, x: Operand, p: Operand | None = None, **_: object) -> Value:
     """
     Map PyTorch's random draws of 0 and 1: each is 1 with probability `p`, as in `x.bernoulli_(p)`, or, if `p` is None,
-    with the probability that `x` holds at its place, as in `bernoulli(x)`.
+    with the probability that `x` has at the same position, as in `bernoulli(x)`.
     """
     drawn = uniform_numbers(site)
     return cast(binary(site.of_bools(), "lt", drawn, x if p is None else p, drawn.type.dtype), site.dtype)

@@ -127,9 +127,10 @@ def var(
     **more: float | None,
 ) -> Value:
     """
-    Map PyTorch's overloads `var(x, unbiased)`, `var(x, dims, unbiased)` and `var(x, dims, *, correction)`: the sum of
-    squared deviations over (count - correction), where `unbiased` is a correction of 1. `dims` of None means all.
-    Raises `UnityError` if there are no more than `correction` elements.
+    Map PyTorch's overloads `var(x, unbiased)`, `var(x, dims, unbiased)` and `var(x, dims, *, correction)`, the last of
+    which has `correction` in `more`: the sum of squared deviations over (count - correction), where `unbiased` is a
+    correction of 1. `dims` of None means all; the result has the shape that PyTorch recorded at `site`, so `keepdim` is
+    not read. Raises `UnityError` if there are no more than `correction` elements.
     """
     del keepdim
     if isinstance(dims, bool):
@@ -224,14 +225,14 @@ def all_true(site: CallSite, x: Value, dims: Dims = None, keepdim: bool = False)
 
 @maps("var_mean")
 def var_mean(site: CallSite, x: Value, *options: Dims | bool, **named: Any) -> tuple[Value, Value]:
-    """Map PyTorch's variance and mean over the same dims; return both. Arguments and errors are as in `var`."""
+    """Map PyTorch's var_mean: return (variance, mean) over the same dims. Arguments and errors are as in `var`."""
     return var(site, x, *options, **named), _mean_like(site, x, *options)
 
 
 @maps("std_mean")
 def std_mean(site: CallSite, x: Value, *options: Dims | bool, **named: Any) -> tuple[Value, Value]:
     """
-    Map PyTorch's standard deviation and mean over the same dims; return both. Arguments and errors are as in `var`.
+    Map PyTorch's std_mean: return (standard deviation, mean) over the same dims. Arguments and errors are as in `var`.
     """
     return root(var(site, x, *options, **named)), _mean_like(site, x, *options)
 

@@ -25,10 +25,11 @@ from unity_ir.pcg.graph import Value, apply
 )
 def view(site: CallSite, x: Value | Padded, *to: object, **__: object) -> Value | Padded:
     """
-    Map views and reshapes of all kinds, to the shape of the result that PyTorch recorded at `site`; `to`, from which
-    PyTorch computed it, is only checked. `Padded` labels stay so.
+    Map views and reshapes of all kinds, to the shape of the result that PyTorch recorded at `site`; the sizes in `to`,
+    from which PyTorch computed it, are not read. `Padded` labels (a loss's labels that the model shifts and pads) stay
+    `Padded`.
 
-    Raises `UnityError` for views as another element type.
+    Raises `UnityError` if `to` has an element type, in which the same bits would be read.
     """
     if any(isinstance(v, torch.dtype) for v in to):
         raise UnityError("the bits of numbers as those of another element type have no operator")
@@ -43,7 +44,8 @@ def view(site: CallSite, x: Value | Padded, *to: object, **__: object) -> Value 
 def same(site: CallSite, x: Value | Padded, *_: object, **__: object) -> Value | Padded:
     """
     Map copies and type conversions: return `x`, cast to the element type of the result that PyTorch recorded at `site`
-    if it differs. Further arguments have no effect.
+    if it differs. `Padded` labels (a loss's labels that the model shifts and pads) stay `Padded` if it does not.
+    Further arguments have no effect.
     """
     if isinstance(x, Padded):
         return x if site.dtype == x.value.type.dtype else cast(x.filled(), site.dtype)
@@ -117,8 +119,9 @@ def sliced(
     site: CallSite, x: Value | Padded, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value | Padded:
     """
-    Map PyTorch's slice `start:end:step` along a dim; None is the beginning or the end, negative numbers count from the
-    end.
+    Map PyTorch's slice `start:end:step` along dim `dim`; None is the beginning or the end, negative numbers count from
+    the end. Of `Padded` labels (a loss's labels that the model shifts and pads) the slice is `Padded` as well, if
+    padding is left in it.
     """
     dim %= len(x.shape)
     first = range(x.shape[dim])[slice(start, end, step)]
@@ -340,7 +343,7 @@ def copy(site: CallSite, x: Operand, source: Operand, non_blocking: bool = False
 @maps("repeat", "tile")
 def repeat(site: CallSite, x: Value, counts: Sequence[int]) -> Value:
     """
-    Map PyTorch's tiling (`repeat`, `tile`): `x` as a whole is laid out along each dim as often as its number in
+    Map PyTorch's tiling (`repeat`, `tile`): `x` as a whole is repeated along each dim, as often as its number in
     `counts` says. Counts are aligned with the last dims: if there are more than dims, `x` first gets leading dims of
     size 1; if fewer, the leading dims are not repeated.
     """
