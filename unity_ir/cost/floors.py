@@ -6,9 +6,9 @@ What fusion cannot remove (`plan.groups` sees to these):
 - A contraction (matrix product, convolution, attention) is a kernel of its own, with pointwise operators after it at
   most: it reads its operands from memory.
 - A reduction or gather is in a kernel without contraction. Pointwise operators, and other reductions, may be fused with
-  it if they read its results, make its operands, or, beside a sum of columns, read the same tensor. So it reads a cut
-  between its operands and what contractions and leaves made, and writes a cut between its results and what contractions
-  and updates read.
+  it if they read its results, make its operands, or, beside a sum of columns, read the same tensor. So it reads some
+  set of tensors from which its operands are made, somewhere between them and what contractions and leaves made; and it
+  writes some set that is made of its results, somewhere between them and what contractions and updates read.
 
     t = matmul(x, w);  s = add(t, b);  y = norm(s)  ->  norm's kernel reads s or t, whichever is smaller
 """
@@ -39,8 +39,8 @@ ROWS = ("reduction", "gather")
 @dataclass(frozen=True, slots=True)
 class Term:
     """
-    The least bytes that a kernel reads or writes for one tensor, or for a cut of the graph (a set of tensors) in its
-    place, and the extents of the index variables whose division makes each device's piece smaller.
+    The least bytes that a kernel reads or writes for one tensor, and the extents of the index variables whose division
+    among devices makes each device's piece smaller.
     """
 
     bytes: float
@@ -48,25 +48,26 @@ class Term:
     """Extents of the index variables whose division shards it; None: any division does."""
 
     def on(self, devices: int) -> float:
-        """Return the least bytes of one device's piece if the work is shared by `devices` devices."""
+        """Return the least bytes of one device's piece of the tensor if `devices` devices share the work."""
         return self.bytes / (devices if self.extents is None else most_parts(self.extents, devices))
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
     """
-    A tensor that a kernel must read or write. If fusion may leave the tensor itself out of memory, a cut of the graph
-    stands for it: the smallest set of tensors from which it is made (if read), or that are made of it (if written).
+    A tensor that a kernel must read or write. Fusion may leave the tensor itself out of memory: then the kernel reads
+    what it is made from, or writes what is made of it. So the least bytes are those of the tensor (`own`), or of the
+    smallest set of other tensors that can stand in for it (`beyond`).
     """
 
     own: Term
     beyond: float
-    """Bytes of the least cut that does not hold the tensor itself; infinite where it is in memory in any case."""
+    """Bytes of the smallest set of tensors that can stand in for it; infinite where it is in memory in any case."""
 
     def on(self, devices: int) -> float:
         """
-        Return the least bytes that one of `devices` devices reads or writes for this tensor, or for the cut in its
-        place.
+        Return the least bytes that each device reads or writes for this tensor, or for the tensors that stand in for
+        it, if `devices` devices share the work.
         """
         return min(self.own.on(devices), self.beyond / devices)
 
@@ -85,7 +86,7 @@ class Floor:
     forced: tuple[Operand, ...]
     """Tensors that the kernel reads or writes in any case, so that their bytes add up."""
     either: tuple[tuple[Operand, ...], ...]
-    """Of each of these, the largest counts: cuts may have tensors in common."""
+    """Of each of these, the largest counts: the sets that stand in for operands may have tensors in common."""
     kinds: tuple[str, ...]
     """The kinds (`forms.kinds`) that its kernel may be priced as."""
 
@@ -114,9 +115,10 @@ def most_parts(extents: tuple[int, ...], devices: int) -> int:
 
 def least_seconds(device: Device, flops: float, bytes: float, peak: float, kinds: Sequence[str]) -> float:
     """
-    Return a lower bound in seconds on a kernel of at least `flops` FLOPs and `bytes` bytes read and written, of any of
-    the `kinds` (`forms.kinds`) by which its time may be estimated; `peak` is in FLOP/s. For a device with measured
-    kernels the bound uses its peaks alone.
+    Return a lower bound in seconds on a kernel of at least `flops` FLOPs and `bytes` bytes read and written; `peak` is
+    in FLOP/s. Its time may be estimated as that of any of the `kinds` of kernels (`forms.kinds`), so the bound is the
+    least over these. For a device with measured kernels (a profile) it uses only `peak` and the memory bandwidth
+    (roofline).
     """
     if device.profile is not None:
         return max(flops / peak, bytes / device.memory_bandwidth)
@@ -163,7 +165,7 @@ class Floors:
                         if other in self.kinds and not self.is_contraction(other):
                             self.joined[_root(self.joined, other)] = _root(self.joined, node)
         roots = (_root(self.joined, n) for n in self.nodes if self.is_rows(n))
-        self.parts = {root: number for number, root in enumerate(dict.fromkeys(roots))}
+        self.components = {root: number for number, root in enumerate(dict.fromkeys(roots))}
 
     def _beside(self, node: Node, value: Value) -> Iterator[Node]:
         """
@@ -214,8 +216,9 @@ class Floors:
     @cached_property
     def peak(self) -> float:
         """
-        FLOP/s of the fastest element type of any operator of the step. All FLOPs of a group of fused operators are
-        priced at the element type of its heaviest member, whichever that is.
+        FLOP/s of the device for the fastest element type of any operator of the step. It is used for all operators but
+        contractions: all FLOPs of a group of fused operators are priced at the element type of its heaviest member
+        (`cost.kernels`), which may be any.
         """
         return max((self._own_peak(n) for n in self.nodes if self.flops[n]), default=1.0)
 
@@ -236,13 +239,14 @@ class Floors:
         own, least = self._own_peak(node), self.flops[node] / self.devices
         return max((own, *(peak for peak, flops in self._heaviest_beside if flops > least)))
 
-    def part(self, node: Node) -> int:
+    def component(self, node: Node) -> int:
         """
-        Return the number, from 0, of the part of the graph that `node` is in: a reduction, a gather, or a pointwise
-        operator joined with one. Operators without contraction can be fused to one kernel only if they are in the same
-        part.
+        Return the number, from 0, of the component of the graph that has `node`: a reduction, a gather, or a pointwise
+        operator connected to one. Contractions are in no component. Two other operators are in the same one if one
+        reads the other's result, or if they may be fused because they read the same tensor and one sums its columns; so
+        a kernel without contraction has operators of one component only.
         """
-        return self.parts[_root(self.joined, node)]
+        return self.components[_root(self.joined, node)]
 
     def arithmetic(self, node: Node) -> tuple[float, float]:
         """
@@ -315,7 +319,7 @@ class Floors:
 
 
 def _root(joined: dict[Node, Node], node: Node) -> Node:
-    """Return the representative of a node's part (union-find with path halving)."""
+    """Return the representative of a node's component (union-find with path halving)."""
     while (above := joined.get(node, node)) is not node:
         joined[node] = joined.get(above, above)
         node = joined[node]
@@ -326,8 +330,8 @@ def least_flops(node: Node) -> float:
     """
     Return a lower bound on the FLOPs of a serial compute node, summed over the devices that share it.
 
-    Subexpressions that may be equal on some piece count once. For a backward that could read what its forward saved,
-    the variant that reads it counts if that has fewer FLOPs.
+    Subexpressions that may be equal on some piece count once. A backward may have a variant that reads what its forward
+    saved (`ops.savings`); of the two, the one with fewer FLOPs counts.
     """
     shapes, dtypes = tuple(v.shape for v in node.operands), tuple(v.dtype for v in node.operands)
     return _least_flops(node.op, shapes, node.attributes, dtypes)

@@ -74,12 +74,12 @@ class Keeps:
 
     def reads(self, node: Node, value: Value) -> bool:
         """
-        Return whether the backward reads `value`, an operand of `node`, in the layout in which `node` reads it. Other
-        readers of the value may read it in other layouts; ask for each.
+        Return whether the backward reads `value`, an operand of `node`, in the layout in which `node` reads it. `node`
+        is one reader of the value; others may read it in other layouts, so ask for each of them.
 
-        For a compute node: whether its gradients, or recomputing it in the backward, read the value. For a parallel
-        operator, which brings the value to a layout: whether its result is kept for the backward of a later operator;
-        `value` is not looked at.
+        If `node` is a compute node: whether computing its gradients, or recomputing it in the backward, reads the
+        value. If it is a parallel operator, which brings the value to another layout: whether its result is kept for
+        the backward of a later operator.
         """
         if node.is_compute:
             return any(r for v, r in zip(node.operands, self._operands[node], strict=True) if v == value)

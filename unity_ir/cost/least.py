@@ -60,8 +60,8 @@ def emitted_bound(
 
     `optimizer` is used if the graph names none (None: SGD). The bound counts the FLOPs of all operators, the updates,
     what contractions, reductions and gathers have to read and write, and their launches. An operator takes no more
-    devices than its sizes can be divided among. Communication counts nothing. For a device with measured kernels the
-    bound uses its peaks alone.
+    devices than its sizes can be divided among. Communication counts nothing. For a device with measured kernels (a
+    profile) the bound uses only its peak FLOP/s and memory bandwidth.
     """
     serial = erase(graph)
     optimizer = graph.optimizer or optimizer or Optimizer()
@@ -167,7 +167,7 @@ class _Tasks:
         costs = {id(s): (float((s * shares).min()), weight * self._work(s)) for s in self.known.values()}
         total = 0.0
         reached: dict[Value, _Reached] = {}
-        rest = [0.0] * len(self.floors.parts)
+        rest = [0.0] * len(self.floors.components)
         ends: list[_Reached] = []
         for node in self.nodes:
             at = _latest(reached[v] for v in node.operands if v in reached)
@@ -177,7 +177,7 @@ class _Tasks:
                     total += off
                     at = _Reached(at.seconds + on - off, 0.0, at.parts)
                 else:
-                    part = self.floors.part(node)
+                    part = self.floors.component(node)
                     rest[part] = max(rest[part], off)
                     at = _Reached(at.before, max(at.since, on), at.parts | 1 << part)
             reached.update(dict.fromkeys(node.results, at))

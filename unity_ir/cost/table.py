@@ -78,8 +78,8 @@ class Template:
     The kernels of an operator, forward and backward, as functions of its degrees: the numbers of parts into which its
     index variables are divided.
 
-    `unknown` are the numbers (columns of the array of degrees) of variables for which it is not known what dividing
-    them changes.
+    `unknown` are the columns, in an array of degrees, of variables for which it is not known how dividing them changes
+    the kernels.
     """
 
     kernels: tuple[_Kernel, ...]
@@ -88,8 +88,9 @@ class Template:
 
     def is_exact(self, degrees: Ints) -> npt.NDArray[np.bool_]:
         """
-        Return a mask [row]: True where `kernel_counts` is exact for that row of `degrees` [row, variable], since no
-        variable is divided whose effect is unknown. The other rows need `cost.work.work`.
+        Return a mask [row]: True where `kernel_counts` is exact for that row of `degrees` [row, variable], that is,
+        where all `unknown` variables are whole (degree 1). The caller computes the other rows one by one with
+        `cost.work.work`.
         """
         return np.all(degrees[:, self.unknown] == 1, axis=1) & bool(self.kernels)
 
@@ -109,8 +110,8 @@ def seconds(
     node: Node, needs: tuple[bool, ...], variables: tuple[str, ...], degrees: Ints, same: Ints, device: Device
 ) -> tuple[Floats, Floats]:
     """
-    Return (forward and backward, forward alone): the seconds [row] of one task (the work of one device) of a serial
-    compute node, for each row of `degrees`.
+    Return (seconds of forward and backward, seconds of the forward alone), each an array [row]: those of one task (the
+    work of one device) of a serial compute node, for each row of `degrees`.
 
     `degrees` [row, variable] are the numbers of parts of the index variables named in `variables`; `needs` says, per
     operand, whether its gradient is wanted; `same` [row, operand] is the index of the first operand that is the same
@@ -140,10 +141,11 @@ def addition_seconds(
     node: Node, operand: int, variables: tuple[str, ...], degrees: Ints, elements: Ints, device: Device
 ) -> tuple[Floats, Floats]:
     """
-    Return two arrays of seconds [row] by which the matrix product that makes the gradient of operand number `operand`
-    takes longer: (because it stores the gradient in the element type in which gradients are summed, because it also
-    reads the sum over earlier micro-batches to add to it, `plan.additions`). They are 0 if its arithmetic takes longer
-    than its memory.
+    Return two arrays of extra seconds [row] of the matrix product that makes the gradient of operand number `operand`:
+    (those for storing the gradient in the element type in which gradients are summed, such as float32 for a bf16
+    product; those for also reading the sum over earlier micro-batches, to which it adds the gradient,
+    `plan.additions`). Both are 0 where the product's arithmetic takes longer than its memory traffic, and where
+    `Template.is_exact` is False.
 
     `degrees` [row, variable] are as in `seconds`; `elements` [row] are the numbers of elements of the gradient on a
     device.

@@ -47,8 +47,9 @@ def model_flops(graph: Graph) -> int:
 
 def kernel_of(node: Node) -> Kernel:
     """
-    Return the kernel of one task (the work of one device) of a compute node, sharded as its types say: its sizes,
-    FLOPs, and the bytes of the pieces it reads and writes. A value read twice counts once.
+    Return the kernel of one task (the work of one device) of a compute node, sharded as the layouts in its operands'
+    and results' types say: its sizes, FLOPs, and the bytes of the pieces it reads and writes. A value read twice counts
+    once.
     """
     local = line_of_task(node.analysis.bound, node.configuration, node.analysis)
     values = (*node.operands, *node.results)
@@ -202,8 +203,8 @@ class GradientReads:
 
 def gradient_reads(node: Node, of: tuple[bool, ...]) -> GradientReads:
     """
-    Return what has to be read to compute gradients of a compute node: those of the operands whose flag in `of`, one per
-    operand, is True.
+    Return what the kernels read that compute gradients of a compute node: which of its operands, and whether the
+    gradients of its results. The gradients are those of the operands whose flag in `of` (one flag per operand) is True.
     """
     operands = tuple((v.type.shape, v.type.dtype) for v in node.operands)
     return _gradient_reads(node.op, operands, node.attributes, of, repeats(node))
@@ -229,12 +230,12 @@ def _gradient_reads(
 
 def work_of(node: Node, needs: tuple[bool, ...], backward: bool = True, pieces: tuple[str, int] | None = None) -> Work:
     """
-    Return the forward and backward kernels of one task (one device's share) of a compute node, sharded as its types
-    say.
+    Return the forward and backward kernels of one task (one device's share) of a compute node, sharded as the layouts
+    in its operands' and results' types say.
 
-    `needs` says, per operand, whether its gradient is wanted; `backward` False leaves out the kernels of the backward.
-    `pieces` is (index variable, number of pieces): then the task is done in so many pieces along that variable, and the
-    kernels of all pieces are returned.
+    `needs` says, per operand, whether its gradient is wanted; with `backward` False the kernels of the backward are
+    left out. `pieces` is (index variable, number of pieces): then the task is done in so many pieces along that
+    variable, and the kernels of all pieces are returned.
     """
     degrees = dict(node.configuration.degrees)
     if not backward and pieces is None:

@@ -91,11 +91,13 @@ def resnet(
 ) -> Graph:
     """
     Build a residual network of bottleneck blocks (He et al., 2015), called `name`, up to its cross-entropy loss, in
-    torchvision's variant, where the 3 x 3 convolution has the stride.
+    torchvision's variant, where the 3 x 3 convolution has the stride. Inputs are `x` [batch, 3, image, image] and the
+    class ids `labels` [batch].
 
-    `depth` is the number of layers, such as 50. `channels` is the width of the stem, and of the first stage's blocks;
-    it doubles at each later stage. Within a block there are `inner` times as many channels, in `groups` groups, and 4
-    times as many come out. `image` is the height and width of images.
+    `depth` is the number of layers, such as 50. `channels` is the width of the first convolution, and of the blocks of
+    torchvision's `layer1`; it doubles for each of `layer2` to `layer4`. The 3 x 3 convolution of a block has `inner`
+    times as many channels, in `groups` groups, and the block returns 4 times as many. `image` is the height and width
+    of images.
 
     Raises `UnityError` unless `depth` is 14, 26, 50, 101 or 152.
     """

@@ -69,12 +69,14 @@ def with_longer_products(program: Program, choice: Choice) -> Program:
 
 def with_additions(program: Program, choice: Choice) -> Program:
     """
-    Return the program in which matrix products add their results to running totals in place: `is_added` is set on each
-    `accumulate` step (`TimeStep`) of which it is true that a product makes the addend, nothing else reads the addend,
-    and the kernel that `choice` selects for the product can add to memory.
+    Return the program in which matrix products add their results to running totals in place, such as a weight's
+    gradient to the sum over earlier micro-batches. An instruction `accumulate` (a `TimeStep`) adds an addend to a
+    total; its `is_added` is set if a product makes the addend, nothing else reads the addend, and the kernel that
+    `choice` selects for the product can add to memory.
 
-    Addend and total must have the same element type, float32 or longer. Steps that run in a loop before the
-    micro-batches, or only in the first or last micro-batch, stay as they are.
+    Addend and total must have the same element type, float32 or longer. An `accumulate` stays as it is if it runs in
+    the loop before the main one over micro-batches (`early`), or only in the first or last micro-batch
+    (`Program.when`).
     """
     readers = _readers(program)
     made = makers_of(program.body)

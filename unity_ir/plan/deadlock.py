@@ -149,8 +149,8 @@ def register_names(program: Program) -> dict[Register, str]:
     """
     Return a name for every register (number of a local tensor) of a program, for messages and traces. A result of an
     operator has the operator's name. A leaf (input, weight, constant) has its own, or its `op`, such as `constant`, if
-    it has none. A move has its operand's name, and so have steps into and out of a loop. Several registers may have the
-    same name.
+    it has none. The result of a move, and of a step into or out of a loop (`TimeStep`), has the name of its operand.
+    Several registers may have the same name.
     """
     out: dict[Register, str] = {}
     for instruction in program.body:

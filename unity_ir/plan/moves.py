@@ -22,14 +22,14 @@ def plan_moves(
     Return the cheapest moves on a machine, in order, that bring a value from layout `source` to layout `target`; () if
     the layouts are equal. They are planned by `pcg.coarse`, and memoised.
 
-    An axis that is pinned at the same coordinate in both layouts takes no part: moves use no devices of other parts of
-    the machine. `stage_axes` is the number of leading mesh axes along which pipeline stages lie. They take no part
-    either if their roles are equal in both layouts. If every stage has the value and `target` is on one stage, the
-    first move only changes roles on these axes, and the others are within the stage. In all other cases `stage_axes`
-    has no effect.
+    A mesh axis that is pinned at the same coordinate in both layouts takes no part: moves use no devices of other parts
+    of the machine. With `gradient`, `source` and `target` are the layouts of the value's gradient, and moves are priced
+    for its element type, `grad_dtype`. Raises `UnityError` if the mesh axes do not divide the shape.
 
-    With `gradient`, `source` and `target` are the layouts of the value's gradient, and moves are priced for its element
-    type, `grad_dtype`. Raises `UnityError` if the mesh axes do not divide the shape.
+    `stage_axes` is the number of leading mesh axes along which pipeline stages lie (0: no stages). It matters in two
+    cases. If both layouts have the same roles on these axes, no move uses them. If `source` has the whole value on
+    every stage (copies or repeats) and `target` is pinned to one stage, the first moves pin the stage, without changing
+    other axes, and all others are within that stage.
     """
     if source == target:
         return ()

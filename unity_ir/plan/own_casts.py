@@ -27,8 +27,9 @@ def with_own_casts(program: Program, kernels_of: Callable[[Program], IsKernel]) 
     numbers of local tensors, that these new casts make).
 
     Two kinds of casts are split up: a cast to a longer type of a computed value, and a cast of a weight that only
-    gathers read. It is done where every reader and its own cast are one kernel, as the predicate `kernels_of(changed
-    program)` says, and where no reader would get two casts. Other casts stay.
+    gathers read. It is done only if every reader can be one kernel with its own cast, and if no reader would get two
+    casts. Other casts stay. `kernels_of(program)` is called with the changed program, and returns a function of (cast,
+    reader), two operators of it, that says whether they are one kernel (`IsKernel`).
     """
     wanted = _longer(program) | gathered_casts(program)
     if not wanted:
@@ -65,8 +66,8 @@ def _longer(program: Program) -> set[Register]:
 
 def gathered_casts(program: Program) -> set[Register]:
     """
-    Return the casts of weights that only gathers (such as embedding look-ups) read, as the registers (numbers of local
-    tensors) of their results; outputs of the program are not among them.
+    Return the casts of weights that only gathers (such as embedding look-ups) read, each as the register (number of a
+    local tensor) of its result. Casts that are outputs of the program are left out.
     """
     weights = {i.result for i in program.body if isinstance(i, Leaf) and i.op == "weight"}
     casts = {

@@ -139,9 +139,13 @@ class PlanOptions:
 
     def fusion_choice(self, operator: LocalOperator) -> str:
         """
-        Return `triton` if an operator may be fused, `torch` if not. A single operator may be if it is computed by
-        Triton, or if it is a product whose implementation is still `auto`. A fused group may be if one Triton kernel
-        should compute it; `torch` leaves its members apart.
+        Return `triton` if an operator, or a fused group, may be part of a fused kernel, `torch` if not; `with_kernels`
+        passes this method to `with_fusions` as the `choice`.
+
+        A single operator may be if it is computed by Triton, or if it is a matrix product for which `auto` has yet to
+        choose. A group may not be if, with `auto`, its product is estimated to be faster in PyTorch
+        (`product_implementation`), or if, with the option `eager`, it does what no kernel of PyTorch does, such as
+        reading slices of tensors.
         """
         if operator.fused and self.eager and _stores_elsewhere(operator.line):
             return "torch"
@@ -213,8 +217,9 @@ class Plan:
 
     def most_on_a_rank(self, count: Callable[[Plan], int]) -> int:
         """
-        Return the largest sum of `count(plan)` on a rank of the pipeline, over the plans of the parts that the rank
-        runs. Only for a step in stages (`pipeline` is not None).
+        Return the largest count of any rank of the pipeline. A rank runs several parts of the step, each with a plan of
+        its own (`parts`): its count is the sum of `count(plan)` over these. Only for a step in stages (`pipeline` is
+        not None).
         """
         assert self.pipeline is not None
         ranks = [0] * len(self.pipeline.schedule.ranks)
@@ -240,10 +245,10 @@ class Plan:
     @cached_property
     def in_place(self) -> frozenset[Register]:
         """
-        The registers (numbers of local tensors) that take over the memory of an operand. They are results of
-        all-reduces, and of `accumulate` steps, which take that of their first addend, if nothing else reads the operand
-        and it is stored in memory of its own, not a view. The totals to which a kernel adds (`is_added`) are among
-        them, too. Other all-reduces copy their operand.
+        The registers (numbers of local tensors) whose tensor is stored in the memory of an operand, not in new memory.
+        They are results of all-reduces, and of `accumulate` instructions (`TimeStep`), which take the memory of their
+        first addend; both only if nothing else reads the operand and it is stored in memory of its own, not a view. The
+        totals to which a kernel adds (`is_added`) are among them, too. Other all-reduces copy their operand.
         """
         schedule = self.schedule
         added = set(self.program.added.values())
@@ -282,8 +287,8 @@ class Plan:
 
     def copies(self, start: Start) -> tuple[Copies, Copies]:
         """
-        Return what a device copies for one call of the schedule: (before the collective starts, after it was waited
-        for), as kernels and bytes.
+        Return the copies that a device makes for `start`, one call of a collective in the schedule: (those before the
+        collective starts, those after it was waited for), each as numbers of kernels and bytes.
         """
         return copies(self.program, start, self.in_place)
 
@@ -311,13 +316,13 @@ class Plan:
 
     def time_step_bytes(self, step: TimeStep) -> tuple[int, ...]:
         """
-        Return the bytes that a step into a loop, or out of it, reads and writes on a rank, for each pass of that loop
-        (one per micro-batch, or per piece of the loss). An `accumulate` adds an addend to those before: 0 in the first
-        pass if the total takes over the addend's memory. Others copy a piece, where it cannot be a view. 0 where no
-        kernel runs.
+        Return the bytes that an instruction into or out of a loop (`TimeStep`) reads and writes on a rank, one number
+        for each pass of that loop: one pass per micro-batch, or per piece of the loss.
 
-        If the kernel that makes an addend adds it to the total (`is_added`), all are 0; `added_bytes` has what it
-        reads.
+        An `accumulate` adds an addend to those of earlier passes; its first pass has 0 bytes if the total takes over
+        the addend's memory. If the kernel that makes the addend adds it to the total (`is_added`), all are 0, and
+        `added_bytes` has what that kernel reads. The other kinds copy a piece, or have 0 bytes where a view of it will
+        do.
         """
         program, size = self.program, self.program.bytes[step.operand]
         passes = program.loss_pieces if step.is_of_pieces else program.micro_batches

@@ -222,7 +222,8 @@ def reads(instruction: Instruction) -> tuple[Register, ...]:
 
 def makes(instruction: Instruction) -> tuple[Register, ...]:
     """
-    Return the registers (numbers of local tensors) that an instruction makes; none for an update, which is in place.
+    Return the registers (numbers of local tensors) that an instruction makes: its results; () for an update, which
+    changes the weight in place.
     """
     match instruction:
         case Compute(_, _, results):
@@ -276,15 +277,18 @@ class Program:
 
     @cached_property
     def in_pieces(self) -> frozenset[Register]:
-        """The registers that the loop over the pieces of the loss makes anew for each piece."""
+        """
+        The registers that the loop over the pieces of the loss makes anew in each pass, one pass per piece; empty if
+        the loss is made in one piece.
+        """
         if self.loss_pieces == 1:
             return frozenset()
         return frozenset(r for r, tensor in self.tensors.items() if tensor.layout[self.axes] != REPEAT)
 
     def is_in_pieces(self, instruction: Instruction) -> bool:
         """
-        Return whether an instruction is in the loop over the pieces of the loss; the steps into that loop and out of it
-        are.
+        Return whether an instruction is in the loop over the pieces of the loss. The instructions that lead into that
+        loop and out of it (`TimeStep`) count as in it.
         """
         if isinstance(instruction, TimeStep):
             return instruction.is_of_pieces or instruction.result in self.in_pieces
@@ -293,9 +297,9 @@ class Program:
     @cached_property
     def loop_of_pieces(self) -> tuple[tuple[Instruction, ...], Compute] | None:
         """
-        The loop over the pieces of the loss, as (instructions, stand-in); None if there is none. The instructions are
-        consecutive in `body`. The stand-in is one operator in place of all of them: its operands are the registers that
-        the loop reads from outside, its results those that leave the loop.
+        The loop over the pieces of the loss, as (its instructions, a stand-in for it); None if there is none. The
+        instructions are consecutive in `body`. The stand-in is one operator in place of all of them: its operands are
+        the registers that the loop reads from outside, its results those that are read after it.
         """
         loop = tuple(i for i in self.body if self.is_in_pieces(i))
         if not loop:
@@ -313,9 +317,9 @@ class Program:
 
         - `first`: made once, before the loop or in the first micro-batch, and kept, such as a weight gathered for all
           of them.
-        - `every`: made in every micro-batch; also values that could be kept, but are made twice because the backward
-          does not keep them (ZeRO-3), and those in `anew`.
-        - `last`: made of a total over all micro-batches.
+        - `every`: made in every micro-batch; also values that could be kept, but are made again to save memory: those
+          that the backward makes a second time (ZeRO-3), and those in `anew`.
+        - `last`: made once, in the last micro-batch, from a total over all of them.
         - `early`: made in a loop before, which adds up over all micro-batches what each of them needs, such as how many
           labels count.
         """
@@ -351,9 +355,9 @@ class Program:
 
     def times(self, instruction: Instruction) -> int:
         """
-        Return how many times a step runs an instruction that makes something (not an update): once, or once per
-        micro-batch if it is in the loop over micro-batches, or in the one before that (`early`). In the loop over the
-        pieces of the loss, that times the number of pieces.
+        Return how many times one step runs an instruction that makes something (not an update). It is once per
+        micro-batch if the instruction is in the loop over micro-batches, or in the one before that (`early`), else
+        once. Inside the loop over the pieces of the loss, it is that number times the number of pieces.
         """
         is_in_loop = all(self.when[r] in ("early", "every") for r in makes(instruction))
         pieces = self.loss_pieces if self.is_in_pieces(instruction) else 1
@@ -362,8 +366,8 @@ class Program:
     @cached_property
     def loss(self) -> Register | None:
         """
-        The register in which an operator makes the loss, of one micro-batch or piece of it. In a part of a step, that
-        of the whole step. None for a forward alone.
+        The register of the loss as an operator makes it: the loss of one micro-batch, or of one piece of it, before
+        these are added up. In a part of a step, that of the whole step. None for a forward alone.
         """
         if self.part_of is not None:
             return self.part_of.loss
@@ -383,22 +387,23 @@ class Program:
     @cached_property
     def added(self) -> Mapping[Register, Register]:
         """
-        For each register whose kernel adds it to a total in place (`TimeStep.is_added`), the register of the total. The
-        added register takes no memory of its own.
+        For each register that its kernel adds to a total in place (`TimeStep.is_added`), such as a weight's gradient in
+        one micro-batch: the register of the total. The key takes no memory of its own.
         """
         return {i.operand: i.result for i in self.body if isinstance(i, TimeStep) and i.is_added}
 
     @cached_property
     def sums(self) -> frozenset[Register]:
         """
-        The totals of the program: registers that add up what micro-batches, or pieces of the loss, make (`accumulate`).
+        The registers that hold totals: what `accumulate` instructions add up over micro-batches, or over pieces of the
+        loss.
         """
         return frozenset(i.result for i in self.body if isinstance(i, TimeStep) and i.kind == "accumulate")
 
     def held_bytes(self, register: Register) -> int:
         """
-        Return the bytes that a rank holds a register in. They are those of `bytes`, but for totals over micro-batches
-        or pieces of the loss: a total in a 16-bit type is held in float32 until its last addend.
+        Return the bytes of memory in which a rank holds a register's tensor. They equal `bytes`, except for a total
+        (`sums`) in a 16-bit type: it is held in float32 until its last addend.
         """
         dtype = self.tensors[register].dtype
         longer = ELEMENT_BYTES["f32"] // ELEMENT_BYTES[dtype] if register in self.sums and dtype in HALVES else 1
@@ -541,8 +546,8 @@ def _early(body: Sequence[Instruction]) -> set[Register]:
 def equal_registers(body: Iterable[Instruction]) -> set[Register]:
     """
     Return all registers (numbers of local tensors) that hold the same values as another one, as recompute makes them.
-    Two are equal if the same operator, move or step in time makes them, with equal attributes and roles, of operands
-    that are the same or equal.
+    Two are equal if they are made by the same kind of operator, move, or step into or out of a loop (`TimeStep`), with
+    equal attributes and roles, of operands that are the same or equal.
     """
     numbers: dict[object, int] = {}
     of: dict[Register, object] = {}
@@ -575,8 +580,9 @@ def global_line(operator: str, operands: Sequence[Tensor], attributes: Attribute
 
 def piece_of_line(analysis: Analysis, assignment: Assignment, mesh: Mesh) -> Bound:
     """
-    Return an operator's TDL line bound to the shapes of one rank's piece: each index variable of `analysis` divided by
-    the sizes of the axes of `mesh` that divide it, as `assignment` (the role of each axis in the operator) says.
+    Return an operator's TDL line bound to the shapes of one rank's piece. `analysis` has the line at global shapes; the
+    extent of each index variable is divided by the sizes of those axes of `mesh` that shard it, as `assignment` (the
+    role of each mesh axis in the operator) says.
     """
     degrees: dict[str, int] = {}
     for what, size in zip(assignment, mesh.sizes, strict=True):

@@ -129,15 +129,16 @@ class Schedule:
 
     def held(self, register: Register) -> Register:
         """
-        Return the register that holds the tensor of `register` at run time. It is another one if the move that makes
-        `register` does nothing, such as one from COPY to REPEAT; else `register` itself.
+        Return the register whose tensor `register` shares at run time. It is another one if the move that makes
+        `register` has nothing to do, such as one from COPY to REPEAT; else `register` itself.
         """
         return self.same.get(register, register)
 
     def reads_and_makes(self, action: Action) -> tuple[tuple[Register, ...], tuple[Register, ...]]:
         """
-        Return (registers that an action reads, registers that it makes). Those read are the ones that hold the tensors
-        at run time (`held`). A wait reads what its collectives made.
+        Return (registers that an action reads, registers that it makes). The action is what one line of the schedule
+        does: an instruction, a call with several moves (`Bucket`) or a `Wait`; it is not an action of a pipeline. Those
+        read are the ones that hold the tensors at run time (`held`). A wait reads what its collectives made.
         """
         match action:
             case Leaf(_, result):

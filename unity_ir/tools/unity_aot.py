@@ -68,8 +68,9 @@ MACHINES = ("dgx-h100", "dgx-h100:8")
 @dataclass
 class CompileRequests:
     """
-    The kernels that `unity-aot` is to compile, each once (`jobs`, by a key), the models that use each, and the programs
-    that they come from (`programs`, each as the text `model, plan, element type, GPUs`).
+    The kernels that `unity-aot` is to compile, each once, as compilations to do (`jobs`, by their digest,
+    `aot_check.key`); the models that use each; and the programs that they come from (`programs`, each as the text
+    `model, plan, element type, GPUs`).
     """
 
     jobs: dict[str, Job] = field(default_factory=dict[str, Job])
@@ -82,13 +83,15 @@ class CompileRequests:
     """Models without a program on any machine."""
 
     def of(self, target: str) -> dict[str, Job]:
-        """Return the kernels, by key, that are launched on a target, such as `cuda:90`."""
+        """
+        Return those of `jobs`, by the same digests, whose kernel is launched on GPUs of `target`, such as `cuda:90`.
+        """
         return {name: job for name, job in self.jobs.items() if job.compiled.is_for(target)}
 
     def add(self, other: CompileRequests) -> None:
         """
-        Add the kernels and programs of `other`, and its errors of programs that could not be made, to this object, in
-        place. A kernel in both is kept once, with the models of both.
+        Add the kernels, programs and errors of `other` to this object, in place. A kernel in both is kept once, with
+        the models of both.
         """
         for name, job in other.jobs.items():
             self.jobs[name] = merged(self.jobs[name], job) if name in self.jobs else job

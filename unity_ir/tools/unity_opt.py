@@ -162,8 +162,9 @@ class UnityOpt(xDSLOptMain):
 
     def prepare_input(self) -> tuple[list[tuple[IO[bytes], int]], str]:
         """
-        Return (streams of the input's parts with their offsets, file extension), as xDSL's driver does. Raises
-        `UnityError` for an unknown extension.
+        Return (the input as (stream, offset) pairs, file extension), as xDSL's driver does. There is one pair, or one
+        per part of the file with `--split-input-file`; the offset counts the lines before the part. Raises `UnityError`
+        for an unknown extension.
         """
         try:
             return super().prepare_input()
@@ -327,8 +328,8 @@ class UnityOpt(xDSLOptMain):
 
     def apply_passes(self, prog: ModuleOp) -> None:
         """
-        Run the pipeline of passes on the module `prog`, in place; then print or prepare what `--derivation-out`,
-        `--stats`, `--print-plan`, `--trace`, `--timeline` and `--report` ask for.
+        Run the pipeline of passes on the module `prog`, in place. Then print `--stats` and `--print-plan`, and prepare
+        the files of `--derivation-out`, `--trace`, `--timeline` and `--report`, for those that are asked for.
         """
         self.verified(prog, super().apply_passes)
         if self.args.derivation_out is not None:

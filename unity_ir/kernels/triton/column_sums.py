@@ -57,11 +57,12 @@ class _Division:
 
 def column_sum_launches(stages: Sequence[Stage], form: ColumnSums) -> list[KernelLaunch] | None:
     """
-    Return the two launches that compute the results of a line that was matched as `form`; `stages` has a stage (a
-    result to compute, with its buffers) for each. The first kernel computes matrices and partial sums of columns, the
-    second adds up the partial sums.
+    Return the two launches that compute the results of a TDL line that was matched as `form`: matrices, and sums of the
+    columns of matrices. `stages` has a stage (a result to compute, with its buffers) for each result. The first kernel
+    computes the matrices, and a partial sum of columns for each group of rows; the second adds up the partial sums.
 
-    Returns None if there are fewer than `FEWEST_ROWS` rows, rows too long to be held (`LONGEST`), or 64-bit addresses.
+    Returns None if there are fewer than `FEWEST_ROWS` rows, if rows are too long for a tile (see `LONGEST`), or if
+    addresses need 64 bits.
     """
     extents = stages[0].extents
     sums = [number for number, each in enumerate(stages) if _is_sum(each, form)]

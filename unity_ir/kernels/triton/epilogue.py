@@ -72,7 +72,8 @@ class Epilogue(KernelWriter):
     def store(self, tensor: str, where: Address, value: str) -> None:
         """
         Emit the store of the expression `value` to a tensor's elements at `where`, as `KernelWriter.store` does. If the
-        stages have a `total`, add what is stored there first, where the kernel's parameter `ADDED` is true.
+        result is to be added to a tensor (`Stage.total`), emit code that first adds what is stored there, if the
+        kernel's parameter `ADDED` is true.
         """
         if not self.stages[0].total:
             super().store(tensor, where, value)
@@ -108,9 +109,10 @@ class Epilogue(KernelWriter):
     def pointer(self, tensor: str, where: Address) -> tuple[str, str]:
         """
         Return (pointer expression, mask expression) of a tensor's elements over the axes of the tile, as
-        `KernelWriter.pointer` does. `where` is an offset and a stride per index variable.
+        `KernelWriter.pointer` does; the mask is true for elements that exist. `where` is an offset and, for each index
+        variable, a stride.
 
-        If the kernel's text serves all shapes, strides are parameters of it.
+        If the kernel's text serves all shapes, strides are parameters of the kernel, not numbers in its text.
         """
         if not self.serves_all_shapes:
             return super().pointer(tensor, where)

@@ -251,8 +251,8 @@ class KernelWriter:
 
     def position(self, variable: str) -> str | None:
         """
-        Return the expression of the position along one index variable, from the start of the piece; None if it is
-        always 0.
+        Return the expression of the position along one index variable, counted from the start of this rank's piece;
+        None if it is always 0, as for a variable of extent 1.
         """
         whole, start = self.shifts.get(variable, (variable, 0))
         for axis in self.axes:
@@ -281,8 +281,9 @@ class KernelWriter:
 
     def inside(self, index: WrittenIndex) -> str:
         """
-        Return the mask of the positions at which an index that is a window, an affine one, lies inside the tensor;
-        empty if all do, and for other indices.
+        Return the mask, as an expression, of the positions at which a tensor's index along one dim lies inside the
+        tensor. Only a window (`s * i + j` plus an offset, as a convolution with padding reads) may lie outside; for
+        other indices, and for windows that never do, the mask is empty.
         """
         if not isinstance(index, Window):
             return ""
@@ -394,9 +395,10 @@ class KernelWriter:
 
     def uniform(self, seed: int, position: Text) -> Text:
         """
-        Return code for the random number in [0, 1), of 24 bits, that `tdl.functions.philox` draws at a position.
+        Return code for the random number in [0, 1), of 24 bits, that TDL's `philox(seed, position)` stands for: the
+        `position` is that of an element in the whole tensor, so that shards draw the same numbers.
 
-        Raises `UnityError` for positions of 64 bits.
+        Raises `UnityError` if positions need 64 bits (`wide`).
         """
         if self.wide:
             raise UnityError("lowering: no kernel draws random numbers at positions beyond 32 bits; divide the tensor")

@@ -169,7 +169,8 @@ class Argument:
 class KernelLaunch:
     """
     One launch of one kernel by a launcher: the kernel's name and text, its grid (programs along up to three axes), its
-    arguments, constexpr values (`constants`) and options.
+    arguments, constexpr values (`constants`) and options. It may have an alternative, `otherwise`: another kernel's
+    launch, for GPUs that cannot copy tiles by descriptors (TMA).
     """
 
     kernel: str
@@ -211,8 +212,9 @@ class KernelLaunch:
     @property
     def head(self) -> str:
         """
-        The text that this launch needs before the launcher: the test for descriptors, if there is an `otherwise`, and
-        the dict of options, if it has a name; empty if it needs neither.
+        The text that must stand before the launcher in the emitted program: the definition of `DESCRIPTORS` (whether
+        the GPU copies tiles by descriptors), if the launch has an alternative (`otherwise`) for GPUs that do not; and
+        the dict of launch options, if it has a name. Empty if it needs neither.
         """
         items = ", ".join(f"{name!r}: {value!r}" for name, value in self.options.items())
         own = f"{self.options_name} = {{{items}}}\n\n\n" if self.options_name else ""
@@ -223,7 +225,10 @@ class KernelLaunch:
 
     @property
     def call(self) -> tuple[str, ...]:
-        """The launcher's lines of code that launch the kernel."""
+        """
+        The launcher's lines of code that launch the kernel; with an alternative (`otherwise`), an `if` that launches
+        the one for the GPU at hand.
+        """
         if self.otherwise is None:
             return self._call
         return (
@@ -254,14 +259,17 @@ class KernelLaunch:
     @property
     def work(self) -> LaunchWork:
         """
-        How much work the launch has (its kind, number of programs, and passes over its input), from which it is decided
-        whether operators are fused.
+        The launch's amount of work: its kind, number of programs, and passes over its input. `plan.groups` decides by
+        it whether operators are fused.
         """
         return LaunchWork(self.kind, self.tiles or prod(self.grid), self.passes, self.seconds)
 
     @property
     def compiled(self) -> Compiled:
-        """The specialisation of the kernel that Triton compiles for this launch; that of `otherwise` is not in it."""
+        """
+        The specialisation of the kernel that Triton compiles for this launch. That of the alternative `otherwise` is
+        not included; ask that launch for it.
+        """
         signature = {n: a.type for n, a in self.arguments.items()} | dict.fromkeys(self.constants, "constexpr")
         ones = {n: 1 for n, a in self.arguments.items() if a.type == "constexpr"}
         constants = {**ones, **self.constants}
@@ -361,7 +369,8 @@ class Stage:
     def allocation(self) -> str:
         """
         The launcher's line of code that allocates the result; if its rows are padded, the result is a view of a wider
-        tensor. If there is a `total`, the line uses that tensor instead, unless it is None when the launcher runs.
+        tensor. If the result is to be added to a tensor (`total`, a parameter of the launcher), the line takes that
+        tensor as the result, and allocates one only where the parameter is None.
         """
         out, (*outer, last) = self.output, self.result.indices or (None,)
         if isinstance(last, PaddedVar):
@@ -403,8 +412,8 @@ class KernelBuilder:
 
     def out(self, number: int) -> str:
         """
-        Return the name by which the writer knows the pointer to a result, as the tensor to pass to `writer.store`: that
-        of `stage` for `number` 0, those of `more` from 1 on.
+        Return the name by which to pass a result to `writer.store` as the tensor to store to. The results are numbered:
+        0 is that of `stage`, the constructor's first stage; from 1 on come those of `more`, its further stages.
         """
         return f"{self.OUT} {number}" if number else self.OUT
 

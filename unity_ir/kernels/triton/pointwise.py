@@ -24,8 +24,8 @@ def pointwise_launch(stage: Stage, more: Sequence[Stage] = ()) -> KernelLaunch:
     stages over the same index variables (see `fit_one_kernel`).
 
     The expression may have any function of elements, broadcasts, permutations, composite dims (several variables in one
-    dim), segments (parts of a concatenation), and indices used as values. What several stages read is read once. Of
-    equal segments stacked along a variable, a program computes the same elements of all.
+    dim), segments (parts of a concatenation), and indices used as values. What several stages read is read once. If the
+    result stacks equally large tensors along a new dim, each program computes the same elements of all of them.
     """
     whole = _whole_segments(stage)
     extents = {**stage.extents, **whole}
@@ -72,9 +72,9 @@ def _plain(kernel: KernelBuilder, stage: Stage) -> str:
 
 def fit_one_kernel(one: Stage, other: Stage) -> bool:
     """
-    Return whether one pointwise kernel can compute both stages (results to compute): neither has reductions or segments
-    (concatenation), and their results have the same index variables. The caller sees to it that neither reads the
-    other's result.
+    Return whether one pointwise kernel can compute both `one` and `other`, results to compute: neither has reductions
+    or segments (concatenation), and they have the same index variables. The caller must check that neither reads the
+    other's result (`reads_nothing_of`).
     """
     plain = not any(isinstance(each.expr, Cases) or reductions(each.expr) for each in (one, other))
     variables = _variables(one)

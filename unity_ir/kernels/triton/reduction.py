@@ -214,9 +214,9 @@ class RowKernel:
 
     def stored(self, index: str, names: tuple[str, ...]) -> dict[int, str]:
         """
-        Write masks of the positions `index` that lie within a stored row, for tensors whose rows are padded: those
-        whose padded dim is the only variable in `names`. Return the masks' names by the number of elements of a stored
-        row.
+        Write masks for tensors whose rows are padded: true for the positions `index` of a tile that lie within a stored
+        row, its padding included. They are written for the tensors whose padded dim is the only variable in `names`.
+        Return the names of the masks, by the number of elements in a stored row.
         """
         found: dict[int, str] = {}
         for row in dict.fromkeys(row for name, row in self.padded.values() if (name,) == names):
@@ -238,7 +238,8 @@ class RowKernel:
     def loop(self, sizes: tuple[int, ...]) -> tuple[str, str]:
         """
         Return (loop variable, head line) of a new loop over tiles of columns, whose index variables have extents
-        `sizes`. If there are several parts, it is over this program's part. The loop is counted in `loops`.
+        `sizes`; nothing is written. If several programs share the columns (`parts`), it is over this program's part of
+        them. Counts the loop in `loops`.
         """
         start = self.kernel.names.new("start")
         self.loops += 1
@@ -344,8 +345,9 @@ class RowKernel:
 
     def store(self, numbers: Sequence[int], columns: tuple[str, ...]) -> None:
         """
-        Write the stores of the results of the stages with these `numbers`, in one tile or in a loop. Beside the rows,
-        all of these results run over the index variables `columns`, () for results that have rows alone.
+        Write the stores of several results, those of the stages with these `numbers` (indices into `stages`), in one
+        tile or in a loop over tiles. Beside the rows, all of these results run over the index variables `columns`; ()
+        for results that have rows alone.
         """
         sizes = tuple(self.stage.extents[n] for n in columns)
         if prod(sizes) == 1:
@@ -364,8 +366,8 @@ class RowKernel:
 
     def store_elements(self, numbers: Sequence[int]) -> None:
         """
-        Write, for each stage in `numbers`, the store of its result: one element per position of the tile's present
-        axes.
+        Write, for each of the stages with these `numbers` (indices into `stages`), the store of its result: one element
+        per position of the tile's present axes.
         """
         for number in numbers:
             result = self.stages[number].result

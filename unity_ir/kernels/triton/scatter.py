@@ -48,9 +48,10 @@ FEWEST = 4
 
 def scatter_launches(stage: Stage, of: Scatter) -> list[KernelLaunch]:
     """
-    Return the one or two launches that compute `stage`, a result that was matched as `of`, a scatter-add: a sum that
-    adds each element at the place that an integer operand gives for it. If there are many elements, a first launch sums
-    chunks of them.
+    Return the one or two launches that compute `stage`, a result that was matched as `of`, a scatter-add: an integer
+    operand gives each element a *place*, a position along one dim of the result (in an embedding's gradient, the
+    token's row of the table), and each place gets the sum of its elements. If there are many elements, a first launch
+    sums chunks of them.
 
     The first launch has lines of code before it that sort the integers.
     """
@@ -69,7 +70,8 @@ def scatter_launches(stage: Stage, of: Scatter) -> list[KernelLaunch]:
 @dataclass(frozen=True, slots=True)
 class Sorted:
     """
-    Names of two int64 tensors in a launcher that sort the elements of an integer array, each of which gives a place.
+    Names of two int64 tensors in a launcher that sort the elements of an integer array, each of which gives a place: a
+    position along one dim of the result (see `scatter_launches`).
 
     `order` has the positions in the array, sorted by the place that is given there. `begins` has, for each place, the
     index in `order` at which its positions begin, and one entry more for the end of the last place.
@@ -81,16 +83,17 @@ class Sorted:
     @staticmethod
     def of(stage: Stage) -> Sorted:
         """
-        Return new names for the tensors `order` and `begins` in the launcher of `stage`, a result to compute. No code
-        is written (see `lines`).
+        Return two new identifiers in the launcher of `stage`, for the tensors `order` and `begins`. The code that
+        computes these tensors comes from `lines` or `of_positions`.
         """
         return Sorted(*(stage.names.new(f"{stage.output.name}_{of}") for of in ("order", "begins")))
 
     def of_positions(self, stage: Stage, of: Scatter) -> Positions:
         """
-        Return tensors with an entry for each position, in sorted order (its place, and the index at which that place
-        ends), and the lines of code that compute them and the tensors `order` and `begins`. These lines make `begins`
-        with an entry for each position, too, not for each place.
+        Return two further tensors, with one entry for each position of the array, in sorted order: its place, and the
+        index in `order` at which that place ends; and the lines of code that compute these, `order` and `begins`. Here
+        `begins` has an entry for each position, too: the index at which its place begins. For results with more places
+        than positions; `lines` serves the others.
         """
         ids, place = stage.buffers[of.pick.at.tensor], of.pick.variable
         places, ends = (stage.names.new(f"{stage.output.name}_{of}") for of in ("places", "ends"))
@@ -104,15 +107,16 @@ class Sorted:
         count = prod(stage.extents[n] for n in of.positions)
         return Positions(tuple(lines), Argument(places, ids.argument.type), Argument(ends, "*i64"), count)
 
-    def lines(self, stage: Stage, place: str, at: Access) -> tuple[str, ...]:
+    def lines(self, stage: Stage, variable: str, at: Access) -> tuple[str, ...]:
         """
         Return the launcher's lines of code that compute the tensors `order` and `begins`.
 
-        `at` reads the integers, which are positions along the index variable called `place`. If this rank has only a
-        piece of that variable's positions, `begins` has entries for the piece alone, and one for its end.
+        `at` reads the integer operand, whose values are positions along the index variable called `variable`. If this
+        rank has only a piece of that variable's positions, `begins` has entries for the piece alone, and one for its
+        end.
         """
         ids = stage.buffers[at.tensor].name
-        start, count = stage.starts.get(place), stage.extents[place]
+        start, count = stage.starts.get(variable), stage.extents[variable]
         limits = f"{count + 1}" if start is None else f"{start}, {start} + {count + 1}"
         return (
             f"{self.order} = torch.argsort({ids}.flatten(), stable=True)",

@@ -40,8 +40,9 @@ MOST_PARTS = 1024
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """
-    The tile that a program of a reduction kernel computes: its number of rows, and its number of columns for each tuple
-    of extents that is reduced or stored.
+    The tile that a program of a reduction kernel computes: its number of rows, and its number of columns. A kernel may
+    reduce or store over several tuples of index variables, so there is a number of columns for each, by the tuple of
+    their extents.
     """
 
     rows: int
@@ -57,8 +58,11 @@ class Tiling:
 
 def variables(stages: Sequence[Stage]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """
-    Return (rows, columns): the index variables of the results of a reduction kernel, in order. Of the variables of
-    extents above 1 of the result that has the most, rows are those on which reductions depend, columns the others.
+    Return (rows, columns) of a reduction kernel that computes `stages`: names of index variables, in the order of the
+    result. They are the variables, of extents above 1, of the stage whose result has the most of them. Those on which a
+    reduction depends are rows, the others columns.
+
+    Given `x[b, c] - max[j](x[b, j])`, returns (("b",), ("c",)).
     """
     names = max(map(names_of, stages), key=len)
     needed = _needed(stages)

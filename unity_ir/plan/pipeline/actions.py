@@ -53,8 +53,9 @@ class StageAction(NamedTuple):
 
 def read_actions(word: str) -> tuple[StageAction, ...]:
     """
-    Return the actions in a cell of torch's CSV: given `2F0`, that one action; given a blank, (); given torch's
-    `(0F4;3B1)OVERLAP_F_B`, the two inside, to be done one after the other.
+    Return the actions in one cell of torch's CSV. A word such as `2F0` is stage, kind (`Kind`) and micro-batch: stage
+    2's forward of micro-batch 0. Given a blank, returns (); given torch's `(0F4;3B1)OVERLAP_F_B`, the two actions
+    inside, to be done one after the other.
 
     Raises `UnityError` for any other word.
     """

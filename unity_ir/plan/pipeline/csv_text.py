@@ -15,14 +15,17 @@ from unity_ir.plan.pipeline.total_order import check
 
 
 def to_csv(schedule: PipelineSchedule) -> str:
-    """Return a schedule as CSV, without its name: given 1F1B of 2 ranks, returns `0F0,0F1,0B0,..` and `1F0,1B0,..`."""
+    """
+    Return a schedule as CSV, a row per rank and a word per action: `0F1` is stage 0's forward of micro-batch 1. Given
+    1F1B of 2 ranks, the rows are `0F0,0F1,0B0,..` and `1F0,1B0,..`. The schedule's name is not in the text.
+    """
     return "".join(",".join(map(str, actions)) + "\n" for actions in schedule.ranks)
 
 
 def from_csv(text: str, name: str) -> PipelineSchedule:
     """
-    Return the schedule in a CSV text, checked; `name` is for messages. Blank cells are skipped. The text does not say
-    whether a schedule is asynchronous; it is taken as synchronous.
+    Return the schedule in a CSV text (see `to_csv`), checked; `name` is the schedule's name, also used in messages.
+    Blank cells are skipped. The text does not say whether a schedule is asynchronous; it is taken as synchronous.
 
     The rank of a stage is the first one whose row has an action of that stage. The number of micro-batches follows from
     the actions.

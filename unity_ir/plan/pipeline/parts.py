@@ -99,10 +99,10 @@ class StepParts:
 
     def run_by(self, stage: int, kind: str) -> list[StepPart]:
         """
-        Return the parts that one action of the schedule runs, in order. `kind` is the action's: F (forward), B
-        (backward), or one of its halves, I (gradient of the stage's input) and W (gradients of its weights). If the
-        schedule divides any backward in halves, a B runs the parts I and W. A part with nothing to do does not exist,
-        so the list may be empty.
+        Return the parts that a rank runs, in order, for one action of the schedule: `stage` is the action's stage, and
+        `kind` its kind, F (forward), B (backward), or one of its halves, I (gradient of the stage's input) and W
+        (gradients of its weights). If any backward of the schedule is divided in halves, B stands for the parts I and
+        W. A part with nothing to do does not exist, so the list may be empty.
         """
         halves = kind == "B" and self.schedule.splits_backward
         names = (f"{stage}I", f"{stage}W") if halves else (f"{stage}{kind}",)

@@ -45,16 +45,17 @@ class PipelineSchedule:
 
     def ahead(self, action: StageAction) -> bool:
         """
-        Return whether an action belongs to the next training step: in one step of an asynchronous schedule
-        (`orders.steady_step`), those of micro-batches from `micro_batches` on.
+        Return whether an action is of a micro-batch of the next training step. That happens only in one step of an
+        asynchronous schedule (`orders.steady_step`), in which numbers of micro-batches from `micro_batches` on are
+        those of the next step.
         """
         return (action.micro_batch or 0) >= self.micro_batches
 
     @property
     def computes(self) -> str:
         """
-        The formula, as text, by which a step updates the weights w: `w(t+1) = update(w(t), g(w(t)))`, where g(w) is the
-        gradient of the whole batch at w. An asynchronous schedule has older weights in g.
+        The formula, as text, by which a training step updates the weights w: `w(t+1) = update(w(t), g(w(t)))`, where
+        g(w) is the gradient of the whole batch at w. For an asynchronous schedule g is of older weights: `g(w(t - 1))`.
         """
         late = f" - {self.gradient_delay}" if self.gradient_delay else ""
         return f"w(t+1) = update(w(t), g(w(t{late})))"

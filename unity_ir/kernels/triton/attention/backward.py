@@ -15,8 +15,9 @@ from unity_ir.tdl.syntax import Access, Call, Expr, Reduce, Result, accesses, ch
 @dataclass(frozen=True, slots=True)
 class Means:
     """
-    The mean of the second product over each row's weights, which the gradient of a softmax subtracts (D in
-    FlashAttention, Dao et al., 2022): the float32 buffer that holds it, and the result that computes it.
+    The mean of every row that the gradient of a softmax subtracts: the sum over a row's columns of weight times the
+    other product, that of the result's gradient and the values (`Attention.second`; D in FlashAttention, Dao et al.,
+    2022). Holds the float32 buffer with one mean per row, and the TDL result that computes it.
     """
 
     buffer: Buffer
@@ -26,11 +27,11 @@ class Means:
 
 class Gradient:
     """
-    Builds a kernel of the backward of `of`, a line matched as attention. It computes `sums`, results of the line with
-    their buffers, which are sums over the columns of the scores (keys) if `over_columns`, else over their rows
-    (queries). Call `launch` once; the other methods are its steps.
+    Builds a kernel of the backward of `of`, a TDL line matched as attention. The kernel computes `sums`, pairs of a
+    result of the line and the buffer that it fills: gradients that are sums over the columns of the scores (keys) if
+    `over_columns`, else over their rows (queries). Call `launch` once; the other methods are its steps.
 
-    `place` has the launcher's tensors and names. `saved` reads the logarithm of every row's sum of exponentials.
+    `place` is the launcher, with its tensors and names. `saved` reads the logarithm of every row's sum of exponentials.
     `means` is the mean of every row, which the gradient of a softmax subtracts; None if the line has none. The kernel
     over columns computes it and fills its buffer, the one over rows reads that.
     """
@@ -64,7 +65,10 @@ class Gradient:
 
     @staticmethod
     def read_means(means: Means) -> Access:
-        """Return the TDL access that reads the rows' means from their buffer, as a tensor called `means`."""
+        """
+        Return the TDL access that reads the mean of every row (`Means`) from the buffer that holds the means, as a
+        tensor called `means`.
+        """
         return Access("means", means.result.indices)
 
     def launch(self) -> KernelLaunch:
@@ -107,8 +111,9 @@ class Gradient:
 
     def step(self, loop: Loop, start: str, totals: Sequence[str]) -> None:
         """
-        Write the body of the loop `loop`: add what the tile at `start`, a kernel variable, contributes to `totals`, the
-        names of the accumulators of the sums.
+        Write the body of one loop over tiles: the statements that compute the tile's softmax weights and add what the
+        tile contributes to each sum. `start` is the name of the kernel variable with the tile's first row or column;
+        `totals` are the names of the accumulators, one for each of the sums.
         """
         body, writer = self.body, self.body.writer
         body.axis(not self.over_columns, start, loop.place)
@@ -137,7 +142,9 @@ class Gradient:
 
     def mean_of_rows(self) -> None:
         """
-        Write the statements that compute and store the mean of every row of the tile; nothing if there are no means.
+        Write the statements that compute the mean of every row of the tile (`Means`: the sum over features of the two
+        operands' product) and store it in its buffer. Only for the kernel over columns; writes nothing if the line has
+        no means.
         """
         if self.means is None:
             return
@@ -151,8 +158,12 @@ class Gradient:
 
     def weights(self, masked: bool) -> None:
         """
-        Write the statements that compute a tile of the softmax's weights, with the causal mask applied if `masked`. If
-        there are means of rows, also name the mean, as `Attention.mean`, for the expressions that read it.
+        Write the statements that compute a tile of the softmax's weights from the scores and the saved logarithms, with
+        the causal mask applied if `masked`. The writer then knows the tile's name by the weights' TDL expression
+        (`KernelWriter.known`).
+
+        If the line has means of rows (`Means`), also define the mean, broadcast over the tile, as the value of the TDL
+        expression `Attention.mean`.
         """
         body, writer, of = self.body, self.body.writer, self.of
         logsum, mean = self.logsums(), None

@@ -54,8 +54,8 @@ class Scope:
 @dataclass(frozen=True, slots=True)
 class Loop:
     """
-    A loop over tiles: the line that opens it, the lines at its beginning that find a tile's start, and whether masks
-    apply.
+    A loop of a kernel over tiles of the scores: the line that opens it (`head`), the lines at the beginning of its body
+    that find the tile's start (`inside`), and whether the causal mask has to be applied (`masked`).
     """
 
     head: str
@@ -71,9 +71,9 @@ class Body:
     Writes a kernel of attention over tiles of the scores of one batch element, whose rows are queries and whose columns
     are keys. Call `blocks` first, then write the tiles and loops, and `launch` last.
 
-    `scores` is the softmax that was matched. `place` has the launcher's tensors and names; `outputs` are the buffers
-    that the kernel fills, and `reads` the expressions that it reads beside the softmax's weights. With `rows_move` a
-    program keeps a tile of columns and loops over rows, else the other way round.
+    `scores` is the softmax that was matched. `place` is the launcher, with its tensors and names; `outputs` are the
+    buffers that the kernel fills, and `reads` the expressions that it reads beside the softmax's weights. With
+    `rows_move` a program holds the operand tiles of some columns and loops over rows, else the other way round.
     """
 
     def __init__(self, scores: Scores, place: Scope, outputs: Iterable[Buffer], reads: Iterable[Expr], rows_move: bool):
@@ -111,7 +111,8 @@ class Body:
     def blocks(self, of: Blocks) -> None:
         """
         Set the numbers of rows and columns of a tile, those of `of` or fewer if there are few, and write the statements
-        that find which tile a program keeps.
+        that find the batch element of a program, and the first of the rows (or columns, with `rows_move`) that it holds
+        while it loops over the others.
         """
         self.options = of
         self.rows = min(of.rows, max(16, power_of_two(self.row_count)))
@@ -164,11 +165,12 @@ class Body:
 
     def axis(self, rows: bool, start: str, place: str | None = None) -> None:
         """
-        Write the positions of a tile's rows (`rows` true) or columns, and their mask, which begin at the kernel
-        variable `start`.
+        Write the statements that define the positions of a tile's rows (`rows` true) or columns, from the kernel
+        variable `start` on, and the mask of those that exist.
 
-        `place` is only for rows in several groups, each of which begins at position 0 under the causal mask: the
-        variable that holds the tile's position in its group.
+        `place` is only for rows in several groups, such as the query heads that share one key head: their positions
+        under the causal mask begin at 0 in each group. It is the name of the kernel variable with the position of the
+        tile's first row in its group.
         """
         index, mask = (self.row, self.row_mask) if rows else (self.column, self.column_mask)
         self.writer.emit(f"{index} = {start} + tl.arange(0, {'ROWS' if rows else 'COLUMNS'})")
@@ -181,8 +183,9 @@ class Body:
 
     def width(self, names: Sequence[str]) -> str:
         """
-        Write the positions of the features over which the index variables `names` run, all in one tile; those of equal
-        sizes are written once. Return the tile's width as text: a power of two, at least 16.
+        Write the statements that define the positions of the features over which the index variables `names` run, all
+        in one tile, unless they are written already for variables of the same sizes. Return the tile's width as text: a
+        power of two, at least 16.
         """
         sizes = tuple(self.extents[n] for n in names)
         if sizes not in self.features:
@@ -252,7 +255,8 @@ class Body:
     def store(self, buffer: Buffer, indices: Sequence[object], rows: bool, features: Sequence[str], value: str) -> None:
         """
         Write the store of `value`, the expression of a tile [rows, features] if `rows` is true, else [columns,
-        features], to the elements of `buffer` at `indices`. `features` are the index variables of the features.
+        features], to `buffer`. `indices` are the TDL indices of the result that the buffer holds, one per dim;
+        `features` are the index variables of the features.
         """
         writer = self.writer
         writer.axes = self._axes(rows, features)
@@ -273,7 +277,10 @@ class Body:
         return self.writer.define(node, wish, text)
 
     def over_tile(self) -> None:
-        """Set the writer's axes so that the next expressions are computed for every element of the tile of scores."""
+        """
+        Set the writer's axes to those of a tile of scores, so that the expressions that it writes next are computed for
+        every row and column of the tile.
+        """
         self.writer.axes = self._axes(None, ())
 
     @property
@@ -365,8 +372,8 @@ class Body:
 
     def launch(self, kind: str, before: Sequence[str]) -> KernelLaunch:
         """
-        Finish the kernel and return its launch. The kernel's name is the launcher's followed by `kind`. `before` has
-        the launcher's lines that allocate the results, at least one.
+        Finish the kernel and return its launch. The kernel's name is the launcher's followed by `kind`, such as `rows`.
+        `before` has the launcher's lines of code that allocate the results, at least one.
         """
         name = f"{self.place.name}_{kind}_kernel"
         head = signature(name, self.arguments, self.constants)
@@ -410,8 +417,8 @@ class Body:
 
 def sides(product: Reduce, scores: Scores) -> tuple[Access, Access]:
     """
-    Return the two factors of a product of queries and keys: (the one read by rows, the one read by columns of the
-    scores).
+    Return the two operands of `product`, a sum over features of an operand with rows times one with columns of the
+    scores, such as that of queries and keys: (the read of the one with rows, the read of the one with columns).
     """
     one, other = accesses(product)
     return (other, one) if scores.column in free_variables(one) else (one, other)
@@ -419,8 +426,9 @@ def sides(product: Reduce, scores: Scores) -> tuple[Access, Access]:
 
 def beside(factor: Expr, known: Collection[Expr | None]) -> Iterator[Access]:
     """
-    Yield the tensor reads of the expression `factor` that are not inside one of the `known` subexpressions, which are
-    computed from tiles.
+    Yield the tensor reads in the expression `factor`, but not those inside one of the `known` subexpressions (None is
+    skipped), such as the softmax's weights: the kernel computes these itself, so that their tensors need no further
+    load.
     """
     if isinstance(factor, Access):
         yield factor
@@ -431,8 +439,8 @@ def beside(factor: Expr, known: Collection[Expr | None]) -> Iterator[Access]:
 
 def allocation(buffer: Buffer, indices: Sequence[object], place: Scope) -> str:
     """
-    Return the launcher's line of code that allocates `buffer` for a result of the line of `place` that has these
-    indices.
+    Return the launcher's line of code that allocates `buffer` for a result of the TDL line of the launcher `place`.
+    `indices` are the result's TDL indices, one per dim, which give its shape.
     """
     shape = place.bound.result_shape(Result("", tuple(indices), Access("", ())))  # pyright: ignore[reportArgumentType]
     return new_tensor(buffer, shape, place.like)

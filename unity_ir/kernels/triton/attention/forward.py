@@ -17,10 +17,10 @@ def forward(
 ) -> KernelLaunch:
     """
     Return the launch of the kernel of attention's forward. It fills the buffer `out` with the result `of`: the sum over
-    columns (keys) of a function of the softmax of `scores`, times a tensor.
+    columns (keys) of a function of the softmax of `scores`, times a tensor (the values).
 
     `logsum` is None, or (buffer, result): then the kernel also fills that buffer with the natural logarithm of every
-    row's sum of exponentials. `place` has the launcher's tensors and names.
+    row's sum of exponentials. `place` is the launcher, with its tensors and names.
     """
     outputs = [out, *([logsum[0]] if logsum else [])]
     body = Body(scores, place, outputs, [of.other, *beside(of.factor, (scores.weights,))], rows_move=False)

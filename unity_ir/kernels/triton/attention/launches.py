@@ -24,8 +24,8 @@ from unity_ir.tdl.syntax import NOT_FLOATING, Access, Binary, Reduce, Result, Va
 
 def attention_launches(of: Attention, place: Scope) -> list[KernelLaunch] | None:
     """
-    Return the kernel launches that compute all results of a line matched as `of`, attention or its gradients. `place`
-    has the buffers of its operands and results, and the identifiers of its launcher.
+    Return the kernel launches that compute all results of a TDL line matched as `of`, attention or its gradients.
+    `place` is the line's launcher: the buffers of its operands and results, and its identifiers.
 
     Returns None if the operands differ in element type or hold integers, or if rows are too wide for the kernels.
     """

@@ -30,9 +30,9 @@ def fits(width: int, dtype: str) -> bool:
 
 def forward_blocks(width: int, dtype: str) -> Blocks:
     """
-    Return the tile of the forward's kernel for heads of `width` features of element type `dtype`. Of the tiles that fit
-    sm_80, sm_90 and gfx942 (test_aot.py) it is the fastest on an H100, as measured with heads of 64 and 128 in bf16 and
-    512 to 8192 positions.
+    Return the tile and launch options of the forward's kernel for heads of `width` features of element type `dtype`. Of
+    the tiles that fit sm_80, sm_90 and gfx942 (test_aot.py) it is the fastest on an H100, as measured with heads of 64
+    and 128 in bf16 and 512 to 8192 positions.
     """
     if dtype == "f32":
         return Blocks(32, 32)
@@ -43,9 +43,9 @@ def forward_blocks(width: int, dtype: str) -> Blocks:
 
 def backward_blocks(width: int, dtype: str, over_columns: bool, draws: bool) -> Blocks:
     """
-    Return the tile of a backward's kernel for heads of `width` features of element type `dtype`, chosen as in
-    `forward_blocks`. The kernel keeps rows and loops over columns if `over_columns`, else the other way round. `draws`
-    says whether it draws random numbers, which takes registers.
+    Return the tile and launch options of a backward's kernel for heads of `width` features of element type `dtype`,
+    chosen as in `forward_blocks`. If `over_columns`, a program holds some rows of the scores and loops over columns
+    (keys), else the other way round. `draws` says whether it draws random numbers (dropout), which takes registers.
     """
     if dtype == "f32":
         return Blocks(32, 32)
