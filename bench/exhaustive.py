@@ -218,9 +218,9 @@ class _Search:
         for v in values:
             s.groups[v] = s.groups_of(v)
         ahead = [q for q in first if q < self.count]
-        tail = [*(s.backward_sends(p + 1) if p + 1 < self.count else ()), *s.backward_kernel(p)]
+        tail = [*(s.backward_reshards(p + 1) if p + 1 < self.count else ()), *s.backward_kernel(p)]
         if p == 0:
-            tail += s.backward_sends(0)
+            tail += s.backward_reshards(0)
         updates = {v for q in ahead for v in s.leaves[q] if s.uses[v][0][0] == q}
         sent = [
             s.reshard_number(v, need) + 1

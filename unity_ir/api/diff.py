@@ -88,8 +88,10 @@ def _size(count: float) -> str:
 
 def layout_rows(before: Compared, after: Compared) -> dict[tuple[str, str, str], int]:
     """
-    Count the inputs, weights and operators that two plans divide differently; return the numbers by (kind, how `before`
-    divides it, how `after` does). `NOTHING` stands for a plan that does not have it.
+    Count the inputs, weights and operators that two plans divide differently; return the numbers by (label, how
+    `before` divides it, how `after` does), all texts. A label is an operator's name (`matmul`), or `input` or `weight`
+    and its name, with `*` for the numbers in a weight's (`weight h.*.w`). `NOTHING` stands for a plan that does not
+    have it.
     """
     one, other = list(_layouts(before)), list(_layouts(after))
     found: dict[tuple[str, str, str], int] = {}

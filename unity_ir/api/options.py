@@ -21,9 +21,9 @@ Option = str | int | float | bool
 
 def check_arguments(where: str, spec: ArgSpec, kind: Any) -> None:
     """
-    Raise `UnityError`, in a message that begins with `where`, if an argument in `spec` is not a field of `kind`, the
-    dataclass of a pass or target, or is not of the field's type. Of arguments with several values, the type is not
-    checked.
+    Raise `UnityError`, in a message that begins with `where`, if an argument in `spec`, the arguments that the user
+    gave to a pass or target, is not a field of `kind`, the pass's or target's dataclass, or is not of the field's type.
+    Of arguments with several values, the type is not checked.
     """
     known = [field.name for field in fields(kind) if field.init and field.name != "name"]
     hints = get_type_hints(kind)
@@ -111,9 +111,9 @@ def with_settings(
     Return the search's options `options` together with those in `given`, which the user gave separately (as `--stages`,
     say): values by option name (`SETTINGS`), None for one that was not given.
 
-    Raises `UnityError`, in a message that begins with `tool`, for an option that is in both. The message uses
-    `asked_by`, where the user wrote `options`, such as `--search`, and `written`, a function that returns how a
-    separate option is written, given its name.
+    Raises `UnityError`, in a message that begins with `tool`, for an option that is in both. The message says where it
+    was given twice: `asked_by` is what the user wrote `options` in, such as `--search`, and `written(name)` returns how
+    a separate option is written, such as `--stages`.
     """
     found = dict(options)
     for name, value in given.items():

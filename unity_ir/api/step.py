@@ -117,6 +117,7 @@ class Step:
 
     @lr.setter
     def lr(self, rate: float) -> None:
+        """Set the learning rate of the next step, a finite number from 0. Raises `UnityError` for any other."""
         if not 0 <= rate < inf:
             raise UnityError(f"step: lr is {rate}; it must be a number from 0")
         self._lr = float(rate)

@@ -50,14 +50,15 @@ def plan_coarsely(
     memo: RunMemo | None = None,
 ) -> tuple[Move, ...]:
     """
-    Return the cheapest moves (collectives, or steps on each device by itself) that bring a value from layout `source`
-    to layout `target`. Faster than `pcg.reshard.cheapest_moves`, since it plans on a coarser mesh; the moves it finds
-    may cost more. They are in terms of the real mesh axes.
+    Return the cheapest moves, in order, that bring a value from layout `source` to layout `target` (a move is a
+    collective, or a step on each device by itself). Faster than `pcg.reshard.cheapest_moves`, since it plans on a
+    coarser mesh; the moves it finds may cost more. They name the axes of `mesh` itself.
 
-    `shape` is the value's global shape, `levels` has the machine level of each mesh axis, and `price` gives a move's
-    seconds. On a mesh of more than `FINE_AXES` axes, neighbouring axes of one level that change from the same role to
-    the same role are planned as one axis: given (0, 0, 0, 0) to (1, 1, COPY, COPY), two axes of 4 instead of four of 2.
-    Layouts in between then use only the dims of the two layouts and the largest other dim.
+    `shape` is the value's global shape; `levels` has, for each mesh axis, the number of its machine level (0: the
+    outermost); `price(move)` returns a move's seconds. On a mesh of more than `FINE_AXES` axes, neighbouring axes of
+    one level that change from the same role to the same role are planned as one axis: a change of four axes of size 2
+    from (0, 0, 0, 0) to (1, 1, COPY, COPY) is planned on two axes of size 4. Layouts in between then use only the dims
+    of the two layouts and the largest other dim.
 
     `memo` caches results between calls, for one mesh, element type and price (None: no cache). Raises `UnityError` if
     no moves lead to `target`.

@@ -87,16 +87,17 @@ class Collective:
     @property
     def attributes(self) -> tuple[str, ...]:
         """
-        The names of the attributes that the parallel operator of this name has, in written order: the dims of the
-        operators it fuses, then the degree. ("dim", "to", "by") for all_to_all, ("by",) for all_reduce.
+        The names of the attributes of the parallel operator that stands for this collective in a graph, in written
+        order: those that hold a dim, then `by`, the degree. ("dim", "to", "by") for all_to_all, after which shards of
+        dim `dim` are shards of dim `to`; ("by",) for all_reduce.
         """
         return (*(dim for _, dim in self.fuses if dim is not None), "by")
 
     def profiled_call(self) -> tuple[RuntimeCall, tuple[int, ...]]:
         """
-        Return (call, dims) for the measurement of this collective by `unity-profile`, which moves a matrix: the runtime
-        function, and the dims of the matrix that the function is given, such as `(0,)` for all_gather and `(0, 1)` for
-        all_to_all.
+        Return (call, dims), what `unity-profile` runs on a matrix to measure this collective: the function of the
+        emitted program's runtime, and the dims to pass to it after the matrix, such as `(0,)` for all_gather, which
+        joins shards of dim 0, and `(0, 1)` for all_to_all.
 
         Raises `UnityError` for a collective that profiles do not hold.
         """
@@ -268,20 +269,21 @@ COLLECTIVES: Mapping[str, Collective] = {
 """Every row by name."""
 
 
-def names(*members: Members) -> tuple[str, ...]:
+def names_by_members(*members: Members) -> tuple[str, ...]:
     """
-    Return the names of all collectives whose `members` is one of those given. It says who in a group exchanges
-    messages: "all", "root", "neighbours" or "none".
+    Return the names of all collectives in which the devices of a group exchange messages in one of the given ways:
+    "all" (each with all others), "root" (one device with each other one), "neighbours" (along a dim) or "none" (each
+    device by itself).
 
     Given "root", returns ("broadcast", "scatter", "gather", "reduce", "send").
     """
     return tuple(name for name, row in COLLECTIVES.items() if row.members in members)
 
 
-AMONG_ALL = names("all")
-FROM_ONE = names("root")
-HALO_EXCHANGES = names("neighbours")
-BETWEEN_DEVICES = names("all", "root", "neighbours")
+AMONG_ALL = names_by_members("all")
+FROM_ONE = names_by_members("root")
+HALO_EXCHANGES = names_by_members("neighbours")
+BETWEEN_DEVICES = names_by_members("all", "root", "neighbours")
 """The collectives that cross links."""
 
 ON_DEVICE = tuple(name for name, row in COLLECTIVES.items() if not row.crosses_links and not row.is_free)

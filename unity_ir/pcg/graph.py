@@ -165,8 +165,8 @@ class Node:
     def configuration(self) -> Configuration:
         """
         How the work of a compute node is divided into tasks: the number of parts of each index variable, and the
-        numbers of copies and of partial sums. It follows from the operands' types; pieces in time (micro-batches) are
-        counted, too.
+        numbers of copies and of partial sums. It follows from the operands' types. Micro-batches count as tasks: a
+        variable that 4 micro-batches and 2 devices divide has 8 parts.
         """
         try:
             return self._configuration
@@ -182,16 +182,17 @@ class Node:
     @property
     def configuration_in_time(self) -> Configuration:
         """
-        How the work of a compute node is divided over micro-batches: `configuration`, of which only the parts in time
-        count.
+        How micro-batches divide the work of a compute node: as `configuration`, but with numbers that count
+        micro-batches alone, not devices; all are 1 for a node that a step runs once. Raises `UnityError` if the
+        operator cannot be divided as its operands are.
         """
         return _in_time(self.analysis, self.configuration, [v.type for v in self.operands])
 
     @property
     def configuration_in_space(self) -> Configuration:
         """
-        How the work of a compute node is divided over devices within one micro-batch: `configuration` without the parts
-        in time.
+        How devices divide the work of a compute node within one micro-batch: as `configuration`, but with numbers that
+        count devices alone, not micro-batches.
         """
         if self.micro_batches == 1:
             return self.configuration
@@ -240,7 +241,11 @@ class Value:
     def build(
         self, operator: Operator, operands: Sequence[Tensor], attributes: Mapping[str, AttrValue]
     ) -> tuple[Tensor, ...]:
-        """Apply an operator to values of the graph; return its results. This implements `ops.operator.Tensor.build`."""
+        """
+        Return the results of `operator`, applied to values of the graph with these attributes. This implements
+        `ops.operator.Tensor.build`, by which the functions of `ops` and gradient rules make nodes; the value that it is
+        called on does not matter.
+        """
         values: list[Value] = []
         for operand in operands:
             assert isinstance(operand, Value)
@@ -430,8 +435,8 @@ def parallel(op: str, operand: Value, view: View | None = None, **attributes: in
 
 def grid(node: Node) -> tuple[int, ...]:
     """
-    Return the shape of a node's task grid, without axes of size 1. A node's work within one micro-batch is one task per
-    place of the grid, each on a device of its own.
+    Return the shape of a node's task grid, without axes of size 1. Each cell of the grid is one task, a device's share
+    of the node's work within one micro-batch; each task runs on a device of its own.
 
     The axes are, in order, the index variables of the operator's TDL line (for a leaf or parallel operator, the dims of
     the result), then copies, then partial sums: one axis for each set of operands that can be in partial sums together.
@@ -469,9 +474,9 @@ def divide(node: Node, operands: Sequence[Value], configuration: Configuration, 
     Return a compute node of a serial graph in sharded form: its operator, applied to the parallel values `operands`.
     They must already be sharded as `configuration` (the degree of each index variable) says.
 
-    An attribute that holds degrees, as that of `expand` for index variables that occur in no operand, becomes that of
-    `configuration`; the others stay. `view` is the machine view of the new node (None: none). Raises `UnityError` if
-    types or view do not fit.
+    Attributes stay, with one exception: an operator whose result has dims that no operand has (`expand`) lists their
+    degrees in an attribute, and gets those of `configuration`. `view` is the machine view of the new node (None: none).
+    Raises `UnityError` if types or view do not fit.
     """
     operator = node.operator
     shapes = tuple(v.type.shape for v in node.operands)

@@ -26,8 +26,9 @@ LONGEST = 64
 @dataclass(frozen=True, slots=True)
 class Part:
     """
-    Operators of a graph between two cuts, in graph order. `end` is the only value made in the part that operators after
-    it read; None for the last part, which has the loss.
+    Consecutive compute operators of a serial forward graph, in graph order, between two places where the graph can be
+    divided since a single value leads from one side to the other. `end` is the value that leads out of the part: the
+    only one made in it that later operators read; None for the last part, which has the loss.
     """
 
     nodes: tuple[Node, ...]
@@ -41,11 +42,11 @@ class Part:
 @lru_cache(maxsize=64)
 def parts(graph: Graph) -> tuple[Part, ...]:
     """
-    Return the parts of a serial forward graph, in graph order: it is cut wherever a single value is all that later
-    operators read of earlier ones.
+    Return the parts of a serial forward graph, in graph order. A part ends wherever a single value is all that later
+    operators read of earlier ones: after a residual sum of a transformer, say.
 
     The parts have all compute nodes that have a gradient and depend on an input. Values that other nodes make, such as
-    masks that every layer reads, do not prevent a cut. Memoised.
+    masks that every layer reads, do not count: later parts may read them, too. Memoised.
     """
     order = [n for n in graph.nodes() if n.is_compute and n in nodes_with_gradient(graph)]
     flow = set[Node]()
@@ -89,8 +90,9 @@ class Layers:
 @lru_cache(maxsize=64)
 def layers(graph: Graph) -> Layers:
     """
-    Find the layers of a serial forward graph. A layer is a part, or several parts in a row, that occurs at least twice
-    in a row with the same operators, connected in the same way, whatever the sizes. Memoised.
+    Find the layers of a serial forward graph; return its parts (`parts`), those of each layer joined to one. A layer is
+    a part, or several parts in a row, that occurs at least twice in a row with the same operators, connected in the
+    same way, whatever the sizes. Memoised.
 
     From each part on, the repetition that covers most parts is taken and, of equals, that of the shortest layer. A part
     between two repetitions (such as the first block of a stage of a ResNet) is a layer by itself.
@@ -153,9 +155,10 @@ def shortened(graph: Graph, keep: int) -> Graph | None:
 def shortened_with_map(graph: Graph, keep: int) -> tuple[Graph, tuple[int, ...]]:
     """
     Return (short, of): the graph as `shortened` makes it (`graph` itself if no run has more than `keep` layers), and
-    for each part of `graph` (`parts`), in order, the index of the like part of `short`.
+    the index `of[i]` of the part of `short` that is equal to part i of `graph`, as `parts` numbers both. So what a
+    search finds for the parts of `short` can be carried over to `graph`.
 
-    Layers are left out in the middle of the run: their parts are like those of the kept layer with index `keep // 2`.
+    Layers are left out in the middle of the run; their parts are equal to those of the kept layer `keep // 2` (from 0).
     """
     every, short = parts(graph), shortened(graph, keep)
     if short is None:

@@ -44,14 +44,15 @@ def head(graph: Graph) -> Node:
 
 
 def has_contraction(analysis: Analysis) -> bool:
-    """Return whether an operator is a contraction: a matrix product, a convolution or attention."""
+    """Return whether the operator with this analysis is a contraction: a matrix product, a convolution or attention."""
     return contraction_flops(analysis.bound) > 0
 
 
 def piece_variable(analysis: Analysis, dims: Sequence[int | None]) -> str | None:
     """
-    Return the index variable along which an operator can be computed in pieces, given what one piece reads of each
-    operand: a shard of the dim with the number in `dims`, or the whole operand (None).
+    Return the index variable along which the operator with this analysis can be computed in pieces, one after the
+    other. `dims` says what a piece reads of each operand, in order: a shard of the dim with this number, or the whole
+    operand (None).
 
     Returns None if no operand is read in shards, if the dims do not belong to one variable that can be divided, or if
     the operator has halos.

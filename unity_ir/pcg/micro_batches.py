@@ -41,7 +41,7 @@ _BEFORE, _AFTER = _Role("before"), _Role("after")
 @dataclass(frozen=True, slots=True)
 class TimeDivision:
     """
-    What part of each value of a serial graph one of `count` micro-batches has.
+    Says how the `count` micro-batches of a step divide each value of a serial graph.
 
     The graph is that of the whole batch if `micro_batch` made this, and that of one micro-batch if `in_micro_batches`
     did.
@@ -57,16 +57,16 @@ class TimeDivision:
 
     def of(self, value: Value) -> InTime | None:
         """
-        Return how a value is divided over micro-batches; None for a value that is made before or after the loop over
-        them.
+        Return how micro-batches divide a value of the loop over them: each has a shard of one dim, an addend, or the
+        whole. None for a value that a step makes once, before or after the loop.
         """
         found = self.roles[value]
         return InTime(found.role, self.count) if found.when == "in" else None
 
-    def part(self, value: Value) -> Shape:
+    def micro_shape(self, value: Value) -> Shape:
         """
-        Return the shape of one micro-batch's part of a value: the dim along which micro-batches divide it, if any, is
-        `count` times as small as in the whole batch.
+        Return the shape of what one micro-batch has of a value: its global shape in the whole batch, in which the dim
+        that micro-batches divide, if any, is divided by `count`.
         """
         return _part(self.whole[value].shape, self.roles[value], self.count)
 
@@ -83,8 +83,8 @@ class TimeDivision:
 
     def read(self, node: Node, operand: int, variable: str | None) -> InTime:
         """
-        Return how one operand of an operator in the loop over micro-batches is divided over them. `operand` is its
-        number, and `variable` the index variable of the operator that micro-batches divide.
+        Return how micro-batches divide operand number `operand` of `node`, as this operator of the loop over them reads
+        it. `variable` is the index variable of the operator that micro-batches divide (None: none).
 
         A value that the loop makes is divided as it is made. Of one made before the loop, each micro-batch reads a
         shard along `variable`, or, if the operand does not have that variable, the whole.
@@ -241,7 +241,7 @@ def micro_batch(graph: Graph, dims: Mapping[str, int], count: int) -> Graph:
     times = _Follower(graph, dims, count, grows=False).times()
 
     def smaller(node: Node, operands: tuple[Value, ...]) -> Sequence[Value]:
-        shapes = [times.part(v) for v in node.results]
+        shapes = [times.micro_shape(v) for v in node.results]
         if node.is_leaf:
             return _leaf(node, _of_shape(node.types[0], shapes[0])).results
         return apply(node.op, operands, _divided(node, operands, shapes, count)).results

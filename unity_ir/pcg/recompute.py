@@ -57,8 +57,8 @@ class Recomputation:
 
     def in_backward(self, gradient: Value) -> Value:
         """
-        Return the gradient `gradient`, built from the forward's values, rebuilt so that it reads only kept values of
-        the forward: those that are not kept are replaced by recomputed ones.
+        Rebuild a gradient so that it reads only kept values of the forward, and return it: values that are not kept are
+        replaced by recomputed ones. `gradient` must have been built from values of the forward.
 
         Nodes of the gradient that are also nodes of the forward, since equal nodes are one object, are replaced, too.
         """

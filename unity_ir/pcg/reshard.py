@@ -100,8 +100,9 @@ def sum_over(moves: Sequence[tuple[Move, str]], of: Callable[[Move, str], int]) 
 def sum_over(moves: Sequence[tuple[Move, str]], of: Callable[[Move, str], float]) -> float: ...
 def sum_over(moves: Sequence[tuple[Move, str]], of: Callable[[Move, str], float]) -> float:
     """
-    Return the sum of `of(move, element type)` over `moves`, pairs of these. For a pair that is there several times as
-    the same object, such as a move of each micro-batch, `of` is called once.
+    Return the sum of the numbers `of(move, dtype)` over `moves`, pairs of a move and the element type (such as `f32`)
+    that it moves. A pair that is there several times as the same object, such as a move of each micro-batch, counts as
+    often, but `of` is called for it only once.
     """
     found = {key: of(*pair) for key, pair in {id(pair): pair for pair in moves}.items()}
     return sum(found[id(pair)] for pair in moves)
@@ -202,8 +203,8 @@ def cheapest_moves(
     price: Price,
 ) -> tuple[Move, ...]:
     """
-    Return the moves, in order, that bring a value from layout `source` to layout `target` in the fewest seconds, of
-    which `price` gives each move's; () if the layouts are equal. Of equally fast sequences, the shortest is taken
+    Return the moves, in order, that bring a value from layout `source` to layout `target` in the fewest seconds; () if
+    the layouts are equal. `price(move)` returns a move's seconds. Of equally fast sequences, the shortest is taken
     (Dijkstra over layouts).
 
     `shape` is the global shape of the value. Raises `UnityError` if there are none, which is so only if mesh axes do

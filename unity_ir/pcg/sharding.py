@@ -211,8 +211,9 @@ def piece_index(layout: Layout, mesh: Mesh, device: int, dim: int) -> tuple[int,
 
 def view_of(assignment: Sequence[GridRole], order: Sequence[GridRole], mesh: Mesh) -> View:
     """
-    Return the machine view of an operator with this assignment: the first device, and the steps along each axis of its
-    task grid. `order` says what each axis of the task grid is, as roles, in the grid's order (see `grid_order`).
+    Return the machine view of an operator, given its assignment (the role of each mesh axis): the first device, and for
+    each axis of its task grid the factors and their strides. `order` has the role that each axis of the task grid
+    stands for, as `grid_order` returns it.
     """
     return _view_of(tuple(assignment), tuple(order), mesh)
 
@@ -253,9 +254,9 @@ def axes_of(view: View, order: Sequence[GridRole], mesh: Mesh, name: str) -> Ass
     """
     Return the role of each mesh axis in an operator that has this machine view; the inverse of `view_of`.
 
-    `order` says what each axis of the view is, as roles. Mesh axes that the view does not mention are pinned at its
-    first device. `name` is the operator's, for messages. Raises `UnityError` if the view names devices that the mesh
-    does not have, or if its strides are not those of mesh axes.
+    `order` has the role that each axis of the view stands for, as `grid_order` returns it. Mesh axes that the view does
+    not mention are pinned at its first device. `name` is the operator's, for messages. Raises `UnityError` if the view
+    names devices that the mesh does not have, or if its strides are not those of mesh axes.
     """
     if view.last >= mesh.devices:
         raise UnityError(f"pcg.{name}: its view names device {view.last}, but the machine has {mesh.devices} devices")
@@ -318,8 +319,8 @@ def role_name(what: GridRole) -> str:
 
 def operand_role(analysis: Analysis, operand: int, what: GridRole) -> int:
     """
-    Return the role that a mesh axis has in the layout of an operand, given its role in the operator (`what`). `operand`
-    is the operand's number.
+    Return the role that a mesh axis has in the layout of operand number `operand`, given `what`, its role in the
+    operator: the name of an index variable, a set of operands' names, COPY, REPEAT or pinned.
 
     An index variable becomes the dim that it shards, or COPY if the operand does not have it. A set of operands in
     partial sums becomes SUM if the operand is in the set, else COPY. COPY, REPEAT and pinned stay.
@@ -337,8 +338,8 @@ def operand_role(analysis: Analysis, operand: int, what: GridRole) -> int:
 
 def result_role(analysis: Analysis, result: int, what: GridRole) -> int:
     """
-    Return the role that a mesh axis has in the layout of a result, given its role in the operator (`what`). `result` is
-    the result's number.
+    Return the role that a mesh axis has in the layout of result number `result`, given `what`, its role in the
+    operator: the name of an index variable, a set of operands' names, COPY, REPEAT or pinned.
 
     An index variable becomes the dim that it shards, or SUM if it is reduced. A set of operands in partial sums becomes
     SUM if the result depends on them, else COPY. COPY, REPEAT and pinned stay.
@@ -399,7 +400,7 @@ def _infer_assignment(analysis: Analysis, operands: Sequence[Layout]) -> Assignm
 
 def grid_order(node: Node) -> tuple[GridRole, ...]:
     """
-    Return what each axis of a node's task grid is, as roles, in order: index variables (for a leaf or parallel
+    Return the role that each axis of a node's task grid stands for, in order: index variables (for a leaf or parallel
     operator, the numbers of the result's dims), then COPY, then sets of operands that can be in partial sums (SUM for a
     leaf or parallel operator).
     """
@@ -435,10 +436,11 @@ def _assigned_degrees(assignment: Assignment, mesh: Mesh) -> dict[GridRole, int]
 
 def assignment_for(analysis: Analysis, operands: Sequence[Layout], result: Layout) -> Assignment | None:
     """
-    Return an assignment with which an operator reads its operands in the layouts `operands` and makes its first result
-    in the layout `result`; None if there is none.
+    Return an assignment (the role of each mesh axis) with which an operator reads its operands in the layouts
+    `operands` and makes its first result in the layout `result`; None if there is none.
 
-    Given `out[v, e] = sum[b](..ids[b]..g[b, e])`, g and ids sharded along b, and a result in partial sums, returns b.
+    Given `out[v, e] = sum[b](..ids[b]..g[b, e])` on one mesh axis, with ids and g sharded along b and a result in
+    partial sums, returns ("b",).
     """
     pinned = [pinned_at(coordinate) for _, coordinate in pins_of(result)]
     may: list[GridRole] = [*analysis.splittable, COPY, REPEAT, *analysis.carriers, *pinned]

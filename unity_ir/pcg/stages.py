@@ -31,8 +31,11 @@ from unity_ir.pcg.sharding import (
 
 def stage_axes(mesh: Mesh, stages: int) -> int:
     """
-    Return the number of leading mesh axes along which stages lie: those whose sizes multiply to `stages`. Raises
-    `UnityError` if none do.
+    Return how many mesh axes, from the outermost, lead from one part of the machine to the next in a pipeline of
+    `stages` parts, each of which runs one stage (or several, its chunks): the sizes of these axes multiply to `stages`.
+    On a mesh of sizes (2, 2, 2), given 4, returns 2.
+
+    Raises `UnityError` if no leading axes have sizes that multiply to `stages`.
     """
     known = [prod(mesh.sizes[:i]) for i in range(len(mesh.sizes) + 1)]
     if stages not in known:
@@ -46,8 +49,9 @@ def stage_axes(mesh: Mesh, stages: int) -> int:
 
 def stage_axes_of(graph: Graph, mesh: Mesh) -> int:
     """
-    Return the number of leading mesh axes along which the stages of a graph lie; 0 if it has no stages. Raises
-    `UnityError` if no leading axes have sizes that multiply to the ranks of its pipeline.
+    Return how many mesh axes, from the outermost, lead from one part of the machine to the next in the pipeline of a
+    graph (`stage_axes`); 0 if the graph has no stages. Raises `UnityError` if no leading axes have sizes that multiply
+    to the ranks of its pipeline.
     """
     return 0 if graph.pipeline is None else stage_axes(mesh, graph.pipeline.ranks)
 

@@ -55,7 +55,7 @@ class Piece:
 @dataclass(frozen=True, slots=True)
 class InTime:
     """
-    How a value is divided over the micro-batches of a step: of its degree in `role`, `pieces` are in time.
+    How the micro-batches of a step divide a value: along `role`, into `pieces`, the number of micro-batches.
 
     If `role` is a dim's number, each micro-batch has its own shard of the dim. `copy`: every micro-batch reads the same
     (weights). `sum`: each makes an addend (gradients of weights, a loss). Time divides first, so the shards of a
@@ -67,7 +67,7 @@ class InTime:
 
     @property
     def dual(self) -> InTime:
-        """The division of the value's gradient: `sum` and `copy` change places."""
+        """How micro-batches divide the value's gradient: `sum` and `copy` change places."""
         return InTime("sum" if self.role == "copy" else "copy" if self.role == "sum" else self.role, self.pieces)
 
 
@@ -101,17 +101,20 @@ class TensorType:
 
     @property
     def micro_batches(self) -> int:
-        """The number of pieces in time; 1 for a value that is not divided in time."""
+        """The number of micro-batches that make or read the value; 1 for a value that a step makes once."""
         return 1 if self.time is None else self.time.pieces
 
     @cached_property
     def micro_shape(self) -> tuple[int, ...]:
-        """The shape of one micro-batch's part of the value: that of the value if micro-batches divide no dim."""
+        """The shape of what one micro-batch has of the value: the global shape if micro-batches divide no dim."""
         return tuple(s // d for s, d in zip(self.shape, self.parts_in_time.dims, strict=True))
 
     @cached_property
     def parts_in_time(self) -> Degrees:
-        """How micro-batches divide the value: one degree is `micro_batches`, the others are 1."""
+        """
+        How micro-batches divide the value: `micro_batches` is the degree of the one dim that they divide, or else the
+        number of their partial sums or copies; all other degrees are 1.
+        """
         role, pieces = (None, 1) if self.time is None else (self.time.role, self.time.pieces)
         dims = tuple(pieces if dim == role else 1 for dim in range(len(self.shape)))
         return Degrees(dims, pieces if role == "sum" else 1, pieces if role == "copy" else 1)
@@ -119,7 +122,8 @@ class TensorType:
     @cached_property
     def parts_in_space(self) -> Degrees:
         """
-        How the value is divided over devices within one micro-batch: `parts`, in which pieces in time do not count.
+        How devices divide the value within one micro-batch: as `parts`, but with degrees that count devices alone, not
+        micro-batches.
         """
         if self.time is None:
             return self.parts
@@ -230,8 +234,9 @@ class TensorType:
 
     def in_time(self, time: InTime) -> TensorType:
         """
-        Return the type divided over micro-batches as well: its degree in `time.role` is multiplied by `time.pieces`,
-        and these are in time. The type must have no pieces in time yet. Halos stay.
+        Return the type with micro-batches that divide the value, in addition to devices: the degree that `time.role`
+        names (a dim's, that of `sum` or of `copy`) is multiplied by `time.pieces`. The type must not be divided over
+        micro-batches yet. Halos stay.
         """
         parts = self.parts
         match time.role:
@@ -246,7 +251,7 @@ class TensorType:
 
     @property
     def out_of_time(self) -> TensorType:
-        """The type of the same value divided over devices alone, without pieces in time."""
+        """The type of the same value if devices alone divide it, and no micro-batches do."""
         return divided_type(self.shape, self.dtype, self.parts_in_space, self.grad)
 
     def with_halo(self, dim: int, low: int, high: int, kind: str = "halo") -> TensorType:
@@ -373,8 +378,9 @@ def divided_type(
 ) -> TensorType:
     """
     Return the parallel type of a value of global shape `shape` and element type `dtype` that is divided as `degrees`
-    says. `grad` is the element type of the gradient (empty: that of the value); `time` says which of the pieces are in
-    time. Raises `UnityError` as `tensor_type` does.
+    says (shards of each dim, partial sums, copies, halos). `grad` is the element type of the gradient (empty: that of
+    the value); `time` says what of this division is over micro-batches (None: nothing). Raises `UnityError` as
+    `tensor_type` does.
     """
     return tensor_type(
         shape, dtype, degrees.dims, degrees.sum, degrees.copy, degrees.halo, degrees.halo_sum, grad, time

@@ -39,7 +39,10 @@ class View:
         return tuple(prod(f for f, _ in axis) for axis in self.axes)
 
     def devices(self) -> list[int]:
-        """Return the numbers of the devices that run tasks, in row-major order of the task grid, repeats included."""
+        """
+        Return the numbers of the devices that run tasks, in row-major order of the task grid. The devices of `repeat`,
+        which do the same task, follow each other.
+        """
         return [self.start + offset for offset in _offsets((*self.axes, self.repeat))]
 
     @property

@@ -31,9 +31,12 @@ class LinkLoad:
 
 def link_loads(plan: PlanCost, timeline: Timeline | None) -> list[LinkLoad]:
     """
-    Return the load of the links of each level of the machine, outermost first, in one iteration of a plan. `plan` is
-    its cost, and `timeline` its simulated iteration, as emitted. Without a timeline (None, as for a pipeline, which is
-    simulated by whole parts of a step), `busy` and `share` are None.
+    Return, for each level of the machine, outermost first, how much its links carry in one iteration of a plan: bytes
+    and number of moves, and the seconds for which the busiest device's port to them is occupied (`busy`), also as a
+    fraction of the iteration (`share`).
+
+    `plan` is the plan's cost, and `timeline` its simulated iteration, as emitted. Without a timeline (None, as for a
+    pipeline, which is simulated by whole parts of a step), `busy` and `share` are None.
     """
     machine = plan.machine
     found: list[LinkLoad] = []

@@ -21,9 +21,9 @@ Task = tuple[int, tuple[int, ...], tuple[int, ...], tuple[Key, ...], tuple[Key, 
 
 def arrivals(numbers: Sequence[int], streams: Streams, of: int) -> tuple[Key, ...]:
     """
-    Return the arrivals that a task on device class number `of` waits for before it reads the results of several
-    reshards, whose numbers are `numbers`. An arrival says that a reshard's result is complete on a device class; it is
-    given by its key, an integer (`Key`).
+    Return the keys (integers, `Key`) of the arrivals that a task on device class number `of` waits for before it reads
+    the results of the reshards with these `numbers`. An arrival says that a reshard's result is complete on a device
+    class.
     """
     classes = streams.classes
     return tuple([n * classes + of for n in numbers])
@@ -38,16 +38,16 @@ def chain(
     levels: tuple[int, ...] = (),
 ) -> list[tuple[str, Task]]:
     """
-    Return the tasks of one reshard, in order, each as (kind of its move, task). A move has one task for each group of
-    device classes that exchange data. A task is a tuple (`Task`): its picoseconds (ticks), the streams whose earlier
-    tasks must have ended before it starts, those of them that it occupies, the arrivals that it waits for, and the
-    arrivals that it causes. An arrival says that a reshard's result is complete on a device class (`arrivals`).
+    Return the tasks of one reshard, in order, each as (name of its collective, task). A move has one task for each
+    group of device classes that exchange data. A task is a tuple (`Task`): its picoseconds (ticks), the streams whose
+    earlier tasks must have ended before it starts, those of them that it occupies, the arrivals that it waits for, and
+    the arrivals that it causes. An arrival says that a reshard's result is complete on a device class (`arrivals`).
 
     `steps` are the reshard's moves, and `number` is its own number: each move causes the arrival of that number, and
     the moves after the first wait for it. `sources` are the numbers of the reshards whose results the first move reads.
-    `levels` are the machine levels crossed by the collective that made the operand (() if none did): a move on the
-    devices themselves runs on that collective's streams. Without `overlap`, every collective occupies the compute
-    streams, too.
+    `levels` has the numbers of the machine levels crossed by the collective that made the operand (() if none did): a
+    move on the devices themselves runs on that collective's streams. Without `overlap`, every collective occupies the
+    compute streams, too.
     """
     out: list[tuple[str, Task]] = []
     reads = sources
@@ -67,9 +67,9 @@ def chain(
 
 def stall(streams: Streams, steps: Sequence[Step], sources: Sequence[int]) -> list[tuple[str, Task]]:
     """
-    Return the tasks of moves that kernels wait for, such as halo exchanges, each as (kind of its move, task), as
-    `chain` does. They occupy the compute streams, too, so that no later task has to wait for their results in another
-    way.
+    Return the tasks of moves that kernels wait for, such as halo exchanges, each as (name of its collective, task), as
+    `chain` does. They occupy the compute streams, too, and cause no arrivals: later tasks wait for them as they are
+    issued after them.
 
     `steps` are the moves. The first waits for the results of the reshards with numbers `sources`.
     """

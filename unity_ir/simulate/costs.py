@@ -56,8 +56,9 @@ class Costs:
 
     def choice(self, node: Node, needs: tuple[bool, ...], assignment: Assignment) -> Choice:
         """
-        Return what a compute node of a serial graph is under an assignment (the role of each mesh axis): its layouts,
-        the ticks (picoseconds) of its kernels, its halo exchanges, and the device classes that run it. Memoised.
+        Return how a compute node of a serial graph runs under an assignment (the role of each mesh axis): the layouts
+        of its operands and results, the ticks (picoseconds) of its kernels, its halo exchanges, and the device classes
+        that run it. Memoised.
 
         `needs` says, per operand, whether its gradient is wanted.
         """
@@ -102,9 +103,10 @@ class Costs:
 
     def steps(self, type: TensorType, source: Layout, target: Layout, gradient: bool = False) -> tuple[Step, ...]:
         """
-        Return the moves that bring a value from layout `source` to layout `target`, in order, each as a `Step` with its
-        kind, ticks, machine levels crossed and device classes. `type` is the value's type in the serial graph. Moves
-        that only rename roles (COPY to REPEAT, say), and so do nothing, are left out.
+        Return the moves that bring a value from layout `source` to layout `target`, in order, each as a tuple `Step`:
+        its collective's name, ticks, numbers of the machine levels crossed, and device classes of each group. `type` is
+        the value's type in the serial graph. Moves that only rename roles (COPY to REPEAT, say), and so do nothing, are
+        left out.
 
         With `gradient`, the value's gradient is moved, of element type `grad_dtype`; `source` and `target` are then
         layouts of the gradient.
@@ -118,7 +120,7 @@ class Costs:
             found = self._steps[key] = self.streams.steps(moves, source, dtype)
         return found
 
-    def send(
+    def reshard_tasks(
         self, type: TensorType, ends: tuple[Layout, Layout], number: int, overlap: bool, gradient: bool = False
     ) -> tuple[Task, ...]:
         """

@@ -199,8 +199,9 @@ class Simulation:
 
     def choice(self, p: int, assignment: Assignment) -> Choice:
         """
-        Return what operator number `p` of `nodes` is under an assignment: its layouts, the ticks (picoseconds) of its
-        kernels, its halo exchanges and device classes. The current assignment is not changed.
+        Return how operator number `p` of `nodes` runs under an assignment: the layouts of its operands and results, the
+        ticks (picoseconds) of its kernels, its halo exchanges and device classes. The current assignment is not
+        changed.
 
         Raises `UnityError` if the assignment does not fit the operator, or pins an axis that is not among `axes`.
         """
@@ -236,7 +237,7 @@ class Simulation:
         if found is None:
             number = self.reshard_number(v, target) + back
             ends = (dual(target), dual(source)) if back else (source, target)
-            found = self._sends[key] = self.costs.send(self.types[v], ends, number, self.overlap, back)
+            found = self._sends[key] = self.costs.reshard_tasks(self.types[v], ends, number, self.overlap, back)
         return found
 
     # -- building
@@ -309,7 +310,7 @@ class Simulation:
             out += self._send(v, group)
 
     def _backward(self, p: int) -> Block:
-        return [*self.backward_kernel(p), *self.backward_sends(p)]
+        return [*self.backward_kernel(p), *self.backward_reshards(p)]
 
     def backward_kernel(self, p: int) -> Block:
         """
@@ -334,10 +335,11 @@ class Simulation:
         out.extend(task for _, task in choice.halos_back)
         return out
 
-    def backward_sends(self, p: int) -> Block:
+    def backward_reshards(self, p: int) -> Block:
         """
         Return the tasks of the reshards that are issued after the backward of operator number `p` of `nodes`: those of
-        its operands' gradients that are complete then. Without overlap, only those of gradients of inputs and weights.
+        its operands' gradients that are complete then. Without overlap, only those of gradients of inputs and weights;
+        `backward_kernel` has the others.
         """
         out: Block = []
         if not self.backward[p]:

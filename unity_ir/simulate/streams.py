@@ -118,9 +118,9 @@ class Streams:
 
     def step(self, move: Move, before: Layout, dtype: str) -> Step:
         """
-        Return a move as the simulation needs it: (its kind, its picoseconds (ticks), the machine levels it crosses, the
-        device classes of each group that exchanges data). A move on the devices themselves has levels () and groups of
-        one class.
+        Return a move as the simulation needs it: (its collective's name, its picoseconds (ticks), the numbers of the
+        machine levels that it crosses, the device classes of each group that exchanges data). A move on the devices
+        themselves has levels () and groups of one class.
 
         `before` is the layout that the value, of element type `dtype`, has before the move.
         """

@@ -49,7 +49,10 @@ class Point:
 
     @property
     def family(self) -> str:
-        """The text of the model without its batch: it is equal for points that differ only in batch and machine."""
+        """
+        The text of the model without its batch, such as `llama3_8b`: equal for points that differ only in batch and
+        machine.
+        """
         return ",".join(part for part in self.text.split(",") if not part.startswith(f"{BATCH}="))
 
     @property

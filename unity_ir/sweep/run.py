@@ -45,8 +45,9 @@ def sweep(
 ) -> list[Answer]:
     """
     Find the fastest step at each point; return the answers in the order of `points`. No answer is slower than the step
-    of another point that can be run at its own (`monotone`). Points with equal models and machines are searched once;
-    those that `store` has are read from it, others are written to it.
+    of another point that can be run at its own (`monotone`). `how` says how to search: precision, optimizer, pipelines,
+    joint search. Points with equal models and machines are searched once; those that `store`, a folder of answers, has
+    are read from it, others are written to it.
 
     `jobs` forked processes share the work (1: this process does it). `progress` is called in this process, whenever a
     group of points with the same model and mesh is done, with their answers. Raises `UnityError` where a point's model
@@ -181,5 +182,7 @@ def _answer(point: Point, machine: Machine, about: _About, bound: float, best: B
 
 
 def check_how(how: How) -> None:
-    """Raise `UnityError` for an optimizer that is not known."""
+    """
+    Raise `UnityError` if `how.optimizer` is not the name of an optimizer. `unity-sweep` calls it before it searches.
+    """
     optimizer_of("sweep", how.optimizer, {})

@@ -93,7 +93,7 @@ class PointSearch:
     def best(self, machine: Machine) -> Best | None:
         """
         Search the fastest step on `machine`, one of `machines`, by hill climbing over recipes, and by the joint search
-        where that was asked for; return it. None if no plan was found that fits.
+        if it is to run on this machine; return it. None if no plan was found that fits.
         """
         found = self.best_known(machine)
         if id(machine) in self.joint_at and self._joint(machine):
@@ -139,8 +139,9 @@ class PointSearch:
 
     def bound(self, machine: Machine) -> float:
         """
-        Return a lower bound, in seconds, of any plan of the graph on a machine (`cost.least.work_bound`). It holds
-        whatever the links, and is memoised by the bandwidth of a device's memory.
+        Return a lower bound, in seconds, of any plan of the model's graph, as it is before rewrites, on a machine
+        (`cost.least.work_bound`). It does not depend on the links, and is memoised by the bandwidth of a device's
+        memory.
         """
         rate = machine.device.memory_bandwidth
         if rate not in self._bounds:
