@@ -56,12 +56,14 @@ class ColumnSums:
 
 def column_sums(line: Bound) -> ColumnSums | None:
     """
-    Match a bound TDL line, simplified (`rewrite.simplified`), as one that sums a matrix over its rows, perhaps beside
-    results that are matrices over the same rows and columns; return which index variables are rows and which columns.
+    Match a bound TDL line as one that a single kernel computes row by row: some results are the sum of a matrix over
+    its rows, such as the gradient of a bias or of a norm's weight; others may be matrices of the same rows and columns,
+    such as the gradient that is summed. Return which index variables are rows and which columns.
 
-    Its results must share their index variables (see `with_common_variables`). Returns None for a line without such
-    sums, for a single sum without a reduction inside of it, and where a tensor's rows are read in several ways or its
-    columns are not neighbours in memory.
+    The line must be simplified (`rewrite.simplified`), and its results must share their index variables (see
+    `with_common_variables`). Returns None for a line that has no such sum, or only one sum, of elements that need no
+    reduction over their row; and where a tensor is read at several addresses for one row, or its columns are not
+    contiguous.
     """
     rows: Names | None = None
     columns: Names = ()
@@ -109,9 +111,11 @@ def is_column_sum(result: Result) -> bool:
 
 def reads_whole_rows(line: Bound, body: Expr, rows: Names, columns: Names) -> bool:
     """
-    Return whether the expression `body` of a bound line reads some tensor at every row and column: whether all of the
-    index variables `rows` and `columns` index one read. The variables of a reduction count as the columns if there are
-    as many.
+    Return whether some read of a tensor in `body`, an expression of a bound line, depends on all index variables `rows`
+    and `columns`, so that it reads an element for every row and column. `column_sums` requires it, to have a matrix to
+    go through.
+
+    A reduction over as many variables as there are columns counts as one over the columns.
     """
     wanted = {*rows, *columns}
     return any(wanted <= {n for i in a.indices for n in index_names(i)} for a in _of_rows(line, body, rows, columns))
@@ -121,15 +125,14 @@ def with_common_variables(
     line: Bound, axes: Mapping[str, tuple[int, ...]]
 ) -> tuple[Bound, Mapping[str, tuple[int, ...]]] | None:
     """
-    Rename the index variables of a bound line so that all results are over those of the first one. Return (the line,
-    the mesh axes by its variables).
+    Rename the index variables of a bound line so that all results have those of the first one. Return (the line; for
+    each of its variables that is used as a value, the numbers of the mesh axes that divide it).
 
         out[r, c] = f(g[r, c]);  bias[e] = sum[k](g[k, e])  ->  out[r, c] = f(g[r, c]);  bias[c] = sum[r](g[r, c])
 
-    `axes` maps each index variable that is used as a value to the numbers of the mesh axes that divide it. All results
-    must have the same sizes; for a sum, these are the sizes of its rows (summed over), then of its columns. Returns
-    None if sizes differ, if different mesh axes divide variables that would become one, and for segments, windows,
-    gathers and opaque functions.
+    `axes` has these numbers for the variables as they are named before. All results must have the same sizes; for a
+    sum, these are the sizes of its rows (summed over), then of its columns. Returns None if sizes differ, if different
+    mesh axes divide variables that would become one, and for segments, windows, gathers and opaque functions.
     """
     common: Names | None = None
     results: list[Result] = []

@@ -82,9 +82,9 @@ def composed(parts: Sequence[Part], kept: Sequence[Register], apart: bool = Fals
     expression of a result is substituted wherever another of them reads it.
 
     `kept` are the registers (numbers of the program's values) that the fused line returns, in this order; other results
-    are not stored. If a kept result is not read at the index variables of the last part's results, it gets index
-    variables of its own with `apart`; without `apart`, None is returned. Returns None, too, where fusing would compute
-    an element more than once, or a dim's indices cannot be substituted.
+    are not stored. All of them are indexed by the variables of the last operator's results. A kept result that cannot
+    be gets variables of its own if `apart` is True; else None is returned. Returns None, too, where fusing would
+    compute an element more than once, or a dim's indices cannot be substituted.
     """
     try:
         return _Composer(parts).composed(kept, apart)

@@ -12,9 +12,11 @@ from unity_ir.tdl.syntax import Access, Bound, Expr, PaddedVar, Var, accesses
 
 def with_rows(line: Bound, operands: Mapping[str, int], results: Sequence[int]) -> Bound:
     """
-    Return a bound line whose tensors are stored with padded rows: `operands` maps names of operands to the elements of
-    a stored row, `results` has that number for each result, in order; 0 (and an operand left out) stands for no
-    padding. Each padded tensor must be one that `can_be_padded`.
+    Return a bound line that says of its tensors how their rows (the last dim) are stored: `operands` maps the name of
+    an operand, and `results` has for each result in order, the number of elements from one row to the next. A number
+    above the dim's size is padding, which is never read; 0 (and an operand left out) stands for none.
+
+    Each padded tensor must be one that `can_be_padded`.
     """
 
     def visit(expr: Expr) -> Expr:
@@ -38,7 +40,8 @@ def _padded(indices: tuple[Any, ...], row: int) -> tuple[Any, ...]:
 
 def padded_rows(line: Bound) -> dict[str, int]:
     """
-    Return, by name, the elements of a stored row of each operand and result of a bound line whose rows are padded.
+    Return, by name, the number of elements from one row to the next, padding included, of each operand and result of a
+    bound line whose rows (the last dim) are stored padded.
     """
     found = [(r.name, r.indices) for r in line.results]
     found += [(a.tensor, a.indices) for r in line.results for a in accesses(r.expr)]
@@ -46,14 +49,15 @@ def padded_rows(line: Bound) -> dict[str, int]:
 
 
 def has_padded_results(line: Bound) -> bool:
-    """Return whether the rows of any result of a bound line are stored padded."""
+    """Return whether any result of a bound line has rows (the last dim) that are stored padded."""
     return any(r.indices and isinstance(r.indices[-1], PaddedVar) for r in line.results)
 
 
 def can_be_padded(line: Bound, tensor: str, size: int) -> bool:
     """
-    Return whether the rows of `tensor`, an operand or result of a bound line by name, can be stored padded: whether
-    each read or write of it steps through its last dim, of `size` elements, by one index variable.
+    Return whether the operand or result called `tensor` of a bound line can be stored with padding after each row:
+    whether every read or write of it has a single index variable for its last dim, which runs over all its `size`
+    elements.
     """
     found = [r.indices for r in line.results if r.name == tensor]
     found += [a.indices for r in line.results for a in accesses(r.expr) if a.tensor == tensor]

@@ -37,9 +37,9 @@ def scattered(result: Result, extents: Mapping[str, int]) -> Scatter | None:
     Match a result of a bound TDL line as a scatter-add, such as an embedding's gradient: each element is added at the
     position that an integer operand gives for it. Return its parts, or None for anything else.
 
-    The sum must be over all dims of the integers. It may itself be added to a tensor that is read at the result's own
-    position; the dim that integers index then has at most `MOST_PLACES` positions for each integer. `extents` maps each
-    index variable to its number of positions; variables with one position are ignored.
+    The sum must be over all dims of the integers. A tensor of the result's shape may be added to it; such a result is
+    matched only if the dim that the integers index has at most `MOST_PLACES` positions for each integer. `extents` maps
+    each index variable to its number of positions; variables with one position are ignored.
     """
     expr, total = result.expr, None
     match expr:

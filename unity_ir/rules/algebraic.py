@@ -89,9 +89,12 @@ def selected(text: str) -> tuple[Rule, ...]:
 
 def reservations(text: str, used: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """
-    Return (unproved, ties) of the rules called `used`, as the search option's `text` selects them: the names of their
-    substitutions that are not proved, and of rules that are proved except for gradients at ties of a maximum. Names
-    that `text` does not select are the library's, or ignored.
+    Return (unproved, ties), which a search reports about the rules called `used` that its result applies: the names of
+    their substitutions that are not proved, and the names of the rules that are proved except for the gradients at ties
+    of a maximum.
+
+    `text` is the search option that selected the rules (`selected`). A name that it does not select is looked up in the
+    library; a name that is not there either is ignored.
     """
     known = rules() | {rule.name: rule for rule in selected(text)}
     found = [known[name] for name in dict.fromkeys(used) if name in known]

@@ -122,9 +122,11 @@ def _fits(kind: str, value: AttrExpr) -> bool:
 
 def parameters(rule: Substitution, side: tuple[Term, ...]) -> dict[str, str]:
     """
-    Return the attribute parameters (`$act`: an attribute whose value a match gives) on one side of a rule, `source` or
-    `target`: the kind of each, `name`, `float` or `dtype`, by the parameter's name. Given `matmul` with `act = $act`,
-    returns `{"act": "name"}`.
+    Return the attribute parameters (`$act`: an attribute whose value a match gives) on one side of a rule,
+    `rule.source` or `rule.target`, as {name of the parameter: kind of its value}.
+
+    The kind is `name` (a function such as `relu`), `float`, or `dtype` (an element type). Given `matmul` with `act =
+    $act`, returns `{"act": "name"}`.
     """
     return {
         value.name: _attribute_kinds(o.op)[name]

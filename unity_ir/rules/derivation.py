@@ -101,12 +101,13 @@ def parse_derivations(text: str, where: str) -> Derivations:
 
 def apply_at(graph: Graph, rule: Rule, at: str, given: Bindings | None = None) -> Graph:
     """
-    Apply a rewrite rule once at the operator `at`, such as `matmul#3` (the matmul that is node 3 in topological order,
-    from 0) or `matmul#3.2` for the second match there, or at several at once, `matmul#3, matmul#8`, all of them nodes
-    of `graph`; return the new graph.
+    Apply a rewrite rule to a graph, at one operator or at several at once; return the new graph.
 
-    `given` has values by name for symbols that no match determines, such as `{"d": 2}`. Raises `UnityError`, with
-    places where it applies, where the rule does not apply.
+    `at` is text. It names an operator by its number in topological order, from 0: `matmul#3`, or `matmul#3.2` for the
+    second of several ways to apply the rule there. Several operators are joined by commas, `matmul#3, matmul#8`; all
+    numbers are those in `graph`. `given` has values by name for symbols that no match determines, such as `{"d": 2}`.
+
+    Raises `UnityError` if the rule does not apply at `at`; the message lists operators at which it does.
     """
     several = [place.strip() for place in at.split(",")]
     if len(several) > 1 and (after := rule.at_once(graph, several, given)) is not None:

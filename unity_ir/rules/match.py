@@ -46,10 +46,10 @@ class OpIndex:
             for i, operand in enumerate(node.operands):
                 self.users.setdefault(operand, []).append((node, i))
 
-    def place(self, node: Node) -> str:
+    def reference(self, node: Node) -> str:
         """
-        Return the name by which derivations (recorded rule applications) refer to a node: its operator and its number,
-        from 0, among the graph's nodes in topological order, `matmul#3`.
+        Return the text by which derivations (recorded rule applications) refer to `node`: its operator and its number,
+        from 0, among the graph's nodes in topological order, such as `matmul#3`.
         """
         return f"{node.op}#{self.number[node]}"
 
@@ -74,7 +74,9 @@ class OpIndex:
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """A place in a graph where a substitution applies, with the new values that would replace the matched ones."""
+    """
+    One way to apply a substitution to a graph: the matched operators, and the new values that would replace theirs.
+    """
 
     rule: Substitution
     index: OpIndex
@@ -90,12 +92,12 @@ class Match:
     """The operators matched by the source pattern."""
 
     @property
-    def place(self) -> str:
+    def reference(self) -> str:
         """
-        The name of the operator that the match is at (which makes the first replaced value), such as `matmul#3`: node 3
-        in topological order, from 0.
+        The text by which derivations refer to `at`, the operator that makes the first replaced value: `matmul#3` for a
+        matmul that is node 3 of the graph in topological order, from 0.
         """
-        return self.index.place(self.at)
+        return self.index.reference(self.at)
 
     @cached_property
     def kept(self) -> tuple[Node, ...]:

@@ -27,7 +27,8 @@ class Rule:
 
     def matches(self, graph: Graph, given: Bindings | None = None, index: OpIndex | None = None) -> Iterator[Match]:
         """
-        Yield all matches of all cases of the rule in a graph, in the order of the nodes they are at.
+        Yield all matches of all cases of the rule in a graph, in the topological order of the operators that make the
+        first replaced value.
 
         `given` has values by name for symbols that no match determines. `index` is the graph's `OpIndex`; None makes
         one.
@@ -40,13 +41,13 @@ class Rule:
         self, graph: Graph, given: Bindings | None = None, index: OpIndex | None = None
     ) -> Iterator[tuple[str, Graph]]:
         """
-        Apply the rule to the graph once, at each of its matches in turn; yield (place, new graph) for each. A match is
-        left out if it would compute something twice, or if a weight that had a gradient would have none, even if that
-        gradient is zero.
+        Apply the rule to the graph once, at each of its matches in turn; yield (reference, new graph) for each. A match
+        is left out if it would compute something twice, or if a weight that had a gradient would have none, even if
+        that gradient is zero.
 
-        The place names the operator that makes the first replaced value: `matmul#3` (node 3 in topological order, from
-        0), or `matmul#3.2` for the second application there. `given` has values by name for symbols that no match
-        determines; `index` is the graph's `OpIndex`, None makes one.
+        The reference is text that names the operator which makes the first replaced value: `matmul#3` (node 3 in
+        topological order, from 0), or `matmul#3.2` for the second application there. `given` has values by name for
+        symbols that no match determines; `index` is the graph's `OpIndex`, None makes one.
         """
         weights: set[Node] | None = None
         last, ways = None, 0
@@ -58,19 +59,19 @@ class Rule:
             if after is not None and weights <= _trained_weights(after):
                 ways = ways + 1 if match.at is last else 1
                 last = match.at
-                yield match.place if ways == 1 else f"{match.place}.{ways}", after
+                yield match.reference if ways == 1 else f"{match.reference}.{ways}", after
 
     def together(
         self, graph: Graph, given: Bindings | None = None, index: OpIndex | None = None, most: int = MOST_AT_ONCE
     ) -> tuple[tuple[str, ...], Graph] | None:
         """
-        Apply the rule at several places of a graph at once, as many as possible up to `most`: at each operator the
-        first match that computes nothing twice, if it shares no operator with a place taken before. Return (the places,
-        all in `graph`; the new graph), or None if there is no place.
+        Apply the rule to a graph at several operators at once, up to `most`. Of each operator's matches the first that
+        computes nothing twice is applied, unless it shares an operator with one chosen before. Return (references of
+        the operators, such as `matmul#3` for node 3 of `graph`; the new graph), or None if there is no such match.
 
         `given` has values by name for symbols that no match determines; `index` is the graph's `OpIndex`, None makes
-        one. Only one place is taken if several at once would leave a weight without gradient, or each need what another
-        replaces.
+        one. Only one match is applied if all together would leave a weight without gradient, or if two of them each
+        need a value that the other replaces.
         """
         index = index or OpIndex(graph)
         chosen: dict[Node, Match] = {}
@@ -88,7 +89,7 @@ class Rule:
             return None
         after = _together(graph, list(chosen.values()))
         if after is not None:
-            return tuple(match.place for match in chosen.values()), after
+            return tuple(match.reference for match in chosen.values()), after
         first = next(self.applications(graph, given, index), None)
         return None if first is None else ((first[0],), first[1])
 
@@ -96,18 +97,19 @@ class Rule:
         self, graph: Graph, places: Sequence[str], given: Bindings | None = None, index: OpIndex | None = None
     ) -> Graph | None:
         """
-        Apply the rule at several places of a graph at once, named as in `matmul#3` (node 3 in topological order, from
-        0): at each the first match that computes nothing twice. Return the new graph.
+        Apply the rule to a graph at several operators at once; return the new graph. `places` are their references,
+        such as `matmul#3` (node 3 in topological order, from 0). At each the first match that computes nothing twice is
+        applied.
 
-        Returns None if a place has no such match, if two have an operator in common or need what the other replaces, or
-        if a weight would lose its gradient. `given` has values by name for symbols that no match determines; `index` is
-        the graph's `OpIndex`, None makes one.
+        Returns None if an operator has no such match, if two matches have an operator in common or each need a value
+        that the other replaces, or if a weight would lose its gradient. `given` has values by name for symbols that no
+        match determines; `index` is the graph's `OpIndex`, None makes one.
         """
         index = index or OpIndex(graph)
         found: dict[str, Match] = {}
         for match in self.matches(graph, given, index):
-            if match.place in places and not match.repeats_work:
-                found.setdefault(match.place, match)
+            if match.reference in places and not match.repeats_work:
+                found.setdefault(match.reference, match)
         taken = [node for match in found.values() for node in match.nodes]
         if found.keys() != set(places) or len(found) < len(places) or len(set(taken)) < len(taken):
             return None
@@ -117,11 +119,12 @@ class Rule:
         self, graph: Graph, given: Bindings | None = None, most: int = MOST_AT_ONCE
     ) -> tuple[list[tuple[str, ...]], Graph]:
         """
-        Apply the rule round by round, each time at as many places at once as possible (`together`), until it applies
-        nowhere or `most` places are taken in all. Return (the places of each round, the last graph).
+        Apply the rule in rounds, each time at as many operators at once as possible (`together`), until it applies
+        nowhere or was applied `most` times in all. Return (for each round, the references of its operators; the last
+        graph).
 
-        A place such as `matmul#3` is node 3 of the graph before that round. `given` has values by name for symbols that
-        no match determines.
+        A reference such as `matmul#3` is to node 3 of the graph before that round. `given` has values by name for
+        symbols that no match determines.
         """
         at: list[tuple[str, ...]] = []
         while (left := most - sum(map(len, at))) > 0 and (found := self.together(graph, given, most=left)) is not None:
@@ -149,8 +152,8 @@ def substitute(graph: Graph, *replacements: Mapping[Value, Value]) -> Graph | No
     it; return the new graph. Return None if two replacements each need a value that the other replaces.
 
     Each of `replacements` (one per match) maps values of the graph to others of the graph, or to new ones computed from
-    these. New nodes go on reading the old values that their own replacement replaces, but read the new values of the
-    other replacements.
+    these. The new nodes of a replacement may read the values that it replaces, and then keep reading the old ones;
+    values that another replacement replaces they read as replaced.
     """
     new: dict[Value, Value] = {}
     of = {old: i for i, replaced in enumerate(replacements) for old in replaced}

@@ -62,8 +62,9 @@ def _quoted(text: str) -> str:
 
 def rule_text(rule: Substitution) -> str:
     """
-    Return the text of a rule, on several lines, from which `parse_rules` makes the same rule, its proof record
-    included. Results are named after their operators; in strings, `"` becomes `'` and a backslash `/`.
+    Return the text of a rule, on several lines, from which `parse_rules` makes the same rule, with its proof record
+    (verdict and seconds of its proof). Results are named after their operators; in strings, `"` becomes `'` and a
+    backslash `/`.
     """
     inputs = ", ".join(f"%{i.name}: {tensor_text(i)}" for i in rule.inputs)
     where = f" where {', '.join(map(_condition_text, rule.conditions))}" if rule.conditions else ""
@@ -83,8 +84,9 @@ def _proof_text(proof: ProofRecord) -> str:
 
 def operations_with_results(rule: Substitution, side: tuple[Term, ...]) -> list[tuple[Operation, int]]:
     """
-    Return the operations of one side of a rule, operands first, as (operation, number of its results that the rule's
-    text names): one more than the highest number of a result that is used, at least 1.
+    Return (operation, count) for each operation of one side of a rule, operands first. The count is how many results
+    the rule's text has to name for the operation: one more than the highest number of a result that is used, at least
+    1.
     """
     operations = rule.operations(side)
     results = {id(o): 1 for o in operations}

@@ -40,7 +40,7 @@ def digest(rule: Substitution) -> str:
     """
     Return a hash of all that the proof of a rule depends on, by which verdicts are stored: equal for two texts of one
     rule, different once its meaning may differ. It covers the lines and gradients of the rule's operators and the
-    prover's version, not the rule's name and proof record.
+    prover's version, but not the rule's name and the verdict that its text may carry.
     """
     ops = sorted({o.op for o in rule.operations((*rule.source, *rule.target))} - PARALLEL_OPERATORS.keys())
     lines = [text for op in ops for text in _said_of(find_operator(op))]

@@ -191,11 +191,11 @@ def configuration_in_time(
     analysis: Analysis, total: Configuration, operands: Sequence[Degrees], micro_batches: int
 ) -> Configuration:
     """
-    Infer how an operator's tasks are divided over the micro-batches of a step: return the part of the configuration
-    `total` (over micro-batches and devices together) that is in time.
+    Infer how an operator's tasks are divided over the micro-batches of a step alone; return that as a configuration. It
+    is a factor of `total`, the configuration over micro-batches and devices together.
 
-    `operands` has, for each operand in order, how it is divided over the `micro_batches` micro-batches alone. An index
-    variable that occurs in no operand is taken as undivided in time; if nothing fits then, each in turn is tried as
+    `operands` has, for each operand in order, how it is divided over the `micro_batches` micro-batches. An index
+    variable that occurs in no operand is taken as undivided over them; if nothing fits then, each in turn is tried as
     divided into `micro_batches` parts. Raises `UnityError` if no division fits the operands and divides `total`.
     """
     whole = dict.fromkeys(analysis.bound.free_degrees, 1)

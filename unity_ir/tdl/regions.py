@@ -1,8 +1,8 @@
 """
-Which part of a dim each of d workers reads when an index variable is divided among them, as intervals affine in the
+Which part of a dim each of d tasks reads when an index variable is divided among them, as intervals affine in the
 sizes (Tofu, section 4.2).
 
-When a variable is divided among d workers, worker p's interval of a dim that an index runs over is
+When a variable is divided among d tasks, task p's interval of a dim that an index runs over is
 
     [p * step / d - low, (p + 1) * step / d + high)
 
@@ -46,7 +46,7 @@ class ExtentSum:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The interval of a dim that worker p of d reads; the module's docstring defines `step`, `low` and `high`."""
+    """The interval of a dim that task p of d reads; the module's docstring defines `step`, `low` and `high`."""
 
     step: ExtentSum
     low: ExtentSum
@@ -65,11 +65,11 @@ _NOTHING = ExtentSum(())
 
 def region(index: Index, variable: str) -> Region | None:
     """
-    Return the interval of a dim that worker p of d reads when `variable`, one of those in the dim's `index`, is divided
-    among d workers, as (step, low, high) in terms of the extents: from `step` * p / d - `low` to `step` * (p + 1) / d +
+    Return the interval of a dim that task p of d reads when `variable`, one of those in the dim's `index`, is divided
+    among d tasks, as (step, low, high) in terms of the extents: from `step` * p / d - `low` to `step` * (p + 1) / d +
     `high`.
 
-    None if the workers do not read such intervals. Given `2*y + i - 3` and y: step 2*|y|, low 3 and high |i| - 5, where
+    None if the tasks do not read such intervals. Given `2*y + i - 3` and y: step 2*|y|, low 3 and high |i| - 5, where
     |y| is the extent of y.
     """
     match index:
@@ -111,7 +111,7 @@ def sharding_variable(index: Index, extents: Mapping[str, int]) -> str | None:
 
 def halo(index: Index, variable: str, extents: Mapping[str, int]) -> tuple[int, int]:
     """
-    Return (before, after): the numbers of elements that each worker reads before and after its own shard of a dim with
+    Return (before, after): the numbers of elements that each task reads before and after its own shard of a dim with
     this `index`, when the index variable `variable` is divided.
 
     `extents` maps each index variable to its number of positions. Asserts that the dim can be divided by `variable`

@@ -155,7 +155,7 @@ def test_each_pair_of_products_once():
     assert [tuple(m.replaced) for m in ms] == [(p[0], p[1]), (p[0], p[2]), (p[1], p[2])]
     assert [m.bindings["n"] for m in ms] == [3, 3, 5]
     places = [place for place, _ in find("merge-matmuls").applications(graph(*p))]
-    first, second = ms[0].place, ms[2].place
+    first, second = ms[0].reference, ms[2].reference
     assert places == [first, f"{first}.2", second]
 
 

@@ -26,8 +26,9 @@ from unity_ir.rules.proof.tensors import TensorForm, named
 @dataclass(frozen=True)
 class Case:
     """
-    One case of a rule's proof: the number of dims of each pack (`a..`), the named attributes and the element types,
-    which a proof fixes, and sample values of the symbols, which it does not.
+    One case of a rule's proof. It fixes the number of dims of each pack (`a..`), the values of attributes that name a
+    function or an element type, and the element types of the inputs. It also has a sample value of each symbol, for
+    which the proof must not depend on the value.
     """
 
     ranks: Mapping[str, int]
@@ -42,17 +43,18 @@ class Case:
     @property
     def fixed(self) -> dict[str, Poly]:
         """
-        The number of dims of each pack (a run of any number of dims, `a..`) in this case, as a constant polynomial by
-        the symbol `#a`.
+        The number of dims of each pack (`a..`, a run of any number of dims) in this case, as a constant polynomial by
+        the symbol that stands for it: `{"#a": 2}`. Attributes may contain that symbol (`attributes_at`).
         """
         return {f"#{p}": number(rank) for p, rank in self.ranks.items()}
 
 
 def cases(rule: Substitution) -> Iterator[Case]:
     """
-    Yield all cases of a rule that have to be proved: every choice of a number of dims for each pack (a run of any
-    number of dims, `a..`), of named attributes and of element types. Packs have 0 or 2 dims, which stand for any number
-    (see `every_rank.check_every_rank`).
+    Yield all cases in which a rule has to be proved: every choice of (1) 0 or 2 dims for each pack (`a..`, a run of any
+    number of dims), (2) a value for each attribute parameter (`$act`) that names a function or an element type, and (3)
+    element types of the inputs. A proof for 2 dims counts for any number from 1 on; `every_rank.check_every_rank`
+    checks that it may.
 
     Raises `Undecided` if for some number of dims the rule is well typed in none of the cases.
     """
@@ -89,8 +91,9 @@ def pack_ranks(rule: Substitution) -> Iterator[dict[str, int]]:
 
 def given_names(rule: Substitution) -> Iterator[dict[str, float | str]]:
     """
-    Yield every choice of values for a rule's attribute parameters (`$act`), by the parameter's name: all functions or
-    element types for those that name one. Numeric parameters get the sample value 0.5, but stay symbols in the proof.
+    Yield every choice of values for a rule's attribute parameters (`$act`), as {name of the parameter: value}. A
+    parameter that names a function or an element type takes each possible name in turn. A numeric one is always 0.5, a
+    sample: the proof treats it as a symbol.
     """
     named_by = {p: choices(of) for p, of in parameters(rule).items()}
     names = [p for p, values in named_by.items() if values]
@@ -103,12 +106,13 @@ def sample_at(
     rule: Substitution, ranks: Mapping[str, int], given: Mapping[str, float | str]
 ) -> tuple[dict[str, int], list[Mapping[str, str]]]:
     """
-    Find sample values for all symbols of a rule in one case of its proof, at which its packs are spelled out as single
-    dims; return (values by symbol, the choices of element types, by input name, at which both sides are well typed).
+    Find sizes and degrees, all above 1, at which a rule is well typed in one case of its proof; return (a value for
+    each symbol, by name; the choices of element types, by input name, at which both sides are well typed).
 
-    `ranks` has the number of dims of each pack (`a..`), by name, `given` the values of attribute parameters. A pack's
-    sizes are symbols `a.0`, `a.1`, .., and its number of dims is `#a`. No sample value is 1, since dims of size 1 are
-    dropped from lines. Raises `Undecided` if nothing fits.
+    `ranks` has the number of dims of each pack (`a..`), by name, `given` the values of the attribute parameters. The
+    pack's sizes are returned under `a.0`, `a.1`, .., their number under `#a`. Sizes of 1 are avoided since a TDL line
+    bound to them loses these dims, and the proof would not hold for other sizes. Raises `Undecided` if nothing that is
+    tried is well typed.
     """
     random = Random(1)
     last: UnityError | None = None
@@ -146,8 +150,9 @@ def inputs_at(
     rule: Substitution, ranks: Mapping[str, int], dtypes: Mapping[str, str] = DTYPES
 ) -> dict[str, TensorForm]:
     """
-    Return the inputs of a rule as tensors of symbolic shapes, by name: each pack `a..` is `ranks[a]` dims of sizes
-    `a.0`, `a.1`, ..; element types are those in `dtypes`, by input name, else i64 for integers and f64.
+    Return the inputs of a rule as tensors of symbolic shapes, by name. Each pack `a..` becomes `ranks[a]` dims of the
+    sizes `a.0`, `a.1`, .. Element types are those in `dtypes`, by input name; an input that is not in it is i64 if it
+    holds integers, else f64.
     """
     inputs: dict[str, TensorForm] = {}
     for i in rule.inputs:
@@ -174,11 +179,12 @@ def tensors(
 ) -> tuple[list[TensorForm], Made]:
     """
     Apply the operators of one side of a rule (source or target) to `inputs`, tensors by input name, at symbolic sizes;
-    return the side's results, in order, and the results of every operation by `id(operation)`.
+    return (the side's results, in order; the results of every operation, by `id(operation)`).
 
     `fixed` has the number of dims of each pack `a..` by the symbol `#a` (`Case.fixed`); constraints that are assumed on
     the way are added to `context`. Parallel operators, which only divide values, are identities here. Raises
-    `Undecided` for operators that forms cannot express, `UnityError` for those that do not apply to their operands.
+    `Undecided` for operators whose results cannot be written as sums of monomials, `UnityError` for those that do not
+    apply to their operands.
     """
     made: Made = {}
     for operation in rule.operations(side):

@@ -34,8 +34,9 @@ def converted(of: TensorForm, dtype: str, rounds: bool = True) -> TensorForm:
     Cast a symbolic tensor to the element type `dtype`.
 
     A cast that may change a number becomes a function about which the proof knows nothing, so that rounding, wrapping
-    and truncation are never taken for the identity. If `of` has another type and is not yet rounded to that type
-    (`TensorForm.stored`), it is rounded first. With `rounds` False, casts to floating point types are the identity.
+    and truncation are never taken for the identity. If `of` has another type and its elements are still exact results
+    (`of.stored` is False), they are first rounded to that type. With `rounds` False, which `ProofContext.rounds`
+    decides, casts to floating point types are the identity.
     """
     steps = [] if of.stored or of.dtype == dtype else [of.dtype]
     if not _holds_all(of.dtype, dtype):

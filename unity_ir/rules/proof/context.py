@@ -58,10 +58,11 @@ class ProofContext:
     def index(self, stem: str, size: Poly) -> tuple[Poly, list[str], list[Constraint]]:
         """
         Make a new index over a dim of `size`; return (position, symbols, constraints): its position as a polynomial in
-        new symbols named after `stem`, these symbols, and the constraints on them that keep the position in the dim.
+        new symbols, the names of these symbols, and the constraints on them that keep the position in the dim.
 
-        The position is one symbol. If the proof has to divide positions in dims of this size by some size (`splits`),
-        it is `quotient * inner + remainder` instead, where `inner` is that size.
+        The position is a single symbol, named after `stem`. But if `self.splits` gives a divisor for this size, as the
+        proof has to divide such positions by it, the position is `quotient * divisor + remainder`, in a symbol for
+        each.
         """
         inner = self.splits.get(size)
         outer = None if inner is None else exact_quotient(size, inner)

@@ -16,8 +16,8 @@ from unity_ir.tdl.syntax import Affine, Entry, WrittenIndex, joined_extent
 
 def number_of(of: Entry | int, attributes: Mapping[str, AttrExpr]) -> Poly:
     """
-    Return a number that stands in a TDL line, `of`, as a polynomial: a constant for an integer, else the value of the
-    attribute (or of its entry) that `of` names, from `attributes`, values by name.
+    Return, as a polynomial, a number as a TDL line writes it. `of` is an integer, or an `Entry`, which names an
+    attribute or one entry of an attribute (`stride.0`); `attributes` has the attributes' values by name.
 
     Raises `Undecided` where the attribute is no number.
     """
@@ -35,12 +35,12 @@ def dim_size(
     index: WrittenIndex, extents: Mapping[str, Poly], spelled: Spelled, attributes: Mapping[str, AttrExpr]
 ) -> Poly:
     """
-    Return the size, as a polynomial, of a dim of a line's result, given the index that the line has for it, such as `h`
-    or `(h d)`; `extents` has the number of positions of each index variable.
+    Return the size, as a polynomial, of a dim of a TDL line's result. `index` is the index that the line has for the
+    dim, such as `h`, `(h d)`, or a window (an affine index) `2*y + i`.
 
-    The size of a dim written through a window (an affine index) is the one that the where clause of the line
-    (`spelled`) gives it, a number or an attribute; `attributes` has the attributes' values by name. Raises `Undecided`
-    where that is no number.
+    `extents` has the number of positions of each index variable, from which the size follows except for a window. The
+    size of a dim with a window is what the line's where clause says, a number or an attribute (`spelled.windows`);
+    `attributes` has the attributes' values by name. Raises `Undecided` where that is no number.
     """
     if isinstance(index, Affine):
         return number_of(spelled.windows[index], attributes)

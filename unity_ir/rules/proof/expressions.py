@@ -53,7 +53,7 @@ from unity_ir.tdl.syntax import Reduce as ReduceExpr
 
 @dataclass(frozen=True)
 class ExpressionForms:
-    """Converts the TDL expressions of a line to forms, the prover's representation of values."""
+    """Converts the TDL expressions of a line to forms: sums of monomials, by which the prover represents values."""
 
     line: SymbolicLine
     divided: Mapping[str, tuple[Poly, Poly]]
@@ -61,10 +61,10 @@ class ExpressionForms:
 
     def form(self, expr: Expr, where: Mapping[str, Poly]) -> Form:
         """
-        Return the value of the TDL expression `expr` of the line at one position, as a sum of monomials: `where` has
-        the position along each free index variable, by name, as a polynomial.
+        Return the value of `expr`, an expression of the TDL line, at one position, as a sum of monomials. `where` has
+        the position along each index variable that `expr` itself does not reduce over, as a polynomial by name.
 
-        Raises `Undecided` for expressions that forms cannot express, such as opaque functions.
+        Raises `Undecided` for expressions that are no sum of monomials, such as opaque functions.
         """
         match expr:
             case Access():

@@ -217,13 +217,13 @@ def vector_jacobian_products(
     rule: Substitution, side: tuple[Term, ...], inputs: Mapping[str, TensorForm], context: ProofContext, case: Case
 ) -> tuple[dict[str, Product], list[TensorForm]]:
     """
-    Differentiate a side of a rule (source or target) at symbolic sizes; return the gradient of each floating point
-    input, by name (None where no result depends on it, `NO_GRADIENT` where an operator on the way has none), and the
-    side's results.
+    Differentiate a side of a rule (source or target) at symbolic sizes; return (the gradient of each floating point
+    input, by name; the side's results, in order). A gradient is None where no result depends on the input,
+    `NO_GRADIENT` where an operator on the way has none.
 
-    `inputs` are the rule's inputs by name, `case` the case of the proof they are for, `context` takes what is assumed
-    on the way. The gradients of the results are unknown inputs of their own, so these are vector-Jacobian products.
-    Raises `Undecided` for operators that forms cannot express.
+    `inputs` are the rule's inputs by name, `case` the case of the proof they are for; constraints that are assumed on
+    the way are added to `context`. The gradients of the results are unknown tensors, so these are vector-Jacobian
+    products. Raises `Undecided` for operators whose results cannot be written as sums of monomials.
     """
     results, made = tensors(rule, side, inputs, context, case.fixed)
     grads: dict[object, Product] = {}

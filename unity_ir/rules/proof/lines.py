@@ -52,8 +52,8 @@ def apply_operator(
     order.
 
     `attributes` has values by name, others have their defaults; constraints that are assumed on the way are added to
-    `context`, the state of the proof. Raises `Undecided` for lines that forms cannot express, `UnityError` where the
-    operator does not apply to these operands.
+    `context`, the state of the proof. Raises `Undecided` for lines whose results cannot be written as sums of
+    monomials, `UnityError` where the operator does not apply to these operands.
     """
     operator = find_operator(name)
     results = _results(context, operator, operands, attributes)

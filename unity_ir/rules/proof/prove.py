@@ -55,10 +55,12 @@ DETAIL = 240
 def prove(rule: Substitution, seed: int = 0) -> Proof:
     """
     Try to prove that both sides of a substitution are equal, for all sizes and degrees; return the verdict, with the
-    reason or a counterexample, the seconds taken, and the number of questions asked of Z3. A rule that is not well
-    typed has the verdict `refuted` or `undecided`; no error is raised for it.
+    reason or a counterexample, the seconds taken, and the number of questions asked of Z3.
 
-    `seed` is that of the random samples on which the rule is tested first.
+    The verdict is `proved` (values and gradients are equal), `almost everywhere` (gradients perhaps not at ties of a
+    maximum), `forward only` (values are equal, gradients perhaps not), `refuted`, or `undecided`. A rule that is not
+    well typed is `refuted` or `undecided`; no error is raised for it. `seed` is that of the random samples on which the
+    rule is tested first.
     """
     begin = perf_counter()
     verdict, detail, questions = _prove(rule, seed)

@@ -31,11 +31,14 @@ STACKED = Encoding(partial(whole, fixed=True), "values alone, at its degrees")
 
 def encodings(foreign: ForeignRule) -> Iterator[Encoding]:
     """
-    Yield the ways to write a foreign rule as a substitution, in the order in which they are tried.
+    Yield the ways to write a foreign rule as a substitution, in the order in which `import_rules` tries them until one
+    is proved.
 
-    If its tensors have FlexFlow's replica dim: with how they are divided; then their values alone, with symbols for
-    degrees; then, if it has parallel operators, their values alone, with its degrees as the numbers they are. Any other
-    rule is written with its values alone.
+    A rule without FlexFlow's replica dim, such as TASO's, has one: over whole tensors. Any other has two or three:
+
+    1. its tensors are divided as in the rule;
+    2. over whole tensors, with a symbol for each degree: what is left out is how the tensors are divided;
+    3. if it has parallel operators: as 2, but each degree stays the number that it is in the rule.
     """
     ops = (*foreign.source, *foreign.target)
     if not any(op.type in ("OP_LINEAR", *PARALLEL) or op.parameters.get("PM_NUMDIM") == DIMS for op in ops):
@@ -50,7 +53,10 @@ def encodings(foreign: ForeignRule) -> Iterator[Encoding]:
 def stacks(foreign: ForeignRule) -> bool:
     """
     Return whether some operator of a rule works along FlexFlow's replica dim: dim 0 of its tensors, whose entries are
-    copies or addends of a value. Call it only for rules whose tensors have that dim.
+    copies of a value, or its addends.
+
+    Sums and copies have no order here, but entries of that dim have one there. So `import_rules` also tests such a rule
+    with the replica dim as an ordinary dim (`STACKED`). Call it only for rules whose tensors have that dim.
     """
     return any(
         op.parameters.get("PM_AXIS") == REPLICA or op.parameters.get("PM_PARALLEL_DIM") == REPLICA

@@ -28,7 +28,7 @@ from unity_ir.rules.research.foreign.terms import (
     activated,
     alike,
     applied,
-    common_cuts,
+    common_joins,
     concatenated,
     converted,
     degree_of,
@@ -49,11 +49,13 @@ REPLICA = 0
 
 def divided(foreign: ForeignRule) -> Substitution:
     """
-    Convert a rule of FlexFlow's to a substitution over our operators, in which tensors are divided as in the rule. Its
-    degrees become symbols. Its inputs get the fewest degrees at which both sides are well typed or, if there are none,
-    the source.
+    Convert a rule of FlexFlow's to a substitution over our operators, in which tensors are divided as in the rule:
+    entries of its replica dim become partial sums or copies. Its degrees become symbols; in a rule that concatenates
+    along the replica dim, they stay numbers.
 
-    Raises `Unsupported` for a rule that these operators cannot express, `UnityError` where no sizes fit.
+    The rule does not say how its inputs are divided. They are divided as little as possible for both sides to be well
+    typed; if that does not succeed, for the source to be. Raises `Unsupported` for a rule that these operators cannot
+    express, `UnityError` where no sizes fit.
     """
     ops = (*foreign.source, *foreign.target)
     sizes = SizeEquations(fixed=any(op.type == "OP_CONCAT" and op.parameters.get("PM_AXIS") == REPLICA for op in ops))
@@ -90,9 +92,9 @@ def _apply(op: ForeignOp, operands: Sequence[Sized], sizes: SizeEquations) -> It
 
 def _linear(op: ForeignOp, x: Sized, w: Sized, sizes: SizeEquations) -> Sized:
     sizes.equate("OP_LINEAR", x.shape[1], w.shape[1])
-    cuts = {dim: of.cuts[0] for dim, of in enumerate((x, w)) if 0 in of.cuts}
+    joins = {dim: of.joins[0] for dim, of in enumerate((x, w)) if 0 in of.joins}
     pieces = (x.divided[0], w.divided[0])
-    return activated(op, Sized(applied("matmul_nt", (x, w)), (x.shape[0], w.shape[0]), cuts, pieces))
+    return activated(op, Sized(applied("matmul_nt", (x, w)), (x.shape[0], w.shape[0]), joins, pieces))
 
 
 def _concat(axis: int, operands: Sequence[Sized], sizes: SizeEquations) -> Sized:
@@ -106,7 +108,7 @@ def _concat(axis: int, operands: Sequence[Sized], sizes: SizeEquations) -> Sized
     total, *rest = (replace(t, term=applied("zero_pad", (t,), by=count)) for t in operands)
     for pad in rest:
         total = replace(total, term=applied("add", (total, pad)))
-    return Sized(total.term, first.shape, common_cuts(operands, sizes), (0, 0))
+    return Sized(total.term, first.shape, common_joins(operands, sizes), (0, 0))
 
 
 def _parallel(name: str, op: ForeignOp, x: Sized, sizes: SizeEquations) -> Sized:

@@ -31,26 +31,26 @@ MOST_PARTS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Concatenation:
     """
     How a tensor was last concatenated along one dim: the sizes of the parts, and how each part was last concatenated
     along that dim itself (None if it was not).
     """
 
     parts: tuple[Poly, ...]
-    within: tuple[Cut | None, ...]
+    within: tuple[Concatenation | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Sized:
     """
-    A term of a rule that is being converted, with its shape, and for each dim how it was last concatenated along it.
-    The shape is empty where nothing is known of it.
+    A term of a rule that is being converted, with its shape. `joins` has, for each dim along which it was concatenated,
+    how it was last. The shape is empty where nothing is known of it.
     """
 
     term: Term
     shape: tuple[Poly, ...]
-    cuts: Mapping[int, Cut] = field(default_factory=dict[int, Cut])
+    joins: Mapping[int, Concatenation] = field(default_factory=dict[int, Concatenation])
     divided: tuple[int, ...] = ()
     """The number of times that each dim has been divided, if that is followed."""
 
@@ -61,8 +61,8 @@ Results = Callable[[ForeignOp, Sequence[Sized]], Iterator[Sized]]
 
 def input_name(of: tuple[int, int]) -> str:
     """
-    Return a name for an input of a foreign rule, given as in `ForeignOp.inputs`, (operation, result): `x7` for (-7, 0),
-    and `x7_1` for (-7, 1).
+    Return a name for an input of a foreign rule, as text. The input is given as in `ForeignOp.inputs`, (operation,
+    result), where a negative operation stands for an input: `x7` for (-7, 0), and `x7_1` for (-7, 1).
     """
     return f"x{-of[0]}" if of[1] == 0 else f"x{-of[0]}_{of[1]}"
 
@@ -77,10 +77,11 @@ def converted(
     """
     Convert a foreign rule to a substitution.
 
-    `shape_of` returns the shape of an input, given as (operation, result) as in `ForeignOp.inputs`. `results_of` yields
-    the results of an operation, given its operands, and adds to `sizes` the equations that this takes. An input of
-    which `shape_of` returns () gets the entries of `entries_of` as its shape, if that is given. Raises `Unsupported`
-    for a rule that no substitution expresses, `UnityError` where no sizes fit.
+    `shape_of(input)` returns the shape of an input, () if it has no dims or an unknown number; an input is (operation,
+    result) as in `ForeignOp.inputs`. `results_of(operation, operands)` yields the results of an operation, and adds the
+    equations between sizes that it requires to `sizes`. `entries_of(input)`, if given, returns the shape that the
+    substitution shall have for an input for which `shape_of` returns (), such as a pack `a..` for any number of dims.
+    Raises `Unsupported` for a rule that no substitution expresses, `UnityError` where no sizes fit.
     """
     inputs: dict[tuple[int, int], Sized] = {}
 
@@ -124,8 +125,9 @@ def rebuilt(
     side: Sequence[Term], inputs: Mapping[int, Input], now: Callable[[Poly], Poly] = lambda p: p
 ) -> tuple[Term, ...]:
     """
-    Copy the terms of one side of a rule with other inputs: `inputs` maps the `id` of each input to the one that takes
-    its place. `now` is applied to every polynomial in an attribute.
+    Copy the terms of one side of a substitution, with other inputs: `inputs` maps the `id` of each input to its
+    replacement. `now` is called with every polynomial in an attribute, and returns the one to write instead
+    (`SizeEquations.now`); by default they stay.
     """
     made: dict[int, Operation] = {}
 
@@ -154,14 +156,17 @@ def rebuilt(
 
 
 def applied(name: str, operands: Sequence[Sized], **attributes: AttrExpr) -> ResultOf:
-    """Apply the operator of ours that is called `name` to operands, with these attributes; return its first result."""
+    """
+    Apply our operator called `name` to operands, with these attributes; return its first result as a term. Shapes are
+    not checked.
+    """
     return ResultOf(Operation(name, tuple(t.term for t in operands), tuple(sorted(attributes.items()))))
 
 
 def alike(where: str, one: Sized, other: Sized, sizes: SizeEquations, but: int | None = None) -> None:
     """
-    Add to `sizes` the equations that two tensors have the same size in every dim, or in every dim but `but`. `where`
-    begins the messages of errors, such as the operation's name.
+    Add to `sizes` the equations that two tensors have the same size in every dim, except for dim `but` if that is not
+    None. `where` begins the messages of errors, such as the operation's name.
 
     Raises `UnityError` where the numbers of dims differ or no sizes fit, `Unsupported` where an equation cannot be
     solved.
@@ -182,7 +187,7 @@ def activated(op: ForeignOp, of: Sized) -> Sized:
     if acti not in ACTIVATIONS:
         raise Unsupported(f"activation {acti}")
     name = ACTIVATIONS[acti]
-    return of if name is None else Sized(applied(name, (of,)), of.shape, of.cuts, of.divided)
+    return of if name is None else Sized(applied(name, (of,)), of.shape, of.joins, of.divided)
 
 
 def elementwise(op: ForeignOp, operands: Sequence[Sized], sizes: SizeEquations) -> Sized:
@@ -193,21 +198,22 @@ def elementwise(op: ForeignOp, operands: Sequence[Sized], sizes: SizeEquations) 
     first, *others = operands
     for other in others:
         alike(op.type, first, other, sizes)
-    return Sized(applied(ELEMENTWISE[op.type], operands), first.shape, common_cuts(operands, sizes), first.divided)
+    return Sized(applied(ELEMENTWISE[op.type], operands), first.shape, common_joins(operands, sizes), first.divided)
 
 
-def common_cuts(operands: Sequence[Sized], sizes: SizeEquations) -> dict[int, Cut]:
+def common_joins(operands: Sequence[Sized], sizes: SizeEquations) -> dict[int, Concatenation]:
     """
-    Return, by dim, how all operands were last concatenated along it; dims along which they were not all concatenated
-    alike are left out. Unknown sizes that `sizes` has solved for are replaced by their values.
+    Return, by dim, how the operands were last concatenated along it, for each dim along which all of them were, of
+    parts of the same sizes. What is computed from them elementwise can then be split at the same positions. Unknown
+    sizes that `sizes` has solved for are replaced by their values.
     """
 
-    def now(cut: Cut) -> Cut:
-        return Cut(tuple(map(sizes.now, cut.parts)), tuple(now(c) if c else None for c in cut.within))
+    def now(join: Concatenation) -> Concatenation:
+        return Concatenation(tuple(map(sizes.now, join.parts)), tuple(now(c) if c else None for c in join.within))
 
     first, *others = operands
-    own = {dim: now(cut) for dim, cut in first.cuts.items()}
-    return {d: cut for d, cut in own.items() if all(d in o.cuts and now(o.cuts[d]) == cut for o in others)}
+    own = {dim: now(join) for dim, join in first.joins.items()}
+    return {d: join for d, join in own.items() if all(d in o.joins and now(o.joins[d]) == join for o in others)}
 
 
 def concatenated(dim: int, operands: Sequence[Sized], sizes: SizeEquations) -> Sized:
@@ -220,28 +226,28 @@ def concatenated(dim: int, operands: Sequence[Sized], sizes: SizeEquations) -> S
     parts = tuple(o.shape[dim] for o in operands)
     shape = list(first.shape)
     shape[dim] = sum(parts, number(0))
-    cut = Cut(parts, tuple(o.cuts.get(dim) for o in operands))
-    cuts = {**common_cuts(operands, sizes), dim: cut}
-    return Sized(applied("concat", operands, dim=number(dim)), tuple(shape), cuts, (0,) * len(shape))
+    join = Concatenation(parts, tuple(o.joins.get(dim) for o in operands))
+    joins = {**common_joins(operands, sizes), dim: join}
+    return Sized(applied("concat", operands, dim=number(dim)), tuple(shape), joins, (0,) * len(shape))
 
 
 def split(op: ForeignOp, dim: int, x: Sized, sizes: SizeEquations) -> Iterator[Sized]:
     """
     Yield the parts into which the operation `op` splits the tensor `x` along `dim`: the parts of its last concatenation
-    along that dim, or if there was none, equal parts. Raises `Unsupported` where their number is not that of `op`, or
-    not from 2 to `MOST_PARTS`.
+    along that dim, or equal parts if there was none. Raises `Unsupported` if that concatenation has another number of
+    parts than `op`, or if `op` has fewer than 2 or more than `MOST_PARTS`.
     """
     count = op.parameters.get("PM_NUM_OUTPUTS", 2)
     if not 2 <= count <= MOST_PARTS:
         raise Unsupported(f"OP_SPLIT into {count} parts")
-    cut = x.cuts.get(dim)
-    if cut is None:
+    join = x.joins.get(dim)
+    if join is None:
         yield from parts_of(x, dim, count, sizes)
         return
-    if len(cut.parts) != count:
-        raise Unsupported(f"OP_SPLIT into {count} of {len(cut.parts)} parts")
-    sizes.equate("OP_SPLIT", x.shape[dim], sum(cut.parts, number(0)))
-    yield from _parts(x, dim, cut)
+    if len(join.parts) != count:
+        raise Unsupported(f"OP_SPLIT into {count} of {len(join.parts)} parts")
+    sizes.equate("OP_SPLIT", x.shape[dim], sum(join.parts, number(0)))
+    yield from _parts(x, dim, join)
 
 
 def parts_of(x: Sized, dim: int, count: int, sizes: SizeEquations) -> Iterator[Sized]:
@@ -250,25 +256,25 @@ def parts_of(x: Sized, dim: int, count: int, sizes: SizeEquations) -> Iterator[S
     """
     part = sizes.unknown()
     sizes.equate("equal parts", x.shape[dim], part * count)
-    yield from _parts(x, dim, Cut((part,) * count, (None,) * count))
+    yield from _parts(x, dim, Concatenation((part,) * count, (None,) * count))
 
 
-def _parts(x: Sized, dim: int, cut: Cut) -> Iterator[Sized]:
-    made = applied("split", (x,), dim=number(dim), sizes=cut.parts).operation
-    for i, (part, within) in enumerate(zip(cut.parts, cut.within, strict=True)):
-        cuts = _cuts_but(dim, x) | ({dim: within} if within else {})
-        yield Sized(ResultOf(made, i), (*x.shape[:dim], part, *x.shape[dim + 1 :]), cuts)
+def _parts(x: Sized, dim: int, join: Concatenation) -> Iterator[Sized]:
+    made = applied("split", (x,), dim=number(dim), sizes=join.parts).operation
+    for i, (part, within) in enumerate(zip(join.parts, join.within, strict=True)):
+        joins = _joins_but(dim, x) | ({dim: within} if within else {})
+        yield Sized(ResultOf(made, i), (*x.shape[:dim], part, *x.shape[dim + 1 :]), joins)
 
 
-def _cuts_but(dim: int, x: Sized) -> dict[int, Cut]:
-    return {d: cut for d, cut in x.cuts.items() if d != dim}
+def _joins_but(dim: int, x: Sized) -> dict[int, Concatenation]:
+    return {d: join for d, join in x.joins.items() if d != dim}
 
 
 def tiled(x: Sized, dim: int, by: Poly) -> Sized:
     """Return a tensor repeated `by` times along a dim."""
     wide = replace(x, term=applied("expand", (x,), dim=number(dim), sizes=(by,), degrees=(ONE,)))
     shape = (*x.shape[:dim], by * x.shape[dim], *x.shape[dim + 1 :])
-    return Sized(applied("reshape", (wide,), shape=shape), shape, _cuts_but(dim, x), x.divided)
+    return Sized(applied("reshape", (wide,), shape=shape), shape, _joins_but(dim, x), x.divided)
 
 
 def folded(x: Sized, dim: int, by: Poly, sizes: SizeEquations) -> Sized:
@@ -281,7 +287,7 @@ def folded(x: Sized, dim: int, by: Poly, sizes: SizeEquations) -> Sized:
     before, after = x.shape[:dim], x.shape[dim + 1 :]
     parts = replace(x, term=applied("reshape", (x,), shape=(*before, by, part, *after)))
     total = applied("reduce_sum", (parts,), dim=number(dim))
-    return Sized(total, (*before, part, *after), _cuts_but(dim, x), x.divided)
+    return Sized(total, (*before, part, *after), _joins_but(dim, x), x.divided)
 
 
 def dim_of(op: ForeignOp, key: str, rank: int) -> int:

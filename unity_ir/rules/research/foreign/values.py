@@ -145,16 +145,16 @@ def _apply(op: ForeignOp, operands: Sequence[Sized], sizes: SizeEquations) -> It
 
 def _matmul(op: ForeignOp, x: Sized, y: Sized, sizes: SizeEquations) -> Sized:
     sizes.equate("OP_MATMUL", x.shape[1], y.shape[0])
-    cuts = {dim: of.cuts[dim] for dim, of in enumerate((x, y)) if dim in of.cuts}
-    return activated(op, Sized(applied("matmul", (x, y)), (x.shape[0], y.shape[1]), cuts))
+    joins = {dim: of.joins[dim] for dim, of in enumerate((x, y)) if dim in of.joins}
+    return activated(op, Sized(applied("matmul", (x, y)), (x.shape[0], y.shape[1]), joins))
 
 
 def _linear(op: ForeignOp, x: Sized, w: Sized, sizes: SizeEquations) -> Sized:
     """Return the products of a stack of matrices with one of weights, which are [outputs, inputs]."""
     for dim in (0, 2):
         sizes.equate("OP_LINEAR", x.shape[dim], w.shape[dim])
-    cuts = {dim: of.cuts[1] for dim, of in ((1, x), (2, w)) if 1 in of.cuts}
-    return activated(op, Sized(applied("batch_matmul_nt", (x, w)), (*x.shape[:2], w.shape[1]), cuts))
+    joins = {dim: of.joins[1] for dim, of in ((1, x), (2, w)) if 1 in of.joins}
+    return activated(op, Sized(applied("batch_matmul_nt", (x, w)), (*x.shape[:2], w.shape[1]), joins))
 
 
 def _parallel(op: ForeignOp, x: Sized, sizes: SizeEquations) -> Sized:
@@ -178,7 +178,7 @@ def _total(parts: Sequence[Sized]) -> Sized:
     """Return the sum of equal parts of one tensor."""
     total = parts[0]
     for part in parts[1:]:
-        total = Sized(applied("add", (total, part)), part.shape, part.cuts)
+        total = Sized(applied("add", (total, part)), part.shape, part.joins)
     return total
 
 
@@ -191,8 +191,8 @@ def _transposed(op: ForeignOp, x: Sized) -> Sized:
     if left or sorted(perm) != list(range(rank)):
         raise Unsupported(f"OP_TRANSPOSE by {op.parameters.get('PM_PERM', 0)} of {rank} dims")
     made = applied("transpose", (x,), perm=tuple(map(number, perm)))
-    cuts = {to: x.cuts[of] for to, of in enumerate(perm) if of in x.cuts}
-    return Sized(made, tuple(x.shape[of] for of in perm), cuts)
+    joins = {to: x.joins[of] for to, of in enumerate(perm) if of in x.joins}
+    return Sized(made, tuple(x.shape[of] for of in perm), joins)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +231,8 @@ def _pooled(op: ForeignOp, x: Sized) -> Sized:
     attributes = {**window.attributes, "kernel": tuple(map(number, window.kernel))}
     if op.type == "OP_POOL2D_MAX":
         attributes["dilation"] = (number(1),) * 2
-    cuts = {dim: cut for dim, cut in x.cuts.items() if dim < 2}
-    made = Sized(applied(POOLS[op.type], (x,), **attributes), (*x.shape[:2], *window.image(x)), cuts)
+    joins = {dim: join for dim, join in x.joins.items() if dim < 2}
+    made = Sized(applied(POOLS[op.type], (x,), **attributes), (*x.shape[:2], *window.image(x)), joins)
     return activated(op, made)
 
 
@@ -245,8 +245,8 @@ def _enlarged(op: ForeignOp, w: Sized, sizes: SizeEquations) -> Sized:
         before = sizes.unknown() - 1
         sizes.equate("OP_ENLARGE", w.shape[dim], number(by) - before * 2)
         shape = (*w.shape[:dim], number(by), *w.shape[dim + 1 :])
-        cuts = {d: cut for d, cut in w.cuts.items() if d != dim}
-        w = Sized(applied("pad", (w,), dim=number(dim), before=before, after=before), shape, cuts)
+        joins = {d: join for d, join in w.joins.items() if d != dim}
+        w = Sized(applied("pad", (w,), dim=number(dim), before=before, after=before), shape, joins)
     return w
 
 
@@ -258,8 +258,8 @@ def _convolution(op: ForeignOp, x: Sized, w: Sized, sizes: SizeEquations) -> Siz
     if groups > 1:
         sizes.equate("OP_CONV2D", w.shape[0], sizes.unknown() * groups)
     made = applied("conv2d", (x, w), dilation=(number(1),) * 2, groups=number(groups), **window.attributes)
-    cuts = {dim: of.cuts[0] for dim, of in enumerate((x, w)) if 0 in of.cuts}
-    return activated(op, Sized(made, (x.shape[0], w.shape[0], *window.image(x)), cuts))
+    joins = {dim: of.joins[0] for dim, of in enumerate((x, w)) if 0 in of.joins}
+    return activated(op, Sized(made, (x.shape[0], w.shape[0], *window.image(x)), joins))
 
 
 def _groups(channels: Poly, own: Poly, sizes: SizeEquations) -> int:

@@ -54,8 +54,9 @@ def mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def oracle(function: str, args: Sequence[Batch]) -> Batch:
     """
-    Apply an unknown scalar function to residues modulo the prime 2^31 - 1, elementwise: return pseudo-random residues,
-    the same for the same function name and arguments.
+    Apply a scalar function, such as `exp`, as if nothing were known of it but its name: return pseudo-random residues
+    modulo the prime 2^31 - 1, elementwise, the same for the same function name and arguments. But for chance, terms
+    then get equal values only if they are equal whatever the function is.
     """
     state = np.asarray(crc32(function.encode()) + 1, dtype=np.uint64)
     for a in args:

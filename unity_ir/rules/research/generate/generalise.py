@@ -34,7 +34,7 @@ def most_general(
 ) -> Sides:
     """
     Generalise an equation between terms: put variables in the place of subterms, and several variables in the place of
-    one, wherever both sides stay equal and `allowed` holds.
+    one, as long as both sides stay equal and `allowed(new sides)` is True.
 
     `sides` are the terms: each of the first half equals its counterpart in the second. `terms` makes the new terms;
     `values` evaluates terms on random tensors, by which they are compared.
@@ -106,9 +106,11 @@ class General:
 def general(name: str, sources: Sequence[TypedTerm], targets: Sequence[TypedTerm], degree: int) -> General | None:
     """
     Make the substitution called `name` that replaces the terms `sources` by the terms `targets`, one for each result,
-    with symbols for all sizes and degrees. Returns None where the sizes found at samples have no general form.
+    with symbols for all sizes and degrees; return it, with the shapes of its terms.
 
-    `degree` is the degree of the parallel operators in the terms.
+    Terms are known at a few sets of sizes only. Returns None if no polynomials in symbols fit their shapes and
+    attributes, or if the shapes of the two sides would be equal for special sizes only. `degree` is the degree of the
+    parallel operators in the terms.
     """
     sizes = TermSizes(degree)
     try:

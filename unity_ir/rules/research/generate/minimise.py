@@ -20,8 +20,8 @@ def order(pair: Pair) -> tuple[object, ...]:
     """
     Return the sort key of an equation between two terms, by which the one worth keeping comes first.
 
-    Small equations (few operators) come first; of equally small ones, the more general: with many variables, in few
-    shards, of few types.
+    Equations with few operators come first. Of those with equally many, the more general comes first: the one with more
+    variables, then with less divided ones, then of fewer types, then of fewer elements.
     """
     left, right = pair
     variables = {*leaves(left), *leaves(right)}

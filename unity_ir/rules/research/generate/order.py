@@ -17,8 +17,10 @@ _DIGIT, _BITS = np.uint64(15), np.uint64(4)
 
 def merged(first: Uses, second: Uses) -> Uses:
     """
-    Return, for each pair of entries, the variables of `first` followed by those of `second` that are not among them. An
-    entry is a 64-bit word of up to 16 variable numbers (from 1), four bits each, in order of first use from the lowest.
+    Return which variables terms use, in order of first use, given those of a first and of a second operand: for each
+    pair of entries, the variables of `first`, then those of `second` that are not among them. All are arrays [term].
+
+    An entry is a 64-bit word of up to 16 variable numbers (from 1), four bits each, the first in the lowest bits.
     """
     out, length = first.copy(), np.zeros(len(first), dtype=np.uint64)
     rest = first.copy()
@@ -41,11 +43,12 @@ def merged(first: Uses, second: Uses) -> Uses:
 
 def canonical(uses: Uses, groups: Sequence[int]) -> npt.NDArray[np.bool_]:
     """
-    Return, per entry, whether it uses the variables of each group in ascending order, beginning with the group's first,
-    as booleans [entry]. Of terms that differ only in the names of variables of a group, exactly one has such an entry.
+    Return, as booleans [term], which of the terms that differ only in the names of variables is to be kept: the one
+    that uses the variables of each group in ascending order, beginning with the group's first. Variables of one type
+    are a group.
 
-    An entry is a 64-bit word of variable numbers (from 1), four bits each, in order of first use from the lowest;
-    `groups[v - 1]` is the group of variable v.
+    `uses` has an entry for each term, a 64-bit word of variable numbers (from 1) in order of first use, four bits each,
+    the first in the lowest bits; `groups[v - 1]` is the group of variable v.
     """
     kinds = list(dict.fromkeys(groups))
     group = np.array([-1, *(kinds.index(g) for g in groups)])

@@ -24,13 +24,15 @@ ShapeOf = Callable[[Term], PolyShape]
 
 def packed(rule: Substitution, shape: ShapeOf) -> Iterator[Substitution]:
     """
-    Generalise a rule to any number of leading dims by a pack (`a..`, which stands for a run of any number of dims);
-    yield guesses, to be proved. None are yielded for a rule whose inputs have divided dims.
+    Generalise a rule to any number of leading dims, by a pack (`a..`, which stands for a run of any number of dims) in
+    the place of dims that it treats alike; yield guesses, to be proved. None are yielded for a rule whose inputs have
+    divided dims.
 
-    If all terms have one shape, of symbols alone, one guess has the pack for that whole shape. Another for each symbol
-    that is the first size of some terms, and occurs in no other place, has the pack for that size. Left out are those
-    that no rule's text can say, such as a dim's number that depends on the pack's length. `shape` returns the shape of
-    a term of the rule, as polynomials in the rule's symbols.
+    If all terms have the same shape, and all its sizes are symbols, the first guess puts the pack in the place of the
+    whole shape. There is one more guess for each symbol, n say, that is the size of dim 0 of some terms, and occurs in
+    no other size or attribute: it turns the shapes [n, k] to [a.., k]. Guesses that cannot be written are left out,
+    such as one in which an operator works along a dim of the pack. `shape(term)` returns the shape of a term of the
+    rule, as polynomials in the rule's symbols.
     """
     terms = list(_terms(rule))
     shapes = {shape(t) for t in terms}

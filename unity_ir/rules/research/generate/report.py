@@ -21,8 +21,8 @@ The substitutions that parallel operators add, found and verified in 30 minutes 
 
 def rows(report: GenerationReport) -> list[tuple[str, str, str, str]]:
     """
-    Return the rows of a report's table, as text: (stage, count in this run, TASO's count, Unity's count); "" where
-    there is none.
+    Return the rows of the table that a report prints, as text: (what is counted, the count in this run, TASO's
+    published count, Unity's); "" where none is published.
     """
     counts, taso = report.counts, {n: f"{c:,}" for n, c in TASO.items()}
     serial = sum(not _is_parallel(r) for r in report.rules)
@@ -56,8 +56,8 @@ def _is_parallel(rule: Substitution) -> bool:
 
 def summary(report: GenerationReport) -> dict[str, Any]:
     """
-    Return the report as a dict for `json.dump`: the space, the counts of all stages, the seconds of each stage and of
-    the proofs, and the counts published for TASO and Unity.
+    Return the report as a dict for `json.dump`: the space, the counts after each step of generating rules, the seconds
+    of each of its main steps and of the proofs, and the counts published for TASO and Unity.
     """
     proofs = sorted(report.proofs)
     times = {"total": sum(proofs), "median": median(proofs), "slowest": proofs[-1]} if proofs else {}

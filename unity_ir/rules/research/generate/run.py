@@ -38,12 +38,12 @@ SAVE = 10.0
 """Seconds between two states of minimising."""
 
 StageProgress = Callable[[str, int, int], None]
-"""Called with the stage, the number of steps done and the number of all of them."""
+"""Called with the name of the current step, how many things it has done, and how many there are."""
 
 
 @dataclass
 class StageCounts:
-    """How many terms, equations or rules were left after each stage of generating rules, in the order of the stages."""
+    """How many terms, equations or rules were left after each step of generating rules, in the order of the steps."""
 
     terms: int = 0
     """Terms computed."""
@@ -84,15 +84,14 @@ class StageCounts:
 @dataclass
 class GenerationReport:
     """
-    The result of generating rules: the rules found, those of one result first, and the counts and seconds of the
-    stages.
+    The result of generating rules: the rules found, those of one result first, and the counts and seconds of the steps.
     """
 
     space: Space
     rules: list[Substitution] = field(default_factory=list[Substitution])
     counts: StageCounts = field(default_factory=StageCounts)
     seconds: dict[str, float] = field(default_factory=dict[str, float])
-    """Per stage, those of a run that was stopped included."""
+    """Of each main step, by name; those of a run that was stopped are included."""
     proofs: list[float] = field(default_factory=list[float])
     """Seconds of each proof."""
 
@@ -102,11 +101,12 @@ def generate(
 ) -> GenerationReport:
     """
     Generate the rewrite rules over a space of terms: all equalities between terms that the others do not imply, proved
-    for all sizes and degrees. Return them with counts and seconds of each stage.
+    for all sizes and degrees. Return them with counts and seconds of each step.
 
-    `state` is the file in which the outcome of each stage is kept (None: nowhere), `jobs` the number of processes that
-    prove, and `progress` is called with the stage, the steps done and their number. The rules are the same for the same
-    space, whatever `jobs` is. Raises `UnityError` for a state file of another space.
+    `state` is the file in which what was found so far is kept, so that a run that was stopped can go on (None:
+    nowhere); `jobs` is the number of processes that prove. `progress` is called with (the name of the current step,
+    such as `candidates`; how many things it has done; how many there are). The rules are the same for the same space,
+    whatever `jobs` is. Raises `UnityError` for a state file of another space.
     """
     return _Run(space, state, jobs, progress).report()
 

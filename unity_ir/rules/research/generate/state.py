@@ -19,8 +19,8 @@ VERSION = 2
 
 def load(path: Path | None, of: dict[str, Any]) -> dict[str, Any]:
     """
-    Read the state of a run from the file at `path`: the outcome of each stage by its name; empty where there is no
-    file, or `path` is None.
+    Read the state of a run of the rule generator from the file at `path`: what it has found so far, by name (`pairs`,
+    `rules`, `counts`, ..), as data of JSON. Empty where there is no file, or `path` is None.
 
     `of` has the parameters of the run, by name. Raises `UnityError` for the state of a run with other parameters, and
     for a file that is no state.
@@ -41,9 +41,9 @@ def load(path: Path | None, of: dict[str, Any]) -> dict[str, Any]:
 
 def save(path: Path | None, of: dict[str, Any], stages: dict[str, Any]) -> None:
     """
-    Write the state of a run to a file, atomically; do nothing if `path` is None.
+    Write the state of a run of the rule generator to a file, atomically; do nothing if `path` is None.
 
-    `of` has the parameters of the run, `stages` the outcome of each stage, both by name, as data for JSON.
+    `of` has the parameters of the run, `stages` what it has found so far, both by name, as data for JSON.
     """
     if path is None:
         return
