@@ -165,7 +165,7 @@ class Ranks:
         return [found[rank] for rank in range(world)]
 
     def _answer(self, ended: list[int]) -> tuple[int, str, Any, bool]:
-        """The next rank's; not how long it takes, but that a process has died says that there is none: `ended` may."""
+        """The next rank's. That it takes long says nothing; that a process has died, other than `ended`, ends it."""
         while True:
             try:
                 return self._answers.get(timeout=1)
