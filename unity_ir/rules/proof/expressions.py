@@ -31,6 +31,7 @@ from unity_ir.rules.proof.forms import (
     summed,
     times,
 )
+from unity_ir.rules.proof.scalar import defined, in_exact
 from unity_ir.rules.proof.symbolic_line import SymbolicLine
 from unity_ir.tdl.gather import gather
 from unity_ir.tdl.syntax import (
@@ -81,14 +82,16 @@ class ExpressionForms:
                 return self._where(condition, self.form(yes, where), self.form(no, where), where)
             case Call(function, args):
                 arguments = tuple(self.form(a, where) for a in args)
-                if self.line.context.exact and function == "exp":
-                    # As a product of exponentials it would round otherwise.
-                    return (Mono(UNIT, (), frozenset(), (Apply(function, arguments),)),)
-                return apply(function, arguments)
+                return self._call(function, arguments)
             case ReduceExpr():
                 return self._reduce(expr, where)
             case _:
                 raise Undecided(f"{self.line.name}: forms cannot say {type(expr).__name__.lower()}")
+
+    def _call(self, function: str, arguments: tuple[Form, ...]) -> Form:
+        if not self.line.context.exact:
+            return defined(function, arguments)
+        return apply(in_exact(function), arguments)
 
     def _attribute(self, name: str) -> Form:
         value = self.line.attributes.get(name)
@@ -165,11 +168,9 @@ class ExpressionForms:
                 if difference is not None:
                     holds, fails = _guards(comparison, difference)
                     return (*(m for g in holds for m in guarded(yes, g)), *(m for g in fails for m in guarded(no, g)))
-                known = Apply(comparison, (_position(left), _position(right)))
-                factor = (Mono(UNIT, (), frozenset(), (known,)),)
+                factor = self._call(comparison, (_position(left), _position(right)))
             case Call(function, args):
-                known = Apply(function, tuple(self.form(a, where) for a in args))
-                factor = (Mono(UNIT, (), frozenset(), (known,)),)
+                factor = self._call(function, tuple(self.form(a, where) for a in args))
             case _:
                 factor = self.form(condition, where)
         return (*times(factor, yes), *no, *scaled(times(factor, no), -1))

@@ -33,7 +33,9 @@ from unity_ir.rules.proof.forms import (
     of_poly,
     substitute,
     substitute_factor,
+    times,
 )
+from unity_ir.rules.proof.scalar import CONDITIONS, simplified, two_parts
 from unity_ir.rules.proof.solver import Facts
 
 SMALL = 2**20
@@ -41,9 +43,6 @@ SMALL = 2**20
 
 ZERO_AT_ZERO = ("relu", "gelu", "erf", "sqrt", "tanh", "sin", "abs", "floor")
 """Functions that are 0 at 0."""
-
-CONDITIONS = ("eq", "ne", "gt", "ge", "lt", "le", "and", "or", "not", "as bool")
-"""Functions whose values are 0 and 1."""
 
 
 def normal(form: Form, facts: Facts) -> Form:
@@ -63,18 +62,28 @@ def normal(form: Form, facts: Facts) -> Form:
 def _normal(mono: Mono, facts: Facts) -> Form:
     inner = facts.also(mono.domain)
     coefficient, factors, domain = mono.coefficient, list[MonoFactor](), mono.domain
+    sums: list[Form] = []
     for f in mono.factors:
         if isinstance(f, Read | SymbolValue):
             factors.append(f)
             continue
-        # A function may turn out to be a product once its arguments are in normal form.
-        for part in _factor(f, inner):
-            if part.coefficient is not UNIT:
-                coefficient *= part.coefficient
-            factors += part.factors
-            if part.domain:
-                domain |= part.domain
-    mono = _pinned(Mono(coefficient, mono.binders, domain, tuple(_without_repeats(factors))))
+        # A function may turn out to be a product or a sum once its arguments are in normal form.
+        value = _factor(f, inner)
+        if len(value) != 1 or value[0].binders:
+            sums.append(value)
+            continue
+        (part,) = value
+        if part.coefficient is not UNIT:
+            coefficient *= part.coefficient
+        factors += part.factors
+        if part.domain:
+            domain |= part.domain
+    if sums:
+        product: Form = (Mono(coefficient, mono.binders, domain, tuple(factors)),)
+        for each in sums:
+            product = times(product, each)
+        return normal(product, facts)
+    mono = _pinned(Mono(coefficient, mono.binders, domain, tuple(_without_repeats(_without_sizes(factors, inner)))))
     facts_in_it = [c for c in mono.domain if c in facts.constraints or _is_true(c)]
     if facts_in_it:
         mono = Mono(mono.coefficient, mono.binders, mono.domain.difference(facts_in_it), mono.factors)
@@ -93,18 +102,21 @@ def _is_true(c: Constraint) -> bool:
 
 def _factor(factor: MonoFactor, facts: Facts) -> Form:
     """
-    Return a factor as a form of one monomial without binders; a comparison of indices becomes a guard, 0 a coefficient.
+    Return the value of a factor as a form in normal form, mostly of one monomial without binders; a comparison of
+    indices becomes a guard, 0 a coefficient.
     """
     match factor:
         case Apply(function, arguments):
             known = tuple(normal(a, facts) for a in arguments)
-            if function in ZERO_AT_ZERO and not known[0]:
+            if function.removesuffix("'") in ZERO_AT_ZERO and not known[0]:
                 return (Mono(Fraction(0)),)
             inner = _extreme(known[0]) if function == "relu" else None
             if inner is not None and inner.parts and all(_nonempty(p, facts) for p in inner.parts):
                 # It is monotone; of nothing at all there is no maximum, but relu of that would be 0.
                 moved = tuple(Quantified(p.binders, p.domain, apply("relu", (p.body,))) for p in inner.parts)
                 return _factor(Extreme(inner.reducer, moved), facts)
+            if (value := simplified(function, known, facts)) is not None:
+                return normal(value, facts)
             if function.startswith("as ") and (held := _held(function, known[0])):
                 return held
             guard = _comparison(function, known)
@@ -115,6 +127,8 @@ def _factor(factor: MonoFactor, facts: Facts) -> Form:
         case Extreme(reducer, parts):
             done = (q for p in parts for q in _extremes(reducer, p, facts))
             factor = Extreme(reducer, tuple(sorted((_named_bound(p) for p in done), key=attrgetter("text"))))
+            if (value := two_parts(factor)) is not None:
+                return normal(value, facts)
         case _:
             pass
     return (Mono(UNIT, (), frozenset(), (factor,)),)
@@ -161,6 +175,21 @@ def _without_repeats(factors: list[MonoFactor]) -> list[MonoFactor]:
     for f in factors:
         if not (isinstance(f, Apply) and f.function in CONDITIONS and f in out):
             out.append(f)
+    return out
+
+
+def _without_sizes(factors: list[MonoFactor], facts: Facts) -> list[MonoFactor]:
+    """Return the factors without pairs n, recip(n) of a size or index that the facts say is at least 1."""
+    out = list(factors)
+    for f in factors:
+        match f:
+            case Apply("recip", ((Mono(coefficient, (), domain, (SymbolValue(name) as size,)),),)) if (
+                coefficient == 1 and not domain and size in out and facts.imply(Constraint(symbol(name) - 1))
+            ):
+                out.remove(f)
+                out.remove(size)
+            case _:
+                pass
     return out
 
 

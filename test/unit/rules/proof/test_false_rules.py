@@ -215,9 +215,9 @@ def test_no_rule_that_lets_a_gradient_through_is_proved():
             "{ %q = reduce_max %x {dim = 1, count = 2} yield %q }",
             "almost everywhere",
         ),
-        ("(%x: [n]) { %q = maximum %x, %x yield %q } to { %q = scale %x {by = 1.0} yield %q }", "undecided"),
+        ("(%x: [n]) { %q = maximum %x, %x yield %q } to { %q = scale %x {by = 1.0} yield %q }", "proved"),
     ],
-    ids=["relu", "straight through", "both are zero", "ties of maxima", "a maximum of one"],
+    ids=["relu", "straight through", "both are zero", "ties of maxima", "a maximum of equals"],
 )
 def test_verdicts_on_gradients(text: str, verdict: str):
     found = proof(text)
