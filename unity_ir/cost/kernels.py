@@ -40,12 +40,15 @@ from unity_ir.tdl.counts import flops
 
 def kernel_seconds(program: Program, compute: Compute, device: Device, added: int = 0) -> float:
     """
-    Return the seconds on a device of the kernel of `compute`, an operator or fused group of a rank's program. If it
-    adds its result to a running total, `added` is the bytes of that total which it also reads.
+    Return the seconds on a device of the kernel of `compute`, an operator or fused group of the rank's program
+    `program`. If the kernel adds its result to a running total, `added` is the bytes of that total, which it also
+    reads.
 
-    If the device's profile has the heaviest member of a group, the group takes that member's measured seconds, and the
-    time of the bytes that it moves beyond that member's. Variants of an operator that save values for the backward, or
-    read them there, take the measured seconds of the operator itself.
+    If the device has a profile, measured seconds are used. Those of a group are the measured seconds of its heaviest
+    member, plus the time of the bytes that the group reads and writes beyond that member's. The heaviest member is the
+    first by kind (contractions before others, in the order of `forms.kinds.KINDS`), then the one of most FLOPs. An
+    operator that saves values for the backward, or reads saved ones, takes the measured seconds of the operator that
+    does not. What was not measured is estimated.
     """
     kernel = kernel_of_line(program, compute)
     if added:

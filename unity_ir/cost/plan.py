@@ -231,10 +231,10 @@ def _halo_reduce_move(node: Node, placement: Placement) -> Move:
 
 def cost(graph: Graph, machine: Machine, optimizer: Optimizer | None = None) -> PlanCost:
     """
-    Return the cost of one iteration of a graph on a machine.
+    Return the cost of one iteration (training step) of a parallel graph on a machine.
 
-    `optimizer` is used if the graph names none; by default it is `Optimizer()`. Raises `UnityError` where the graph's
-    degrees or views do not fit the machine.
+    `optimizer` is used if the graph names none (None: SGD). Raises `UnityError` where the graph's degrees or views do
+    not fit the machine.
     """
     placement = place(graph, machine.mesh)
     nodes = graph.nodes()

@@ -31,7 +31,7 @@ class Kernel:
 def seconds(kernel: Kernel, device: Device) -> float:
     """
     Return the seconds of a kernel on a device: measured, if the device's profile has the kernel, else estimated by
-    roofline. `cost.table` does the same for many at once.
+    `Device.kernel_time`. `cost.table` does the same for many kernels at once.
     """
     if device.profile is not None and is_measured(kernel, device):
         return device.profile.kernels[kernel.operator][kernel.sizes]

@@ -234,8 +234,8 @@ def work_of(node: Node, needs: tuple[bool, ...], backward: bool = True, pieces: 
     in its operands' and results' types say.
 
     `needs` says, per operand, whether its gradient is wanted; with `backward` False the kernels of the backward are
-    left out. `pieces` is (index variable, number of pieces): then the task is done in so many pieces along that
-    variable, and the kernels of all pieces are returned.
+    left out. `pieces` is None, or (index variable, number of pieces) for an operator that is computed in pieces along
+    that variable, one after the other (loss pieces); then the kernels of all pieces are returned.
     """
     degrees = dict(node.configuration.degrees)
     if not backward and pieces is None:

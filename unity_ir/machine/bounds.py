@@ -17,8 +17,8 @@ from unity_ir.machine.links import Level, Wire
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """
-    The bandwidth of all links between a part of the machine and the rest, in bytes/s: `duplex` is that of links that
-    carry it in both directions at once, `half` that of links whose directions share it.
+    The bandwidth of all links between some devices of a machine (a node, say) and the rest, in bytes/s: `duplex` is
+    that of links that carry it in both directions at once, `half` that of links whose directions share it.
     """
 
     duplex: float = 0.0
@@ -26,9 +26,7 @@ class Capacity:
     """Bandwidth of links whose directions share it, in bytes/s."""
 
     def seconds(self, out: float, back: float) -> float:
-        """
-        Return the least seconds in which `out` bytes can leave this part of the machine while `back` bytes enter it.
-        """
+        """Return the least seconds in which `out` bytes can leave these devices while `back` bytes enter them."""
         one_way = max(out, back) / (self.duplex + self.half)
         return max(one_way, (out + back) / (2 * self.duplex + self.half))
 

@@ -41,8 +41,8 @@ class RooflineCurve:
 
     def seconds(self, flops: Numbers, bytes: Numbers, peak: float, bandwidth: float) -> Floats:
         """
-        Return the estimated seconds of kernels of `flops` floating point operations that read and write `bytes` bytes:
-        numbers, or arrays with an element per kernel, as the result has then.
+        Return the estimated seconds of kernels of `flops` floating point operations that read and write `bytes` bytes.
+        Both are numbers, for one kernel, or arrays [kernel]; then the result is an array [kernel], too.
 
         `peak` is the device's in FLOP/s, `bandwidth` its memory's in bytes/s.
         """

@@ -90,8 +90,8 @@ class Device:
 
     def kernel_times(self, flops: Numbers, bytes: Numbers, dtype: str, kind: str = "") -> Floats:
         """
-        Return the estimated seconds of kernels of one kind and element type, [kernel], given their FLOPs and the bytes
-        they read and write: arrays [kernel], or numbers, for which the result is a number.
+        Return the estimated seconds of kernels of one kind and element type, given their FLOPs and the bytes that they
+        read and write. Both are numbers, for one kernel, or arrays [kernel]; then the result is an array [kernel], too.
 
         As for `kernel_time`, estimates are by the curve of `kind`, or else by roofline, and not the profile's
         measurements. Raises `UnityError` if the device has no peak for `dtype`.

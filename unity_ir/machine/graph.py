@@ -50,8 +50,8 @@ class Arc:
 @dataclass(frozen=True)
 class Topology:
     """
-    A machine as a graph: the outgoing `arcs` (directed links) of each vertex (a device, hub or switch), and the
-    `bandwidths` of its numbered resources, in bytes/s.
+    A machine as a graph: the outgoing `arcs` (directed links) of each vertex (a device, hub or switch), and
+    `bandwidths`: the bytes/s that arcs draw on, by number (`Arc.resource`).
 
     Each arc takes the bandwidth of one resource. Several arcs may share one: those of a bus, or both directions of a
     link that is not duplex.
@@ -199,8 +199,10 @@ class Topology:
         Return a lower bound on the seconds of a collective by any algorithm, without latency. For each member of each
         level of the machine (each node, each GPU, ..), take the bytes that must leave and enter it, over the bandwidth
         of the links between its devices and the rest of the graph (min-cut); the largest of these is returned. 0 for
-        groups of one device. From or to one device only the first member counts, where that device is; for a broadcast
-        none, so the bound is 0.
+        groups of one device.
+
+        In a collective between one device and the others (scatter, gather, reduce, send) that device is in the first
+        member of each level, and only the first members count. For a broadcast none does, so the bound is 0.
 
         `kind` is the collective's name, `mesh` the machine's. `sizes` maps level numbers (outermost 0) to the number of
         a group's devices along each level. `bytes` is the size of a device's shard before the collective.

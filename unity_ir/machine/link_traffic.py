@@ -60,9 +60,10 @@ def _to_hub(levels: Sequence[Level], first: int) -> list[LinkUse]:
 
 def cut_off_level(levels: Sequence[Level]) -> Level | None:
     """
-    Return a level whose members are joined to each other alone (`ring`, `all`, `links`), without a hub, while an
-    outer level expects their devices to share a port (`port` is `member`), which they then cannot reach. None if there
-    is no such level; the description of a machine that has one is invalid.
+    Return a level that makes a machine with these `levels` (outermost first) invalid; None if there is none. By an
+    outer level, whose `port` is `member`, all devices in one of that outer level's members share a port. But the
+    members of the level returned are linked to each other only (`ring`, `all`, `links`) and have no hub, so no link
+    leads to the port.
     """
     for i, level in enumerate(levels):
         if level.port == "member":

@@ -98,7 +98,8 @@ class Machine:
         Return the cost of a collective as lines (a, b), as `lines` does, in the groups along the mesh axes with the
         numbers `axes`. For no axes there is one line, latency alone.
 
-        Only on a machine with links in addition to its levels' may axes of the same level and size differ in cost.
+        Without `links` this is `lines` at the sizes of the axes (`sizes_of`). On a machine with links in addition to
+        its levels', axes of the same level and size may differ in cost, and this is the cost of these axes.
         """
         axes = tuple(sorted(axes))
         if not self.links:

@@ -61,9 +61,9 @@ def part_counts(machine: Machine) -> list[int]:
 
 def send_seconds(machine: Machine, count: int, source: int, target: int, elements: float, item: int) -> float:
     """
-    Return the seconds in which every device of part `source` of `count`, from 0, sends a piece of `elements` elements
-    of `item` bytes each to the device at the same place in another part, `target`. All pairs of parts are assumed to
-    send at once.
+    Return the seconds of a send between two of the `count` parts of a machine (see `part`): every device of part number
+    `source`, from 0, sends a piece of `elements` elements of `item` bytes each to the corresponding device of part
+    number `target`, the one as far from the start of its part. All pairs of parts are assumed to send at once.
     """
     return machine.move_seconds("send", _crossed(machine, count, source, target), elements, elements, item)
 

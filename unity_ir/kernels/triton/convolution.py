@@ -198,10 +198,11 @@ def convolution_launch(stage: Stage, of: ImplicitGemm) -> KernelLaunch:
 
 def blocks(m: int, n: int, k: int, form: str, dtype: str) -> tuple[int, int, int, int, int]:
     """
-    Return (rows, columns, summed elements, warps, pipeline stages): the tile in which a program computes an m x n x k
-    product, and its launch options.
+    Return (rows, columns, summed elements, warps, pipeline stages) for a convolution's kernel, which computes an m x n
+    x k matrix product: first the tile that one program computes, then its launch options.
 
-    `form` is `forward`, `data` or `weight`; `dtype` is the operands'. Tiles are smaller than those of matrix products,
+    `form` says what is computed: `forward` (the convolution), `data` (the gradient of its image) or `weight` (the
+    gradient of its weight). `dtype` is the operands' element type. Tiles are smaller than those of matrix products,
     since addresses take registers, and smallest in float32, whose exact products keep whole rows of both factors in
     registers.
     """

@@ -108,9 +108,9 @@ class Epilogue(KernelWriter):
 
     def pointer(self, tensor: str, where: Address) -> tuple[str, str]:
         """
-        Return (pointer expression, mask expression) of a tensor's elements over the axes of the tile, as
-        `KernelWriter.pointer` does; the mask is true for elements that exist. `where` is an offset and, for each index
-        variable, a stride.
+        Return two expressions as text, (pointer, mask), of the elements of `tensor` that the tile covers, as
+        `KernelWriter.pointer` does. The mask is true for elements that exist; it is empty if all do. `where` is the
+        address of an element: an offset and, for each index variable, a stride, in elements.
 
         If the kernel's text serves all shapes, strides are parameters of the kernel, not numbers in its text.
         """

@@ -98,15 +98,17 @@ class Axis:
 
 class KernelWriter:
     """
-    Writes a Triton kernel's body, statement by statement, into `lines`.
+    Writes a Triton kernel's body, statement by statement, into `lines`. A program of the kernel computes a tile: one
+    value for each position of the tile's `axes`, which the caller sets; an axis (`Axis`) is some index variables,
+    flattened.
 
     `extents` are the index variables' sizes, `pointers` has the pointer parameter of each tensor, and `integers` the
     tensors that hold integers. `names` are the kernel's identifiers. `starts` has the parameter that holds the global
     index at which a variable starts, for variables whose piece does not start at 0. With `wide`, addresses have 64
     bits.
 
-    `axes` are the axes of the tile on which values are computed; the caller sets them. Floating point values are
-    float32 whatever the operands hold. Loads and shared subexpressions are computed once and named.
+    Floating point values are float32 whatever the operands hold. Loads and shared subexpressions are computed once and
+    named.
     """
 
     def __init__(
@@ -198,8 +200,9 @@ class KernelWriter:
 
     def pointer(self, tensor: str, where: Address) -> tuple[str, str]:
         """
-        Return (pointer expression, mask expression) of a tensor's elements at `where`, an offset and a stride (in
-        elements) per index variable, over the axes of the tile.
+        Return two expressions as text, (pointer, mask), of the elements of `tensor` that the tile covers, one for each
+        position of its axes. `where` is the address of an element: an offset and, for each index variable, a stride, in
+        elements.
 
         The mask is true for those of the elements that exist; it is empty if all do.
         """
@@ -235,9 +238,9 @@ class KernelWriter:
 
     def coordinate(self, axis: Axis, run: Run) -> str:
         """
-        Return the expression of the position along `run`, some consecutive index variables of an axis of the tile that
-        are taken as one. It is found from the axis's flat position by division and remainder; if it takes any of these,
-        it gets a name.
+        Return the expression of the position along `run`: some consecutive index variables of `axis`, an axis of the
+        tile, that are taken as one. If the axis has no other variables, that is the axis's own position; else a
+        statement is emitted that finds it by division and remainder, and the name is returned.
         """
         text = axis.index
         if run.inner > 1:

@@ -64,9 +64,9 @@ class Compiled:
 
     def is_for(self, target: str) -> bool:
         """
-        Return whether the kernel is launched so on GPUs of `target`, such as `cuda:80`, `cuda:90` or `hip:gfx942`:
-        always, unless `descriptors` says that it is only for GPUs that copy tiles by descriptors (TMA), or only for
-        others.
+        Return whether launchers run this specialisation on GPUs of `target`, such as `cuda:80`, `cuda:90` or
+        `hip:gfx942`, so that `unity-aot` compiles it for them. True for every target if `descriptors` is None; else the
+        specialisation is only for GPUs that copy tiles by descriptors (TMA), or only for the others.
         """
         backend, _, arch = target.partition(":")
         return self.descriptors in (None, backend == "cuda" and 90 <= int(arch) < 120)
@@ -468,7 +468,10 @@ def signature(name: str, arguments: Iterable[str], constants: Iterable[str]) -> 
 
 
 def mentions(expr: Expr, variable: str) -> bool:
-    """Return whether an expression uses the index variable of that name as a value, not only to index tensors."""
+    """
+    Return whether an expression uses the index variable of that name as a value, not only to index tensors. A kernel of
+    such an expression must know the global index at which the rank's piece starts.
+    """
     return expr == Name(variable) or any(mentions(c, variable) for c in children(expr))
 
 

@@ -327,7 +327,10 @@ class Tile:
 
     @property
     def name(self) -> str:
-        """The tile as part of an identifier."""
+        """
+        The tile as part of an identifier, that of a dict of launch options: `128_256_64` has the rows, columns and
+        summed elements; the number of warps follows if it is not 8.
+        """
         return f"{self.m}_{self.n}_{self.k}{'' if self.warps == 8 else f'_{self.warps}'}"
 
     def count(self, sizes: Mapping[str, int]) -> int:

@@ -80,22 +80,28 @@ def optimizer_launcher(
     cast: str | None = None,
 ) -> Launcher:
     """
-    Return the launcher of the optimizer `name`'s step, with the operands and attributes that `ops.optimizers` gives it.
+    Return the launcher (source text and kernels) of one step of the optimizer `name`. The names in it are those of the
+    optimizer's TDL line in `ops.optimizers`: for `adam` the weight `p`, its gradient `g`, its state `m` and `v`, the
+    number of the step `step`, from 1, and the hyperparameters `lr`, `beta1`, `beta2` and `eps`.
 
-    With `impl` `torch` it is a function of one weight, such as `adam_torch(p, g, m, v, step, lr, beta1, beta2, eps)`,
-    which replaces the weight `p` and its state (`m`, `v`) in place, given the gradient `g`: contiguous tensors of one
-    shape. `step` counts from 1. If `is_scaled`, there is a last argument `scale`, by which the gradient is multiplied
-    first. A gradient of another type than the weight's is cast to the weight's type before.
+    With `impl` `torch` the source defines one function, which updates one weight. For `adam`, it is called as
 
-    With `triton` it is two functions. `adam_numbers`, of the step and the hyperparameters, returns the numbers that the
-    kernel reads, f32 [groups, numbers], on the device, with a row for each group of weights; the last number of a row
-    is 0 if its weights are to be left as they are. `adam(table, numbers)` is one launch for all weights of a table
-    (`lowering.runtime.tables`). If some weights have kept casts of type `cast` (`plan.kept_casts`), it writes these,
-    too.
+        adam_torch(p, g, m, v, step, lr, beta1, beta2, eps)
 
-    `dtype`, `gradient`, `state` and `cast` are the element types of p, of g, of the state, and of casts, for which a
-    kernel is compiled ahead of time; a launch takes those of its tensors. Raises `UnityError` for another name or
-    implementation.
+    and replaces `p`, `m` and `v` in place; the tensors are contiguous and of one shape. If `is_scaled`, there is a last
+    argument `scale`, by which the gradient is multiplied first. If `gradient` is not `dtype`, the function first casts
+    the gradient to the weight's type.
+
+    With `triton` the source defines two functions, for many weights. For `adam`, `adam_numbers` takes `step` and the
+    arguments after it, each a number or a tensor [groups] with an entry per parameter group, and returns a tuple of
+    those numbers that the kernel reads. From these the caller makes `numbers`, f32 [groups, numbers + 1], on the device
+    (`packed` in `lowering.runtime.tables`); the last number of a row is 0 if the weights of its group are to be left as
+    they are. Then `adam(table, numbers)` is one launch for all weights of a `WeightTable`. If some have kept casts of
+    type `cast` (`plan.kept_casts`), it writes these, too.
+
+    `dtype`, `gradient`, `state` and `cast` are the element types of weight, gradient, state and kept casts for which
+    the kernel is compiled ahead of time. At run time the tensors' own types count. Raises `UnityError` for another name
+    or implementation.
     """
     if name not in OPTIMIZERS or impl not in ("triton", "torch"):
         known = ", ".join(OPTIMIZERS)

@@ -55,8 +55,9 @@ def reduction_launches(stage: Stage, more: Sequence[Stage] = ()) -> list[KernelL
     Return the launches that compute `stage`, a result whose expression has reductions, and `more` stages, by the same
     kernels. All stages must depend on the same index variables of the result (see `have_rows_in_common`).
 
-    No reduction of a stage may depend on a variable of an outer one. There is one launch, or two if long reductions are
-    split over programs: the first computes partial results, the second reduces these.
+    One reduction may be inside another, but must not use the variables over which the outer one reduces (`Results`
+    splits results so that none does). There is one launch, or two if long reductions are split over programs: the first
+    computes partial results, the second reduces these.
     """
     stages = (stage, *more)
     parts = parts_of(stages)
@@ -100,8 +101,8 @@ def reduction_launch(stages: Sequence[Stage], parts: int = 1, tiling: Tiling | N
     Return the launch of the kernel that computes `stages`, results for which `have_rows_in_common` is true, in tiles of
     `tiling` (None: those that `tiling_of` chooses).
 
-    With several `parts`, the stages are those of partial results, and a program computes one part of the reductions,
-    the first dim of every result.
+    If `parts` is above 1, the stages must be those of partial results that `in_parts` returns: the first dim of each
+    result has `parts` positions, and a program computes its rows at one of them.
     """
     rows, columns = variables(stages)
     if parts > 1:
@@ -214,9 +215,11 @@ class RowKernel:
 
     def stored(self, index: str, names: tuple[str, ...]) -> dict[int, str]:
         """
-        Write masks for tensors whose rows are padded: true for the positions `index` of a tile that lie within a stored
-        row, its padding included. They are written for the tensors whose padded dim is the only variable in `names`.
-        Return the names of the masks, by the number of elements in a stored row.
+        Write masks for tensors whose rows are padded (stored with more elements than the dim has), and return their
+        names, by the number of elements in a stored row. A mask is true for the positions `index` of a tile that lie
+        within a stored row, its padding included, so that whole rows are read and written in aligned vectors.
+
+        There is a mask for each length of row of the tensors whose padded dim is the only variable in `names`.
         """
         found: dict[int, str] = {}
         for row in dict.fromkeys(row for name, row in self.padded.values() if (name,) == names):

@@ -90,10 +90,13 @@ class Sorted:
 
     def of_positions(self, stage: Stage, of: Scatter) -> Positions:
         """
-        Return two further tensors, with one entry for each position of the array, in sorted order: its place, and the
-        index in `order` at which that place ends; and the lines of code that compute these, `order` and `begins`. Here
-        `begins` has an entry for each position, too: the index at which its place begins. For results with more places
-        than positions; `lines` serves the others.
+        Return what a kernel with one program per position of the integer array needs: two further tensors, with an
+        entry for each position in sorted order: its place, and the index in `order` at which that place ends. Also
+        return the launcher's lines of code that compute these, `order` and `begins`. Here `begins` has an entry for
+        each position, too: the index in `order` at which its place begins.
+
+        `stage` is the result to compute, matched as `of`. Such a kernel is for results with more places than the array
+        has positions; for others call `lines`, whose `begins` has an entry for each place.
         """
         ids, place = stage.buffers[of.pick.at.tensor], of.pick.variable
         places, ends = (stage.names.new(f"{stage.output.name}_{of}") for of in ("places", "ends"))
@@ -109,7 +112,8 @@ class Sorted:
 
     def lines(self, stage: Stage, variable: str, at: Access) -> tuple[str, ...]:
         """
-        Return the launcher's lines of code that compute the tensors `order` and `begins`.
+        Return the launcher's lines of code that compute the tensors `order` and `begins` for `stage`, the result to
+        compute.
 
         `at` reads the integer operand, whose values are positions along the index variable called `variable`. If this
         rank has only a piece of that variable's positions, `begins` has entries for the piece alone, and one for its

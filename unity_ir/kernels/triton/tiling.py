@@ -128,7 +128,10 @@ def _rows_are_neighbours(exprs: Sequence[Expr], extents: Mapping[str, int], rows
 
 
 def sizes_of(node: Reduce, extents: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the extents of the variables that a reduction sums (or takes the maximum) over, in its order."""
+    """
+    Return the extents of the variables that a reduction sums (or takes the maximum) over, in its order. `extents` has
+    the number of positions of each variable.
+    """
     return tuple(extents[n] for n in node.names)
 
 

@@ -66,8 +66,8 @@ class Gradient:
     @staticmethod
     def read_means(means: Means) -> Access:
         """
-        Return the TDL access that reads the mean of every row (`Means`) from the buffer that holds the means, as a
-        tensor called `means`.
+        Return the TDL access that reads the buffer of `means`, one number per row of the scores, as a tensor called
+        `means`. The kernel over rows loads the means by it; an earlier kernel has stored them.
         """
         return Access("means", means.result.indices)
 
@@ -142,9 +142,11 @@ class Gradient:
 
     def mean_of_rows(self) -> None:
         """
-        Write the statements that compute the mean of every row of the tile (`Means`: the sum over features of the two
-        operands' product) and store it in its buffer. Only for the kernel over columns; writes nothing if the line has
-        no means.
+        Write the statements that compute the mean of every row of the tile (`Means`) and store it in its buffer. The
+        mean is computed as the sum over features of the product of two operands: the forward's result and its gradient
+        (the row sums of dO * O in FlashAttention).
+
+        Only for the kernel over columns; writes nothing if the line has no means.
         """
         if self.means is None:
             return

@@ -110,9 +110,9 @@ class Body:
 
     def blocks(self, of: Blocks) -> None:
         """
-        Set the numbers of rows and columns of a tile, those of `of` or fewer if there are few, and write the statements
-        that find the batch element of a program, and the first of the rows (or columns, with `rows_move`) that it holds
-        while it loops over the others.
+        Set the size of a tile of scores: the rows and columns of `of`, or fewer (at least 16) if the scores have fewer.
+        Write the statements that find which batch element a program computes, and the first of the rows that it holds
+        while it loops over columns; with `rows_move`, the first of the columns that it holds while it loops over rows.
         """
         self.options = of
         self.rows = min(of.rows, max(16, power_of_two(self.row_count)))
@@ -409,8 +409,9 @@ class Body:
 
     def widest(self, *others: Sequence[str]) -> int:
         """
-        Return the largest number of features over which any of these run: the variables that the scores' product sums
-        over, and each of `others`, tuples of index variables.
+        Return the number of features of the widest operand tile, by which the size of tiles of scores is chosen
+        (`Blocks`): the most positions that any of these tuples of index variables has: those that the product of
+        queries and keys sums over, and each of `others`.
         """
         return max(prod(self.extents[n] for n in names) for names in (self.scores.inner, *others))
 
