@@ -98,8 +98,8 @@ def work_done() -> float:
 @contextmanager
 def within(budget: Budget | None) -> Generator[None]:
     """
-    Make `budget` the current one in the `with` statement, so that work is counted against it, not against the budget
-    before. With None, no work is counted there, and nothing ends it early.
+    Make `budget` the current one in the `with` statement: work is counted against it, and not against the budget that
+    is current outside. With None, no work is counted there, and nothing ends it early.
     """
     token = _CURRENT.set(budget)
     try:
@@ -111,11 +111,12 @@ def within(budget: Budget | None) -> Generator[None]:
 @contextmanager
 def own_budget() -> Generator[None]:
     """
-    Make a new `Budget.part` of the current budget the current one in the `with` statement. Work done there is not
-    counted against the budget before. Does nothing if there is none.
+    Make a new budget the current one in the `with` statement: `Budget.part` of the budget that is current outside,
+    which has a quarter of its whole work limit, however much of that is spent, and the same deadline. Work there counts
+    against the new budget only. If none is current outside, none is inside.
 
-    So a bound or a baseline has the same limit wherever and whenever it is computed, and leaves the search its own
-    budget.
+    A bound or baseline is computed in this, so that it has the same limit whenever it is computed, and leaves the
+    search its own budget.
     """
     budget = _CURRENT.get()
     with within(None if budget is None else budget.part()):

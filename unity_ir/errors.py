@@ -19,8 +19,8 @@ EXTRAS = {"torch": "torch", "triton": "gpu"}
 
 def not_installed(error: ModuleNotFoundError) -> UnityError | None:
     """
-    Return the `UnityError` to raise in place of `error`, which says how to install the missing library: PyTorch or
-    Triton, of the package's extras. None if another module is missing.
+    Return the `UnityError` to raise in place of `error` if the missing module is PyTorch or Triton, which only some
+    work needs (`EXTRAS`): its message gives the `pip install` to run. None if another module is missing.
     """
     library = (error.name or "").partition(".")[0]
     if library not in EXTRAS:

@@ -78,11 +78,11 @@ def handled() -> Generator[None]:
 @contextmanager
 def searching() -> Generator[None]:
     """
-    Wrap a search that answers `KeyboardInterrupt` with its best result, so that only the first signal raises it. Has an
-    effect only within `handled`.
+    Wrap a search that answers `KeyboardInterrupt` with its best result: of the signals that come within the `with`
+    statement, only the first raises it. Has an effect only within `handled`.
 
-    Later signals, and those after the `with` statement has ended without an exception, are reported and ignored, so
-    that the result is still printed.
+    Later signals are ignored, which is reported once, so that the result is still printed. So are those that come after
+    the statement, unless it ended by an exception.
     """
     before = _State.keep
     _State.keep, _State.searching = False, True

@@ -25,7 +25,7 @@ def one_line(text: str) -> str:
     characters escapes.
 
     A text that is too long first loses the middle of its longest words, then its own middle, since a message begins
-    with the place of the error and ends with what to do.
+    with where the error is (a file or an operator) and ends with what to do.
     """
     # Nothing beyond this is ever shown, and escaping a file as long as memory would take a while.
     kept = _cut(text, 20 * LENGTH)

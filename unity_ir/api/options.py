@@ -21,9 +21,9 @@ Option = str | int | float | bool
 
 def check_arguments(where: str, spec: ArgSpec, kind: Any) -> None:
     """
-    Raise `UnityError`, in a message that begins with `where`, if an argument in `spec`, the arguments that the user
-    gave to a pass or target, is not a field of `kind`, the pass's or target's dataclass, or is not of the field's type.
-    Of arguments with several values, the type is not checked.
+    Check the arguments `spec` that a user gave to a pass or target, whose dataclass is `kind`. Raise `UnityError`, in a
+    message that begins with `where`, if an argument is no field of `kind`, or is not of the field's type. The type of
+    an argument with several values is not checked.
     """
     known = [field.name for field in fields(kind) if field.init and field.name != "name"]
     hints = get_type_hints(kind)

@@ -236,9 +236,10 @@ class Plan:
         PyTorch's.
 
         Every rank calls this with the same plan and the same weights. Values are redistributed where the plan moves
-        them, forward and backward, and nowhere else. `mesh` must have the plan's dims (`placements()["mesh"]`) or
-        divide them; None makes a mesh with the plan's dims, of all ranks. Raises `UnityError` where DTensor cannot
-        express the plan, and where module or mesh are not the plan's.
+        them, forward and backward, and nowhere else. `mesh` must have the dims of the plan (`placements()["mesh"]`), or
+        those divided further (4 into 2 x 2, say), or one dim of all devices; None makes a mesh with the plan's dims, of
+        all ranks. Raises `UnityError` where DTensor cannot express the plan, and where module or mesh are not the
+        plan's.
         """
         try:
             from unity_ir.api.ranks import ensure_process_group

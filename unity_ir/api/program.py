@@ -25,8 +25,9 @@ class Ended(SystemExit):
 
 def executed(text: str, name: str) -> Any:
     """
-    Execute the text of an emitted program, but not its `main`, and return it as a module, called `name` in tracebacks.
-    Its functions `fail` and `fail_alike`, which would end the process, raise `Ended` instead; see `as_errors`.
+    Execute the text of an emitted program, but not its `main`, and return it as a Python module (`ModuleType`), called
+    `name` in tracebacks. Its functions `fail` and `fail_alike`, which would end the process, raise `Ended` instead; see
+    `as_errors`.
 
     The text is kept in Python's `linecache` until `forget`.
     """

@@ -28,9 +28,9 @@ def ensure_process_group(backend: str | None) -> str:
 
 def leave(context: Any, owns_ranks: bool) -> None:
     """
-    Destroy process groups at the end of a run: with `owns_ranks`, that of all ranks and so every other; else only those
-    that `context`, the emitted program's `Context` of this rank, has made (None: none). Does nothing without a process
-    group.
+    Destroy process groups at the end of a run. With `owns_ranks`, that of all ranks is destroyed, and with it every
+    other; else only those that `context`, the emitted program's `Context` of this rank, has made (None: none). Does
+    nothing without a process group.
     """
     if not dist.is_initialized():
         return

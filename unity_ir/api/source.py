@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Source:
     """
-    The module of a model to plan, before any pass: its name in messages, and its import if it is a PyTorch module.
+    The MLIR module (`ModuleOp`) of a model to plan, before any pass: its name in messages, and its import if it is a
+    PyTorch module.
     """
 
     name: str
@@ -34,7 +35,10 @@ class Source:
 
 
 def module_of_graph(graph: Graph) -> ModuleOp:
-    """Return a module whose one function is `graph`. Raises `UnityError` for names that text cannot hold."""
+    """
+    Return an MLIR module whose one function is `graph`. Raises `UnityError` for empty names and names with invisible
+    characters, which text cannot hold.
+    """
     from unity_ir.dialects.convert import from_graph
 
     return ModuleOp([from_graph(graph)])
@@ -42,7 +46,7 @@ def module_of_graph(graph: Graph) -> ModuleOp:
 
 def module_of_imported(imported: Imported) -> ModuleOp:
     """
-    Return a module whose one function is the graph of an imported PyTorch model. The function's attribute
+    Return an MLIR module whose one function is the graph of an imported PyTorch model. The function's attribute
     `pcg.imported` has the names of its tables (inputs whose values come with the model) and of tied weights.
     """
     from unity_ir.dialects.convert import from_graph
@@ -61,10 +65,10 @@ def source_of(
     sizes: Mapping[str, int | str] | None = None,
 ) -> Source:
     """
-    Return `model` as a module. It is a PyTorch module, with example `inputs` and a `loss` as
-    `frontends.torch.from_torch` takes them and the `name` of its graph; or a model of the zoo, as `--model` names it,
-    with `sizes` that replace its own; or the path of a file that ends in `.pcg` or `.mlir`; or the text of such a file
-    (several lines).
+    Return the MLIR module of `model`, with its name in messages (`Source`). `model` is a PyTorch module, with example
+    `inputs` and a `loss` as `frontends.torch.from_torch` takes them and the `name` of its graph; or a model of the zoo,
+    as `--model` names it, with `sizes` that replace its own; or the path of a file that ends in `.pcg` or `.mlir`; or
+    the text of such a file (several lines).
 
     Raises `UnityError` where it is none of these, cannot be read or imported, and for arguments that belong to another
     kind of model.
@@ -90,7 +94,10 @@ def source_of(
 
 
 def file_source(path: str | Path) -> Source:
-    """Return the module in a file. Raises `UnityError` for wrong text, and if the file cannot be read."""
+    """
+    Return the MLIR module in a file, with the file's name (`Source`). Raises `UnityError` for wrong text, and if the
+    file cannot be read.
+    """
     try:
         return Source(str(path), read_file(path))
     except OSError as error:

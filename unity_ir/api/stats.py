@@ -76,7 +76,10 @@ class Stats:
 
     @property
     def fits(self) -> bool:
-        """Whether a device has the memory that the plan needs: the peak, or the sum of `memory`, whichever is more."""
+        """
+        Whether a device has the memory that the plan needs: the simulated `peak`, or the bytes at the end of the
+        forward (the sum of `memory`), whichever is more.
+        """
         return max(self.peak, sum(self.memory.values())) <= self.usable
 
 
@@ -91,8 +94,9 @@ class Compared:
 
 def machine_of(module: ModuleOp, graph: Graph, name: str | None = None) -> Machine:
     """
-    Return the machine on which to price `graph`, a function of `module`: the one called `name`, or, if that is None,
-    the module's. If the module has none, a machine of one level (`box`) with as many devices as the graph uses.
+    Return the machine on which to price `graph`, a function of `module`: the machine called `name`, or, if that is
+    None, the one that the module names. If the module names none, it is a machine of one level (`box`) with as many
+    devices as the graph uses.
 
     Raises `UnityError` for an unknown machine.
     """
@@ -102,9 +106,9 @@ def machine_of(module: ModuleOp, graph: Graph, name: str | None = None) -> Machi
 
 def stats_of(module: ModuleOp, func: FuncOp, machine: str | None = None, optimizer: Optimizer | None = None) -> Stats:
     """
-    Price and simulate a plan, a function of `module`, on the machine called `machine` (None: the module's). `optimizer`
-    is the one to train with, used if the function has no updates. Raises `UnityError` where the graph does not fit the
-    machine.
+    Price and simulate a plan, a function of `module`, on the machine called `machine` (None: as `machine_of` chooses).
+    `optimizer` is the one to train with, used if the function has no updates. Raises `UnityError` where the graph does
+    not fit the machine.
     """
     return compared(module, func, machine, optimizer).stats
 
@@ -112,7 +116,10 @@ def stats_of(module: ModuleOp, func: FuncOp, machine: str | None = None, optimiz
 def compared(
     module: ModuleOp, func: FuncOp, machine: str | None = None, optimizer: Optimizer | None = None
 ) -> Compared:
-    """Price and simulate a plan, a function of `module`, as `stats_of` does; return its graph, machine and stats."""
+    """
+    Price and simulate a plan, a function of `module`, with the arguments of `stats_of`; return its graph, machine and
+    stats, from which plans are compared and reports written.
+    """
     graph = to_graph(func)
     if not graph.updates and optimizer is not None:
         graph = replace(graph, optimizer=optimizer)

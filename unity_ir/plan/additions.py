@@ -26,12 +26,14 @@ Choice = Callable[[Program, Compute], str]
 
 def with_longer_products(program: Program, choice: Choice) -> Program:
     """
-    Return the program in which matrix products of 16-bit operands store float32 results themselves: a product and the
-    cast to float32 behind it become one `Fused` instruction, computed by BLAS (implementation `torch`).
+    Return the program in which matrix products of 16-bit operands (those that make weights' gradients) store float32
+    results themselves: a product and the cast to float32 of its result become one `Fused` instruction, computed by BLAS
+    (implementation `torch`).
 
-    It is done for each product whose result only that cast reads and that `choice` gives to `torch`. A product stays as
-    it is if its rows are padded, or if the cast runs on other ranks, in other micro-batches or in other pieces of the
-    loss. If there is none, returns `program` itself.
+    It is done for each product whose result only that cast reads and whose implementation is `torch`; `choice` is
+    called with the program and an operator of it, and returns the operator's implementation. A product stays as it is
+    if its result is stored with padded rows (`padded_rows`), or if the cast runs on other ranks, in other micro-batches
+    or in other pieces of the loss. If there is none, returns `program` itself.
     """
     readers = _readers(program)
     made = makers_of(program.body)
@@ -69,13 +71,14 @@ def with_longer_products(program: Program, choice: Choice) -> Program:
 
 def with_additions(program: Program, choice: Choice) -> Program:
     """
-    Return the program in which matrix products add their results to running totals in place, such as a weight's
+    Return the program in which matrix products add their results to running totals in memory, such as a weight's
     gradient to the sum over earlier micro-batches. An instruction `accumulate` (a `TimeStep`) adds an addend to a
-    total; its `is_added` is set if a product makes the addend, nothing else reads the addend, and the kernel that
-    `choice` selects for the product can add to memory.
+    total. If a product makes the addend, nothing else reads it, and the product's kernel can add to memory, the
+    instruction's `is_added` is set: the product's kernel then does the addition.
 
-    Addend and total must have the same element type, float32 or longer. An `accumulate` stays as it is if it runs in
-    the loop before the main one over micro-batches (`early`), or only in the first or last micro-batch
+    `choice` is called with the program and an operator of it, and returns the operator's implementation, which decides
+    on the kernel. Addend and total must have the same element type, float32 or longer. An `accumulate` stays as it is
+    if it runs in the loop before the main one over micro-batches (`early`), or only in the first or last micro-batch
     (`Program.when`).
     """
     readers = _readers(program)

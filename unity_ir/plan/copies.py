@@ -35,12 +35,13 @@ NONE = Copies()
 
 def copies(program: Program, start: Start, in_place: Collection[Register]) -> tuple[Copies, Copies]:
     """
-    Return the copies that one device makes for one call of a collective (`start`): (those before it starts, those after
-    it was waited for). Where devices differ, the one that copies most counts: of a halo exchange a device with
-    neighbours on both sides, of a collective with a root the root. A move that does not communicate has none.
+    Return the copies that one device makes for one call of a collective (`start`), which sends and receives contiguous
+    buffers only: (those before it starts, those after it was waited for), each as a number of kernels and the bytes
+    that they read and write (`Copies`). A move that does not communicate has none.
 
-    `in_place` has the results (registers) of all-reduces that overwrite their operand (`Plan.in_place`); other
-    all-reduces copy it first.
+    Where devices differ, the one that copies most counts: for a halo exchange a device with neighbours on both sides,
+    for a collective with a root the root. `in_place` has the results (registers) of all-reduces that overwrite their
+    operand (`Plan.in_place`); other all-reduces copy it first.
     """
     if isinstance(start, Bucket):
         return _of_bucket(program, start)

@@ -107,7 +107,8 @@ def with_fusions(program: Program, choice: Choice, memo: GroupMemo | None = None
     """
     Return the program in which each group of consecutive operators that one Triton kernel can compute, and that is
     worth fusing, is one `Fused` instruction. Before that, an operator that reads a cast gets a cast of its own
-    (`plan.own_casts`), and copies of attention's results move right behind the attention, where one kernel can do both.
+    (`plan.own_casts`), and operators that only rearrange a result of attention (a transposition, say) move right behind
+    the attention, where one kernel can do both.
 
     `choice` returns the implementation, `triton` or `torch`, of an operator or group: only operators in `triton` are
     fused, and only to groups in `triton`. `memo` is a cache, read and extended (None: a new one); give it to calls with

@@ -27,8 +27,8 @@ def with_kept_casts(program: Program, gathers_cast: bool) -> Program:
     (`Leaf.op` is `cast`), and the weight's `UpdateWeight` writes it. It is done for each weight that has exactly one
     cast, in the same layout as the weight, if the cast is no output of the program.
 
-    With `gathers_cast`, a cast that only gathers (embedding look-ups) read is not kept, since their kernels cast the
-    rows that they read (`plan.own_casts`).
+    With `gathers_cast`, a cast that only gathers (embedding look-ups) read is not kept, since the gathers' kernels then
+    cast the rows that they read (`plan.own_casts`).
     """
     casts = _casts(program, gathered_casts(program) if gathers_cast else frozenset())
     names = {leaf.result: leaf.name for leaf in program.leaves("weight")}

@@ -49,8 +49,8 @@ def in_loss_pieces(program: Program, count: int, head: Register) -> Program:
     (number of a local tensor) that the last matrix product before the loss makes, such as the logits. Registers are
     renumbered. With a `count` of 1, returns `program` itself.
 
-    The pieces are shards of one dim of `head`: the first one, except its last dim, that `count` divides on a rank and
-    along which the loss is a sum. Raises `UnityError` if there is no such dim.
+    The pieces are shards of one dim of `head`. It is the first dim, the last one of the tensor excepted, whose size on
+    a rank is a multiple of `count` and along which the loss is a sum. Raises `UnityError` if there is no such dim.
     """
     if count == 1:
         return program

@@ -23,8 +23,8 @@ IsKernel = Callable[[Compute, Compute], bool]
 
 def with_own_casts(program: Program, kernels_of: Callable[[Program], IsKernel]) -> tuple[Program, frozenset[Register]]:
     """
-    Return (the program in which each reader of certain casts has a cast of its own right before it, the registers,
-    numbers of local tensors, that these new casts make).
+    Return the program in which each reader of certain casts has a cast of its own right before it, and the registers
+    (numbers of local tensors) that these new casts make.
 
     Two kinds of casts are split up: a cast to a longer type of a computed value, and a cast of a weight that only
     gathers read. It is done only if every reader can be one kernel with its own cast, and if no reader would get two

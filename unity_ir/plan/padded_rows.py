@@ -37,9 +37,10 @@ Choice = Callable[[LocalOperator], str]
 
 def with_padded_rows(program: Program, choice: Choice) -> Program:
     """
-    Return the program in which unaligned matrices have padded rows: `Tensor.row` is set on each 16-bit tensor that a
-    matrix product reads or makes and whose rows do not begin at multiples of 16 bytes. It is not set on an output, nor
-    where a kernel that makes or reads the tensor cannot take padded rows.
+    Return the program in which matrices whose rows would not begin at multiples of 16 bytes are stored with longer
+    rows, whose last elements nobody reads: `Tensor.row` is set to the elements of a row as stored, a multiple of `ROW`.
+    It is set on 16-bit tensors that a matrix product reads or makes. It is not set on an output, nor where a kernel
+    that makes or reads the tensor cannot take padded rows.
 
     `choice` returns the implementation, `triton` or `torch`, of an operator.
     """

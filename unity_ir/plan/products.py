@@ -28,11 +28,13 @@ LAUNCH = 3e-6
 def product_implementation(operator: LocalOperator) -> str:
     """
     Return the faster implementation, by estimate, of a matrix product or of a fused group that begins with one:
-    `triton` (one kernel) or `torch` (cuBLAS; in a group, with another kernel for the rest).
+    `triton` (one kernel) or `torch` (cuBLAS; in a group, with another kernel for the rest). It decides for the option
+    `auto` (`PlanOptions.matmul`).
 
-    Measured on an H100 80GB with PyTorch 2.11 and Triton 3.6 (bf16, TFLOP/s):
+    Measured on an H100 80GB with PyTorch 2.11 and Triton 3.6 (bf16, TFLOP/s); Triton's kernels load tiles by tensor
+    descriptors (TMA) or by pointers:
 
-    | product (m x n x k) | cuBLAS | by descriptors | by pointers |
+    | product (m x n x k) | cuBLAS | Triton, descriptors | Triton, pointers |
     |---|---|---|---|
     | 16384 x 4096 x 1024 | 721 | 659 | 558 |
     | 16384 x 1024 x 4096 | 770 | 694 | 620 |
@@ -46,12 +48,13 @@ def product_implementation(operator: LocalOperator) -> str:
     | 16384 x 1024 x 30522, padded rows | 267 | 712 | - |
     | 768 x 8192 x 50257, padded rows | 131 | - | - |
 
-    So cuBLAS is some 7 % faster where rows are aligned, more where there are few tiles. What is fused saves that the
-    product is written and read once more: 4 bytes of an element against 2 * k operations. With descriptors that is
-    worth it up to k of about 6,000, with pointers up to 1,500, with the small tiles of a long epilogue up to 500. Where
-    only the result's rows are unaligned, as logits of BERT and GPT-2, Triton is twice as fast by itself, and so it is
-    for both gradients of their heads, whose rows are padded (`padded_rows`) but whose sizes are odd. Float32 products,
-    exact in Triton, stay there: they were not measured.
+    Where rows are aligned (begin at multiples of 16 bytes), cuBLAS is some 7 % faster, more where there are few tiles.
+    In a group, Triton saves that the product is written and read again: 4 bytes per element, against the 2 * k
+    operations that compute it. With descriptors that is worth it up to k of about 6,000, with pointers up to 1,500,
+    with the small tiles of a long epilogue up to 500. Where only the result's rows are unaligned, as for the logits of
+    BERT and GPT-2, Triton is at least twice as fast even without a group. It is faster, too, for both gradients of the
+    last layer of these models, whose rows are padded (`padded_rows`) but whose sizes are no multiples of 8. Float32
+    products, exact in Triton, stay there: they were not measured.
     """
     line = operator.line
     found = [contraction(r, line.extents) for r in line.results]

@@ -129,8 +129,9 @@ def _saved(program: Program, forward: Compute, saving: Saving) -> list[Tensor] |
 
 def attributes_of_variant(name: str, given: Attributes) -> Attributes:
     """
-    Return the attributes of the operator called `name`, made from `given`, the attributes of another variant of it:
-    values of the same names are taken over, other attributes of the operator get their defaults.
+    Return the attributes of the operator called `name`, made from `given`, the attributes of an operator of which it is
+    a variant (one that also returns intermediate values, or a backward that reads these): values of the same names are
+    taken over, other attributes get their defaults.
     """
     own = operator(name)
     known = {a.name for a in own.line.attributes}

@@ -176,7 +176,8 @@ def schedule(program: Program, bucket: int = BUCKET_BYTES, under_way: int = UNDE
     and waited for late. The updates of weights, which follow, are not among them.
 
     Gathers of weights, and reductions of gradients, of fewer than `bucket` bytes each share calls of about that many
-    bytes (0: none do). When the collectives of gradients hold more than `under_way` bytes of operands, the oldest are
+    bytes (0: none do). Collectives of gradients, except all-reduces, hold their operands until they are waited for,
+    mostly at the end of the step; once these operands take more than `under_way` bytes, the oldest collectives are
     waited for.
     """
     return _scheduler(program, bucket, under_way).schedule()

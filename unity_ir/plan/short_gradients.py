@@ -20,11 +20,12 @@ from unity_ir.plan.program import Compute, Program, Register, UpdateWeight, read
 
 def with_short_gradients(program: Program) -> Program:
     """
-    Return the program in which updates read gradients in the shorter type in which they were made: a cast to a longer
-    type goes away if only one update reads its result, and the update reads the cast's operand.
+    Return the program in which updates of weights read gradients in the shorter type in which they were made: a cast to
+    a longer type goes away if only an update reads its result, and the update reads the cast's operand.
 
-    Casts stay for weights on a part of the machine, since all ranks exchange gradients in one type when they check, and
-    for operands in padded rows, which updates do not know.
+    Casts stay for weights that are pinned (on some of the ranks only), since all ranks exchange gradients in one
+    element type when a program runs with `--check`, and for operands that are stored with padded rows, which updates
+    cannot read.
     """
     readers = Counter(r for instruction in program.body for r in reads(instruction))
     updated = {i.grad for i in program.body if isinstance(i, UpdateWeight)}

@@ -21,9 +21,11 @@ Task = tuple[int, tuple[int, ...], tuple[int, ...], tuple[Key, ...], tuple[Key, 
 
 def arrivals(numbers: Sequence[int], streams: Streams, of: int) -> tuple[Key, ...]:
     """
-    Return the keys (integers, `Key`) of the arrivals that a task on device class number `of` waits for before it reads
-    the results of the reshards with these `numbers`. An arrival says that a reshard's result is complete on a device
-    class.
+    Return the keys (integers, `Key`) of the arrivals that a task waits for before it reads the results of reshards. An
+    arrival says that a reshard's result is complete on a device class.
+
+    `numbers` are the numbers of the reshards, and `of` is the number of the device class that the task runs on.
+    `streams` has the number of classes, by which keys are computed.
     """
     classes = streams.classes
     return tuple([n * classes + of for n in numbers])
@@ -68,8 +70,8 @@ def chain(
 def stall(streams: Streams, steps: Sequence[Step], sources: Sequence[int]) -> list[tuple[str, Task]]:
     """
     Return the tasks of moves that kernels wait for, such as halo exchanges, each as (name of its collective, task), as
-    `chain` does. They occupy the compute streams, too, and cause no arrivals: later tasks wait for them as they are
-    issued after them.
+    `chain` does. They occupy the compute streams, too. So later tasks of these devices start after them anyway, and
+    they cause no arrivals.
 
     `steps` are the moves. The first waits for the results of the reshards with numbers `sources`.
     """

@@ -99,11 +99,11 @@ def random_assignment(
 ) -> Assignment:
     """
     Return a random assignment (the role of each mesh axis) that fits a compute node of a serial graph, drawn from
-    `random`. Mostly all axes of a machine level have one role; on a mesh of at most `FINE_AXES` axes, each axis has its
-    own.
+    `random`. On a mesh of at most `FINE_AXES` axes, each axis draws a role of its own. On others, all axes of one
+    machine level share a role, except that with probability `SPLIT` the first of them draws its own.
 
-    `pinned` is the probability that an axis is pinned at a random coordinate, and `axes` are the numbers of the axes
-    that this may happen to (None: all).
+    `pinned` is the probability that an axis is then pinned at a random coordinate instead, and `axes` are the numbers
+    of the axes that this may happen to (None: all).
     """
     may = possible_roles(node)
     mesh = machine.mesh

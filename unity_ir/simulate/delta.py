@@ -54,13 +54,13 @@ Block = list[Task]
 class Simulation:
     """
     Simulates one iteration of a serial forward graph, whose assignments can be changed one at a time. An assignment is
-    the role of each mesh axis in an operator: an index variable that it divides, replicas, ..
+    the role of each mesh axis in an operator: an index variable that it divides, replicas, .. Only the mesh axes `axes`
+    may be pinned (the operator is at one coordinate). With `overlap`, communication runs beside kernels; without, every
+    move is waited for at once.
 
     `assignments` has every compute node. Inputs and weights are stored in the layout in which their first use reads
     them; operators that read a value in one layout share its reshard; costs are those of `cost.plan` for the graph
-    `realised()`. With `overlap`, communication runs beside kernels; without, every move is waited for at once. `axes`
-    are the mesh axes on which assignments may pin an operator to one coordinate: devices are simulated separately along
-    them.
+    `realised()`. Devices are simulated separately along `axes`.
 
     `like` is another simulation of the same graph, whose machine, axes, optimizer and memo of costs are taken over:
     `machine`, `axes` and `optimizer` are then ignored. Making a simulation, and each proposal, are charged to the
@@ -276,8 +276,10 @@ class Simulation:
     def forward_tasks(self, p: int) -> Block:
         """
         Return the tasks of the forward of operator number `p` of `nodes`, with its halo exchanges and the reshards that
-        are issued around it. With overlap, these are the reshards of inputs and weights that the next operator reads
-        first, and those of this operator's results. Without, they are those of this operator's operands.
+        are issued around it. A reshard with several readers is issued for the first of them. With overlap, the reshards
+        are those of inputs, weights and constants for which the next operator is the first reader (for operator 0 also
+        those that it reads itself), and those of this operator's results. Without, they are those of its operands for
+        which it is the first reader.
         """
         out: Block = []
         if self.overlap:

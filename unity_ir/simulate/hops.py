@@ -69,43 +69,43 @@ class Hop:
     @property
     def levels(self) -> tuple[int, ...]:
         """
-        The machine levels crossed by the last collective on the way from the tree's root to this reshard's result; ()
-        if there is no collective.
+        The numbers of the machine levels crossed by the last collective on the way from the tree's root to this
+        reshard's result; () if there is no collective.
         """
         return _crossed(self.forward) or (() if self.parent is None else self.parent.levels)
 
-    def awaited_at_source(self, numbers: int) -> tuple[int, ...]:
+    def awaited_at_source(self, count: int) -> tuple[int, ...]:
         """
         Return the numbers of the reshards to wait for before the gradient can be read in this reshard's source layout.
         It is the number of its way back, or, if that moves no data but only renames roles, those that the gradient in
         the target layout waits for (`awaited_at_target`).
 
-        `numbers` is the count of the plan's reshards: the way back of reshard n has number `numbers` + n.
+        `count` is how many reshards the plan has: the way back of reshard n has number `count` + n.
         """
-        return (numbers + self.number,) if self.backward else self.awaited_at_target(numbers)
+        return (count + self.number,) if self.backward else self.awaited_at_target(count)
 
-    def awaited_at_target(self, numbers: int) -> tuple[int, ...]:
+    def awaited_at_target(self, count: int) -> tuple[int, ...]:
         """
         Return the numbers of the reshards to wait for before the gradient can be read in this reshard's target layout:
         those of the ways back of its children. A child whose way back moves no data is replaced by its own children.
 
-        `numbers` is the count of the plan's reshards: the way back of reshard n has number `numbers` + n.
+        `count` is how many reshards the plan has: the way back of reshard n has number `count` + n.
         """
-        return tuple(n for child in self.children for n in child.awaited_at_source(numbers))
+        return tuple(n for child in self.children for n in child.awaited_at_source(count))
 
     @property
     def levels_at_source(self) -> tuple[int, ...]:
         """
-        The machine levels crossed by the last collective that brings the gradient to this reshard's source layout: one
-        of its way back or, without one, of its children's ways back; () if there is no collective.
+        The numbers of the machine levels crossed by the last collective that brings the gradient to this reshard's
+        source layout: one of its way back or, without one, of its children's ways back; () if there is no collective.
         """
         return _crossed(self.backward) or self.levels_at_target
 
     @property
     def levels_at_target(self) -> tuple[int, ...]:
         """
-        The machine levels crossed by the last collective that brings the gradient to this reshard's target layout, one
-        of its children's ways back; () if there is no collective.
+        The numbers of the machine levels crossed by the last collective that brings the gradient to this reshard's
+        target layout, one of its children's ways back; () if there is no collective.
         """
         return next((levels for child in self.children if (levels := child.levels_at_source)), ())
 
@@ -132,8 +132,8 @@ class Hops:
 def hops(graph: Graph, plan: PlanCost, streams: Streams, with_gradient: frozenset[Node]) -> Hops:
     """
     Arrange the reshards of a placed graph (one with machine views) as trees, whose roots are its inputs, weights,
-    constants and operators' results. Halo exchanges are listed apart. `plan` is the cost of the graph, which has its
-    reshards.
+    constants and operators' results. Halo exchanges are not in the trees, but in `Hops.exchanges`. `plan` is the cost
+    of the graph, whose `plan.reshards` are arranged.
 
     `streams` gives the ticks and streams of their moves; `with_gradient` are the nodes that have a backward.
     """

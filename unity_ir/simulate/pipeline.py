@@ -133,8 +133,8 @@ def simulate_pipeline(
 ) -> PipelineTimes:
     """
     Simulate a pipeline schedule: return when each rank does what, given the `seconds` of each stage. The schedule must
-    pass `plan.pipeline.total_order.check`. Sends and receives in it are ignored: each send begins when what it sends is
-    made.
+    pass `plan.pipeline.total_order.check`. It need not list sends and receives; those that it lists are ignored. Each
+    value that another rank reads is sent as soon as it is made and the link is free.
 
     `longer[r]` maps the index of a computation of rank r to the seconds that it takes in addition. With `is_clipped`,
     updates need the norm of the whole gradient, and begin only when all ranks have ended their backwards. Raises

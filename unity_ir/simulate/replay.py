@@ -50,9 +50,9 @@ def replay(
 
     Without `overlap`, every collective occupies the compute stream, too. `axes` are the mesh axes along which devices
     are simulated separately: None for those on which some tensor is pinned, so that devices differ. `micro_batches` is
-    the number of micro-batches to simulate (None: all). For a part of a step, that number is 1; `is_last` says whether
-    it is the last micro-batch, and `under_way` are the collectives that other parts have started and this part waits
-    for.
+    the number of micro-batches to simulate (None: all). For a part of a step, that number is 1, and `is_last` says
+    whether it is the step's last micro-batch, in which lines marked `last` run, too. `under_way` are the collectives
+    that other parts have started and this part waits for.
     """
     if axes is None:
         axes = pinned_axes(t.layout for t in plan.program.tensors.values())
@@ -361,8 +361,8 @@ class _Replay:
 
 def leaf_bytes(program: Program, leaf: Register, states: int) -> int:
     """
-    Return the bytes that a device holds throughout a step for a leaf (an input, weight or constant) of which it has a
-    piece: those of the piece, and as many for each of `states` tensors of optimizer state. For an input, pieces of all
+    Return the bytes that a leaf (an input, weight or constant) takes throughout a step on a device that has a piece of
+    it: those of the piece, and as many for each of `states` tensors of optimizer state. For an input, pieces of all
     micro-batches count. `leaf` is the register.
     """
     count = program.micro_batches if program.when[leaf] == "every" else 1

@@ -49,9 +49,9 @@ def ticks(seconds: float) -> int:
 @dataclass(frozen=True, eq=False)
 class Streams:
     """
-    The numbers of the streams of a machine's devices. Each device class has a compute stream, and a port to the links
-    of each machine level. Devices that differ only along mesh axes outside `axes` do the same at the same time, and are
-    one class; with no `axes`, there is one class.
+    The streams of a machine's devices, as numbers. Each device class has a compute stream, and a port (a stream) to the
+    links of each machine level. `axes` are the mesh axes along which devices may differ: those with the same
+    coordinates along them do the same at the same time, and are one class. With no `axes`, there is one class.
     """
 
     machine: Machine
@@ -64,7 +64,7 @@ class Streams:
 
     @cached_property
     def classes(self) -> int:
-        """The number of device classes: one per coordinate along `axes`."""
+        """The number of device classes: one for each combination of coordinates along `axes`."""
         return prod(self.sizes)
 
     @cached_property

@@ -90,8 +90,9 @@ class Grid:
         knob varying fastest.
 
         Raises `UnityError` for a knob that is unknown, given twice, or lacking in a machine; for impossible values; for
-        more points than `MOST`; for a batch that does not divide over the machine's devices, even with tensor
-        parallelism within the inner levels; and for a device whose peak FLOP/s in the type `mixed` is not known.
+        more points than `MOST`; for a batch whose samples cannot be divided evenly among the devices, even if those of
+        one member of the outermost level (a node, say) share samples by tensor parallelism; and for a device whose peak
+        FLOP/s in the type `mixed` is not known.
         """
         names = [knob.name for knob in self.knobs]
         for name in names:

@@ -65,9 +65,10 @@ class Answer:
 
     def can_run_at(self, other: Answer) -> bool:
         """
-        Return whether this answer's step can also be run at the point of `other`, in no more time: the machines have
-        the same mesh, every bandwidth and the usable memory are no larger here than there, and this batch is no
-        smaller.
+        Return whether this answer's step can also be run at the point of `other`, and takes no longer there. That is so
+        if the models differ at most in the batch, which must be no smaller here (the program then runs with blank
+        samples there), and the machines have the same mesh, with no bandwidth larger here than there, nor the usable
+        memory.
         """
         slower = all(a <= b for a, b in zip(self.figures, other.figures, strict=True))
         return self.mesh == other.mesh and slower and self.usable <= other.usable and self.samples >= other.samples

@@ -36,7 +36,7 @@ def slowed(slow: Figures, fast: Figures) -> float:
     """
     Return a factor f of at most 1: what takes s seconds on a machine with the bandwidths `slow` (see `figures`) takes
     at least f * s on one with `fast`. f is the least ratio of a bandwidth of `slow` to that of `fast`, or 1 if none is
-    higher in `fast`.
+    higher in `fast`. `Program.least` bounds a step by it on machines where it was not simulated.
     """
     return min(1.0, *(a / b if b else 1.0 for a, b in zip(slow, fast, strict=True)))
 

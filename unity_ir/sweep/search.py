@@ -56,7 +56,8 @@ class PointSearch:
     Each plan (recipe) that was made for one machine is also tried on the others.
 
     `text` is the model's, `mixed` the type of mixed precision (None: none); with `has_stages` pipelines are searched,
-    too.
+    too. `joint` says on which machines the joint search runs: `none`, `corners` (the slowest and the fastest), or
+    `all`.
     """
 
     def __init__(
@@ -92,8 +93,9 @@ class PointSearch:
 
     def best(self, machine: Machine) -> Best | None:
         """
-        Search the fastest step on `machine`, one of `machines`, by hill climbing over recipes, and by the joint search
-        if it is to run on this machine; return it. None if no plan was found that fits.
+        Search the fastest step on `machine`, one of `machines`, by hill climbing over recipes; return it. On the
+        machines that the class's argument `joint` selects (none, the slowest and the fastest, or all), the joint search
+        runs first. None if no plan was found that fits.
         """
         found = self.best_known(machine)
         if id(machine) in self.joint_at and self._joint(machine):

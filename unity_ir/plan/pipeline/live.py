@@ -54,8 +54,8 @@ def live_counts(schedule: PipelineSchedule, rank: int) -> tuple[LiveCounts, ...]
     the rank, in ascending order: (micro-batches after the forward and before the backward, micro-batches between its
     halves). The halves are the gradient of the stage's input and that of its weights.
 
-    Counts are taken after each action that adds to them. Of these, the result has those that no others reach at every
-    stage (a Pareto front), at least one.
+    Counts are taken after each action that adds to them. Counts that are at most those of another peak in every number
+    are left out, which leaves a Pareto front; the result has at least one.
     """
     own = schedule.stages_of(rank)
     whole = dict.fromkeys(own, 0)

@@ -40,8 +40,8 @@ def one_f_one_b(ranks: int, micro_batches: int) -> PipelineSchedule:
 
 def eager_one_f_one_b(ranks: int, micro_batches: int) -> PipelineSchedule:
     """
-    Return 1F1B with twice the forwards ahead, so that sends overlap with computation (Zhuang et al., MLSys 2023,
-    section 4.2).
+    Return 1F1B with twice as many forwards before a rank's first backward, so that sends overlap with computation
+    (Zhuang et al., MLSys 2023, section 4.2).
 
     If a send takes c seconds, the step is 2 (`ranks` - 1) c longer than with sends that take none; 1F1B loses up to 2 c
     per micro-batch.

@@ -19,8 +19,9 @@ from unity_ir.plan.pipeline.total_order import total_order
 
 def with_sends(schedule: PipelineSchedule) -> PipelineSchedule:
     """
-    Return the schedule's computations with sends and receives: a send right after each computation whose result another
-    rank reads, and the receive in the other rank's list at that point of the total order (`total_order`).
+    Return the schedule's computations with sends and receives. A send is right after each computation whose result
+    another rank reads. The receive is in that rank's list: after those of its computations that come before the sent
+    one in `total_order` (an order of all ranks' computations), and before the rest.
 
     Raises `UnityError` if ranks wait for each other for ever.
     """
