@@ -128,9 +128,9 @@ def uniform(writer: TorchWriter, seed: int, position: TensorText) -> TensorText:
 
 def opaque(writer: TorchWriter, function: str, made: str, taken: str, value: TensorText) -> TensorText:
     """
-    Return code for the opaque function `function` (`topk_values` or `topk_indices`): the k largest of `value`, or their
-    indices, along its dim of the index variable `taken`. In the result that dim is of the index variable `made`, whose
-    extent is k.
+    Return code for the opaque function `function`: `topk_values`, the k largest elements of `value` along one dim, or
+    `topk_indices`, their indices. `taken` is the index variable that this dim of `value` ranges over, `made` the one
+    that it ranges over in the result, whose extent is k.
 
     Raises `UnityError` for other functions.
     """

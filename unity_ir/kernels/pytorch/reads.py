@@ -78,7 +78,8 @@ def read_windows_folded(writer: TorchWriter, access: Access) -> TensorText:
 
 def atom(writer: TorchWriter, tensor: str) -> Text:
     """
-    Return an operand as a Python expression of the code (`x`, or `x.float()`), given its name `tensor` in the TDL line.
+    Return the Python expression that the code has for an operand, given its name `tensor` in the TDL line: the one in
+    the writer's `names`, a variable (`x`) or, where 16 bits are computed in float32, `x.float()`.
     """
     name = writer.names[tensor]
     return Text(name, ATOM if name.replace(".float()", "").isidentifier() else 0)

@@ -33,8 +33,8 @@ class TensorText:
 
 def letters(names: Sequence[str]) -> dict[str, str]:
     """
-    Return a letter from a to z for each distinct index variable in `names`, for `torch.einsum`: its own first letter
-    where that is free.
+    Return {index variable: letter from a to z} for the distinct index variables in `names`, to write an equation of
+    `torch.einsum`: a variable gets its own first letter where that is free.
     """
     found: dict[str, str] = {}
     for name in dict.fromkeys(names):

@@ -68,8 +68,8 @@ class TorchWriter(ABC):
     @abstractmethod
     def value(self, expr: Expr) -> TensorText:
         """
-        Return a TDL expression of the line as PyTorch code, with the index variable that each dim of the tensor ranges
-        over.
+        Return PyTorch code for `expr`, an expression in the line, with the name of the index variable that each dim of
+        the tensor ranges over.
         """
 
     def fail(self, message: str) -> UnityError:
@@ -103,8 +103,9 @@ class TorchWriter(ABC):
 
     def dims(self, indices: Sequence[object], window: Callable[[int], str]) -> list[str]:
         """
-        Return the names of the dims of a tensor that is read or written at `indices`, those of a bound line: the names
-        of the index variables, and `window(i)` for the i-th window (an affine index), from 0.
+        Return the names by which code calls the dims of a tensor that the line reads or writes at `indices`: the names
+        of the index variables there and, for the i-th window (affine index) among `indices`, `window(i)`, a
+        placeholder; i counts from 0. An index of several variables gives a name for each of them.
         """
         numbers = count()
         return [

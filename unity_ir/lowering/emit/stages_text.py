@@ -185,9 +185,13 @@ class PartWriter(StepWriter):
 
 def schedule_text(parts: StepParts, functions: Mapping[str, str], program: Program) -> str:
     """
-    Return the text of a step in stages: the constants PIPELINE, SCHEDULE, RANK_OF, PARTS and RECEIVES, and the function
-    `forward_backward`, which runs the parts in the order of SCHEDULE. If the pipeline never drains, there is the
-    function `flight`, too, which makes the state (`Flight`) that a rank keeps from step to step.
+    Return the text of a step in stages: constants, and the function `forward_backward`, which runs the parts in the
+    order of SCHEDULE. If the pipeline never drains, there is the function `flight`, too, which makes the state
+    (`Flight`) that a rank keeps from step to step.
+
+    The constants are PIPELINE, the mesh axes along which the pipeline's ranks are; SCHEDULE, the actions of each of
+    these ranks, as text; RANK_OF, the rank of each stage; PARTS, the function of each part; and RECEIVES, the tensors
+    that each stage receives.
 
     `parts` is the step, divided; `program` is the whole step. `functions` has the name of each part's function by the
     part's name, such as `2F` for stage 2's forward.

@@ -410,7 +410,7 @@ def _printable(name: str) -> str:
 
 def stored(leaf: Leaf) -> str:
     """
-    Return the Python expression by which an emitted step reads a weight (`weights['w']`), if `leaf` is one, or the kept
-    cast of a weight (`weights.casts['w']`), if `leaf` is a `cast`.
+    Return the Python expression by which an emitted step reads `leaf`: for a weight (its `op` is `weight`), such as
+    `weights['w']`; for the kept cast of a weight (`cast`), such as `weights.casts['w']`.
     """
     return f"weights[{leaf.name!r}]" if leaf.op == "weight" else f"weights.casts[{leaf.name!r}]"

@@ -96,11 +96,12 @@ def read_outcome(read: Any) -> Outcome:
 
 def compile_all(source: str, compiled: Sequence[Compiled], target: str = "cuda:90") -> list[Resources]:
     """
-    Compile kernels for `target` (`cuda:80`, `cuda:90`, `hip:gfx942`), a GPU that need not be present. `source` is
-    Python text that defines all the kernels; imports of triton are added, and it is run.
+    Compile Triton kernels for `target` (`cuda:80`, `cuda:90`, `hip:gfx942`), a GPU that need not be present. `source`
+    is Python text that defines all the kernels; imports of triton are added, and it is run. Each of `compiled` names a
+    kernel in it, with the argument types and constants to compile it for.
 
-    Returns the resources that each of the specialisations `compiled` takes, in order. Raises `UnityError` with the
-    compiler's message if one does not compile.
+    Returns the resources that each of `compiled` takes, in order. Raises `UnityError` with the compiler's message if
+    one does not compile.
     """
     found: list[Resources] = []
     for outcome in compile_each([Job(source, c) for c in compiled], target):

@@ -34,7 +34,7 @@ BATCH = 96
 
 
 def jobs(emitted: Emitted) -> dict[str, Job]:
-    """Return the distinct compilations that the launches of an emitted program need, by their digests (`key`)."""
+    """Return the distinct kernel compilations that an emitted program's launches need, by digest (`key`)."""
     found: dict[str, Job] = {}
     for one in emitted.compiled:
         job = Job(emitted.kernels[one.kernel], one)
@@ -70,8 +70,8 @@ def violations(job: Job, outcome: Outcome, target: str) -> list[str]:
     it passes all. `outcome` is the result of compiling `job`.
 
     It must compile, keep everything in registers, fit shared memory (`SHARED_LIMITS`), contain the instructions that
-    its launch expects, and specialise arguments that are 1. Kernels with sines may have a stack frame, for the table
-    that reduces large angles.
+    its launch expects, and have each argument that is always 1 as a `constexpr`. Kernels with sines or cosines may have
+    a stack frame, for the table that reduces large angles.
     """
     if isinstance(outcome, str):
         return [f"does not compile: {outcome}"]

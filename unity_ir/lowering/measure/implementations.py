@@ -51,9 +51,8 @@ class TuningTask:
 
     def launcher(self, implementation: str) -> Launcher:
         """
-        Return the Python function (a launcher) that computes the operator in `implementation`, `triton` or `torch`, as
-        text, with the texts of its kernels. It has no kernels in PyTorch, nor in Triton if the operator has no Triton
-        kernel.
+        Return the launcher (the text of a Python function, and of its Triton kernels) that computes the operator in
+        `implementation`, `triton` or `torch`. It has no kernels for `torch`.
         """
         return launcher(self.operator.line, self.operator.dtypes, implementation, self.operator.divided)
 

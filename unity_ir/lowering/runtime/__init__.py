@@ -46,7 +46,7 @@ BEFORE_KERNELS = ("launches",)
 """Modules that a program with Triton's kernels has before these."""
 
 PUBLIC = frozenset({"captured"})
-"""Functions that are only for who imports a program."""
+"""Functions that are only for scripts that import a program."""
 
 _NOT_IN_PROGRAMS = ("__future__", "typing", "unity_ir")
 
@@ -57,10 +57,10 @@ def text(parts: Sequence[str] = PARTS, step: str | None = None, on_host: bool = 
 
     `step` is the text of the program's own functions, such as `forward_backward` and `update`. If it is given,
     functions and classes are left out that neither `step` nor a top-level statement of the modules uses, directly or
-    through others (those of `PUBLIC` stay), and so are modules of which none is used. If it does not use the class
-    `Flight`, its steps do not overlap, and the statements `if ctx.flight ..` are left out. With `on_host`, for programs
-    whose steps are never a CUDA graph, statements `if ON_HOST is None ..` are left out, and unused functions of
-    `PUBLIC`, too.
+    through others (those of `PUBLIC`, for scripts that import the program, stay), and so are modules of which none is
+    used. If it does not use the class `Flight`, its steps do not overlap, and the statements `if ctx.flight ..` are
+    left out. With `on_host`, for programs whose steps are never a CUDA graph, statements `if ON_HOST is None ..` are
+    left out, and unused functions of `PUBLIC`, too.
     """
     overlaps = step is None or "Flight" in _names(ast.parse(step))
     modules = {part: _module(part, overlaps, not on_host) for part in parts}

@@ -51,8 +51,8 @@ FAR = 64
 
 def rounding(plain, batch, wanted):
     """
-    Return the errors of PyTorch's float32 gradients on `batch`: ({weight: largest of any entry}, {weight: norm, the
-    largest of 4 tries}). The first try is at weights `plain`, where float64 gives `wanted`; others are an ulp off.
+    Return how far float32 puts PyTorch's gradients on `batch` off, as two dicts by weight: an entry's largest error at
+    weights `plain` (`wanted`: float64's gradients), and the error's largest norm, there or at 3 weights an ulp off.
     """
     single = {n: b.float() if b.is_floating_point() else b for n, b in batch.items()}
     generator = torch.Generator().manual_seed(0)
@@ -116,7 +116,7 @@ def check(ctx, steps, seed, data, start=None, notes=None):
     """
     Train `steps` steps on batches of `data` (a Data) from the weights in the file `start`, or initial ones by `seed`,
     and compare each step's loss, gradients and update with plain PyTorch's in float64 from the same state; before that,
-    the optimizer alone. Return a line of text per difference ([]: none); those by rounding go to the list `notes`.
+    the optimizer alone. Return a list of messages about differences; one about rounding alone goes to the list `notes`.
     """
     weights = init_weights(ctx, seed)
     if start:
@@ -216,9 +216,9 @@ def _is_cast(cast, weight):
 def unexplained_gradients(ctx, off, got, want, plain, batch, weights, local, notes):
     """
     Return the messages of `off` ({weight: message about its gradient}) that rounding does not explain, and one for each
-    other gradient that is off in float64, too (`in_double`). `got` has the program's whole gradients, `want` PyTorch's
-    in f64 for `plain` and `batch` (whole, f64); `weights` and `local` are this rank's pieces. If float64 explains all,
-    say so in the list `notes` (None: nowhere). All ranks call it.
+    other gradient that is off even where the program runs in float64 (`in_double`). Dicts by name: `got` has the whole
+    gradients of the program, `want` PyTorch's in float64 at `plain` on `batch` (whole); `weights` and `local` are this
+    rank's pieces of these. If rounding explains all, say so in the list `notes` (None: nowhere). All ranks call it.
     """
     is_half = COARSEST in NORM_TOLERANCES
     farthest, longest = (dict.fromkeys(want, 0.0), {}) if is_half else rounding(plain, batch, want)
@@ -340,8 +340,8 @@ STEPS = (1, 2, 3, 100, 10000)
 
 def check_update(ctx, weights):
     """
-    Compare `update` with torch.optim's on trial weights, gradients and moments of all sizes, at steps 1 to 10000, and
-    its weight decay; return up to 8 messages, of all ranks. `weights` stay as they are. All ranks call it.
+    Compare `update` with torch.optim's on made-up weights, gradients and moments of all sizes, at steps 1 to 10000, and
+    its weight decay with OPTIMIZER's; return up to 8 messages of all ranks. Changes no weight. All ranks call it.
     """
     wrong = []
     for number, (name, weight) in enumerate(weights.items()):

@@ -96,7 +96,7 @@ def all_reduce_many(ctx, tensors, axes):
 
 
 def all_gather(ctx, x, dim, axes):
-    """Start an all-gather of `x` along mesh axes `axes`; return a Pending with the pieces of all joined along `dim`."""
+    """Start an all-gather of `x` along mesh axes `axes`; return a Pending with all ranks' `x`, joined along `dim`."""
     out, shape, x = x.new_empty((_ways(axes) * x.numel(),)), x.shape, x.contiguous().view(-1)
     work = _all_gather(out, x, group=ctx.groups[axes], async_op=True)
     if dim == 0:
@@ -105,7 +105,7 @@ def all_gather(ctx, x, dim, axes):
 
 
 def all_gather_many(ctx, tensors, dims, axes):
-    """Start one all-gather along `axes`; return a Pending with a tuple: pieces `tensors[i]`, joined along `dims[i]`."""
+    """Start one all-gather along `axes`; return a Pending with a tuple of what `all_gather` gives for each tensor."""
     ways, sizes = _ways(axes), [x.numel() for x in tensors]
     mine, shapes = torch.cat([x.reshape(-1) for x in tensors]), [x.shape for x in tensors]
     out = mine.new_empty((ways * mine.numel(),))
@@ -121,7 +121,7 @@ def all_gather_many(ctx, tensors, dims, axes):
 
 
 def reduce_scatter(ctx, x, dim, axes):
-    """Start a reduce-scatter of `x` along mesh axes `axes`; return a Pending with this rank's part, along `dim`."""
+    """Start a reduce-scatter along `axes`; return a Pending with this rank's part, along `dim`, of the sum of `x`."""
     parts = _cut(x, dim, axes)
     out = torch.empty_like(parts[0])
     work = _reduce_scatter(out.view(-1), parts.view(-1), group=ctx.groups[axes], async_op=True)
@@ -129,7 +129,7 @@ def reduce_scatter(ctx, x, dim, axes):
 
 
 def reduce_scatter_many(ctx, tensors, dims, axes):
-    """Start one reduce-scatter along `axes`; return a Pending with a tuple: this rank's parts, along `dims[i]` each."""
+    """Start one reduce-scatter along `axes`; return a Pending with a tuple of what `reduce_scatter` gives for each."""
     parts = [_cut(x, dim, axes) for x, dim in zip(tensors, dims)]
     shapes, mine = [p.shape[1:] for p in parts], torch.cat([p.flatten(1) for p in parts], 1)
     out = mine.new_empty((mine.shape[1],))
@@ -229,7 +229,7 @@ def keep_part(ctx, x, dim, axes):
 
 def zero_pad(ctx, x, dim, axes):
     """
-    Return this rank's addend of a whole tensor: zeros, with piece `x` at its place along `dim`. If `dim` is None, all
+    Return this rank's addend of a whole tensor: zeros, and piece `x` where it belongs on `dim`. If `dim` is None, all
     ranks along mesh axes `axes` have the whole `x`: return it at position 0, zeros elsewhere.
     """
     if dim is None:
@@ -247,7 +247,7 @@ def zero_pad_many(ctx, tensors, dim, axes):
 
 
 def constant(ctx, value, shape, dtype, addend_axes):
-    """Return a tensor of `value` on the first rank along mesh axes `addend_axes`, of zeros on the others (addends)."""
+    """Return this rank's addend of a tensor filled with `value`: that on the first rank along `addend_axes`, else 0."""
     first = ctx.index(addend_axes) == 0
     return torch.full(shape, value if first else 0.0, dtype=dtype, device=ctx.device)
 
@@ -263,7 +263,7 @@ def micro_batches(ctx, count):
 
 def take_micro_batch(ctx, x, dim, count):
     """
-    Cut `x` into `count` equal parts along dim `dim`; return that of the current micro-batch, number `ctx.micro_batch`.
+    Split `x` into `count` equal parts along `dim`; return that of the current micro-batch, number `ctx.micro_batch`.
     """
     return x.chunk(count, dim)[ctx.micro_batch].contiguous()
 
@@ -290,8 +290,8 @@ def join_micro_batches(total, x, dim, last):
 
 def loss_pieces(ctx, count):
     """
-    Run through the `count` pieces of the tokens in which the loss is made: set `ctx.piece` to each one's number, and
-    yield whether it is the last.
+    Iterate over `count` loss pieces: each the loss of a part of the tokens, so that memory holds fewer logits. Set
+    `ctx.piece`, which `take_piece` reads, to the number of the piece, from 0, and yield whether it is the last.
     """
     for ctx.piece in range(count):
         yield ctx.piece == count - 1
@@ -299,7 +299,7 @@ def loss_pieces(ctx, count):
 
 def take_piece(ctx, x, dim, count):
     """
-    Cut `x` into `count` equal parts along dim `dim`; return that of the current piece of the loss, number `ctx.piece`.
+    Split `x` into `count` equal parts along `dim`; return that of the current piece of the loss, number `ctx.piece`.
     """
     return x.chunk(count, dim)[ctx.piece].contiguous()
 

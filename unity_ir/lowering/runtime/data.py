@@ -29,7 +29,7 @@ ROWS = [name for name in INPUTS if name not in TABLES]
 class Data:
     """
     Source of batches, which depend on step and `seed` alone, so that a run can be resumed. `source` is an .npz or
-    .safetensors file of rows, shuffled every epoch by `seed` unless `is_shuffled` is False; a token file, .npy or .bin
+    .safetensors file of samples (rows), shuffled every epoch by `seed` if `is_shuffled`; a token file, .npy or .bin
     (`Tokens`); "module:function", a function that returns a step's arrays by input name; or None: random numbers.
     `tables` ({name: tensor}) are inputs that are no part of a batch (TABLES), and counters of steps (COUNTERS); if
     None, tables are random or in the source. Ends the run if files do not fit the inputs.
@@ -134,7 +134,7 @@ class Data:
         return {**(self.tables or {}), **now}
 
     def whole_batches(self):
-        """Return (number of whole batches in the file, rows left over); (None, 0) for a function and random numbers."""
+        """Return (number of whole batches in the file, samples left over); (None, 0) for a function or random data."""
         if self.tokens:
             return divmod(self.tokens.there, self.tokens.samples)
         if not self.arrays:

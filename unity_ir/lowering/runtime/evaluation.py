@@ -23,7 +23,7 @@ class Evaluation:
     """
     Evaluates on other data (`options.eval_data`) by the forward alone: the mean loss over its whole batches in order,
     or over the first `options.eval_batches`. Where a loss is a mean over labels, batches are weighted by their labels.
-    Tables and running statistics are those of the Data `trained_on`. Rank 0 prints how many rows fill no last batch.
+    Tables and running statistics are those of the Data `trained_on`. Rank 0 prints how many samples are left over.
     """
 
     def __init__(self, ctx, options, trained_on):

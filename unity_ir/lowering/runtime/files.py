@@ -45,15 +45,15 @@ def write_file(path, write):
         fail(f"cannot write {path}: {getattr(e, 'strerror', None) or e}")
 
 
-def why_not_written(path, folder):
-    """Return, as text, why a file `path` (with `folder`, files in folder `path`) cannot be written; None if it can."""
+def why_not_written(path, is_folder):
+    """Return, as text, why the file `path` (if `is_folder`: files in it) cannot be written; None if it can."""
     try:
-        if path.is_dir() and not folder:
+        if path.is_dir() and not is_folder:
             return f"cannot write {path}: it is a folder"
-        if path.exists() and not path.is_file() and not folder:
+        if path.exists() and not path.is_file() and not is_folder:
             return None if os.access(path, os.W_OK) else f"cannot write {path}: Permission denied"
-        parent = path if folder else Path(os.path.realpath(path)).parent
-        while folder and not parent.exists():
+        parent = path if is_folder else Path(os.path.realpath(path)).parent
+        while is_folder and not parent.exists():
             parent = parent.parent
         with tempfile.TemporaryFile(dir=parent):
             return None

@@ -64,7 +64,7 @@ class Flight:
         """
         Run forward and backward of `batch`, this rank's pieces (those that were `following` in the last step, if any),
         with the weights of one step ago; return (its part of the loss, {name: gradient}). `before` and `after` are the
-        program's functions that run once per step, around all micro-batches. `weights` gets copies to update in place.
+        program's functions that run once per step. At the end `weights` has copies of its tensors, to update in place.
         """
         if not ctx.ways:
             start_groups(ctx)

@@ -165,9 +165,9 @@ class StepGraph:
 
 def captured(ctx, weights, moments, batch):
     """
-    Return a function that starts a training step, on GPUs as a CUDA graph, on this rank's pieces `batch`, and returns
-    what `StepGraph.step` does; its arguments are ignored. On GPUs do WARM_UP + 1 steps before, which update weights and
-    moments. For programs that import this one. Raises `RuntimeError` if a GPU cannot make the graph.
+    Return a function that ignores its arguments, starts a training step on this rank's pieces `batch`, on GPUs as a
+    CUDA graph, and returns what `StepGraph.step` returns. On GPUs, do WARM_UP + 1 steps first, which update weights and
+    moments. For scripts that import this program. Raises `RuntimeError` if a GPU cannot make the graph.
     """
     is_cuda = ctx.device.type == "cuda"
     steps = StepGraph(ctx, weights, moments, batch, captures=is_cuda)

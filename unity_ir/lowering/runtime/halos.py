@@ -15,13 +15,13 @@ from unity_ir.lowering.runtime.collectives import Pending, _ways
 
 
 class Works:
-    """The work handles of several messages as one handle."""
+    """The work handles of several messages of torch.distributed (`isend`, `irecv`) as one handle for a Pending."""
 
     def __init__(self, works):
         self._works = works
 
     def get_future(self):
-        """Raise `RuntimeError`: messages have no future in common. A Profile then ends them where `wait` does."""
+        """Always raise `RuntimeError`, as no one future exists; a Profile then times messages to the end of `wait`."""
         raise RuntimeError("several messages have no future in common")
 
     def wait(self):
@@ -87,7 +87,7 @@ def halo(ctx, x, dim, low, high, axes):
 def halo_reduce(ctx, x, dim, low, high, axes):
     """
     Start the adjoint of `halo`; return a Pending with `x` less its `low` first and `high` last elements along dim
-    `dim`, to which neighbours' elements for the same places of the whole tensor are added.
+    `dim`, to which neighbours' elements for the same positions of the whole tensor are added.
     """
     size, me = x.shape[dim] - low - high, ctx.index(axes)
     out = x.narrow(dim, low, size).clone(memory_format=torch.contiguous_format)

@@ -61,8 +61,8 @@ class Launches(dict):
 
 def launched(kernel):
     """
-    Return what launches a Triton kernel, as `it[grid](..)`: its Launches, which take the host less time, if the command
-    line has --quick-launches; else, in the interpreter, on AMD's GPUs and for other versions of Triton, `kernel`.
+    Return what launches the Triton kernel `kernel` when called as `result[grid](..)`: `kernel` itself or, with
+    --quick-launches, a Launches of it (not in the interpreter, on AMD's GPUs, or for unknown versions of Triton).
     """
     if "--quick-launches" not in sys.argv:
         return kernel

@@ -21,7 +21,7 @@ from unity_ir.lowering.runtime.plan import MESH, MICRO_BATCHES, STATE, WEIGHTS, 
 
 def piece(ctx, whole, spec):
     """Return a copy of this rank's piece of tensor `whole` by Spec `spec`, on its device; None if pinned elsewhere."""
-    own = cut(ctx, whole, spec)
+    own = piece_view(ctx, whole, spec)
     return None if own is None else own.to(ctx.device).contiguous().clone()
 
 
@@ -30,13 +30,13 @@ def sent(ctx, whole, spec):
     Return what `piece` does. If `whole` is on the host and this rank on a GPU, copy from page-locked memory, without
     waiting for the copy.
     """
-    own = cut(ctx, whole, spec)
+    own = piece_view(ctx, whole, spec)
     if own is None or ctx.device.type != "cuda" or own.is_cuda:
         return piece(ctx, whole, spec)
     return own.contiguous().pin_memory().to(ctx.device, non_blocking=True)
 
 
-def cut(ctx, whole, spec):
+def piece_view(ctx, whole, spec):
     """Return this rank's piece of tensor `whole` by Spec `spec`, which may be a view; None if pinned elsewhere."""
     if not ctx.at(pins(spec)):
         return None
@@ -59,7 +59,7 @@ def positions(ctx, spec, dim):
 
 
 def pins(spec):
-    """Return (mesh axis, coordinate) pairs, at which alone ranks hold the tensor of Spec `spec`; () if all ranks do."""
+    """Return the (mesh axis, coordinate) pairs that ranks must have to hold the tensor of Spec `spec`; () if all do."""
     roles = enumerate(spec.roles)
     return tuple((axis, int(role[3:])) for axis, role in roles if isinstance(role, str) and role.startswith("at "))
 
@@ -189,5 +189,5 @@ def init_weights(ctx, seed=0):
 
 
 def init_moments(weights):
-    """Return {name: zeros shaped as the weight, one for each part of the optimizer's state}; {} if it keeps none."""
+    """Return {name: tuple of the optimizer's moments, tensors of zeros shaped as the weight}; {} if it has none."""
     return {name: tuple(torch.zeros_like(w) for _ in STATE) for name, w in weights.items()} if STATE else {}

@@ -57,14 +57,14 @@ class UnderWay:
 
     def send(self, ctx, stage, kind, k):
         """
-        Start to send what a stage made of micro-batch `k`, on (`kind` SEND_F) or back (SEND_B), as `start_sends` does.
+        Start to send what `stage` made of micro-batch `k` (`kind`: SEND_F or SEND_B); return what `start_sends` does.
         """
         return start_sends(ctx, stage, kind[-1], self.made.pop((stage, kind[-1], k), ()))
 
     def run(self, ctx, weights, stage, kind, k):
         """
-        Do an action on micro-batch `k`: start the receives of a stage if `kind` is RECV_F or RECV_B; else wait for what
-        it reads, and run the parts of F, B, I or W.
+        Do an action on micro-batch `k`, but no send: for `kind` RECV_F or RECV_B start the receives of `stage`; for F,
+        B, I or W wait for what it reads of these, and call its functions in PARTS (`parts_of`).
         """
         way = "F" if kind in ("F", "RECV_F") else "B"
         if kind.startswith("RECV"):

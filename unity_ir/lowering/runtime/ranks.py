@@ -100,7 +100,7 @@ class Context:
     def index(self, axes, position=0) -> int:
         """
         Return this rank's number, from 0, among the n ranks along mesh axes `axes` (row-major, the first axis
-        outermost), plus n * `position`: a number along axes outside of these, such as that of the micro-batch.
+        outermost), plus n * `position`, where `position` is a number along axes further out, such as a micro-batch's.
         """
         for axis in axes:
             position = position * MESH[axis] + self.place[axis]

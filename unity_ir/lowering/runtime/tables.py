@@ -36,9 +36,9 @@ class WeightTable:
 
 def weight_tables(weights, grads, moments, block):
     """
-    Return a list of WeightTables, by which one launch updates many weights: one for each combination of element types
-    and alignment, in blocks of `block` elements. `weights`, `grads` and `moments` (the optimizer's state) are by name.
-    Tables of the last steps are used again if no tensor has moved; LAST gets the newest.
+    Return a list of WeightTables (where weights are in memory), with each of which one launch updates many weights: one
+    for each combination of element types and alignment, in blocks of `block` elements. `weights`, `grads` and `moments`
+    (the optimizer's state) are by name. WeightTables of the last steps are used again if no tensor has moved.
     """
     group_of, found = _groups(tuple(OPTIMIZER[1].items()))[0], {}
     has_casts = any(spec.cast for spec in WEIGHTS.values())
@@ -79,8 +79,8 @@ UNFILLED: list = []
 
 def reserve_tables():
     """
-    Set memory apart for WeightTables as large as the last; call it before a CUDA graph is captured. The graph's own
-    memory would not do: its replays may write other values there, and a table is filled only once.
+    Set memory apart for the WeightTables of a CUDA graph, as large as those made last; call it before the capture. The
+    graph's own memory would not do: its replays may write other values there, and a table is filled only once.
     """
     for found in zip(*LAST):
         RESERVED[found[0].dtype] = found[0].new_empty(sum(x.numel() for x in found))
@@ -124,8 +124,8 @@ def is_capturing():
 
 def fill_tables():
     """
-    Fill the WeightTables that were made while a CUDA graph was captured, before it runs; return their tensors, pairs
-    (rows, blocks), to be kept as long as the graph.
+    Fill the WeightTables that were made while a CUDA graph was captured, which cannot; call it before the graph runs.
+    Return a list of their tensors, pairs (`rows`, `blocks` of a WeightTable), to be kept as long as the graph.
     """
     for there, here in UNFILLED:
         there.copy_(here)
@@ -135,7 +135,7 @@ def fill_tables():
 
 
 def drop_tables():
-    """Forget memory set apart and all cached tables, after the capture of a CUDA graph has failed."""
+    """Forget all WeightTables and the memory set apart for them, after the capture of a CUDA graph has failed."""
     UNFILLED.clear()
     RESERVED.clear()
     PLACED.clear()

@@ -46,8 +46,8 @@ def read_safetensors(path, names, what):
 
 def by_names(source, keys, get, names, what):
     """
-    Return {name: tensor} of `names` from a file or dict that has the names `keys`: `get(key)` returns its tensor `key`,
-    that of the name or of one tied to it. End the run if a name has none, or tensors of tied names differ; messages
+    Return {name: tensor} of `names` from a file or dict: `keys` are the names in it, `get(key)` returns one's tensor.
+    A tensor may be there under its name or one tied to it. End the run if one is missing, or tied ones differ; messages
     begin with `source`, such as the file's path, and call a tensor `what`, such as "weight".
     """
     there = set(keys)
@@ -80,7 +80,7 @@ def tables_in(keys):
 
 
 def check_running(source, tables):
-    """End the run unless `tables`, {name: tensor} of `source`, have all running statistics. All ranks call it."""
+    """End the run unless `tables`, read from `source` (a text), have all running statistics. All ranks call it."""
     missing = [name for name in RUNNING if name not in tables]
     if missing:
         fail_alike(f"{source}: it has no running statistic {missing[0]!r}; a state dict of PyTorch has it")
