@@ -25,7 +25,7 @@ from unity_ir.search.unity.device_shares import Degrees, Share, divisors, roles,
 from unity_ir.search.unity.machine_mapping import Mapper, Subgraph
 from unity_ir.search.unity.search import Options, unity
 from unity_ir.search.unity.series_parallel import Block, DirectEdge, Parallel, Region, Sequence
-from unity_ir.search.unity.split import ENTRY, partitionings, parts
+from unity_ir.search.unity.split import ENTRY, partitionings, subgraphs
 from unity_ir.search.unity.substitutions import Substitutions, corresponding
 from unity_ir.search.unity.view_costs import ViewCosts
 
@@ -193,7 +193,7 @@ def test_any_plan_has_the_serial_gradients(options: Options):
     cut = 0
     for seed in range(12):
         graph, machine = random_graph(Random(seed), 6, dims=(4, 8)), boxes(2, 2)
-        cut += len(parts(graph, machine, algebraic(), options.least)) > 1
+        cut += len(subgraphs(graph, machine, algebraic(), options.least)) > 1
         found = unity(graph, machine, algebraic(), Optimizer(), options)
         assert erase(found.graph).outputs == found.rewritten.outputs
         assert replay(graph, found.derivation).outputs == found.rewritten.outputs
@@ -242,10 +242,10 @@ def test_a_chain_of_products_ends_as_the_joint_search_has_it():
 # --- splitting
 
 
-def test_parts_put_together_are_the_graph():
+def test_subgraphs_put_together_are_the_graph():
     for seed in range(20):
         graph = random_graph(Random(seed), 8, dims=(4, 8))
-        found = parts(graph, boxes(2, 2), algebraic(), 2)
+        found = subgraphs(graph, boxes(2, 2), algebraic(), 2)
         assert sum(len(p.flow.nodes) for p in found) == len(Subgraph(graph).flow.nodes)
         assert all(len(p.flow.nodes) >= 2 for p in found)
         for before, after in pairwise(found):

@@ -64,19 +64,18 @@ class OrderedSpace:
             out = out * (self.space.roles + 1) ** len(group.axes) + within
         return out
 
-    def there(self, roles: Ints) -> Ints:
+    def value_numbers(self, roles: Ints) -> Ints:
         """
-        Return the number of the value's layout here, given the role of each mesh axis: [row], for each row of `roles`
-        [row, axis]. A role is the number of a dim that the axis shards, or follows the dims in the order COPY, SUM,
-        REPEAT.
+        Return the numbers of layouts of the value in this space: [row], given the role of each mesh axis, `roles` [row,
+        axis]. Roles are numbers, too: first one per dim, for an axis that shards it, then COPY, SUM and REPEAT.
         """
         return self._find(roles, {COPY: COPY, SUM: SUM, REPEAT: COPY})
 
-    def back(self, roles: Ints) -> Ints:
+    def gradient_numbers(self, roles: Ints) -> Ints:
         """
-        Return the number of the layout of the gradient here, given the role of each mesh axis in the value's layout:
-        [row], for each row of `roles` [row, axis], whose roles are as in `there`. The gradient's layout has COPY and
-        SUM exchanged; REPEAT counts as COPY in both.
+        Return the numbers of layouts of the value's gradient in this space: [row], given the role of each mesh axis in
+        the layout of the value, `roles` [row, axis], numbered as for `value_numbers`. The gradient's layout has COPY
+        and SUM exchanged; REPEAT counts as COPY in both.
         """
         return self._find(roles, {COPY: SUM, SUM: COPY, REPEAT: COPY})
 
@@ -297,8 +296,8 @@ class _AxisOrders:
         if key not in self._ports:
             of, spelled = self._spelled(number)
             at = np.array(roles)[spelled]
-            there = space.there(at)
-            both = there * _MANY + (space.back(at) if training else 0)
+            there = space.value_numbers(at)
+            both = there * _MANY + (space.gradient_numbers(at) if training else 0)
             if counted is not None and nowhere:
                 both[(counted.layouts[counted.at] == NOWHERE)[of]] = NOWHERE
             found = port(both)
@@ -330,7 +329,7 @@ def _whole(edge: Edge) -> tuple[TwoWayCost, float]:
     """Return the two-way cost of an edge, and the factor it is scaled by."""
     way, part = edge.between, 1.0
     if isinstance(way, ScaledCost):
-        way, part = way.whole, way.part
+        way, part = way.whole, way.share
     if not isinstance(way, TwoWayCost):
         raise TypeError("search: orders are told apart where only messages are passed")
     return way, part

@@ -73,8 +73,9 @@ def shortened_if_large(graph: Graph) -> Graph | None:
 
 def groups_for(graph: Graph, axes: int) -> int:
     """
-    Return the number of groups into which to cut `axes` mesh axes: the most at which the ways to shard each operator,
-    added up over all operators (sizes disregarded), stay within `limits().group_rows`.
+    Return the number of groups into which to cut `axes` mesh axes: the greatest at which a search stays within
+    `limits().group_rows` ways to shard an operator, added up over all operators of `graph`. Ways are counted as if
+    every size could be divided.
 
     It is at least `limits().exact_axes`, and at most `axes`, at which each axis is a group of its own.
     """

@@ -249,8 +249,8 @@ class FactorGraph:
 
     def among(self, rows: Sequence[Ints]) -> FactorGraph:
         """
-        Return the factor graph with only some rows of each variable; this one is unchanged. `rows` has, per variable,
-        the rows to keep: positions in its array of `self.rows`, the rows left here.
+        Return the factor graph with only some rows of each variable; this one is unchanged. `rows` has the rows to
+        keep: for variable v, `rows[v]` are positions in the array `self.rows[v]`.
         """
         edges: list[Edge] = []
         for edge in self.edges:

@@ -45,12 +45,12 @@ AWAY, THERE, BOTH = 0, 1, 2
 @dataclass(frozen=True, eq=False)
 class ScaledCost:
     """
-    The cost [layout made, layout needed] of an edge times a factor `part` below 1: one reader's share of a reshard that
-    several readers make together.
+    The cost [layout made, layout needed] of an edge times a factor `share` below 1: what one reader is charged of a
+    reshard that several readers make together.
     """
 
     whole: PairwiseCost
-    part: float
+    share: float
 
     @property
     def made(self) -> Port:
@@ -69,7 +69,7 @@ class ScaledCost:
 
         `of_made` [layout made] is the message that arrives at the source, in seconds.
         """
-        return self.part * self.whole.there(of_made / self.part)
+        return self.share * self.whole.there(of_made / self.share)
 
     def back(self, of_needs: Floats) -> Floats:
         """
@@ -78,14 +78,14 @@ class ScaledCost:
 
         `of_needs` [layout needed] is the message that arrives at the target, in seconds.
         """
-        return self.part * self.whole.back(of_needs / self.part)
+        return self.share * self.whole.back(of_needs / self.share)
 
     def of(self, made: Port, needs: Port) -> ScaledCost:
         """
         Return the cost, with the same factor, restricted to fewer layouts at either end of the edge: those of the ports
         `made` and `needs`, which must be among those of this cost's own ports.
         """
-        return ScaledCost(self.whole.of(made, needs), self.part)
+        return ScaledCost(self.whole.of(made, needs), self.share)
 
 
 class SharedFactorGraphBuilder(FactorGraphBuilder):
@@ -119,12 +119,12 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
     def reader_share(self, value: Value) -> float:
         """
         Return the fraction of a move's cost that each reader of a value is charged, if the move is to a layout that is
-        not tracked: 1 / (number of readers that may share it). Readers that move the value to one layout together then
-        pay for at most one move. The value must be one that `may_share`.
+        not tracked: 1 / n, where n is how many readers may share the move, so that together they pay for one move at
+        most. Call it only for a value that `may_share`.
 
-        The number is usually one less than that of the readers, since moving the value there for all of them (its
-        relay) costs as little. It is that of the readers if one of them reads the value twice, or if the value is an
-        output of the graph and its bytes are priced.
+        n is usually one less than the number of readers: a move that all of them need costs no more if it is made for
+        all at once, to the layout of the relay. It is the number of readers if one of them reads the value twice, or if
+        the value is an output of the graph and its bytes are priced.
         """
         uses = self.uses[value]
         users = len({user for user, _ in uses})
@@ -255,7 +255,7 @@ class SharedFactorGraphBuilder(FactorGraphBuilder):
 def has_shared_moves(graph: Graph) -> bool:
     """
     Return whether any value of a graph has several readers that may share a move, at some prices of seconds and bytes.
-    The minimum in which each reader pays for itself may then be above the cost of a plan.
+    If so, the minimum in which each reader pays for itself may be above the cost of a plan, and is no lower bound.
     """
     return any(_may_share(uses, value in graph.outputs) for value, uses in graph.users().items())
 

@@ -227,9 +227,9 @@ class Solver:
         `with_gradient` are the nodes whose values have a gradient; `single` are the leaves that only this operator
         reads, whose storage and reshards the rows' costs include; `results` says for each result whether a gradient
         comes back to it, or None if nobody reads it; `keeps` says which values the backward reads, whose bytes count
-        (None: all). Operands in `shared` may be found where another operator needs them, so only a row that needs the
-        same layouts of them dominates. `before` is the cost of having, in the backward, the values that recomputing the
-        operator reads.
+        (None: all). An operand in `shared` may be found in a layout to which another reader has moved it: a row is then
+        dominated only by rows that need the same layout of it. `before` is the cost of having, in the backward, the
+        values that recomputing the operator reads.
         """
         table = self.table(node, with_gradient)
         user = node in with_gradient

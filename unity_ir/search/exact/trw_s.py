@@ -120,9 +120,9 @@ class Messages:
 
     def prune(self, limit: float) -> int:
         """
-        Drop, in place, every row whose `slack` exceeds `limit`: any choice with such a row costs more than the bound
-        before the last pass plus `limit`, in the unit of the costs. Return the number of rows left, of all variables
-        together.
+        Drop, in place, every row whose `slack` exceeds `limit`, in the unit of the costs. Slack is counted from the
+        lower bound as it was before the last pass: any choice with such a row costs more than that bound plus `limit`.
+        Return the number of rows left, of all variables together.
         """
         for variable, slack in enumerate(self.slack):
             rows = slack <= limit

@@ -105,7 +105,10 @@ class TwoWayCost:
         return TwoWayCost(made, needs, self.space, self.training)
 
     def ready(self) -> None:
-        """Compute now the distances between layouts that messages need, rather than with the first message."""
+        """
+        Compute now the distances between layouts that messages need, rather than with the first message, for callers
+        that have time before (`Bounds.ahead`).
+        """
         if self._nowhere < len(self.needs.layouts):
             _ = self._out, self._home if self.training else None
 

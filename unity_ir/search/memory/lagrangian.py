@@ -45,8 +45,8 @@ MORE = "more micro-batches, more devices or a smaller batch"
 @dataclass(frozen=True)
 class FittingPlan:
     """
-    The fastest plan of a serial graph found within a limit of bytes, and lower bounds (`lines`) on all plans within
-    limits.
+    The fastest plan of a serial graph found within a limit of bytes, and a lower bound on all plans for every price of
+    a byte tried (`lines`), from which `bound` computes those within a limit.
     """
 
     graph: Graph
@@ -209,8 +209,9 @@ class LagrangianCurve:
 
     def fitting(self, limit: float) -> FittingPlan:
         """
-        Return the fastest choice found that holds at most `limit` bytes per device; its bounds may need
-        `with_sound_bounds`. Raises `NothingFits` if there is none.
+        Return the fastest choice found that holds at most `limit` bytes per device, with lower bounds. These hold if
+        every operator pays for its own reshards; where several share one, pass the result to `with_sound_bounds`.
+        Raises `NothingFits` if there is no such choice.
         """
         if self.bytes(self.fastest) <= limit:
             return self._found(self.fastest, limit)

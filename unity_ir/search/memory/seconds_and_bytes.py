@@ -192,8 +192,8 @@ class CostModel:
 
     def charged(self, choice: Choice) -> tuple[float, float]:
         """
-        Return (seconds of an iteration, bytes held per device) of a choice with every user paying for its own moves:
-        the sums that the exact search minimises, and that local search changes.
+        Return (seconds of an iteration, bytes held per device) of a choice if every user pays for its own moves, shared
+        or not: the sums that the exact search minimises, and that local search (`improved`) changes row by row.
         """
         seconds = sum(float(s[row]) for s, row in zip(self.seconds, choice, strict=True))
         bytes = sum(float(b[row]) for b, row in zip(self.bytes, choice, strict=True))

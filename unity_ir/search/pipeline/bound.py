@@ -47,7 +47,7 @@ def makespan_bound(
     if is_clipped:
         after = max(update.values())
         update = dict.fromkeys(ranks, 0)
-    returns, rests = backward_parts(seconds, is_split)
+    returns, rests = backward_seconds(seconds, is_split)
     sends = [send * (ranks[s] != ranks[s + 1]) for s, send in enumerate(seconds.send or (0,) * (len(forward) - 1))]
     # Seconds before a stage can begin, and from the end of its last input gradient to the end of the step.
     fill: list[float] = [0]
@@ -67,11 +67,13 @@ def makespan_bound(
     return bound + after
 
 
-def backward_parts(seconds: StageSeconds, is_split: bool) -> tuple[list[float], list[float]]:
+def backward_seconds(seconds: StageSeconds, is_split: bool) -> tuple[list[float], list[float]]:
     """
-    Return two lists with an entry per stage: the least seconds from the start of a backward until its input's gradient
-    is made, and the least from then until its weights' gradients are made. A whole backward makes both at its end, so
-    the second list is 0 unless `is_split` is set and `seconds` has the halves.
+    Return two lists of seconds, [stage], for `makespan_bound`: from the start of a backward until the gradient of the
+    stage's input is made, and from then until those of its weights are made.
+
+    A whole backward makes both at its end, so that the second list is 0. If `is_split` is set and `seconds` has the
+    halves, a backward may also run in halves: the first list, and the sum of both, are then the lesser of the two ways.
     """
     if not is_split or not seconds.input_gradient:
         return list(seconds.backward), [0] * len(seconds.backward)

@@ -62,12 +62,14 @@ def best_pipeline(
 ) -> PipelineChoice | None:
     """
     Return the fastest pipeline found for the graph of `search` on two or more equal parts of its machine, each with one
-    stage or more; None if it takes `faster_than` seconds or more, such as those of the best plan without stages.
+    stage or more. Return None if it takes `faster_than` seconds or more, such as those of the best plan without stages.
 
-    `parts` (their number), `micro_batches` (their number) and `schedule` (its name or None, stages per part) are fixed
-    where given, and chosen where None. Raises `UnityError` if the machine has no such parts, or the batch cannot be
-    divided so. If no pipeline fits, or is possible with the schedule, it raises `UnityError` without `faster_than`, and
-    else returns None.
+    `parts` and `micro_batches` are how many of each there are to be, None to choose. `schedule` is a pair (name, stages
+    per part), of which the name may be None: then it is chosen from the schedules with that number of stages per part.
+    If `schedule` itself is None, that number is chosen, too.
+
+    Raises `UnityError` if the machine has no such parts, or the batch cannot be divided so. If no pipeline fits the
+    memory, or none is possible with the schedule, returns None if `faster_than` is given, else raises `UnityError`.
     """
     if parts is not None:
         part(search.machine, parts)
@@ -125,8 +127,8 @@ class PipelineBounds:
     """
     Lower bounds, in seconds of a step, on all pipelines that `search` may plan: with the given numbers of `parts` and
     `micro_batches`, or any of 2 or more where these are None. With `with_layouts` they are tighter, but take several
-    times as long as the search. Each step of tightening has a work budget of its own, so that its result is the same
-    whenever it is done.
+    times as long as the search. The work of each step that tightens them has a limit of its own, so that the result is
+    the same whenever the step is done.
     """
 
     def __init__(

@@ -32,9 +32,13 @@ class Units:
 @lru_cache(maxsize=64)
 def units(graph: Graph) -> Units:
     """
-    Return the units of a serial forward graph: contiguous runs of operators, of which pipeline stages are made. The
-    graph is cut wherever a single computed value is all that later operators read of earlier ones (`pcg.layers.parts`).
-    Every other node, such as a weight, an input or a mask, belongs to the first unit that reads it. Memoised.
+    Return the units of a serial forward graph: contiguous runs of operators, of which pipeline stages are made. A
+    `Units` lists the operators of each unit, the unit of each node, and the values that pass each border between units.
+    Memoised.
+
+    The graph is cut wherever a single computed value is all that later operators read of earlier ones
+    (`pcg.layers.parts`). Every other node, such as a weight, an input or a mask, belongs to the first unit that reads
+    it.
     """
     found = parts(graph)
     unit_of = _units_of_nodes(graph, found)

@@ -154,9 +154,9 @@ def pipeline_plan(
     Return the fastest plan found that runs a serial forward graph as a pipeline, its batch in `micro_batches`, on
     `parts` equal contiguous parts of `machine`.
 
-    `schedule` is (name or None, stages per part). A name must be in `SYNCHRONOUS` (its step computes what the serial
-    step does); with None, the fastest of those `TRIED` with that number of stages per part is taken
-    (`pipeline.orders`). If `schedule` is None, any of `TRIED` is. `optimizer` is by default the graph's.
+    `schedule` is a pair (name, stages per part). The name must be in `SYNCHRONOUS` (its step computes what the serial
+    step does); the name None is the fastest of those `TRIED` (`pipeline.orders`) with that number of stages per part.
+    If `schedule` itself is None, it is the fastest of all `TRIED`. `optimizer` is by default the graph's.
 
     Raises `UnityError` if the machine has no such parts (`machine.parts`), the batch cannot be divided into that many
     micro-batches (`micro_batch`), the graph has fewer units than stages (`cuts`), the schedule's name is not in
@@ -184,8 +184,8 @@ class PipelineSearch:
     def small(self, micro_batches: int) -> Graph:
         """
         Return the serial forward graph of one micro-batch, if the batch is divided into `micro_batches`; memoised.
-        Raises `UnityError` if that number does not divide the samples, or an operator needs several micro-batches at
-        once.
+        Raises `UnityError` if that number does not divide the samples, or if an operator reads what depends on the
+        samples of all micro-batches, such as a mean over the batch.
         """
         if micro_batches not in self._small:
             whole = micro_batches == 1
@@ -218,9 +218,10 @@ class PipelineSearch:
 
     def price(self, micro_batches: int) -> Price:
         """
-        Return the objective of one micro-batch: its share of the seconds of a step of `micro_batches`. What a step does
-        once (moves of weights, sums of their gradients, updates) counts 1 / `micro_batches`; adding its gradients to
-        those of earlier micro-batches counts for all micro-batches but one.
+        Return the objective of one micro-batch of `micro_batches`: its share of the seconds of a step. What a step does
+        once (moves of weights, sums of their gradients, updates) counts 1 / `micro_batches`. Adding the micro-batch's
+        gradients to those of earlier ones counts (`micro_batches` - 1) / `micro_batches`, since the first has none to
+        add to.
         """
         each = self.machine.memory_seconds(0, ADDED) * (micro_batches - 1) / micro_batches
         return Price(once=1 / micro_batches, add=each)

@@ -61,10 +61,11 @@ def simulated_schedules(
     Simulate every synchronous schedule by which given stages can be run, and return the outcomes, that of the least
     makespan first, whether they fit the memory or not.
 
-    `by_chunks[v]` are the seconds and bytes of the stages if each rank has v of them. Schedules for another v or for
-    other numbers of micro-batches are left out, and those that run backwards in halves if there are no seconds of
-    halves. With `is_clipped` (gradients are clipped by their norm), updates wait for all ranks. Raises `UnityError` if
-    the seconds are not of v stages for each rank.
+    `by_chunks` has, by the number of stages per rank, the seconds and bytes of all stages if each rank has that many.
+    Schedules for other numbers of stages per rank or of micro-batches are left out, and so are those that run backwards
+    in halves if the seconds of the halves are not given. With `is_clipped` (gradients are clipped by their norm),
+    updates wait for all ranks. Raises `UnityError` if the stages given cannot be dealt out evenly, that many to each
+    rank.
     """
     found: list[ScheduleOutcome] = []
     for chunks, load in by_chunks.items():
@@ -104,8 +105,9 @@ def fastest_schedule(
 def peaks(schedule: PipelineSchedule, load: StageLoads) -> tuple[float, ...]:
     """
     Return the peak bytes of the fullest device of each rank under `schedule`: [rank]. A rank's peak is the sum of two:
-    the bytes that its stages hold throughout (`load.held`), and the most bytes that the micro-batches in flight there
-    hold at any moment (`load.live` and `load.late` each).
+    the bytes that its stages hold throughout (`load.held`), and the most bytes that micro-batches hold there at any
+    moment. A micro-batch holds `load.live` bytes of a stage from its forward until the gradient of the stage's input is
+    made, and `load.late` bytes from then until the gradients of the stage's weights are made.
     """
     live = peak_live(schedule, load.live, load.late)
     return tuple(sum(load.held[s] for s in schedule.stages_of(rank)) + live[rank] for rank in range(len(live)))

@@ -70,8 +70,8 @@ class LayoutBounds:
 
     def of_kernels(self, stages: int, micro_batches: int) -> float:
         """
-        Return the bound of kernels alone, divided evenly over all devices, with one stage on each of `stages` parts:
-        the loosest and quickest of the methods `of_..`.
+        Return a lower bound in seconds on pipelines of `stages` stages, one on each part, from kernels alone: those of
+        a micro-batch, divided evenly over all devices. It is the loosest and quickest of the methods `of_..`.
         """
         on_part = self._kernels_of(micro_batches) * stages
         return _closed(on_part, stages, micro_batches, self._forward_part)
@@ -84,17 +84,17 @@ class LayoutBounds:
 
     def work_of_kernels(self, parts: int, micro_batches: int) -> float:
         """
-        Return the seconds of a step's kernels, divided evenly over all devices. It is a bound, since the average part
-        takes that, however many stages each has. The result does not depend on `parts`, which is there so that callers
-        can exchange this method for `work_of_layouts`.
+        Return the seconds of a step's kernels, divided evenly over all devices: a lower bound on pipelines with any
+        number of stages per part, since some part computes that long or longer. The result does not depend on `parts`,
+        which is there so that callers can exchange this method for `work_of_layouts`.
         """
         return micro_batches * self._kernels_of(micro_batches)
 
     def work_of_layouts(self, parts: int, micro_batches: int) -> float:
         """
-        Return the seconds of a step that `parts` equal parts take on average, in the layouts with the least of them. It
-        is a bound, since some part takes the average or more, however many stages each has. Where that least takes too
-        long to compute (large graphs on parts of many mesh axes), a lower bound on it is returned.
+        Return the least seconds, over all layouts, that each of `parts` equal parts is busy in a step, on average: a
+        lower bound on pipelines with any number of stages per part, since some part is busy that long or longer. Where
+        the least takes too long to compute (large graphs on parts of many mesh axes), a lower bound on it is returned.
         """
         p, m, small = parts, micro_batches, self.search.small(micro_batches)
         solver = self._solver(p, m)
@@ -107,9 +107,9 @@ class LayoutBounds:
 
     def of_ranges(self, stages: int, micro_batches: int) -> float:
         """
-        Return the bound with one stage on each of `stages` parts if each stage took the least seconds that its units
-        may take in any layouts, with memory unlimited, under the best cuts. Returns `of_kernels` where its tables would
-        be too large.
+        Return a lower bound in seconds on pipelines of `stages` stages, one on each part: that of the best cuts, if
+        each stage took the least seconds that its units can take in any layouts, with memory unlimited. Where its
+        tables would be too large, returns the weaker `of_kernels`.
         """
         solver = self._solver(stages, micro_batches)
         least = self.of_kernels(stages, micro_batches)
@@ -119,10 +119,10 @@ class LayoutBounds:
 
     def of_layouts(self, stages: int, micro_batches: int) -> float:
         """
-        Return the tightest bound with one stage on each of `stages` parts, over all layouts. If the object was made
-        with `is_1f1b`, it holds only for schedules with at least 1F1B's micro-batches in memory, and counts that stages
-        must fit. It takes longest to compute. Where its tables would be too large, the greatest of the other bounds is
-        returned.
+        Return the tightest lower bound of the methods `of_..`, in seconds, on pipelines of `stages` stages, one on each
+        part, in any layouts. It takes longest to compute. If the object was made with `is_1f1b`, memory is limited: a
+        stage must fit with the micro-batches that 1F1B holds there, so that the bound does not hold for schedules that
+        hold fewer. Where its tables would be too large, the greatest of the other bounds is returned.
         """
         p, m, small = stages, micro_batches, self.search.small(micro_batches)
         solver, work = self._solver(p, m), self.work_of_layouts(p, m)
@@ -255,9 +255,9 @@ def range_bounds(graph: Graph, solver: Solver, most: int) -> Floats:
     [first unit, unit behind the last]. Ranges that span more than `most` equal layers have the bound 0; entries whose
     second index is not above the first mean nothing.
 
-    Where `graph` has more equal layers, the solver solves a shorter one, with `most` + 2 of them. Its best choice costs
-    the same in each of these but the first and the last (differences are subtracted from the bounds), so the bound of a
-    range there holds for the same layers anywhere in `graph`.
+    Where `graph` has more than `most` + 2 equal layers, the solver solves a shorter graph with that number of them. In
+    its best choice, all of these layers but the first and the last cost about the same; the bounds are lowered by as
+    much as they differ. So the bound of a range of the shorter graph holds for the same layers anywhere in `graph`.
     """
     keep = most + 2
     short, of = shortened_with_map(graph, keep)

@@ -36,10 +36,10 @@ def schedules(parts: int, micro_batches: int, kind: ScheduleKind | None, units: 
     Return the synchronous schedules to choose from for `parts` ranks and `micro_batches`, those of one stage per rank
     first.
 
-    `kind` is (name or None, stages per rank): with a name, that schedule alone; without, those of `TRIED` with that
-    number of stages per rank. If `kind` is None, all of `TRIED`. Left out of `TRIED` are schedules that cannot run that
-    number of micro-batches and, with several stages per rank, those with more stages than the graph has `units`, or
-    with more than `ACTIONS` forwards and backwards in a step.
+    `kind` is a pair (name, stages per rank): that schedule alone or, if the name is None, those of `TRIED` with that
+    number of stages per rank. If `kind` itself is None, all of `TRIED`. Left out of `TRIED` are schedules that cannot
+    run that number of micro-batches and, with several stages per rank, those with more stages than the graph has
+    `units`, or with more than `ACTIONS` forwards and backwards in a step.
 
     Raises `UnityError` for a name that is none of `SYNCHRONOUS`, and for a named schedule that cannot run that number
     of micro-batches.

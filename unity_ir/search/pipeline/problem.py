@@ -67,9 +67,11 @@ class StageProblem:
 
     def fitting(self, live: int, cap: float, first: int | slice = slice(None)) -> Floats:
         """
-        Return the seconds of one micro-batch for every range of layers, size of a part, and option (way to run the
-        range as a stage, such as with more recompute), with the axes of `StageTable.seconds`. They are inf for options
-        that take more than `cap` seconds, and for those that do not fit a device while it holds `live` micro-batches.
+        Return the seconds of one micro-batch, forward and backward, for every way to run a range of layers as a stage:
+        [option, first layer, layer behind the last, size of the part, layout in, layout out], the axes of
+        `StageTable.seconds`. Options differ in recompute, for example. Seconds are inf where there is no option, where
+        they are more than `cap`, and where a device has too little memory to hold `live` micro-batches.
+
         If `first` is the number of a layer, only ranges that begin there are returned, without the axis of the first
         layer.
         """
@@ -102,7 +104,10 @@ class StageChoice:
 
     @property
     def seconds(self) -> StageSeconds:
-        """The seconds of the stages, as a simulation takes them; with halves of backwards if all options have these."""
+        """
+        The seconds of the stages in the form that `simulate_pipeline` takes; with halves of backwards if all options
+        have these.
+        """
         options = [stage.option for stage in self.stages]
         halves = [o.input_gradient for o in options if o.input_gradient is not None]
         is_split = len(halves) == len(options)

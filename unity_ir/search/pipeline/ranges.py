@@ -33,19 +33,18 @@ Cuts = tuple[int, ...]
 @dataclass(frozen=True, eq=False)
 class RankCounts:
     """
-    How many micro-batches a rank holds at the moments when it may hold most (`live_counts`): `of` is [moment, 2 *
-    stage]. For each of the rank's stages, in order, it has two numbers: of micro-batches held whole (until the input's
-    gradient is made), and of those of which only what the weights' gradients read is held. Ranks with equal counts
-    share one object.
+    How many micro-batches a rank holds at each moment when its memory may peak (`live_counts`). The array `of` [moment,
+    column] has two columns for each of the rank's stages, in order: the number of micro-batches held whole, from the
+    forward until the gradient of the stage's input is made; and the number of which only a rest is held, from then
+    until the gradients of the stage's weights are made. Ranks with equal counts share one object.
     """
 
     of: Floats
 
     def most(self, live: Sequence[float], late: Sequence[float]) -> float:
         """
-        Return the most bytes that micro-batches take on the rank at any moment. `live` and `late` have, for each of the
-        rank's stages, the bytes of one micro-batch: held whole, and between its input's gradient and its weights'
-        gradients.
+        Return the most bytes that micro-batches take on the rank at any moment. For each of the rank's stages, `live`
+        has the bytes of a micro-batch that is held whole, and `late` those of one of which only a rest is held.
         """
         each = [bytes for pair in zip(live, late, strict=True) for bytes in pair]
         return float((self.of @ np.array(each)).max())
@@ -210,10 +209,11 @@ class StageRanges:
 
     def problem(self, micro_batches: int, spread: float) -> StageProblem:
         """
-        Return the problem, for `choose_stages`, of cutting the units into exactly one stage per part. A stage may take
-        at most `spread` times the mean seconds of a stage per micro-batch, without recompute, and at least the mean /
-        `spread`. For each range of units the options are, for each variant (choice of layouts), the least recompute
-        with which the range fits while several micro-batches are held, for several such numbers.
+        Return the problem, for `choose_stages`, of cutting the units into exactly one stage per part. The options of a
+        range of units are, for each variant (choice of layouts), the least recompute with which it fits while n
+        micro-batches are held, for several n up to what 1F1B's first stage holds. Left out are options whose seconds
+        per micro-batch, without recompute, are more than `spread` times those of an average stage, or less than these /
+        `spread`.
         """
         counts = _spaced(min(micro_batches, self.parts))
         totals = [sum(rows.seconds(0, self.count)) / self.parts for rows in self.variants]
@@ -260,9 +260,9 @@ class StageRanges:
 
     def fitted(self, cuts: Cuts, order: CountedSchedule) -> FittedStages | None:
         """
-        Return the stages between `cuts` as they fit the memory under a schedule, with their seconds and bytes; None if
-        those of some part fit in no variant. Each part takes the variant with the fewest seconds, with the least
-        recompute that makes it fit.
+        Return the stages between `cuts`, with their seconds and bytes, each with the least recompute that makes it fit
+        the memory under the schedule `order`. Each part takes the variant (choice of layouts) in which its stages then
+        take the fewest seconds. Return None if the stages of some part fit in no variant.
         """
         schedule = order.schedule
         by_rank: dict[int, list[int]] = {}
@@ -361,9 +361,9 @@ class StageRanges:
         self, cuts: Cuts, order: CountedSchedule, is_clipped: bool, limit: float = inf
     ) -> tuple[FittedStages, float] | None:
         """
-        Return (stages as `fitted` returns them, simulated makespan of their schedule in seconds); None if they do not
-        fit, or if a lower bound says that they take `limit` seconds or more. With `is_clipped` (gradients are clipped
-        by their norm), updates wait for all ranks.
+        Return (stages as `fitted` returns them, simulated makespan of the schedule `order` in seconds); None if they do
+        not fit, or if a lower bound says that the makespan is `limit` seconds or more. With `is_clipped` (gradients are
+        clipped by their norm), updates wait for all ranks.
         """
         found = self.fitted(cuts, order)
         if found is None:

@@ -103,9 +103,10 @@ class Stages:
 
 def staged(plan: Graph, stages: Stages, micro_batches: int, machine: Machine, optimizer: Optimizer) -> Graph:
     """
-    Return the plan of one micro-batch on all of `machine` in stages, made from its `plan` on one part (`Stages.part`):
-    operators are cut into contiguous stages so that the longest is as short as possible. If steps overlap (the schedule
-    `2bw`), stages also count what they do once per step, and their sends. `micro_batches` is their number in a step.
+    Return the plan of one micro-batch on all of `machine` in stages, made from its `plan` on one part (`Stages.part`).
+    Operators are cut into contiguous stages so that the longest is as short as possible, by its seconds of one
+    micro-batch, forward and backward. If steps overlap (the schedule `2bw`), a stage's share of what is done once per
+    step counts, too, and so do its sends. `micro_batches` is their number in a step.
 
     Raises `UnityError` for more stages than operators, and for numbers of micro-batches that the schedule is not for.
     """

@@ -36,8 +36,9 @@ Orders = Literal["1f1b", "whole", "split"]
 
 def choose_stages(problem: StageProblem) -> StageChoice:
     """
-    Return the stages with the least time of a step by 1F1B's formula (Alpa; see the module), where each stage must fit
-    its devices with the micro-batches that 1F1B holds there. Raises `UnityError` if no stages fit.
+    Return the stages that take the least time of a step by 1F1B's formula (Alpa's, see the module; schedules are
+    simulated later), where each stage must fit its devices with the micro-batches that 1F1B holds there. Raises
+    `UnityError` if no stages fit.
     """
     m, live = problem.micro_batches, live_1f1b(problem)
     windows = DeviceWindows(problem)

@@ -34,16 +34,18 @@ def sweep(
     windows: Sequence[slice] | None = None,
 ) -> list[Floats]:
     """
-    Minimise a value in seconds, which `join` defines, over all choices of stages. Return a list whose entry k has the
-    least value of k + 1 stages that end with the last layer: [first layer, number of the layout of its input, devices
-    that these stages may use]. For layer 0, only the entries with all devices are filled, the others are inf.
+    Minimise a value in seconds over all choices of stages. `join` says what the value is: it is called as `join(seconds
+    of a micro-batch in a stage, those of its forward, its seconds once per step, value of the stages behind it)`, all
+    arrays, and returns the value of that stage and those behind it together, such as their sum.
 
-    `join(seconds of a micro-batch in a stage, those of its forward, its seconds once per step, value of the stages
-    behind it)` returns the value of that stage and those behind it together, elementwise: their sum, say. `send_count`
-    is how often the seconds of each send count: 2 if the send of the value and that of its gradient are both waited
-    for. A stage that k others follow must fit while it holds `live[k]` micro-batches. Left out are options of more than
-    `cap` seconds and, for each first layer i, numbers of devices outside of the slice `windows[i]` (None: all are
-    tried).
+    Return a list whose entry k has the least value of k + 1 stages that end with the last layer: [first layer, number
+    of the layout of its input, devices that these stages may use]. For layer 0, only the entries with all devices are
+    filled, the others are inf.
+
+    `send_count` is how often the seconds of each send count: 2 if the send of the value and that of its gradient are
+    both waited for. A stage that k others follow must fit while it holds `live[k]` micro-batches. Left out are options
+    of more than `cap` seconds and, for each first layer i, numbers of devices outside of the slice `windows[i]` (None:
+    all are tried).
     """
     table = problem.table
     values: list[Floats] = []
@@ -72,12 +74,12 @@ def sweep(
 
 def value_after(problem: StageProblem, behind: Floats, send_count: int, devices: int) -> Floats:
     """
-    Return the least value in seconds of the stages behind one stage, including the send to them, if that stage takes
-    `devices` devices: [first layer behind it, number of the layout in which that layer's input is sent, devices that
-    this stage and those behind it may use together].
+    Return the least value in seconds of the stages behind a stage of `devices` devices, including the send to them:
+    [first layer behind it, number of the layout in which that layer's input is sent, devices that this stage and those
+    behind it may use together].
 
-    `behind` is an entry of the list that `sweep` returns, or `nothing_behind`; the value is that in `behind` for the
-    devices that are left, plus the seconds of the send, `send_count` times.
+    `behind` has the least values without the send: an entry of the list that `sweep` returns, or `nothing_behind`. The
+    result is its value for the devices that are left, plus `send_count` times the seconds of the send.
     """
     shifted = np.full_like(behind, np.inf)
     if devices <= problem.devices:

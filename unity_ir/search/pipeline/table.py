@@ -75,9 +75,9 @@ def tabulate(
     layers `first` .. `last` - 1 and size of a part; it returns the ways to run the range there, none if it cannot be a
     stage.
 
-    `parts` are the sizes, in devices, that parts may have; layouts are numbered below `layouts`. Raises `UnityError`
-    for no layers, for sizes below 1, for options whose seconds or bytes are not numbers of at least 0, and for layouts
-    that are not below `layouts`.
+    `parts` are the sizes, in devices, that parts may have. `layouts` is how many layouts the input and the result of a
+    range may have; options name theirs by numbers from 0 to `layouts` - 1. Raises `UnityError` for no layers, for sizes
+    below 1, for options whose seconds or bytes are not numbers of at least 0, and for layouts with other numbers.
     """
     sizes = tuple(sorted(set(parts)))
     if layers < 1 or not sizes or sizes[0] < 1:

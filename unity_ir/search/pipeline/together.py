@@ -129,8 +129,8 @@ class StagesFactorGraphBuilder(FactorGraphBuilder):
 
     def keeps_all_rows(self, node: Node) -> bool:
         """
-        Return whether all configurations (rows) of an operator are kept, since a result of it is sent: one that
-        dominates another may not do so once the charges of sending are added.
+        Return whether a result of the operator is sent to another stage. Then all of its configurations (rows) are
+        kept, dominated or not: a row that dominates another may not do so once the charges of sending are added.
         """
         return any(value in self.charges for value in node.results)
 

@@ -60,8 +60,9 @@ def with_recompute_and_pieces(
        before recompute is added. If that plan and the one of step 2 both fit, the one that simulates faster is
        returned, else the one that needs less memory.
 
-    `whole`, `weights` and `on` are as in `recomputed`. Raises `UnityError` as `recomputed` does, and where the loss
-    cannot be made in that number of pieces.
+    If `plan` is of one micro-batch, `whole(plan)` returns the plan of the step, else `whole` is None; `on` is the
+    step's machine where that is larger than `machine`. With `weights`, `auto` may also gather weights again (all as in
+    `recomputed`). Raises `UnityError` as `recomputed` does, and where the loss cannot be made in that number of pieces.
     """
     step, of_step = whole or _same, on or machine
 

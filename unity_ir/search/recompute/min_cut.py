@@ -34,9 +34,9 @@ class SavedValues:
 
     def saved(self, again: frozenset[int]) -> tuple[frozenset[int], frozenset[int]]:
         """
-        Return (operators whose results are saved, operators that are recomputed), by index. `again` are those to
-        recompute if anything needs their results: the backward reads them, or an operator that is recomputed does.
-        Others whose results are needed are saved.
+        Return (operators whose results are saved, operators that are recomputed), by index. An operator is in either
+        only if its results are needed: the backward reads them, or an operator that is recomputed does. Those needed
+        are recomputed if they are in `again`, else saved.
         """
         has = [*self.read]
         for i in reversed(range(len(has))):

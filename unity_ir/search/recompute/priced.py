@@ -31,8 +31,8 @@ from unity_ir.search.recompute.fit import with_recompute_and_pieces
 def price_of_memory(plan: Graph, machine: Machine, optimizer: Optimizer) -> float:
     """
     Return the price of a byte, in seconds per byte, at which a placed forward graph recomputes, and gathers weights
-    again, just enough to fit a device. It is 0 if the graph fits as it is; if nothing makes it fit, the price is that
-    of the most it can do.
+    again, just enough to fit a device. It is 0 if the graph fits as it is. If nothing makes it fit, it is the price at
+    which the graph keeps as few bytes as it can.
     """
     priced = cost(plan, machine, optimizer)
     limit = machine.device.usable
@@ -49,9 +49,9 @@ def price_of_memory(plan: Graph, machine: Machine, optimizer: Optimizer) -> floa
 @dataclass(frozen=True)
 class LayoutsWithRecompute:
     """
-    The best layouts of a graph where memory is short, as plans without recompute as yet. They are searched at a price
-    of a byte, and each value costs its bytes or the seconds of making it again, whichever is less. Where the price is
-    0, they are the fastest layouts without a limit of memory.
+    The best layouts of a graph where memory is short, as plans that do not recompute yet; `plans` adds recompute. The
+    layouts are searched at a price of a byte, and each value costs its bytes or the seconds of making it again,
+    whichever is less. Where the price is 0, they are the fastest layouts without a limit of memory.
     """
 
     of: JointPlan

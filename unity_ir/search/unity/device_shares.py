@@ -78,9 +78,10 @@ def views(degrees: Degrees, share: Share, sizes: tuple[int, ...], levels: tuple[
     `limits().unity_views`; () if none fits. A view is the role of each mesh axis.
 
     `degrees` are (role, degree) pairs, `share` is the number of usable coordinates of each mesh axis; `sizes` and
-    `levels` are the size and the machine level of each mesh axis. Axes that the share has whole are used, or repeat the
-    work if left over; of the others, only coordinate 0 is used (the view is pinned there). Views differ in which levels
-    provide how much of each degree, and in the order of roles on a level's axes; axes of one role are contiguous.
+    `levels` are the size and the machine level of each mesh axis. An axis whose coordinates are all usable has one of
+    the roles or, if no role needs it, REPEAT (its devices do the same work). Of any other axis only coordinate 0 is
+    used: the view is pinned there. Views differ in which levels provide how much of each degree, and in the order of
+    roles on a level's axes; axes of one role are contiguous.
     """
     classes: dict[tuple[int, int], list[int]] = {}
     for axis, (level, size) in enumerate(zip(levels, sizes, strict=True)):
@@ -141,11 +142,11 @@ def whole(machine: Machine) -> Share:
 
 def splits(share: Share, sizes: Sequence[int], levels: Sequence[int]) -> Iterator[tuple[int, Share, Share]]:
     """
-    Yield every split of a share in two along one mesh axis, as (axis, first part, second part).
+    Yield every split of a share in two along one mesh axis, as (axis, first share, second share). The coordinates of
+    the second come after those of the first.
 
     `share` is the number of usable coordinates of each mesh axis; `sizes` and `levels` are each axis's size and machine
-    level. The second part's coordinates come after those of the first. Of axes with equal size and level, only one is
-    split.
+    level. Of axes with the same size, level and number of usable coordinates, only one is split.
     """
     tried: set[tuple[int, int, int]] = set()
     for axis, (count, size, level) in enumerate(zip(share, sizes, levels, strict=True)):

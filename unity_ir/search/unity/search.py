@@ -29,7 +29,7 @@ from unity_ir.rules.rule import Rule
 from unity_ir.search.layouts.limits import limits
 from unity_ir.search.unity.device_shares import divisors
 from unity_ir.search.unity.machine_mapping import Floats, Mapper, Subgraph
-from unity_ir.search.unity.split import Chosen, Selection, carried_over, compose, derivation, parts, structure
+from unity_ir.search.unity.split import Chosen, Selection, carried_over, compose, derivation, structure, subgraphs
 from unity_ir.search.unity.substitutions import CandidatePCG, Substitutions
 from unity_ir.search.unity.view_costs import ViewCosts
 
@@ -96,8 +96,9 @@ def unity(
     Memory limits are not looked at.
 
     `rules` are the algebraic substitutions; parallelization rules follow from the operators. `options` None is the
-    defaults. `progress` is called with the number of candidates priced and the best seconds so far. `once` is what
-    moves of weights, sums of their gradients and updates count: of one of m micro-batches, 1 / m.
+    defaults. `progress` is called with the number of candidates priced and the best seconds so far. `once` is the
+    weight of seconds that a step spends once (moves of weights, sums of their gradients, updates): 1 / m if the graph
+    is that of one of m micro-batches.
     """
     costs = ViewCosts(machine, optimizer, once)
     search = _UnitySearch(machine, rules, costs, options or Options(), progress)
@@ -130,7 +131,9 @@ class _UnitySearch:
         """Return the best candidate of a whole graph and its seconds."""
         operators = sum(n.is_compute for n in graph.nodes())
         self.budget = self.options.budget or min(MOST, max(FEWEST, limits().unity_candidates // max(1, operators)))
-        pieces = parts(graph, self.machine, self.rules, self.options.least) if self.options.split else [Subgraph(graph)]
+        pieces = (
+            subgraphs(graph, self.machine, self.rules, self.options.least) if self.options.split else [Subgraph(graph)]
+        )
         if len(pieces) == 1:
             best = self.select(Subgraph(graph), self.rules)
             return best.candidates[0][0], float(best.seconds[0, 0])

@@ -28,7 +28,10 @@ class DirectEdge:
 
 @dataclass(frozen=True, eq=False)
 class Sequence:
-    """A region split at `middle`, an operator that all paths go through; `inner` are all its operators."""
+    """
+    A region in sequence: the region `left`, the operator `middle`, and the region `right`. All paths through the region
+    go through `middle`; `inner` are all operators of the region.
+    """
 
     left: Region
     middle: Node
@@ -48,7 +51,10 @@ class Sequence:
 
 @dataclass(frozen=True, eq=False)
 class Parallel:
-    """A region of two independent parts between the same ends; `inner` are all its operators."""
+    """
+    A region of two regions, `first` and `rest`, between the same ends, of which neither depends on the other; `inner`
+    are all operators of the region.
+    """
 
     first: Region
     rest: Region
@@ -136,7 +142,10 @@ class Flow:
 
 
 def decompose(flow: Flow) -> Region:
-    """Return the decomposition of a whole graph into sequences and parallel branches, as a tree of regions."""
+    """
+    Return the decomposition of a whole graph as a tree of regions: a `Sequence` or `Parallel` has regions in it, a
+    `DirectEdge` or `Block` (which is not series-parallel) has none.
+    """
     return _region(flow, None, flow.nodes, None)
 
 

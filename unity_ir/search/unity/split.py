@@ -1,8 +1,8 @@
 """
-Split a graph where one tensor connects its parts, and join the parts again (Unity, section 5.3).
+Split a graph into subgraphs where one tensor connects them, and join these again (Unity, section 5.3).
 
-Cuts are after operators that all paths go through, where they disrupt the fewest substitutions, such that every part
-has a minimum number of operators. A part reads the tensor that flows into it from a leaf, its entry.
+Cuts are after operators that all paths go through, where they disrupt the fewest substitutions, such that every
+subgraph has a minimum number of operators. A subgraph reads the tensor that flows into it from a leaf, its entry.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from unity_ir.search.unity.machine_mapping import Floats, Flow, Subgraph
 from unity_ir.search.unity.substitutions import CandidatePCG
 
 ENTRY = "what flows in"
-"""Name of the leaf that a part reads; no weight of a module has blanks in its name."""
+"""Name of the leaf that a subgraph reads; no weight of a module has blanks in its name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Selection:
     """
-    The best candidate of a part for each layout at its entry and each at its exit.
+    The best candidate for a subgraph, for each layout in which its entry may arrive and each in which its result may
+    leave.
 
     `candidates` is [entry][exit], `seconds` [entry, exit].
     """
@@ -39,7 +40,7 @@ class Selection:
 
 @dataclass(frozen=True, eq=False)
 class Chosen:
-    """A part of the graph, and the candidate chosen for it."""
+    """A subgraph of the graph that was split, and the candidate chosen for it."""
 
     piece: Subgraph
     candidate: CandidatePCG
@@ -48,13 +49,13 @@ class Chosen:
 # --- cutting
 
 
-def parts(graph: Graph, machine: Machine, rules: Sequence[Rule], least: int) -> list[Subgraph]:
+def subgraphs(graph: Graph, machine: Machine, rules: Sequence[Rule], least: int) -> list[Subgraph]:
     """
-    Split a serial graph into parts at operators that all paths go through (Unity, section 5.3); return them in order.
-    Each part says in which layouts the values at its cuts may pass (`partitionings`).
+    Split a serial graph into subgraphs at operators that all paths go through (Unity, section 5.3); return them in
+    order. Each says in which layouts its values at the cuts may pass (`partitionings`).
 
-    Every part has at least `least` operators. Cuts are where they disrupt the fewest matches of `rules`. Returns the
-    whole graph as one part if it cannot be cut.
+    Every subgraph has at least `least` operators. Cuts are where they disrupt the fewest matches of `rules`. Where the
+    graph cannot be cut, the result is the whole graph as one subgraph.
     """
     cuts = _cuts(graph, rules, least)
     if not cuts:
@@ -116,9 +117,10 @@ def _cuts(graph: Graph, rules: Sequence[Rule], least: int) -> list[Node]:
 
 def partitionings(shape: Sequence[int], machine: Machine) -> tuple[Layout, ...]:
     """
-    Return the layouts (a role per mesh axis) in which a tensor of a shape may pass from one part to the next: whole on
-    every device; one dim sharded, by any degree; or two dims sharded, together over all devices. Of the views with the
-    same degrees, the first stands for all, since the mapping of the whole graph chooses views again.
+    Return the layouts (a role per mesh axis) in which a tensor of shape `shape` may pass from one subgraph to the next:
+    whole on every device; one dim sharded, by any degree; or two dims sharded, together over all devices. Of the
+    layouts that have the same degrees on other mesh axes only one is returned, since the mapping of the whole graph
+    chooses axes again.
     """
     found: dict[tuple[tuple[int, int], ...], None] = {(): None}
     for degree in divisors(machine.devices)[1:]:
@@ -139,8 +141,8 @@ def partitionings(shape: Sequence[int], machine: Machine) -> tuple[Layout, ...]:
 
 def compose(graph: Graph, chosen: Sequence[Chosen]) -> tuple[Graph, dict[Node, Degrees]]:
     """
-    Join the graphs of the chosen candidates, one per part in the order of the parts, into one serial graph: each part
-    reads what the part before makes. Return (the joined graph, the degrees of each of its operators).
+    Join the graphs of the chosen candidates, one per subgraph in order, into one serial graph: each subgraph reads what
+    the one before makes. Return (the joined graph, the degrees of each of its operators).
 
     The joined graph has the name and inputs of `graph`, the one that was split. Degrees are (role, degree) pairs; ()
     for operators without degrees in the candidate.
@@ -175,11 +177,11 @@ def _joined(graph: Graph, graphs: Sequence[tuple[Subgraph, Graph]]) -> tuple[Gra
 
 def derivation(graph: Graph, chosen: Sequence[Chosen], rules: Sequence[Rule]) -> tuple[RuleApplication, ...] | None:
     """
-    Return the rewrites of all parts as one derivation of the whole `graph`: the same rule applications in order, but
-    each names (`at`) the operators that it is applied at by their numbers in the whole graph.
+    Return the rewrites of all subgraphs as one derivation of the whole `graph`: the same rule applications in order,
+    but each names (`at`) the operators that it is applied at by their numbers in the whole graph.
 
-    `chosen` are the parts in order with their candidates; `rules` are looked up by the names in the candidates' steps.
-    Returns None if a rewrite cannot be replayed on the whole graph.
+    `chosen` are the subgraphs in order with their candidates; `rules` are looked up by the names in the candidates'
+    steps. Returns None if a rewrite cannot be replayed on the whole graph.
     """
     known = {rule.name: rule for rule in rules}
     now = [(c.piece, c.piece.graph) for c in chosen]
@@ -206,20 +208,20 @@ def derivation(graph: Graph, chosen: Sequence[Chosen], rules: Sequence[Rule]) ->
     return tuple(out)
 
 
-# --- parts alike
+# --- equal subgraphs
 
 
-def structure(piece: Subgraph) -> object:
+def structure(subgraph: Subgraph) -> object:
     """
-    Return a hashable key of a part: equal for parts that differ only in the names of their leaves, so that one search
-    serves all of them.
+    Return a hashable key of a subgraph: equal for subgraphs that differ only in the names of their leaves, so that one
+    search serves all of them.
     """
-    nodes = topological(piece.graph.outputs)
+    nodes = topological(subgraph.graph.outputs)
     number = {n: i for i, n in enumerate(nodes)}
     return (
-        piece.entries,
-        piece.exits,
-        number.get(piece.entry) if piece.entry is not None else None,
+        subgraph.entries,
+        subgraph.exits,
+        number.get(subgraph.entry) if subgraph.entry is not None else None,
         tuple(
             (
                 n.op,
@@ -229,14 +231,14 @@ def structure(piece: Subgraph) -> object:
             )
             for n in nodes
         ),
-        tuple((number[v.node], v.index) for v in piece.graph.outputs),
+        tuple((number[v.node], v.index) for v in subgraph.graph.outputs),
     )
 
 
-def carried_over(found: Selection, piece: Subgraph, rules: Sequence[Rule]) -> Selection:
+def carried_over(found: Selection, subgraph: Subgraph, rules: Sequence[Rule]) -> Selection:
     """
-    Return the best candidates for the part `piece`, given those `found` for a part of equal `structure`: the same
-    degrees and seconds, on graphs rebuilt by replaying the candidates' rewrites on `piece`.
+    Return the best candidates for a subgraph, given those `found` for one of equal `structure`: the same degrees and
+    seconds, on graphs rebuilt by replaying the candidates' rewrites on this one.
 
     `rules` are looked up by the names in the candidates' steps.
     """
@@ -245,10 +247,10 @@ def carried_over(found: Selection, piece: Subgraph, rules: Sequence[Rule]) -> Se
 
     def carried(candidate: CandidatePCG) -> CandidatePCG:
         if candidate not in done:
-            graph = piece.graph
+            graph = subgraph.graph
             for step in candidate.steps:
                 graph = apply_at(graph, known[step.rule], step.at, dict(step.given))
-            here = Subgraph(graph, piece.entry, piece.entries, piece.exits)
+            here = Subgraph(graph, subgraph.entry, subgraph.entries, subgraph.exits)
             pairs = zip(here.flow.nodes, candidate.piece.flow.nodes, strict=True)
             done[candidate] = CandidatePCG(here, {n: candidate.degrees.get(o, ()) for n, o in pairs}, candidate.steps)
         return done[candidate]

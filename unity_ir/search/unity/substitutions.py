@@ -46,9 +46,9 @@ class Substitutions:
 
     def of(self, candidate: CandidatePCG) -> Iterator[CandidatePCG]:
         """
-        Yield every candidate that one substitution makes of `candidate`: an algebraic rule, applied at one place or
-        everywhere, or other degrees of one operator, either of it alone, or with those of the operators after it to
-        match.
+        Yield every candidate that one substitution makes of `candidate`. An algebraic rule is applied at one place, or
+        everywhere. Or one operator gets other degrees: once alone, and once with the degrees of the operators after it
+        changed to follow.
         """
         yield from self._algebraic(candidate)
         for node in candidate.piece.flow.nodes:
@@ -96,14 +96,14 @@ class Substitutions:
             matmul; relu; matmul  ->  partition; matmul; relu; matmul; reduce
         """
         found = {node: degrees[node]}
-        dims = {v: made(v, degrees[node]) for v in node.results}
+        dims = {v: dim_degrees(v, degrees[node]) for v in node.results}
         for user in piece.flow.nodes[piece.flow.place[node] + 1 :]:
             flowing = {v: dims[v] for v in user.operands if v in dims and max(dims[v], default=1) > 1}
             if not flowing:
                 continue
             found[user] = follow(user, flowing, self.devices)
             if found[user]:
-                dims.update({v: made(v, found[user]) for v in user.results})
+                dims.update({v: dim_degrees(v, found[user]) for v in user.results})
             else:
                 del found[user]
         return found
@@ -141,7 +141,7 @@ class Substitutions:
         return CandidatePCG(rewritten, given, (*candidate.steps, *steps))
 
     def _following(self, node: Node, given: Mapping[Node, Degrees]) -> Degrees:
-        dims = {v: made(v, given[v.node]) for v in node.operands if v.node in given}
+        dims = {v: dim_degrees(v, given[v.node]) for v in node.operands if v.node in given}
         return follow(node, dims, self.devices)
 
     def alike(self, piece: Subgraph, dims: Mapping[Value, Sequence[int]]) -> CandidatePCG:
@@ -156,14 +156,14 @@ class Substitutions:
         degrees: dict[Node, Degrees] = {}
         for node in piece.flow.nodes:
             degrees[node] = follow(node, {v: known[v] for v in node.operands if v in known}, self.devices)
-            known.update({v: made(v, degrees[node]) for v in node.results})
+            known.update({v: dim_degrees(v, degrees[node]) for v in node.results})
         return CandidatePCG(piece, degrees)
 
 
-def made(value: Value, degrees: Degrees) -> Sequence[int]:
+def dim_degrees(value: Value, degrees: Degrees) -> Sequence[int]:
     """
-    Return the degree of each dim of `value` if the operator that computes it has these degrees: (role, degree) pairs,
-    where a role is an index variable to divide, or a set of operands in partial sums, which shards no dim.
+    Return the degree of each dim of `value`, [dim], if the operator that computes it has these degrees: (role, degree)
+    pairs, where a role is an index variable to divide, or a set of operands in partial sums, which shards no dim.
     """
     by = {role: d for role, d in degrees if isinstance(role, str)}
     return [by.get(v, 1) if v is not None else 1 for v in value.node.analysis.result_dims[value.index]]
@@ -190,9 +190,9 @@ def follow(node: Node, dims: Mapping[Value, Sequence[int]], devices_of: int) -> 
 
 def corresponding(before: Graph, after: Graph) -> dict[Node, Node]:
     """
-    Return, for each operator of the graph `after` a rewrite that was in the graph `before`, that operator of `before`.
-    It is the same node or, where the rewrite replaced its operands, the one of the same kind and attributes that is
-    reached from the same output by the same operand indices. New operators are left out.
+    Return, for each operator of the graph `after` a rewrite that was in the graph `before` it, that operator of
+    `before`. It is the same node or, where the rewrite replaced its operands, the one of the same kind and attributes
+    that is reached from the same output by the same operand indices. Operators that the rewrite made are left out.
     """
     found: dict[Node, Node] = {}
     existed = {n for n in before.nodes() if n.is_compute}

@@ -48,7 +48,7 @@ class ViewCosts:
     _moves: dict[tuple[object, ...], float] = field(default_factory=dict[tuple[object, ...], float])
 
     @cached_property
-    def planned(self) -> int:
+    def most_planned_axes(self) -> int:
         """
         The most mesh axes (after merging equal ones) over which a reshard is planned exactly on this machine, from
         `limits().planned_axes`. A reshard over more axes is priced as one collective per pair of roles, which may cost
@@ -90,7 +90,7 @@ class ViewCosts:
                 left[a] //= size
         moving = _merged([a for a in axes if a[2][0] != a[2][1] or a[2][0] in touched])
         helped = _merged([a for a in axes if a[2][0] != a[2][1] or a[2][0] in {*touched, REPEAT}])
-        sizes, levels, pairs = zip(*(helped if len(helped) <= self.planned else moving), strict=True)
+        sizes, levels, pairs = zip(*(helped if len(helped) <= self.most_planned_axes else moving), strict=True)
         key = (tuple(left), ELEMENT_BYTES[dtype], sizes, levels, pairs)
         if key not in self._moves:
             item = ELEMENT_BYTES[dtype]
@@ -103,7 +103,7 @@ class ViewCosts:
                     move.kind, along, move.border or move.elements, move.elements_after, item
                 )
 
-            found = cheapest_moves if len(sizes) <= self.planned else _one_by_one
+            found = cheapest_moves if len(sizes) <= self.most_planned_axes else _one_by_one
             ends = tuple(a for a, _ in pairs), tuple(b for _, b in pairs)
             moves = found(*ends, tuple(left), Mesh(sizes), price)
             self._moves[key] = sum(price(m) + FREE for m in moves)
@@ -117,8 +117,8 @@ class ViewCosts:
         and halo exchanges, the reshards of the leaves it reads, and the optimizer's updates of its weights.
 
         `trained` says whether the operator has a backward, `gradients` for each operand whether it gets a gradient.
-        `uses` has the number of operators that read each leaf: a leaf is taken to be stored where this operator wants
-        it, and each of its readers pays its part, which is exact when all want the same.
+        `uses` has the number of operators that read each leaf. A leaf is taken to be stored where this operator wants
+        it, and its seconds are divided by its number of readers: exact if all of them want the same.
         """
         machine = self.machine
         needs = tuple(trained and g for g in gradients)
