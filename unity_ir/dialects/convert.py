@@ -230,7 +230,8 @@ def from_graph(graph: Graph) -> FuncOp:
     Return a graph as a function: one operation per node, in topological order, with SSA values named after their
     operators.
 
-    Raises `UnityError` for names that text cannot hold, and for inputs that the graph uses but does not list.
+    Raises `UnityError` for names that are empty or have invisible characters, and for inputs that the graph uses but
+    does not list.
     """
     check_name("func.func", graph.name)
     where = f"@{graph.name}"

@@ -48,7 +48,10 @@ class ParameterPrinter(Printer):
 
 
 def print_parameters(printer: Printer, parameters: Sequence[Attribute]) -> None:
-    """Print parameters in angle brackets, integers without their type, which is i64, as MLIR does in lists."""
+    """
+    Print the parameters of a type or attribute, in angle brackets and with commas: `<[64, 2], f32>`. Integers of type
+    i64 are printed without the type, arrays in square brackets.
+    """
 
     def parameter(attribute: Attribute) -> None:
         match attribute:

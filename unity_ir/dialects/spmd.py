@@ -136,7 +136,10 @@ class PieceType(Data[LocalTensorType], TypeAttribute):
 
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> LocalTensorType:
-        """Parse the type in angle brackets: `<[32, 784] of [64, 784], f32, [dim 0]>`. Raises `ParseError`."""
+        """
+        Parse the parameter of the type, the text in angle brackets, and return what it describes, a `LocalTensorType`:
+        `<[32, 784] of [64, 784], f32, [dim 0]>`. Raises `ParseError`.
+        """
 
         def number() -> int:
             return parser.parse_integer(allow_boolean=False, allow_negative=False)

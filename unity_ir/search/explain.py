@@ -88,8 +88,9 @@ def named(graph: Graph, name: str) -> tuple[str, Node]:
 
 def alternatives(found: JointPlan, node: Node) -> list[Alternative]:
     """
-    Return the best plan for each way to shard the operator `node` of the rewritten graph in `found`, best first by
-    `Alternative.priced`. Ways that differ only in which of several mesh axes have a role count as one.
+    Return the best plan for each way to shard the operator `node` of the rewritten graph in `found`, fastest first.
+    Where memory is short, the price of the bytes that a plan holds is added to its seconds for this order
+    (`Alternative.priced`). Ways that differ only in which of several mesh axes have a role count as one.
     """
     graph, solver = found.rewritten, _solver(found)
     builder = FactorGraphBuilder(solver, graph, whole=node)

@@ -54,24 +54,26 @@ def in_time(
     stages: Stages | None = None,
 ) -> SearchResult:
     """
-    Find a plan of one micro-batch, and return that of the whole step, which runs it for each of `micro_batches` in
+    Find a plan of one micro-batch, and return the plan of the whole step, which runs it for each of `micro_batches` in
     turn.
 
     `search(machine)` returns the plan found for `small`, the serial graph of one micro-batch. `is_searched` says that
     it is a search, such as `joint`, rather than a plan by a rule, such as data parallelism. `dims` has, by the name of
-    an input, the number of the dim along which samples run. `rivals()` returns the baselines, further plans of one
-    micro-batch. `recompute(plan, step)` returns the plan of a micro-batch with recompute added; it may call
-    `step(plan)`, which makes the plan of the whole step, to see whether that fits. With `stages`, plans of one
-    micro-batch are for one part of `machine` (`Stages.part`), and are cut into stages.
+    an input, the number of the dim along which its samples run. `rivals()` returns further plans of one micro-batch,
+    the baselines. `recompute(plan, step)` returns `plan`, of one micro-batch, with recompute added; it may call
+    `step(plan)`, which returns the plan of the whole step, to see whether that fits. With `stages`, `search` plans one
+    of the equal parts of `machine`, and the operators of that plan are then divided into the stages of a pipeline.
 
     A plan by a rule sums its gradients over devices once per step or, with `is_each`, in every micro-batch. For a
-    searched plan both ways are tried, and the faster as emitted that fits is taken. It is searched for a device with
-    less memory, since sums of gradients are held from the first micro-batch on, and again with still less if it does
-    not fit (`TRIES`). It is then compared with the plans of `rivals`, as moves of weights weigh more in one micro-batch
-    than in the step.
+    searched plan both ways are tried, and the one that fits and is faster as emitted is taken.
 
-    Bounds are of one micro-batch and are dropped; its cost is kept (`of_micro_batch`). The plan may not fit: callers
-    check. Raises `UnityError` where `search` finds none.
+    A searched plan is made for a device with less memory, since sums of gradients are held from the first micro-batch
+    on. If the plan of the step still does not fit, it is searched again for still less, at most `TRIES` times. The
+    step's plan is then compared with those made of `rivals`: the search for one micro-batch counts moves of weights in
+    full, although a step makes them only once.
+
+    The result has no lower bound, as the search's is that of one micro-batch; the cost of the plan of one micro-batch
+    is its `of_micro_batch`. The plan may not fit: callers check. Raises `UnityError` where `search` finds none.
     """
     part = machine if stages is None else _as_one(stages.part(machine), stages.pipeline.ranks)
 

@@ -52,8 +52,9 @@ class SearchResult:
     def gap(self) -> float | None:
         """
         How far the plan is above the lower bound, as a fraction: (seconds - bound) / bound; None without a bound.
-        Seconds and bound are those of a step whose moves are all waited for. If the search passed over a plan nearer to
-        the bound, since another one is faster as emitted, the seconds are those of that nearer plan (`proved`).
+        Seconds and bound are those of a step whose moves are all waited for. The returned plan is the fastest as
+        emitted; if the search found another one that is nearer to the bound, the seconds are those of that other plan
+        (`proved`).
         """
         if not self.bound:
             return None

@@ -249,7 +249,7 @@ def run_in_time(
     fits is slower than one that fit before. Each number is a search of its own; a `budget` is for all of them together,
     and by default each has one.
 
-    Arguments and errors are those of `run`; if no number has a plan, the error of the first is raised.
+    Arguments and errors are those of `run`. If the search fails for every number tried, raises its error for the first.
     """
     best: tuple[float, SearchResult] | None = None
     failed: UnityError | None = None

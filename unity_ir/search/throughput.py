@@ -25,7 +25,7 @@ SCHEDULE = "2bw"
 """The schedule that Unity's pipelines are run by: 1F1B that never drains."""
 
 FAR = 1.15
-"""More micro-batches, or more stages, are not tried once fewer of them were faster by this factor."""
+"""More stages are not tried once fewer of them were faster by this factor."""
 
 Search = Callable[[Stages, int], SearchResult]
 """Finds the plan of so many stages and micro-batches."""
@@ -39,9 +39,10 @@ def most_throughput(
     each equal part of `machine`) and of micro-batches; None if it finds none. The fastest has the least
     `seconds(result)`, the time from one step to the next. A given `micro_batches` is their only number tried.
 
-    There are at least as many micro-batches as stages, since two versions of the weights would not do for fewer. Their
-    numbers are tried from the fewest on, since larger ones fill devices better, until more are slower; more stages
-    until they are slower by the factor `FAR`. Pairs for which `search` raises `UnityError` are skipped.
+    The schedule (PipeDream-2BW) keeps two versions of the weights, which is enough only if a step has at least as many
+    micro-batches as stages; fewer are not tried. Both numbers are tried in ascending order: those of micro-batches
+    until a larger one is slower, as fewer and larger micro-batches fill devices better; those of stages until the time
+    is more than `FAR` (1.15) times the best. Pairs for which `search` raises `UnityError` are skipped.
     """
     best: tuple[float, SearchResult] | None = None
     for parts in _parts(machine):

@@ -55,8 +55,8 @@ class ViewAttr(Data[View]):
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> View:
         """
-        Parse the view in angle brackets. Raises `ParseError` for other text, and for a view whose numbers are
-        impossible (`check_size`).
+        Parse the parameter of the attribute, the text in angle brackets, and return the machine view that it describes.
+        Raises `ParseError` for other text, and for a view whose numbers are impossible (`check_size`).
         """
         # MLIR has no token for `@` alone, so the body is read from the text, and the lexer sent on to its end.
         text, start = parser.lexer.input.content, parser.pos

@@ -59,7 +59,10 @@ class PcgTensorType(Data[TensorType], TypeAttribute):
 
     @classmethod
     def parse_parameter(cls, parser: AttrParser) -> TensorType:
-        """Parse the type in angle brackets: `<[64:2, 784], f32, sum = 2>`. Raises `ParseError`."""
+        """
+        Parse the parameter of the type, the text in angle brackets, and return what it describes, a `TensorType`:
+        `<[64:2, 784], f32, sum = 2>`. Raises `ParseError`.
+        """
 
         def number() -> int:
             return parser.parse_integer(allow_boolean=False, allow_negative=True)

@@ -109,9 +109,9 @@ class Memories:
 
     def needed(self, graph: fx.Graph, wanted: Sequence[fx.Node], outer: set[int]) -> set[fx.Node]:
         """
-        Return the nodes of `graph` that must be run to compute the nodes `wanted`, these among them: all that they
-        depend on through operands, and all that write in place into a memory that one of these has, or into a memory
-        with a key in `outer` (memories that nodes outside of the graph may read).
+        Return the nodes of `graph` that must be run to compute the nodes `wanted`: these nodes; with each node, its
+        operands; and all nodes that write in place into a memory that the result of one of these nodes has, or into one
+        whose key is in `outer` (memories that nodes outside of the graph may read).
         """
         writers = [(n, keys) for n in graph.nodes if (keys := self.written(n))]
         found: set[fx.Node] = set()

@@ -77,9 +77,9 @@ class ModuleWithLoss(nn.Module):
 
 def loss_in(output: Any) -> Any:
     """
-    Return the loss that a module's output contains. In a mapping or dataclass it is the entry called `loss`. Else it is
-    the first tensor of the output or, if that is no scalar, the only floating point scalar among its tensors, as in
-    `(logits, loss)`.
+    Return the loss that a module's output contains: of a mapping or dataclass, the tensor called `loss`. Without one,
+    it is the first tensor of the output; but if that is no scalar, and exactly one tensor of the output is a floating
+    point scalar, as in `(logits, loss)`, it is that scalar.
 
     If the output has no tensor (an empty tuple, None), returns the output.
     """

@@ -102,9 +102,10 @@ class Importer:
         """
         Return what a placeholder of the exported graph is imported as: a value of the compiler's graph, if it is a
         parameter or an input of the module; a tensor, if it is a buffer or a constant tensor; and a constant that is no
-        tensor, as it is.
+        tensor (such as a number), as it is.
 
-        If the element type is one that the compiler does not have, adds that to `report` and returns `Missing`.
+        If the element type is one that the compiler does not have, adds that to `report` and returns a `Missing`, which
+        stands for what cannot be imported.
         """
         name = str(node.target)
         try:
@@ -186,9 +187,10 @@ class Importer:
 
     def remember(self, node: fx.Node, value: Any) -> None:
         """
-        Record `value` as the imported result of a node that was just run, up to date with all writes in place so far:
-        `present` reads it again only after further ones. If the node is the first with its memory, `value` becomes the
-        contents of that memory. Does nothing for nodes that compute no tensor.
+        Record that the imported result `value` of a node that was just run has all writes in place that were made so
+        far: `present` reads it from its memory again only after a later write. If the node is the first whose tensor
+        has this memory, `value` becomes the contents of the memory. Does nothing for nodes that do not compute exactly
+        one tensor.
         """
         key, lies = self._keys.of(node), layout(node)
         if key is not None and lies is not None:
@@ -248,7 +250,10 @@ class Importer:
         memory.write(self.site(node), lies, self.detached(value) if self._no_grad else value)
 
     def site(self, node: fx.Node) -> CallSite:
-        """Return the `CallSite` of a node, which its mapping gets as first argument."""
+        """
+        Return what the mapping of a node's operator gets as first argument: a `CallSite`, which has the shape and
+        element type of the result that PyTorch recorded, and makes operands values of the compiler's graph.
+        """
         return CallSite(node.meta.get("val"), self.tables, self.trained, self.seed, self.exported.inputs)
 
     def call(self, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
@@ -277,8 +282,9 @@ class Importer:
         nodes to their imported results.
 
         If an operand is a value of the compiler's graph, or random numbers are drawn, the result is a value of the
-        graph; else it is what PyTorch computes now. None for checks that torch.export has made already; `Missing` if an
-        operand is. Raises `UnityError` if the operator cannot be imported.
+        graph; else it is what PyTorch computes now. It is None for checks that torch.export has made already, and a
+        `Missing` if an operand is one (the result of an operator that could not be imported). Raises `UnityError` if
+        this operator cannot be imported.
         """
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: self.present(n, env))
         name = _operator_name(node)

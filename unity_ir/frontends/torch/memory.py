@@ -134,8 +134,8 @@ def ranges_by_strides(base: Layout, view: Layout) -> list[range] | None:
     not contiguous, or where the strides do not show such ranges: `ranges_of` then looks at every position.
 
     Given sizes 3 and 4 and the view `[:, 1:3]`, returns ranges 0 to 2 and 1 to 2. Each dim of the view is matched with
-    the dim of `base` that has the largest stride not above its own; if it has more positions than fit there, it must
-    cover that dim whole, and goes on in the next outer one.
+    the dim of `base` that has the largest stride not above its own. If it has more positions than that dim, as where
+    the view merged dims, it must cover that dim whole; the rest is matched with the next outer dim.
     """
     strides = [prod(base.size[d + 1 :]) for d in range(len(base.size))]
     if any(size > 1 and a != b for size, a, b in zip(base.size, strides, base.stride, strict=True)):

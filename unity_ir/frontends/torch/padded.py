@@ -31,8 +31,8 @@ class Padded:
     @property
     def own(self) -> Shape:
         """
-        The shape of the labels with the padding, as they were padded; the field `shape` is the shape after later
-        reshapes.
+        The shape of the labels, padding included, right after they were padded; the field `shape` is their shape after
+        later reshapes.
         """
         size = self.before + self.value.shape[self.dim] + self.after
         return (*self.value.shape[: self.dim], size, *self.value.shape[self.dim + 1 :])

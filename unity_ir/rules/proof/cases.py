@@ -27,8 +27,8 @@ from unity_ir.rules.proof.tensors import TensorForm, named
 class Case:
     """
     One case of a rule's proof. It fixes the number of dims of each pack (`a..`), the values of attributes that name a
-    function or an element type, and the element types of the inputs. It also has a sample value of each symbol, for
-    which the proof must not depend on the value.
+    function or an element type, and the element types of the inputs. All sizes and numbers stay symbols; the value that
+    `sample` has for each serves only to write lines out, and the proof must hold whatever it is.
     """
 
     ranks: Mapping[str, int]

@@ -34,9 +34,11 @@ def converted(of: TensorForm, dtype: str, rounds: bool = True) -> TensorForm:
     Cast a symbolic tensor to the element type `dtype`.
 
     A cast that may change a number becomes a function about which the proof knows nothing, so that rounding, wrapping
-    and truncation are never taken for the identity. If `of` has another type and its elements are still exact results
-    (`of.stored` is False), they are first rounded to that type. With `rounds` False, which `ProofContext.rounds`
-    decides, casts to floating point types are the identity.
+    and truncation are never taken for the identity. If the elements of `of` are exact results, not yet rounded to its
+    own element type (`of.stored` is False), and `dtype` is another type, they are first rounded to their own.
+
+    `rounds` is `ProofContext.rounds`. If it is False, casts to floating point types are the identity, and others do not
+    round first.
     """
     steps = [] if of.stored or of.dtype == dtype else [of.dtype]
     if not _holds_all(of.dtype, dtype):

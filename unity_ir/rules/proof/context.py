@@ -57,12 +57,13 @@ class ProofContext:
 
     def index(self, stem: str, size: Poly) -> tuple[Poly, list[str], list[Constraint]]:
         """
-        Make a new index over a dim of `size`; return (position, symbols, constraints): its position as a polynomial in
-        new symbols, the names of these symbols, and the constraints on them that keep the position in the dim.
+        Make a new index that runs over a dim of `size`; return (position, symbols, constraints): its position as a
+        polynomial in new symbols, the names of these symbols, and the constraints on them that keep the position in the
+        dim.
 
-        The position is a single symbol, named after `stem`. But if `self.splits` gives a divisor for this size, as the
-        proof has to divide such positions by it, the position is `quotient * divisor + remainder`, in a symbol for
-        each.
+        The position is a single symbol, whose name begins with `stem`. But where the proof has to divide positions in
+        dims of this size by some divisor (`self.splits` gives it), the position is `quotient * divisor + remainder`,
+        with a symbol for each of the two.
         """
         inner = self.splits.get(size)
         outer = None if inner is None else exact_quotient(size, inner)
@@ -80,8 +81,9 @@ class ProofContext:
 
     def multiple_and_rest(self, position: Poly, inner: Poly) -> tuple[Poly, Poly] | None:
         """
-        Divide a position by `inner`; return (quotient, remainder), or None unless it is a multiple of `inner` plus an
-        index that runs over a dim of size `inner`.
+        Divide a position by `inner`; return (quotient, remainder). That is possible only if the position is the sum of
+        a multiple of `inner` and of an index over a dim of size `inner`, which is then the remainder; otherwise returns
+        None.
 
         Given the position c + i, where i runs over a dim of size c, and c, returns (1, i).
         """

@@ -38,9 +38,10 @@ def dim_size(
     Return the size, as a polynomial, of a dim of a TDL line's result. `index` is the index that the line has for the
     dim, such as `h`, `(h d)`, or a window (an affine index) `2*y + i`.
 
-    `extents` has the number of positions of each index variable, from which the size follows except for a window. The
-    size of a dim with a window is what the line's where clause says, a number or an attribute (`spelled.windows`);
-    `attributes` has the attributes' values by name. Raises `Undecided` where that is no number.
+    The size follows from `extents`, which has the number of positions of each index variable, by name. Only the size of
+    a dim with a window does not: the line's where clause says it, as a number or an attribute. `spelled` is the line
+    with packs expanded, which has these clauses (`windows`), and `attributes` has the attributes' values by name.
+    Raises `Undecided` where that attribute is no number.
     """
     if isinstance(index, Affine):
         return number_of(spelled.windows[index], attributes)

@@ -72,7 +72,10 @@ class Constraint:
 
     @lazy
     def negated(self) -> tuple[Constraint, ...]:
-        """Constraints of which exactly one holds wherever this one does not, and none where it does."""
+        """
+        The opposite, as alternatives: where this constraint does not hold, exactly one of the returned ones does, and
+        where it holds, none. There are two if it is an equation: of `p == 0`, `p <= -1` and `p >= 1`.
+        """
         below = Constraint(-self.poly - 1)
         return (below, Constraint(self.poly - 1)) if self.equal else (below,)
 
@@ -331,8 +334,8 @@ def apply(function: str, arguments: tuple[Form, ...]) -> Form:
     Apply the scalar function called `function` to its arguments; arguments and result are forms (sums of monomials).
 
     Simplifies by these laws: exp(a + b) = exp(a) exp(b), relu(relu(a)) = relu(a), the reciprocal of a product is the
-    product of reciprocals. `maximum` and `minimum` become a factor `Extreme`; any other function becomes a factor
-    `Apply`, about which no law is known.
+    product of reciprocals. `maximum` and `minimum` become a factor `Extreme`. Any other function, or what these laws do
+    not simplify, becomes a factor `Apply`.
     """
     if function in ("maximum", "minimum"):
         parts = tuple(Quantified((), frozenset(), a) for a in arguments)

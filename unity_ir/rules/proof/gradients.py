@@ -28,7 +28,8 @@ from unity_ir.tdl.syntax import AttrValue
 
 class SymbolicInt(int):
     """
-    A size as an integer, with the value it has in the sample, that also carries its polynomial in symbolic sizes.
+    The value that a size has in the sample, as an integer that also carries the size as a polynomial in symbols. The
+    operators' gradient functions, written for integers, compute with it in a proof for all sizes.
 
     Sums, differences, products and exact quotients keep track of polynomials, and `==` compares these. An order (`<`)
     that is not the same for all sizes, or other arithmetic, raises `Undecided`, so that no gradient is built for the

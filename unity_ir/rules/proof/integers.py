@@ -78,8 +78,11 @@ def _mended(constraint: Constraint, values: Mapping[str, int]) -> Iterable[tuple
 
 def contradictory(constraints: Iterable[Constraint]) -> bool:
     """
-    Return True if the constraints are shown to have no integer solution: some of them are added up until no symbol is
-    left that might be large, and the sum says that a negative number is at least 0. False says nothing.
+    Return True if the constraints are shown to have no integer solution; False says nothing.
+
+    Multiples of a few constraints are added to one of them, so as to cancel every term with a positive coefficient. The
+    sum is then largest where all symbols have their least values; if it is negative even there, it contradicts the
+    constraints, which say that it is at least 0.
 
     Given `i >= n`, `m - i - 1 >= 0` and `n - m >= 0`, the sum of all three says -1 >= 0.
     """

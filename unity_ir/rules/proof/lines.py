@@ -114,8 +114,9 @@ def line_results(line: SymbolicLine, divided: Mapping[str, tuple[Poly, Poly]] | 
     """
     Return the results of an operator's line at symbolic sizes, in order.
 
-    `divided` maps each reduced index variable of which only one shard is summed, as by one rank, to (number of that
-    shard, its size); other variables, or all if it is None, run over their whole extent.
+    With `divided`, they are the partial sums of one rank, for the proof that these add up to the whole: it maps each
+    index variable that the line sums over, and of which the rank has one shard, to (number of the shard, from 0;
+    positions in a shard), two polynomials. All other variables, or all if it is None, run over their whole extent.
     """
     make = _Results(line, ExpressionForms(line, divided or {}))
     return [make.result(r) for r in line.spelled.bound.results]

@@ -67,8 +67,8 @@ def analysed(operator: Operator) -> Analysis:
 
 def sample(operator: Operator) -> tuple[Shapes, Mapping[str, AttrValue]]:
     """
-    Return (operand shapes, attributes by name) at which an operator applies: small ones, at which no part of its line
-    drops out, as a dim of size 1 would.
+    Return (operand shapes, attributes by name) at which an operator applies, to see the structure of its line. Sizes
+    are small, but none is 1: a line bound to a dim of size 1 lacks that dim and its index variable.
     """
     if operator.name in SAMPLES:
         return SAMPLES[operator.name]

@@ -265,8 +265,8 @@ def misfits(rule: Substitution, tried: Iterable[Bindings]) -> list[str]:
 
 def divisible(rule: Substitution) -> Iterator[Bindings]:
     """
-    Yield, without end, choices of values for a rule's symbols, packs and attribute parameters, by name, at which
-    `misfits` tries whether a rule that divides tensors is well typed. Degrees are 2 or 3; in every second choice, from
+    Yield random choices of values for a rule's symbols, packs and attribute parameters, by name, without end. At these,
+    `misfits` tries whether a rule that divides tensors is well typed. Degrees are 2 or 3. In every second choice, from
     the first on, sizes are multiples of all degrees.
     """
     random = Random(2)

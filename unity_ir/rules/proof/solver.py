@@ -67,7 +67,10 @@ class _Model(dict[str, int]):
 
 
 class Answers:
-    """A cache of answers about integers within the proof of one rule; `questions` counts those asked of Z3."""
+    """
+    Answers questions about integers in the proof of one rule, by Z3, and caches the answers; `questions` counts those
+    that Z3 was asked.
+    """
 
     def __init__(self) -> None:
         self.questions = 0

@@ -61,16 +61,21 @@ def follow(
     again: bool = False,
 ) -> Graph:
     """
-    Return the parallel graph of a serial one in which a rule shards some operators, and all others follow: each is
-    sharded along the index variable along which its operands are, or replicated where there is none or several.
+    Return the parallel graph of a serial one in which a rule, `choose`, shards some operators, and all others follow:
+    on each mesh axis, an operator divides the index variable along which its operands are sharded; where these are
+    sharded along none or several, it is replicated.
 
-    `choose(operator, number of a mesh axis, index variable it would follow or None)` returns the operator's role on the
-    axis, such as the index variable that the axis divides; None to follow. `rest(leaf)` returns the layout (a role per
-    mesh axis) in which a leaf is stored, or None for the default: an input is replicated, a weight is stored as its
-    first reader needs it. `store(weight, layout that its first reader needs)` replaces that default of weights.
-    `settle(result, layout made)` returns the layout to which a result is brought; by default, partial sums are
-    all-reduced (`reduced`). With `again`, weights that `store` has stored otherwise than they are read are gathered
-    once more for the backward.
+    The rules are functions of the caller; a layout is a role for each mesh axis:
+
+    - `choose(operator, number of a mesh axis, index variable it would follow or None)` returns the operator's role on
+      the axis, such as the index variable that the axis divides; None to follow.
+    - `rest(leaf)` returns the layout in which a leaf is stored. If it returns None, an input is replicated, and a
+      weight is stored as its first reader needs it or, if `store` is given, in the layout that
+      `store(weight, layout that its first reader needs)` returns.
+    - `settle(result, layout in which its operator makes it)` returns the layout to which a result is brought; by
+      default, partial sums are all-reduced (`reduced`).
+
+    With `again`, weights that `store` does not store as they are read are gathered a second time, for the backward.
     """
     outputs = set(graph.outputs)
     users = graph.users()
@@ -122,8 +127,9 @@ def follow(
 def reduced(value: Value, made: Layout) -> Layout:
     """
     Return the layout of a result after its partial sums are all-reduced: `made`, the layout in which its operator makes
-    it (a role per mesh axis), with REPEAT (replicas that all do the same work) for SUM (addends) and COPY (replicas
-    that do different work). `value` is ignored; with it, this can be the rule `settle` of `follow`.
+    it (a role per mesh axis), with REPEAT (replicas that all do the same work) in the place of SUM (addends) and COPY
+    (replicas that do different work). `value` is not read; it is a parameter so that this function can be the rule
+    `settle` of `follow`.
     """
     del value
     return tuple(REPEAT if r in (SUM, COPY) else r for r in made)

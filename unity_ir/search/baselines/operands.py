@@ -25,7 +25,7 @@ def is_weight(value: Value) -> bool:
 
 
 def is_weight_cast(node: Node) -> bool:
-    """Return whether a node casts a weight."""
+    """Return whether a node is a cast of a weight, or of a part of one (`split`)."""
     return node.op == "cast" and is_weight(node.operands[0])
 
 

@@ -19,11 +19,12 @@ from unity_ir.search.layouts.space import Spaces
 
 def sample(graph: Graph, machine: Machine, seed: int) -> Graph:
     """
-    Return a random parallel graph of a serial one, for tests and calibration: the sharding of every operator, the
-    layout in which each leaf is stored, and that to which each value with several users is moved for them are drawn
-    from `seed`. The plan need not fit the memory.
+    Return a random parallel graph of a serial one, for tests and calibration. These are drawn from `seed`: the sharding
+    of every operator, the layout in which each leaf is stored, and the layout in which all users of a value read it, if
+    there are several. The plan need not fit the memory.
 
-    On machines with many mesh axes, neighbouring axes share a role (`first_cuts`).
+    On machines with more than `limits().exact_axes` mesh axes, neighbouring axes form groups, and all axes of a group
+    have the same role.
     """
     solver = Solver(
         Spaces(machine, first_cuts(machine, min(limits().exact_axes, len(machine.mesh.sizes)))), Optimizer()

@@ -93,16 +93,18 @@ def estimated(plan: PricedPlan, optimizer: Optimizer) -> float:
 
 def fits(graph: Graph, priced: PlanCost, optimizer: Optimizer) -> bool:
     """
-    Return whether a plan fits a device: it needs at most the bytes of a device that plans may take
-    (`memory.lagrangian.needed`). `graph` is its parallel forward graph, and `priced` its cost.
+    Return whether a plan fits a device: the bytes that it needs (those held at the end of the forward or, if more, the
+    simulated peak) are at most those that a plan may take of the device's memory. `graph` is its parallel forward
+    graph, and `priced` its cost.
     """
     return needed(graph, priced, optimizer) <= priced.machine.device.usable
 
 
 def beyond_bounds(priced: PlanCost) -> bool:
     """
-    Return whether lower bounds do not cover a plan: it pins some operators to a part of the machine, or gathers weights
-    again for the backward.
+    Return whether a plan may be faster than the lower bounds, which are for plans with every operator on all devices
+    and with weights gathered once per step: it pins some operators to a part of the machine, or gathers weights again
+    for the backward.
     """
     return any(map(pins_of, priced.placement.assignments.values())) or any(r.again for r in priced.reshards)
 
@@ -215,8 +217,8 @@ class SimulatedPlans:
     def fastest(self, plans: Sequence[PricedPlan], candidates: Sequence[Candidate] = ()) -> PricedPlan:
         """
         Return the plan with the least simulated time as emitted, of `plans`, at least one, and of `candidates`,
-        baselines that fit. The first of `plans` is preferred: another one must fit the memory, and take less than
-        `limits().faster` times its seconds.
+        baselines that fit. Earlier plans are preferred: a later one must take less than `limits().faster` (a little
+        below 1) times the best one's seconds. Plans after the first must also fit the memory.
         """
         best, *others = plans
         for plan in others:

@@ -35,13 +35,15 @@ def place_branches(
     places: Sequence[Mapping[Value, Layout]] = ({}, {}),
 ) -> PricedPlan | None:
     """
-    Return a plan, with its cost, in which some parallel branches run at once on disjoint parts of the machine, and that
-    fits the memory and is faster than `plan` by quick simulation (`estimated`); None if none was found.
+    Return a plan, with its cost, in which some parallel branches of the graph (that do not read each other's values)
+    run at once on disjoint parts of the machine, and that fits the memory and is faster than `plan` by quick simulation
+    (`estimated`); None if none was found.
 
-    `graph` is the serial graph of `plan`. `places` has two mappings from values to layouts, if they are known for
-    `plan`, else two empty ones: the layout in which each value is stored or to which it is brought once made (`rests`
-    of `materialise`), and that to which a leaf is resharded once for all its users (`relays`). New plans are tried with
-    these layouts kept for all values that no moved operator makes or reads, and without any of them.
+    `graph` is the serial graph of `plan`. `places` are two mappings from values to layouts, as `materialise` takes
+    them, in which new plans keep what they can of `plan`: the layout in which a value is stored, or to which it is
+    brought once made (`rests`), and the layout to which a leaf is resharded once for all its users (`relays`). Both are
+    empty if they are not known. Every new plan is tried twice: with these layouts for all values that no moved operator
+    makes or reads, and without any of them.
     """
     sites = _sites(series_parallel.decompose(Flow(graph)))
     if not sites:

@@ -64,7 +64,8 @@ def _is_large(machine: Machine) -> bool:
 @dataclass(frozen=True)
 class Chooser:
     """
-    Chooses the final plan, the fastest by simulated time among the plan found and its alternatives, and a lower bound.
+    Makes the result of a search: the final plan, which is the fastest by simulated time among the plan found and its
+    alternatives, and a lower bound.
 
     The alternatives, each compared by a method: plans of the same graph with weight moves overlapped, by hand, or on
     parts of the machine (`_chosen`); plans of the graph that is fastest on one device (`_with_rival`) and of the graph
@@ -114,8 +115,9 @@ class Chooser:
 
     def faster(self, now: SearchResult, other: SearchResult) -> SearchResult:
         """
-        Return the result whose plan has the lower simulated time as emitted, `now` unless `other` fits the memory and
-        is clearly faster. Graphs explored by both are added up; it counts as interrupted if `other` was.
+        Return the result whose plan has the lower simulated time as emitted; `now`, unless `other` fits the memory and
+        is clearly faster. In the returned result, the number of graphs explored is that of both searches together, and
+        `interrupted` is that of `other`.
         """
         best = self.emitted.fastest([(now.graph, now.cost), (other.graph, other.cost)])
         explored = now.explored + other.explored
@@ -139,9 +141,11 @@ class Chooser:
 
     def at_hand(self, fastest: JointPlan) -> SearchResult | None:
         """
-        Return a result for a search that was ended before it found a plan that fits, without spending budget: that of
-        the fastest baseline that fits, of those made beside the search. If there is none, that of `fastest`, the plan
-        found as if memory were not short, with recompute; None if that does not fit either.
+        Return a result for a search that was ended before it found a plan that fits a device. Charges no work to the
+        budget, which may be what ended the search.
+
+        The result is that of the fastest baseline that fits, if baselines were made beside the search. Otherwise it is
+        that of `fastest`, the plan found as if memory were not short, with recompute; None if that does not fit either.
         """
         with within(None):
             known = [] if self.unrewritten_baselines is None else that_fit(self.unrewritten_baselines())
@@ -209,8 +213,10 @@ class Chooser:
         """
         Return a result where the search found no plan that fits a device: that of the plan that fits and simulates
         fastest, among the baselines and plans with recompute. The latter are made from `fastest`, the plan found as if
-        memory were not short. If none fits, raises `refused`, or that error naming the smallest baseline if it needs
-        fewer bytes.
+        memory were not short.
+
+        If none fits, raises `refused`, the search's error, which names the smallest plan that it knows; if a baseline
+        needs fewer bytes than that, an error that names the baseline instead.
         """
         by_hand = self.ask_baselines(self.serial)
         found, plans = (None, []) if fastest.interrupted else self._recomputed(fastest)
@@ -351,8 +357,10 @@ class Chooser:
     ) -> SearchResult:
         """
         Return `result` or, if one simulates faster, the result for a plan of the graph without rewrites (`serial`),
-        with a lower bound for that graph. `plans` are plans of that graph that fit, first the one with every operator
-        on all devices; `candidates` are the baselines of that graph that fit.
+        with a lower bound for that graph.
+
+        `plans` are plans of that graph that fit. The first of them has every operator on all devices; lower bounds
+        cover only such plans. `candidates` are the baselines of that graph that fit.
         """
         now = result.graph, result.cost
         best = self.emitted.fastest([now, *plans], candidates)

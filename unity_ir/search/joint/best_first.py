@@ -116,9 +116,12 @@ def joint(
     searched, and the rules that rewrote it are applied everywhere in the large one.
 
     `rules` are the algebraic rewrites to try. `progress` is called with the number of graphs explored and the best
-    seconds so far. `solver` prices graphs, by default in seconds alone. `explored` is the memo of an earlier search.
-    `like` is the graph whose number of axis groups is used (`axis_groups.solve`), by default `graph`. Ctrl-C ends the
-    search with the incumbent. Raises `KeyboardInterrupt` before there is one.
+    seconds so far. `solver` finds a graph's optimal parallelization; by default one is made that looks at seconds
+    alone. `explored` is the memo of rewrites of an earlier search from the same graph. `like` is for machines with many
+    mesh axes, where neighbouring axes form groups with one role each: their number depends on the size of `like`, by
+    default `graph`. Callers give the graph without rewrites, so that both are searched with equally many groups.
+
+    Ctrl-C ends the search with the incumbent. Raises `KeyboardInterrupt` before there is one.
     """
     solver, plan = solve(graph, machine, optimizer, like) if solver is None else (solver, solver.solve(graph))
     search = BestFirst(PricedGraph(plan.seconds, graph, plan, ()), solver, rules, progress, explored or RewriteCache())

@@ -50,12 +50,12 @@ class AxisGroup:
         return prod(n for _, n in self.levels)
 
 
-def group_axes(machine: Machine, *cuts: int) -> tuple[AxisGroup, ...]:
+def group_axes(machine: Machine, *starts: int) -> tuple[AxisGroup, ...]:
     """
-    Return the machine's mesh axes, outermost first, in groups; a group begins at axis 0 and at each axis number in
-    `cuts`.
+    Return the machine's mesh axes in groups of neighbours, outermost first. `starts` are the numbers of the axes at
+    which the second and later groups begin, ascending; the first begins at axis 0.
     """
-    edges = (0, *cuts, len(machine.mesh.sizes)) if machine.mesh.sizes else ()
+    edges = (0, *starts, len(machine.mesh.sizes)) if machine.mesh.sizes else ()
     out: list[AxisGroup] = []
     for start, stop in pairwise(edges):
         levels: dict[int, int] = {}

@@ -16,8 +16,8 @@ from unity_ir.search.layouts.space import LayoutSpace
 @dataclass(frozen=True, slots=True)
 class Price:
     """
-    The objective of a search: `second` per second of a step plus `byte` per byte that a device holds at the end of the
-    forward, both of one micro-batch where a step has several.
+    What a search minimises, a plan's cost: `second` times the seconds of a step, plus `byte` times the bytes that a
+    device holds at the end of the forward. Where a step has several micro-batches, both are those of one of them.
     """
 
     second: float = 1.0
@@ -62,17 +62,18 @@ class Price:
 
     def rest(self, seconds: Floats, bytes: Floats) -> Floats:
         """
-        Return the cost of storing a leaf (input, weight or constant), elementwise: `seconds` are those of its update,
-        which a step does once (so they count times `once`), and `bytes` those that its tensors take. Infinite seconds
-        stay infinite.
+        Return the cost of storing a leaf (input, weight or constant) in each of several layouts: [layout]. `seconds`
+        [layout] are those of the optimizer's update, and count times the field `once`, as a step has one update for all
+        its micro-batches. `bytes` [layout] are those that the leaf and what is stored with it take on a device. Where
+        the seconds are infinite, so is the cost.
         """
         return self.of(np.where(np.isfinite(seconds), self.once * np.nan_to_num(seconds, posinf=0.0), seconds), bytes)
 
     def additions(self, longer: Floats, reading: Floats) -> Floats:
         """
-        Return the cost, elementwise, of matrix products that add the gradient they make to that of earlier
-        micro-batches: `longer` are the seconds by which each takes longer in every micro-batch, `reading` those by
-        which it takes longer in all but the first, as it reads a sum.
+        Return the cost of having a matrix product, which makes a weight's gradient, also add it to the sum over earlier
+        micro-batches, elementwise for arrays of choices. `longer` are the seconds by which the product takes longer in
+        every micro-batch; `reading` those by which it takes longer in all but the first, where it also reads the sum.
         """
         return self.second * (longer + (1 - self.once) * reading)
 
@@ -91,9 +92,10 @@ class Price:
         Return the cost of an operator for each way to shard it (a row of its `table`): [row]. `kept` says for each
         result whether the backward reads it, so that its bytes count.
 
-        If `may_recompute`, or if the field `again` is True (any value may be recomputed), a row costs what saving the
-        results or recomputing them costs, whichever is less. `before` is added to the latter: the cost of having, in
-        the backward, the values that recomputing reads.
+        If `may_recompute`, or if the field `again` is True (any value may be recomputed), the cost of a row is that of
+        saving the results or that of recomputing them in the backward, whichever is less. Recomputing reads the
+        operator's operands once more: `before` is the cost of having them in the backward, which is added to that of
+        recomputing.
         """
         if self.byte == 0:
             return self.second * table.seconds
@@ -127,10 +129,13 @@ class Price:
         be stored (numbers `rests`) to every layout of `space`.
 
         `training` adds the seconds of resharding its gradient back, `kept` the bytes of keeping the moved leaf for the
-        backward. If the leaf is a weight (`weight`), three fields change that: the share `hidden` of the cost is free,
-        as overlapped; seconds count times `once`; and where `once` is not 1 (micro-batches), the moved weight's bytes
-        count whatever `kept` says, and `add` charges for adding its gradient to that of earlier micro-batches. With
-        `is_added`, the product that makes the gradient adds it, so that `add` is not charged.
+        backward. If the leaf is a weight (`weight`), fields of this object change the cost:
+
+        - `hidden`: this share of it is free, as overlapped.
+        - `once`: seconds count times this. If it is not 1, the step has several micro-batches, and the bytes of the
+          moved weight, and with `training` of its gradient, count whatever `kept` says.
+        - `add`: if `once` is not 1, the cost also has the seconds for adding the gradient to the sum over earlier
+          micro-batches. With `is_added` it has not: the matrix product that makes the gradient adds it.
         """
         if weight and self.once != 1:
             seconds = self.second * self.once * space.reshard_from_few(rests, training)

@@ -102,10 +102,12 @@ def operator_table(node: Node, needs: tuple[bool, ...], spaces: Spaces) -> Opera
 
 def addition_seconds_of(table: OperatorTable, node: Node, operand: int, spaces: Spaces) -> tuple[Floats, Floats]:
     """
-    Return two arrays of seconds [row], for the matrix product that makes the gradient of a weight, for each
-    configuration in `table`: by how much it takes longer because it stores the gradient in the element type of sums,
-    and because it also reads the sum of earlier micro-batches (`cost.table.addition_seconds`). `table` is that of
-    `node`, which reads the weight as its operand number `operand`.
+    Return, as two arrays [row], by how many seconds the matrix product that makes a weight's gradient takes longer if
+    it adds the gradient to the sum over earlier micro-batches (`cost.table.addition_seconds`): those for storing the
+    gradient in the element type of the sum, such as float32, and those for also reading the sum, which the first
+    micro-batch need not.
+
+    `node` reads the weight as its operand number `operand`; `table` has the node's configurations, a row each.
     """
     variables = tuple(map(str, table.roles[: table.roles.index(COPY)]))
     degrees = degrees_of(table.counts, spaces.groups)[:, : len(variables)]

@@ -87,8 +87,8 @@ class LayoutSpace:
 
     def role(self, role: int) -> int:
         """
-        Return the column of a role in `counts` [layout, group of axes, role]. `role` is the number of a dim, or COPY,
-        SUM or REPEAT. Dims that are merged share a column.
+        Return the index of a role in the last dim of `counts` [layout, group of axes, role]. `role` is the number of a
+        dim, or COPY, SUM or REPEAT. Dims that layouts do not tell apart (`merged`) have the same index.
         """
         return self.merged[role] if role >= 0 else self.rank + {COPY: 0, SUM: 1, REPEAT: 2}[role]
 
@@ -97,9 +97,9 @@ class LayoutSpace:
 
     def find(self, counts: Counts) -> Ints:
         """
-        Return the layout number of each row of `counts` [way, group of axes, role], the numbers of axes with each role:
-        [way]; -1 for a way that is no layout of this space, as degrees do not divide the shape or integers would be in
-        partial sums.
+        Return the numbers of the layouts that are given by `counts` [way, group of axes, role], how many axes of each
+        group have each role: [way]. The number is -1 for a way that is no layout of this space, as degrees do not
+        divide the shape or integers would be in partial sums.
         """
         return self._number[code(self.groups, counts)]
 
@@ -301,8 +301,8 @@ class LayoutSpace:
         REPEAT.
 
         `sources` and `targets` are indices in `without_repeat`. If they are most of all pairs (`mostly`), the cached
-        table [layout, layout] of all is returned instead, which must not be changed; its rows of other sources may be
-        undefined.
+        table [layout, layout] of all is returned instead, which must not be changed. In its rows only those of sources
+        that were asked for, now or before, are defined.
         """
         filled, seconds = self._least
         n = len(filled)
@@ -416,7 +416,12 @@ def _merged_dims(rank: int, merge: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Spaces:
-    """The layout spaces of one machine, one per shape and element types of value and gradient, memoised."""
+    """
+    The layout spaces of one machine, one per shape and element types of value and gradient, memoised.
+
+    By its fields, a search with many mesh axes looks at fewer layouts: `cuts` gives neighbouring axes one role, and
+    `by_count` and `merge` make layouts equal that differ little, which gives lower bounds.
+    """
 
     machine: Machine
     cuts: tuple[int, ...] | None = None
@@ -437,8 +442,9 @@ class Spaces:
     @cached_property
     def groups(self) -> tuple[AxisGroup, ...]:
         """
-        The machine's mesh axes in groups. All axes of a group have the same role or, with `by_count`, each has its own,
-        and layouts only say how many axes of the group have each role.
+        The machine's mesh axes in groups. All axes of a group have the same role (see `cuts`). But if the field
+        `by_count` is True, each axis of a group has its own, and layouts only say how many axes of the group have each
+        role.
         """
         if self.by_count:
             return count_equal_axes(self.machine)
@@ -475,8 +481,9 @@ class Spaces:
         """
         Return the space of layouts of a value.
 
-        If dims are merged at all, those of a weight are all merged: it may be stored sharded along the dim in which it
-        is needed sharded, so the bound loses hardly anything.
+        For a weight, layouts tell no dims apart as soon as `merge` is above 0. The lower bound is hardly weaker by
+        that: a weight may be stored sharded along the dim along which it is needed sharded anyway, so that it need not
+        move between dims.
         """
         weight = self.merge > 0 and value.node.op == "weight"
         return self.of(value.type.shape, value.type.dtype, 2 if weight else None, value.type.grad)

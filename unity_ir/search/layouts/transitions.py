@@ -78,7 +78,10 @@ class Moves:
 
 @dataclass(frozen=True, eq=False)
 class PricedMoves:
-    """A weighted graph of `count` states (layouts, or orders of axes): moves between them with their seconds."""
+    """
+    A weighted directed graph. Its `count` nodes are states (layouts, or orders of axes); its edges are moves from
+    `sources` to `targets` (indices of states: [move]), which take `seconds` [move].
+    """
 
     count: int
     sources: Ints
@@ -92,10 +95,10 @@ class PricedMoves:
         Return the seconds [start, state] of the cheapest sequence of moves from each state in `starts` (indices, at
         least one) to every state.
 
-        Bellman-Ford: begin with single moves; relax all, one set of moves (`lie`) after the other, until few sums
-        improve; then relax only moves from the states that improved. Sets whose moves take longest come first, which
-        takes the fewest rounds; the minima are the same in any order. In float32 each sum along a path may be too large
-        by a factor of 1 + 2**-24.
+        Bellman-Ford: begin with single moves; relax all, one set of moves after the other (the slices `lie`: no two
+        moves of a set have the same target), until few sums improve; then relax only moves from the states that
+        improved. Sets whose moves take longest come first, which takes the fewest rounds; the minima are the same in
+        any order. In float32 each sum along a path may be too large by a factor of 1 + 2**-24.
         """
         lie = sorted((at for at in self.lie if at.stop > at.start), key=lambda at: -self.seconds[at].mean())
         sets = [(self.sources[at], self.targets[at], self.seconds[at][:, None]) for at in lie]
@@ -147,8 +150,9 @@ def all_moves(groups: tuple[AxisGroup, ...], single: tuple[bool, ...]) -> Moves:
     `len(single)`, sizes disregarded. Layouts are indices in `role_counts(groups, rank + 2)`, whose roles are the dims,
     COPY and SUM.
 
-    `single` says for each dim whether it is one dim (True), or stands for several merged ones (False), between whose
-    orders of axes no difference is made.
+    `single` says for each dim whether it is one dim (True) or stands for several that layouts do not tell apart
+    (False). Mesh axes leave a single dim innermost first, and enter it inside those that shard it already; they leave
+    and enter several dims in any order.
     """
     rank = len(single)
     every = role_counts(groups, rank + 2)

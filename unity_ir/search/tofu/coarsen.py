@@ -35,9 +35,13 @@ def without_groups(graph: Graph) -> Groups:
 
 def coarsen(graph: Graph) -> Groups:
     """
-    Return groups of operators, and of values, that are to be partitioned in the same way (Tofu, section 5.1): operators
-    of one kind on equal shapes that read the same shared weights or values of one group. These are, above all, the
-    steps of an unrolled recurrent network; in graphs with no weight read more than twice, all are alone
+    Return groups of operators, and of values, that are to be partitioned in the same way (Tofu, section 5.1); above
+    all, each step of an unrolled recurrent network gets the groups of the others.
+
+    Two operators are in one group if they are equal (name, attributes, types of operands) and read the same weights, of
+    those that several operators read. Operators that read no such weight must instead have operands made by operators
+    that are equal in this sense, followed back to a depth of `limits().coarsen_depth`. The results of a group's
+    operators form groups of values. In graphs with no weight read more than twice, each operator and value is alone
     (`without_groups`).
     """
     nodes, users = graph.nodes(), graph.users()

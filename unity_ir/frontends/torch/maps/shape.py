@@ -43,9 +43,9 @@ def view(site: CallSite, x: Value | Padded, *to: object, **__: object) -> Value 
 )
 def same(site: CallSite, x: Value | Padded, *_: object, **__: object) -> Value | Padded:
     """
-    Map copies and type conversions: return `x`, cast to the element type of the result that PyTorch recorded at `site`
-    if it differs. `Padded` labels (a loss's labels that the model shifts and pads) stay `Padded` if it does not.
-    Further arguments have no effect.
+    Map copies and type conversions: return `x`, cast to the element type of the result that PyTorch recorded at `site`.
+    An `x` that has that type already is returned as it is, even if it is `Padded` (a loss's labels that the model
+    shifts and pads); a cast makes it a plain value of the graph. Further arguments have no effect.
     """
     if isinstance(x, Padded):
         return x if site.dtype == x.value.type.dtype else cast(x.filled(), site.dtype)

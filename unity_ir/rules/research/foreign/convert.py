@@ -52,11 +52,13 @@ def encodings(foreign: ForeignRule) -> Iterator[Encoding]:
 
 def stacks(foreign: ForeignRule) -> bool:
     """
-    Return whether some operator of a rule works along FlexFlow's replica dim: dim 0 of its tensors, whose entries are
-    copies of a value, or its addends.
+    Return whether some operator of a FlexFlow rule works along its replica dim, such as a concatenation along it. This
+    is dim 0 of the rule's tensors, whose entries are the copies of a value, or its addends. Call it only for rules
+    whose tensors have that dim.
 
-    Sums and copies have no order here, but entries of that dim have one there. So `import_rules` also tests such a rule
-    with the replica dim as an ordinary dim (`STACKED`). Call it only for rules whose tensors have that dim.
+    When `import_rules` has proved such a rule, it tries to refute it with the replica dim as an ordinary dim
+    (`STACKED`): as our partial sums and copies have no order, the proof does not tell whether both sides have the same
+    entries in the same order.
     """
     return any(
         op.parameters.get("PM_AXIS") == REPLICA or op.parameters.get("PM_PARALLEL_DIM") == REPLICA

@@ -53,9 +53,9 @@ def divided(foreign: ForeignRule) -> Substitution:
     entries of its replica dim become partial sums or copies. Its degrees become symbols; in a rule that concatenates
     along the replica dim, they stay numbers.
 
-    The rule does not say how its inputs are divided. They are divided as little as possible for both sides to be well
-    typed; if that does not succeed, for the source to be. Raises `Unsupported` for a rule that these operators cannot
-    express, `UnityError` where no sizes fit.
+    The rule does not say how its inputs are divided. They are divided along as few dims as possible, so that both sides
+    are well typed or, if no way to divide them makes both so, the source is. Raises `Unsupported` for a rule that these
+    operators cannot express, `UnityError` where no sizes fit.
     """
     ops = (*foreign.source, *foreign.target)
     sizes = SizeEquations(fixed=any(op.type == "OP_CONCAT" and op.parameters.get("PM_AXIS") == REPLICA for op in ops))

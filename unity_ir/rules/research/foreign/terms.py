@@ -77,10 +77,15 @@ def converted(
     """
     Convert a foreign rule to a substitution.
 
-    `shape_of(input)` returns the shape of an input, () if it has no dims or an unknown number; an input is (operation,
-    result) as in `ForeignOp.inputs`. `results_of(operation, operands)` yields the results of an operation, and adds the
-    equations between sizes that it requires to `sizes`. `entries_of(input)`, if given, returns the shape that the
-    substitution shall have for an input for which `shape_of` returns (), such as a pack `a..` for any number of dims.
+    The caller says by functions what shapes and operators become. An input is given to them as in `ForeignOp.inputs`,
+    as (operation, result):
+
+    - `shape_of(input)` returns its shape in symbols, or () if it has no dims or an unknown number of them.
+    - `results_of(operation, operands)` yields the results of an operation as terms, and adds the equations between
+      sizes that it requires to `sizes`.
+    - `entries_of(input)`, if given, returns the shape to write for an input whose `shape_of` is (), such as a pack
+      `a..` for any number of dims.
+
     Raises `Unsupported` for a rule that no substitution expresses, `UnityError` where no sizes fit.
     """
     inputs: dict[tuple[int, int], Sized] = {}
@@ -203,9 +208,10 @@ def elementwise(op: ForeignOp, operands: Sequence[Sized], sizes: SizeEquations) 
 
 def common_joins(operands: Sequence[Sized], sizes: SizeEquations) -> dict[int, Concatenation]:
     """
-    Return, by dim, how the operands were last concatenated along it, for each dim along which all of them were, of
-    parts of the same sizes. What is computed from them elementwise can then be split at the same positions. Unknown
-    sizes that `sizes` has solved for are replaced by their values.
+    Return how the operands, which an elementwise operator reads, were last concatenated: {dim: concatenation}, with
+    each dim along which all of them were concatenated of parts of the same sizes. A `split` of the operator's result
+    along such a dim can then be at the borders of these parts. Unknown sizes that `sizes` has solved for are replaced
+    by their values.
     """
 
     def now(join: Concatenation) -> Concatenation:

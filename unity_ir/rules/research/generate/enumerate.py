@@ -109,11 +109,12 @@ class Enumeration:
 
     def run(self, tick: Tick = lambda size, done, total: None) -> None:
         """
-        Enumerate the terms of every size (number of operators) up to the space's, smallest first; the method
+        Enumerate the terms of every number of operators up to the space's (`space.size`), smallest first; the method
         `candidates` then yields the pairs of equal ones.
 
-        `tick` is called with the size, the number of steps (operators on operands of given sizes and types) of this
-        size that are done, and the number of all of them.
+        `tick` reports progress: it is called with three numbers, that of the operators in the terms now enumerated, and
+        those of the steps done and of all steps for such terms. A step applies one operator to all operands of given
+        types and numbers of operators.
         """
         for size in range(1, self.space.size + 1):
             last = size == self.space.size

@@ -108,8 +108,8 @@ def general(name: str, sources: Sequence[TypedTerm], targets: Sequence[TypedTerm
     Make the substitution called `name` that replaces the terms `sources` by the terms `targets`, one for each result,
     with symbols for all sizes and degrees; return it, with the shapes of its terms.
 
-    Terms are known at a few sets of sizes only. Returns None if no polynomials in symbols fit their shapes and
-    attributes, or if the shapes of the two sides would be equal for special sizes only. `degree` is the degree of the
+    The shapes of the terms are known at a few sets of sizes only. Returns None if no polynomials in symbols give these
+    shapes and the attributes, or if the two sides have equal shapes at some sizes only. `degree` is the degree of the
     parallel operators in the terms.
     """
     sizes = TermSizes(degree)

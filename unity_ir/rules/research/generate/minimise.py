@@ -18,10 +18,12 @@ SLACK = 2
 
 def order(pair: Pair) -> tuple[object, ...]:
     """
-    Return the sort key of an equation between two terms, by which the one worth keeping comes first.
+    Return the sort key of an equation between two terms. In ascending order of it, the equations most worth keeping as
+    rules come first.
 
-    Equations with few operators come first. Of those with equally many, the more general comes first: the one with more
-    variables, then with less divided ones, then of fewer types, then of fewer elements.
+    These have the fewest operators. Of those with equally many, the more general comes first: the one with more
+    variables; then the one whose variables are divided into fewer pieces, have fewer different types, and fewer
+    elements.
     """
     left, right = pair
     variables = {*leaves(left), *leaves(right)}
@@ -61,10 +63,11 @@ def follows(pair: Pair, rules: Rewriting, most: int = MOST) -> bool:
 
 def superfluous(rules: Sequence[tuple[Pair, Substitution]], terms: Terms, sets: int, degree: int) -> set[int]:
     """
-    Return the indices of the rules that the other rules imply, including those found later.
+    Return the indices of the rules that the remaining ones imply. A rule may also follow from rules that come after it
+    in `rules`.
 
     `rules` are (equation between two terms, its substitution); `sets` is the number of sets of sizes at which `terms`
-    are tried, `degree` the degree of the parallel operators. Rules in which a variable occurs several times are the
+    are tried, `degree` the degree of the parallel operators. Rules whose sides repeat variables most often are the
     first to be dropped.
     """
 

@@ -65,8 +65,8 @@ class TermSizes:
 
     def known(self, poly: Poly) -> Poly:
         """
-        Return the polynomial in terms of symbols that are still free: those that `unify` or `divide` has solved for are
-        replaced by their values.
+        Return the polynomial with every symbol that `unify` or `divide` has solved for replaced by its value, so that
+        it has only symbols that may still have any value.
         """
         while not poly.symbols.isdisjoint(self.bindings):
             poly = poly.substitute(self.bindings)
@@ -79,8 +79,8 @@ class TermSizes:
 
     def unify(self, a: Poly, b: Poly) -> None:
         """
-        Make two sizes equal in general: add the equation `a = b`, and solve it for symbols. Raises `Special` where they
-        cannot be equal in general.
+        Make two sizes equal for all values of the symbols: add the equation `a = b`, and solve it for symbols. Raises
+        `Special` where they can be equal at some values only, or at none.
         """
         a, b = self.known(a), self.known(b)
         if a == b:

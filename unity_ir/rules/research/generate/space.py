@@ -94,8 +94,8 @@ class Space:
     @property
     def sizes(self) -> tuple[SizeAt, ...]:
         """
-        The sizes to try for a part of a split dim: those of the variables' dims, and their halves. Each is a tuple of
-        its values, one per set of sizes at which terms are evaluated.
+        The sizes to try for one part, where `split` divides a dim: the sizes of the variables' dims, and their halves.
+        Each is a tuple of the values that it has, one per set of sizes at which terms are evaluated.
         """
         halves = tuple(zip(*BASES, strict=True))
         return (*(tuple(2 * n for n in base) for base in halves), *halves)
