@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Iterator
+from fractions import Fraction
 from itertools import count
+from random import Random
 
+import numpy as np
 import pytest
 
 from unity_ir.rules.parse import parse_rules
 from unity_ir.rules.pattern import Substitution
+from unity_ir.rules.proof.forms import UNIT, Form, Mono, Read, apply, constant, scaled, times
+from unity_ir.rules.proof.normal import normal
 from unity_ir.rules.proof.prove import prove
+from unity_ir.rules.proof.scalar import defined, in_exact
+from unity_ir.rules.proof.solver import Facts
+from unity_ir.tdl.functions import FUNCTIONS
 
 ATTRIBUTES = {"scale": "by", "shift": "by", "pow_scalar": "exponent"}
 
@@ -154,3 +163,76 @@ EXACT = ["abs(neg(x)) -> abs(x)", "relu(abs(x)) -> abs(x)", "abs(exp(x)) -> exp(
 def test_laws_of_signs_are_exact(text: str):
     found = prove(rule(text, exact=True))
     assert found.forward, found.detail
+
+
+# --- the normal forms of many expressions: those that have one form have the same values ------------------------------
+
+POINTS = [(x, y) for x in (-2.5, -1.0, -0.3, 0.0, 0.4, 1.0, 3.0) for y in (-1.7, 0.0, 0.6, 2.0)]
+UNARY = ("abs", "relu", "exp", "log", "sqrt", "recip", "tanh", "sin", "cos", "erf", "sigmoid", "rsqrt")
+BINARY = ("maximum", "minimum", "gt", "ge")
+POWERS = (2.0, 3.0, 0.5, -1.0)
+NUMBERS = (-1, -3, Fraction(1, 2))
+
+Sample = tuple[str, Form, "np.ndarray[tuple[int], np.dtype[np.float64]]"]
+
+
+def leaves() -> list[Sample]:
+    return [
+        (name, (Mono(UNIT, (), frozenset(), (Read(name, ()),)),), np.array([p[i] for p in POINTS]))
+        for i, name in enumerate("xy")
+    ]
+
+
+def value(function: str, *arguments: np.ndarray) -> np.ndarray:
+    return 1 / arguments[0] if function == "recip" else FUNCTIONS[function].evaluate(*arguments).astype(np.float64)
+
+
+def of_one(a: Sample, call: Callable[[str, tuple[Form, ...]], Form], exact: bool) -> Iterator[Sample]:
+    text, form, at = a
+    for function in UNARY:
+        if not (exact and function == "recip"):
+            yield f"{function}({text})", call(function, (form,)), value(function, at)
+    for number in NUMBERS[: 1 if exact else None]:
+        yield f"{number} * {text}", scaled(form, number), float(number) * at
+    for power in POWERS:
+        made = call("pow", (form, constant(Fraction(power))))
+        yield f"{text} ** {power}", made, value("pow", at, np.full_like(at, power))
+
+
+def of_two(a: Sample, b: Sample, call: Callable[[str, tuple[Form, ...]], Form], exact: bool) -> Iterator[Sample]:
+    for function in BINARY:
+        yield f"{function}({a[0]}, {b[0]})", call(function, (a[1], b[1])), value(function, a[2], b[2])
+    if not exact:
+        yield f"({a[0]} + {b[0]})", (*a[1], *b[1]), a[2] + b[2]
+        yield f"{a[0]} * {b[0]}", times(a[1], b[1]), a[2] * b[2]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("exact", [False, True], ids=["real", "exact"])
+def test_expressions_of_one_form_have_the_same_values(exact: bool):
+    """Where all are finite; to the last bit where laws that round are left out."""
+
+    def call(function: str, arguments: tuple[Form, ...]) -> Form:
+        return apply(in_exact(function), arguments) if exact else defined(function, arguments)
+
+    random, facts = Random(0), Facts(())
+    first = leaves()
+    second = [e for a in first for e in of_one(a, call, exact)] + [
+        e for a in first for b in first for e in of_two(a, b, call, exact)
+    ]
+    third = [e for a in second for e in of_one(a, call, exact)]
+    third += [
+        e for a in second for b in [random.choice(first), random.choice(second)] for e in of_two(a, b, call, exact)
+    ]
+    fourth = [e for a in random.sample(third, 200) for e in of_one(a, call, exact)]
+    fourth += [e for a in random.sample(third, 200) for e in of_two(a, random.choice(second), call, exact)]
+    found: dict[tuple[str, ...], tuple[str, np.ndarray]] = {}
+    alike = 0
+    for text, form, values in (*first, *second, *third, *fourth):
+        other, before = found.setdefault(tuple(sorted(m.text for m in normal(form, facts))), (text, values))
+        alike += other != text
+        finite = np.isfinite(values) & np.isfinite(before)
+        off = np.abs(values - before)[finite]
+        limit = 0 if exact else 1e-9 * (1 + np.abs(values[finite]))
+        assert (off <= limit).all(), f"{text} and {other} have one form"
+    assert alike > 100
