@@ -558,8 +558,8 @@ class ExchangeOp(BetweenRanks):
     @property
     def border(self) -> tuple[int, int, int]:
         """
-        (dim, before, after): the dim of the exchange, and the number of elements by which the halo reaches beyond a
-        piece on either side.
+        (dim, before, after): the dim of the exchange, and how many elements the type with the halo has more than the
+        other, before and after the piece.
 
         Raises `VerifyException` if the types of operand and result differ by more than a halo along one dim.
         """

@@ -65,8 +65,9 @@ class Configuration:
     @property
     def sum(self) -> int:
         """
-        The number of partial sums (addends on different devices) that the operands are in: the product of the numbers
-        in `sums`, one for each set of operands that are partial sums together; 1 if none is.
+        The number of addends, on different devices, that the operator's result is in because its operands are: the
+        product of the numbers in `sums`; 1 if no operand is a partial sum. Operands that are so together (both of an
+        addition) are one set in `sums`; each factor of a product is a set of its own.
         """
         return prod(self.sums.values())
 

@@ -103,7 +103,7 @@ class UnityOpt(xDSLOptMain):
         name, implicit = self.get_input_name(), not self.args.no_implicit_module
         module = read_module(self.ctx, io.read(), name, implicit, raise_verify=self.args.verify_diagnostics)
         if not self.args.disable_verify:
-            self.verified(module, check_structure)
+            self.with_errors_said(module, check_structure)
             from unity_ir.dialects.convert import drop_names, pcg_functions
 
             # The generic form has every input's name as an attribute, too.
@@ -308,11 +308,11 @@ class UnityOpt(xDSLOptMain):
             except ValueError as error:
                 raise UnityError(f"unity-opt: -t {self.args.target}: {error}") from error
 
-    def verified(self, module: ModuleOp, work: Callable[[ModuleOp], None]) -> None:
+    def with_errors_said(self, module: ModuleOp, work: Callable[[ModuleOp], None]) -> None:
         """
-        Call `work(module)`, which verifies or changes the module. Raises `UnityError`, in a message that names the
-        operation, where verification fails, and `PassFailedException` where a pass fails. With `--stats`, if a plan
-        does not fit the memory, its costs are printed first.
+        Call `work(module)`, which verifies or changes the module, and say for users what fails in it: raises
+        `UnityError`, in a message that names the operation, where verification fails, and `PassFailedException` where a
+        pass fails. If that is since a plan does not fit the memory, prints the plan's costs before, with `--stats`.
         """
         try:
             with as_xdsl("changed or verified"):
@@ -331,7 +331,7 @@ class UnityOpt(xDSLOptMain):
         Run the pipeline of passes on the module `prog`, in place. Then print `--stats` and `--print-plan`, and prepare
         the files of `--derivation-out`, `--trace`, `--timeline` and `--report`, for those that are asked for.
         """
-        self.verified(prog, super().apply_passes)
+        self.with_errors_said(prog, super().apply_passes)
         if self.args.derivation_out is not None:
             self.derivation = _derivation_text(prog)
         if self.args.stats:

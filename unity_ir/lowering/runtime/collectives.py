@@ -230,7 +230,7 @@ def keep_part(ctx, x, dim, axes):
 def zero_pad(ctx, x, dim, axes):
     """
     Return this rank's addend of a whole tensor: zeros, and piece `x` where it belongs on `dim`. If `dim` is None, all
-    ranks along mesh axes `axes` have the whole `x`: return it at position 0, zeros elsewhere.
+    ranks along mesh axes `axes` have the whole `x`: the first of them returns it, the others zeros.
     """
     if dim is None:
         return x if ctx.index(axes) == 0 else torch.zeros_like(x)
@@ -263,7 +263,7 @@ def micro_batches(ctx, count):
 
 def take_micro_batch(ctx, x, dim, count):
     """
-    Split `x` into `count` equal parts along `dim`; return that of the current micro-batch, number `ctx.micro_batch`.
+    Split `x` into `count` equal parts along `dim`; return part `ctx.micro_batch` (from 0), the current micro-batch's.
     """
     return x.chunk(count, dim)[ctx.micro_batch].contiguous()
 

@@ -71,8 +71,8 @@ def lines_of(function):
 
 def first_not_finite(ctx, weights, batch):
     """
-    Run forward_backward once more on this rank's pieces. Return, for the first nan or inf in it, (line number in the
-    file, 0 for a weight or input; a text: which value is nan or inf; rank), or None. All ranks call it.
+    Run forward_backward once more on this rank's pieces. Return, for the first nan or inf in it, (line of this
+    program's file, 0 for a weight or input; a text: which value is nan or inf; rank), or None. All ranks call it.
     """
     lines, found = {}, []
     for part in parts_of_step(forward_backward):
@@ -96,7 +96,7 @@ def first_not_finite(ctx, weights, batch):
 def guard(ctx, weights, batch, t, loss, always):
     """
     End the run if the loss of step `t` (from 0) or, with `always`, any value in the step is nan or inf, naming the line
-    that made the first one, for which the step's forward and backward run again. All ranks call it.
+    of the program that made the first, for which the step's forward and backward run again. All ranks call it.
     """
     if always or not torch.isfinite(loss).all():
         first = first_not_finite(ctx, weights, batch)

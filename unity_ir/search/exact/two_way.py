@@ -106,8 +106,9 @@ class TwoWayCost:
 
     def ready(self) -> None:
         """
-        Compute now the distances between layouts that messages need, rather than with the first message, for callers
-        that have time before (`Bounds.ahead`).
+        Compute now the seconds of reshards between this edge's layouts, rather than when the first message along the
+        edge (least seconds of one side for each layout of the other) is asked for. `Bounds.ahead` does so while it
+        waits.
         """
         if self._nowhere < len(self.needs.layouts):
             _ = self._out, self._home if self.training else None

@@ -295,8 +295,8 @@ class PipelineSearch:
     def variants(self, stages: int, micro_batches: int) -> list[tuple[Price, UnitRows]]:
         """
         Return the choices of layouts that stages have, for the graph of one micro-batch (of `micro_batches` in a step)
-        on one of `stages` equal parts of the machine: a list of (objective, rows); the rows say what each unit takes in
-        the layouts that are best by that objective.
+        on one of `stages` equal parts of the machine: a list of (objective, rows), where rows has the seconds and bytes
+        of each unit in the layouts that are best by that objective.
 
         The first objective is seconds alone. The others add a price per byte (`BYTE_PRICES`): they are left out if the
         first needs far less memory than there is, and where they give the same layouts as an earlier one. Layouts are

@@ -30,7 +30,10 @@ class StageLoads:
 
 
 def loads_of_choice(choice: StageChoice) -> StageLoads:
-    """Return the seconds and bytes of each stage of `choice`, what `choose_stages` returned."""
+    """
+    Return the load of each stage of `choice`, a result of `choose_stages`: seconds of a micro-batch's forward and
+    backward, bytes held throughout the step, and bytes for each live micro-batch.
+    """
     options = [stage.option for stage in choice.stages]
     return StageLoads(choice.seconds, tuple(o.held for o in options), tuple(o.live for o in options))
 

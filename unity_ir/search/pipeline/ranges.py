@@ -211,9 +211,11 @@ class StageRanges:
         """
         Return the problem, for `choose_stages`, of cutting the units into exactly one stage per part. The options of a
         range of units are, for each variant (choice of layouts), the least recompute with which it fits while n
-        micro-batches are held, for several n up to what 1F1B's first stage holds. Left out are options whose seconds
-        per micro-batch, without recompute, are more than `spread` times those of an average stage, or less than these /
-        `spread`.
+        micro-batches are held, for several n up to what 1F1B's first stage holds. `micro_batches` is their number in a
+        step.
+
+        Left out are ranges far from a fair share: with a = (seconds per micro-batch of all units in a variant, without
+        recompute) / (number of parts), those that take less than a / `spread` or more than a * `spread` in it.
         """
         counts = _spaced(min(micro_batches, self.parts))
         totals = [sum(rows.seconds(0, self.count)) / self.parts for rows in self.variants]

@@ -223,9 +223,9 @@ class Recomputable:
 
     def price(self, most: float) -> float | None:
         """
-        Return the least price of a byte, in seconds per byte, at which the choice of `at` keeps at most `most` bytes on
-        a device in all layers together, to one part in a million. It is 0 if that few are kept without recompute, None
-        if no price makes it so few.
+        Return the least price of a byte, in seconds per byte, at which what `at(price)` leaves saved is at most `most`
+        bytes on a device, in all layers together; to one part in a million. It is 0 if that few are kept without
+        recompute, None if no price makes it so few.
         """
         if self.bytes(tuple(frozenset[int]() for _ in self.layers)) <= most:
             return 0.0

@@ -43,7 +43,7 @@ def rand(site: CallSite, *_: object, **__: object) -> Value:
 
 @maps("randn", "randn_like")
 def randn(site: CallSite, *_: object, **__: object) -> Value:
-    """Map PyTorch's normal random numbers, of the shape of its result."""
+    """Map PyTorch's `randn`: normal random numbers of the shape that the call site records; arguments are not used."""
     return normal_numbers(site)
 
 

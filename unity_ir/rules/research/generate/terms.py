@@ -42,8 +42,8 @@ class TermStep:
 
 def parallel_step(op: str, sets: int, **attributes: int) -> TermStep:
     """
-    Return the parallel operator called `op` as a step, with the same attributes, such as `dim=0, by=2`, at each of the
-    `sets` sets of sizes at which terms are tried.
+    Return the application of the parallel operator called `op` as a step of a term, with the attributes given, such as
+    `dim=0, by=2`. They are the same at each of the `sets` sets of sizes at which terms are tried.
     """
     return TermStep(op, (tuple(sorted(attributes.items())),) * sets)
 
