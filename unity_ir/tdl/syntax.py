@@ -312,8 +312,8 @@ class Opaque(CachedExpr):
     @property
     def made(self) -> tuple[str, ...]:
         """
-        The names of the index variables of the dims that the function makes (of `topk`: over the k elements it
-        returns), in a bound line; in a line as written, packs (`a..`) are left out.
+        The names of the index variables among `outputs`, the dims that the function makes: of `topk`, the one over the
+        k elements that it returns. Packs (`a..`), which lines have until they are bound, are left out.
         """
         return tuple(i.name for i in self.outputs if isinstance(i, Var))
 

@@ -156,7 +156,10 @@ class KernelWriter:
         return name
 
     def let(self, key: object, name: str) -> None:
-        """Make `known(key)` return the identifier `name` until the current scope ends; `key` is any hashable."""
+        """
+        Record that the kernel's variable `name` holds what `key` (any hashable) stands for, so that it is not computed
+        again: `known(key)` returns `name` until the current scope ends. Nothing is written.
+        """
         self._scopes[-1][key] = name
 
     def known(self, key: object) -> str | None:

@@ -63,8 +63,8 @@ Measure = Callable[[TuningTask, Sequence[str]], Mapping[str, float | str]]
 
 def tuning_tasks(programs: Iterable[Program]) -> Iterator[TuningTask]:
     """
-    Yield a task for each distinct operator of the programs, at the shapes of one rank's pieces, that has a Triton
-    kernel.
+    Yield what is to be timed, in Triton and in PyTorch, for the programs' tuning table: each distinct operator that has
+    a Triton kernel, at the shapes of one rank's pieces.
     """
     seen: set[str] = set()
     for before in programs:

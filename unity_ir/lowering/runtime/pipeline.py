@@ -57,7 +57,7 @@ class UnderWay:
 
     def send(self, ctx, stage, kind, k):
         """
-        Start to send what `stage` made of micro-batch `k` (`kind`: SEND_F or SEND_B); return what `start_sends` does.
+        Start to send what stage number `stage` made of micro-batch `k` (`kind`: SEND_F or SEND_B); return its sends.
         """
         return start_sends(ctx, stage, kind[-1], self.made.pop((stage, kind[-1], k), ()))
 

@@ -80,7 +80,7 @@ class Tokens:
             fail(e)
 
     def pieces(self, ctx, t):
-        """Return {input: this rank's piece} of the batch of step `t` (from 0), on its device; begin to read the next."""
+        """Return {input: this rank's piece} of the batch of step `t`, from 0, on its device; begin to read the next."""
         if self.ahead is None or self.ahead[0] != t:
             self.ahead = t, self.thread.submit(self._pieces, ctx, t)
         try:
