@@ -104,6 +104,7 @@ def test_exceptions_and_hangs_are_faults(monkeypatch: pytest.MonkeyPatch):
         hangs([])
 
 
+@pytest.mark.slow
 def test_a_seed_makes_the_same_inputs(tmp_path: Path):
     made: list[list[object]] = []
     for _ in range(2):

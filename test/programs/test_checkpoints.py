@@ -66,6 +66,7 @@ def test_weights_and_moments_move_between_plans(ranks: Ranks, tmp_path: Path, mo
                     np.testing.assert_array_equal(found[what][name], value, err_msg=f"{what} of {name}")
 
 
+@pytest.mark.slow
 def test_an_incomplete_checkpoint_is_never_loaded(ranks: Ranks, tmp_path: Path):
     text = program(mlp(), "ideal:2", "joint", kernels="torch")
     ranks.run(text, 2, train_and_save, 1, str(tmp_path))

@@ -25,6 +25,7 @@ LARGE = ("inception_v3", "resnext50", "wresnet")
 """Models of operators that others have."""
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", SMALL if ALL else [m for m in SMALL if m not in LARGE])
 def test_all_tensors_are_on_the_device_of_the_weights(model: str, tmp_path: Path):

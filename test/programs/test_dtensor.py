@@ -125,6 +125,7 @@ def test_a_step_is_that_of_pytorch_and_sends_what_is_planned(
         assert found["counts"] == (on_gloo(record, "forward"), on_gloo(record, "backward"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "by"), REFUSED if ALL else [("perceptron", "sequence"), ("resnet", "random-1")])
 def test_cells_that_cannot_exist_are_refused_by_name(planned: Planned, model: str, by: str):
     with pytest.raises(ui.UnityError, match=REFUSED[model, by]):

@@ -162,6 +162,7 @@ def halved() -> Graph:
     return replace(graph, outputs=(apply("scale", graph.outputs, {"by": 0.5}).result,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "is_counted"),
     [

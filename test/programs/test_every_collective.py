@@ -95,6 +95,7 @@ def moved(line: str) -> str:
     return found[1] if found else ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "plan", "world"), CASES)
 def test_another_order_on_one_rank_is_told(model: str, plan: str, world: int):
     """Calls of different groups may be done the other way round where nobody waits in a circle for that."""
@@ -102,6 +103,7 @@ def test_another_order_on_one_rank_is_told(model: str, plan: str, world: int):
     assert [pair for pair in passed if set(pair[0].group) == set(pair[1].group)] == []
 
 
+@pytest.mark.slow
 def test_a_profile_has_every_move(ranks: Ranks, tmp_path: Path):
     """Several of a line, and those inside of each other, too."""
     text = program(build("mlp", **SIZES["mlp"]), "random-0", 4, Optimizer())

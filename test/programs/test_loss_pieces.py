@@ -115,6 +115,7 @@ def operators(instructions: Iterable[Instruction]) -> list[str]:
     return [i.operator for i in instructions if isinstance(i, Compute)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", ["data-parallel*4", "fsdp*4", "degrees,zero=3*4", "degrees,zero=3/2i*2"])
 def test_gradients_are_summed_over_devices_after_the_loop(plan: str):
     made, inside = loop("llama3_8b", plan)
@@ -168,6 +169,7 @@ def test_a_divided_vocabulary_moves_maxima_and_sums_of_rows_in_the_loop(plan: st
     assert not {"max_of_parts", "sum_exp", "class_score", "matmul_nt"} - {*operators(inside)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", ["fsdp*4", "degrees,tp=2/2i*2", "degrees,zero=3/2i*2"])
 def test_text_says_what_is_in_the_loop(plan: str):
     made, _ = loop("gpt2", plan)
@@ -181,6 +183,7 @@ def test_evaluation_makes_the_loss_in_pieces():
     assert operators(i for i in forward.body if forward.is_in_pieces(i)) == ["matmul_nt", "cross_entropy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "plan", "said"),
     [

@@ -82,6 +82,7 @@ class Line(nn.Module):
         return self.down(self.up(x)).square().mean()
 
 
+@pytest.mark.slow
 def test_ranks_that_have_joined_train_save_go_on_and_refuse_alike(ranks: Ranks, tmp_path: Path):
     torch.manual_seed(0)
     module = Line()

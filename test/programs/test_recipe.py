@@ -163,6 +163,7 @@ def test_the_optimizer_knows_nothing_of_skipped_steps(ranks: Ranks, tmp_path: Pa
     assert done == [line.partition(" loss ")[2] for line in plain]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [

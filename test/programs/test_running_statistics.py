@@ -166,6 +166,7 @@ def test_statistics_are_pytorch_s_by_name(imported: Imported, ranks: Ranks, fold
     assert float(lines[-1].rpartition(" ")[2]) == pytest.approx(evaluated(want), rel=2e-5)
 
 
+@pytest.mark.slow
 def test_some_plan_divides_channels(imported: Imported):
     """Its statistics are sharded over devices, and gathered to be written."""
     assert any(sharded(step_of(imported, *each)) for each in PLANS)

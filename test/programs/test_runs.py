@@ -87,6 +87,7 @@ def test_nan_is_blamed_on_the_operator_that_made_it(
     assert " = matmul_" in text.splitlines()[number - 1]
 
 
+@pytest.mark.slow
 def test_a_weight_that_is_not_finite_is_named(refusal: Callable[..., str], main: Main, tmp_path: Path):
     path = str(tmp_path / "w.safetensors")
     main("--steps", "0", "--weights-out", path)
@@ -370,6 +371,7 @@ def test_a_full_disk_is_named_and_what_was_written_removed(ranks: Ranks, text: s
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_cannot_be_meant_is_refused(refusal: Callable[..., str], main: Main, tmp_path: Path):
     assert refusal("--load", str(tmp_path / "none")) == f"mlp: no complete checkpoint in {tmp_path / 'none'}"
     main("--steps", "1", "--save", str(tmp_path))
@@ -377,6 +379,7 @@ def test_what_cannot_be_meant_is_refused(refusal: Callable[..., str], main: Main
     assert "has seed 0, not 5; leave --seed out" in refusal("--load", str(tmp_path), "--seed", "5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--weights-out", "--profile", "--save"])
 def test_what_cannot_be_written_is_refused_before_the_training(ranks: Ranks, text: str, tmp_path: Path, option: str):
     (tmp_path / "folder").mkdir()
@@ -397,6 +400,7 @@ def test_a_seed_is_one_of_the_generators(ranks: Ranks, text: str):
     assert written.startswith("mlp: --seed is from")
 
 
+@pytest.mark.slow
 def test_what_has_done_more_steps_is_told(refusal: Callable[..., str], main: Main, tmp_path: Path):
     folder = str(tmp_path / "c")
     main("--steps", "2", "--save", folder)
@@ -429,6 +433,7 @@ def test_the_world_is_the_plan_s(ranks: Ranks, text: str):
     assert found == [(1, said), (1, ""), (1, "")]
 
 
+@pytest.mark.slow
 def test_deterministic_runs_are_equal(main: Main, tmp_path: Path):
     for name in "ab":
         main("--steps", "2", "--deterministic", "--weights-out", str(tmp_path / name))

@@ -38,6 +38,7 @@ def unity_opt(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([UNITY_OPT, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
 
 
+@pytest.mark.slow
 def test_the_readme_shows_real_output():
     readme = (ROOT / "README.md").read_text()
     shown = next(b for b in blocks(readme, "") if b.startswith("$ unity-opt examples/mnist_mlp.pcg --search --machine"))
@@ -57,6 +58,7 @@ def test_the_readme_counts_what_there_is():
     }
 
 
+@pytest.mark.slow
 def test_the_readme_shows_the_example_and_the_real_step():
     readme = (ROOT / "README.md").read_text()
     assert blocks(readme, "mlir")[0] in (ROOT / "examples" / "mnist_mlp.pcg").read_text()
@@ -123,12 +125,14 @@ def test_papers_name_paths_that_exist():
         assert path in ("sum", "copy") or any(place.exists() for place in places), f"papers.md names {path}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["update_dialects", "update_models", "update_operators", "update_torch_operators"])
 def test_made_documents_are_what_their_scripts_make(script: str):
     module = script_of(script)
     assert module.PATH.read_text() == module.table()
 
 
+@pytest.mark.slow
 def test_the_page_on_accuracy_its_picture_and_bands_are_what_their_script_makes():
     """Rows of the data without a prediction are counted on the page, and nothing was edited by hand."""
     module = script_of("update_accuracy")
@@ -155,6 +159,7 @@ def shown_commands() -> list[tuple[str, str]]:
     return [(d.name, b) for d in documents for b in blocks(d.read_text(), "") if b.startswith("$ unity-opt")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("document", "block"), shown_commands())
 def test_the_docs_show_real_output(document: str, block: str, tmp_path: Path):
     """`mlir` blocks that begin with `// name.pcg` are files; a line `...` of a block stands for any lines."""
@@ -185,6 +190,7 @@ def test_the_ways_to_divide_a_product_are_as_shown():
         assert apply("matmul", operands).types == (y,)
 
 
+@pytest.mark.slow
 def test_every_term_of_the_glossary_is_used():
     terms = re.findall(r"^\| ([^|]+?) \|", (ROOT / "docs" / "glossary.md").read_text(), re.M)
     terms = [t for t in terms if t != "our word"]

@@ -58,6 +58,7 @@ def floor(part: str) -> int:
     return next(i for i, parts in enumerate(FLOORS) if part in parts)
 
 
+@pytest.mark.slow
 def test_imports_go_down():
     wrong: list[str] = []
     for path in sorted(PACKAGE.rglob("*.py")):

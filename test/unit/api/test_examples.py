@@ -10,6 +10,7 @@ import pytest
 DOCS = Path(__file__).parents[3] / "docs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "least"), [("api.md", 10), ("pytorch.md", 4)])
 def test_pages_on_python_show_what_happens(page: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)

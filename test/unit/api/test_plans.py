@@ -73,6 +73,7 @@ def test_a_saved_plan_is_loaded_and_planned_text_is_planned(joint: ui.Plan, tmp_
     assert ui.plan(joint.text, search="data-parallel").stats.devices == 2
 
 
+@pytest.mark.slow
 def test_stats_are_numbers(joint: ui.Plan):
     stats = joint.stats
     assert stats.time == pytest.approx(stats.compute + stats.communication)

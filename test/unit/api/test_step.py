@@ -98,6 +98,7 @@ def test_evaluation_changes_nothing(step: ui.Step):
     assert torch.equal(torch.get_rng_state(), random)
 
 
+@pytest.mark.slow
 def test_weights_come_from_a_module_a_state_dict_or_a_file(plan: ui.Plan, module: Net, tmp_path: Path):
     plan.save_weights(tmp_path / "w.safetensors")
     plan.save(tmp_path / "plan.pcg")
@@ -179,6 +180,7 @@ def test_what_is_wrong_is_an_error_and_the_step_goes_on(step: ui.Step):
     assert torch.equal(step.evaluate(batch(0)), first), "a state dict that does not fit changes nothing"
 
 
+@pytest.mark.slow
 def test_what_cannot_start_is_an_error_and_leaves_no_ranks(plan: ui.Plan, module: Net, tmp_path: Path):
     plan.save(tmp_path / "plan.pcg")
     loaded = ui.load(tmp_path / "plan.pcg")

@@ -17,6 +17,7 @@ from unity_ir.plan.program import Compute
 from unity_ir.search import run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measured", ["attention_saving", "attention"])
 def test_attention_that_saves_its_sums_is_priced_by_a_profile(measured: str):
     """In mixed precision the variant that saves has an attribute, `sums`, that attention itself lacks."""

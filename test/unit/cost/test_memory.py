@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from random import Random
 
+import pytest
 from devices import there
 from extent import examples
 from graphs import boxes
@@ -24,6 +25,7 @@ from unity_ir.pcg.types import tensor_type
 OPTIMIZERS = (Optimizer(), Optimizer("adam"))
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from([(2,), (2, 3), (2, 2, 2)]), st.sampled_from(OPTIMIZERS))
 @settings(max_examples=examples(60))
 def test_what_counts_is_what_the_fullest_device_holds(seed: int, sizes: tuple[int, ...], optimizer: Optimizer):

@@ -23,6 +23,7 @@ def test_tokens_are_those_of_ids_and_samples_of_what_has_none():
     assert batch_count(from_text("mlp,batch=32")) == (32, "samples")
 
 
+@pytest.mark.slow
 def test_throughput_and_mfu_are_of_the_whole_step():
     """A plan in micro-batches has the batch of all of them."""
     machine = load("dgx-a100:1")

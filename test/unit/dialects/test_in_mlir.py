@@ -128,6 +128,7 @@ def test_graphs_survive_the_spelling_for_irdl(graph: Graph) -> None:
     same(str(module), text.getvalue(), "text")
 
 
+@pytest.mark.slow
 def test_other_modules_survive_the_spelling_for_irdl(texts: list[str], tmp_path: Path) -> None:
     sample = {name: text for name, text in zip(MODULES, texts, strict=True) if name in SAMPLE}
     file = tmp_path / "before.pcg"
@@ -212,6 +213,7 @@ def test_names_for_irdl_are_of_one_operation() -> None:
     assert all(own_name(kind.name) == kind.name for kind in kinds)
 
 
+@pytest.mark.slow
 def test_the_option_prints_the_dialects(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         main(["--irdl"])

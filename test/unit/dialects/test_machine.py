@@ -44,6 +44,7 @@ def through_text(machine: Machine, generic: bool) -> Machine | None:
     return module_machine(again)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("generic", [False, True])
 @pytest.mark.parametrize("text", [*presets(), "summit:16", "dgx-h100:512", "cpu:1"])
 def test_preset_is_the_same_after_its_text(text: str, generic: bool):
@@ -51,6 +52,7 @@ def test_preset_is_the_same_after_its_text(text: str, generic: bool):
     assert through_text(machine, generic) == machine
 
 
+@pytest.mark.slow
 @given(machines())
 def test_machine_is_the_same_after_its_text(machine: Machine):
     assert through_text(machine, False) == machine
@@ -73,6 +75,7 @@ TABLES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(TABLES)
 def test_tables_are_attributes(value: Any):
     assert from_attribute(to_attribute(value)) == value

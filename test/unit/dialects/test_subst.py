@@ -28,6 +28,7 @@ def parsed(text: str) -> list[Substitution]:
     return [to_rule(op) for op in module.ops if isinstance(op, RuleOp)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", families())
 def test_library_through_text_and_back(name: str):
     texts = [rule_text(rule) for rule in family(name)]

@@ -62,6 +62,7 @@ def test_xdsl_opt() -> None:
 HEAVY = ("lark", "numpy", "torch", "triton", "z3")
 
 
+@pytest.mark.slow
 def test_start_up_imports_nothing_heavy() -> None:
     """`unity-opt --help` is asked for more often than anything else."""
     loaded = python(

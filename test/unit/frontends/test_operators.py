@@ -456,6 +456,7 @@ class Recurrent(nn.Module):
         return sum(map(weighted, self.inner(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
@@ -549,6 +550,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str):
     function, why = REFUSED[name]

@@ -160,6 +160,7 @@ def test_importing_leaves_the_module_as_it_is():
     assert all(torch.equal(t, before[n]) for n, t in module.state_dict().items())
 
 
+@pytest.mark.slow
 def test_half_precision_stays_so():
     with torch.device("cpu"):
         module, inputs, _ = torch_models.llama("sdpa")

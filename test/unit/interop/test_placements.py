@@ -43,6 +43,7 @@ def random_program(model: str, seed: int) -> Program:
     return step_program(random_plan(build(model, **sizes), ON, seed), ON)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "seed"), sample(PLANS, 3))
 def test_placements_divide_tensors_as_layouts_do(model: str, seed: int):
     from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset as local_shape_and_offset
@@ -98,6 +99,7 @@ def test_every_value_is_redistributed_to_where_it_is_read(model: str, seed: int)
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "strategy"), [("mlp", "joint"), ("gpt2", "data-parallel"), ("gpt2", "fsdp"), ("gpt2", "random")]
 )

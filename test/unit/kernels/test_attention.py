@@ -144,6 +144,7 @@ def test_several_tiles(name: str, sizes: tuple[int, ...], attributes: dict[str, 
     check(bound, operands, "triton", runner, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "attributes"),
     [
@@ -177,6 +178,7 @@ def test_a_piece_of_a_sequence_is_masked_where_it_lies(
         np.testing.assert_allclose(whole, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [2, 4])
 def test_a_piece_of_the_keys_is_masked_where_it_lies(heads: int, runner: Any) -> None:
     """A causal backward whose columns are divided: their positions count from where the piece starts."""

@@ -94,6 +94,7 @@ def by_kernel(program: Program, instruction: Compute, known: dict[int, torch.Ten
     known |= zip(instruction.results, runner.run(made, [known[r] for r in instruction.operands]), strict=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f32", "mixed"])
 @pytest.mark.parametrize("name", CASES)
 def test_sums_are_those_of_single_operators(
@@ -133,6 +134,7 @@ def most_sums(rows: int, columns: int) -> int:
     return max(sums, default=0)
 
 
+@pytest.mark.slow
 def test_few_rows_and_long_ones_have_kernels_of_their_own() -> None:
     fewest, longest = generator.FEWEST_ROWS, generator.LONGEST
     assert most_sums(fewest, 8) == 3

@@ -204,6 +204,7 @@ LINES: list[tuple[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("impl", ["triton", "torch"])
 @pytest.mark.parametrize(("line", "shapes"), LINES)
 def test_lines_no_operator_has(line: str, shapes: Any, impl: str, runner: Any) -> None:
@@ -228,6 +229,7 @@ HALF: list[tuple[str, Case]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("impl", ["triton", "torch"])
 @pytest.mark.parametrize(("name", "case"), HALF)
@@ -544,6 +546,7 @@ SHAPES = [(91, 101), (64, 64), (), (5,), (0, 3), (2049,)]
 """Of one block and of several; only the second has a multiple of 16 elements."""
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("scale", [None, 0.3])

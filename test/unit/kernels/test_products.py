@@ -69,6 +69,7 @@ def where_there_are(made: Launcher, descriptors: bool) -> Launcher:
     return replace(made, source=made.source.replace(asked, f"DESCRIPTORS = {descriptors}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "shapes"), LAYOUTS)
 @pytest.mark.parametrize("has", [True, False])
 def test_large_products(layout: str, shapes: Any, has: bool, runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:

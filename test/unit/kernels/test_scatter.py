@@ -93,6 +93,7 @@ def test_a_long_table_has_a_program_for_each_position() -> None:
     assert ".new_zeros(" in one.source
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("start", [0, 3000])
 @pytest.mark.parametrize(("count", "different"), [(40, 40), (40, 3), (1500, 4), (1500, 900)])

@@ -60,6 +60,7 @@ def test_rows_in_parts_are_those_of_the_whole():
         assert bool(whole.isfinite().all())
 
 
+@pytest.mark.slow
 def test_they_are_normal():
     of = loaded()
     x = own(of, "w", Spec((2**11, 2**10), torch.float64, ("copy", "copy")), (0, 0)) * 2**5.5

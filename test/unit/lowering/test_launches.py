@@ -129,6 +129,7 @@ def test_others_are_left_to_triton():
     assert launched(kernel) is not kernel
 
 
+@pytest.mark.slow
 def test_kernels_of_programs_are_launched_so_and_what_they_call_is_not():
     machine, graph = load("box:1"), mixed_precision(build("gpt2", **SMALL["gpt2"]), "bf16")
     step = lower(differentiate(graph, Optimizer("adamw"), machine.mesh), machine)

@@ -94,6 +94,7 @@ def test_more_bytes_and_faster_links(data: st.DataObject):
         assert faster.collective_time(kind, sizes, 1e6) <= times[2], kind
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_an_all_reduce_is_no_cheaper_than_half_of_it(data: st.DataObject):
     machine = replace(data.draw(machines()), protocols=())

@@ -34,6 +34,7 @@ def check_part(machine: Machine, count: int) -> None:
             assert np.allclose(alone, together, rtol=1e-9, atol=0), (kind, axes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", presets())
 def test_parts_of_presets(name: str):
     machine = load(name if name in ("2gpu", "p2.8xlarge") else f"{name}:4")

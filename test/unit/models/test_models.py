@@ -118,6 +118,7 @@ def test_lstm_stack_has_the_size_tofu_gives(layers: int, hidden: int):
     assert tofu(build("lstm_stack", layers=layers, hidden=hidden, batch=1)) == want
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS)
 def test_reads_back_and_is_its_own_erasure(text: str):
     name, keys = small(text)

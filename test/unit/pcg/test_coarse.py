@@ -58,6 +58,7 @@ def coarsened(machine: Machine, shape: tuple[int, ...], source: Layout, target: 
     return sum(map(price, cheapest_moves(begin, end, shape, coarse, price)))
 
 
+@pytest.mark.slow
 @given(problems())
 @settings(max_examples=examples(80))
 def test_the_cheapest_with_axes_that_go_together(problem: tuple[Machine, tuple[int, ...], Layout, Layout]):

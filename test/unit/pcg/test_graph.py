@@ -26,6 +26,7 @@ def test_rebuilding_gives_the_very_same_graph(random: Random):
     assert erase(graph) == graph
 
 
+@pytest.mark.slow
 @given(RANDOMS, st.integers(0, 99))
 @settings(max_examples=50)
 def test_erasure_of_any_plan_is_the_serial_graph(random: Random, seed: int):

@@ -69,6 +69,7 @@ def test_view_of_a_layout_puts_pieces_where_devices_hold_them(sizes: tuple[int, 
                 assert set((np.array(np.unravel_index(array, shape))[dim] // size).flat) == {index}
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from([(2, 2), (2, 3), (2, 2, 2)]))
 @settings(max_examples=40)
 def test_writing_views_down_changes_no_place(seed: int, sizes: tuple[int, ...]):

@@ -35,6 +35,7 @@ def marked(graph: Graph, random: Random) -> Graph:
     return rewrite(graph, mark)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.booleans())
 @settings(max_examples=60)
 def test_gradients_are_the_same(seed: int, placed: bool):

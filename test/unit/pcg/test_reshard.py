@@ -48,6 +48,7 @@ def between(a: Layout, b: Layout, shape: tuple[int, ...], mesh: Mesh) -> Move | 
     return Move(move_kind(source, target), axes, source, target, prod(mesh.sizes[i] for i in axes), elements)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "shape"), EXACT)
 def test_moves_are_just_those_that_work(sizes: tuple[int, ...], shape: tuple[int, ...]):
     mesh = Mesh(sizes)

@@ -31,6 +31,7 @@ def added(plan: Plan) -> dict[str, bool]:
     return {by.operator: i.is_added for i, by in found.items() if isinstance(by, Compute)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_mixed", [True, False], ids=["mixed", "f32"])
 @pytest.mark.parametrize("options", [PlanOptions(matmul="torch"), PlanOptions(matmul="triton"), PlanOptions()])
 def test_products_alone_add(options: PlanOptions, is_mixed: bool):
@@ -46,6 +47,7 @@ def test_gradients_that_are_moved_before_are_added_by_a_kernel_of_their_own():
     assert not planned(PlanOptions(), "fsdp").program.added
 
 
+@pytest.mark.slow
 def test_eager_plans_cast_and_add_in_kernels_of_their_own():
     for kernels in ("torch", "triton"):
         plan = planned(PlanOptions(kernels=kernels, matmul="torch", eager=True))

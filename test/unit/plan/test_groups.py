@@ -358,6 +358,7 @@ def test_groups_of_models(name: str, dtype: str, runner: Any) -> None:
         compare(program, group, known, runner)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 def test_casts_break_no_group(name: str) -> None:
     """
@@ -522,6 +523,7 @@ def peak(program: Program) -> int:
     return most
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "where", "strategy"), PLANS)
 def test_no_more_is_held(name: str, where: str, strategy: str) -> None:
@@ -621,6 +623,7 @@ def test_a_collective_does_not_wait_for_what_it_does_not_move() -> None:
     assert together(gathered("last"), on=boxes(2)) == {"exp + tanh"}
 
 
+@pytest.mark.slow
 def test_sums_of_columns_are_made_with_what_is_summed(runner: Any) -> None:
     """
     Of rows that two devices share, and of which each draws its own dropout. The gradients' collectives start after the

@@ -70,6 +70,7 @@ def cast_weights(plan: Plan) -> list[Compute]:
     return [i for i in computes if i.operator == "cast" and not leaves.isdisjoint(i.operands)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "in_the_kernel"), [(1, {"model.embed_tokens.weight"}), (2, set[str]())])
 def test_no_kernel_casts_a_weight(count: int, in_the_kernel: set[str]):
     """A kernel that gathers from a table casts the rows it reads; FSDP gathers the kept cast between devices."""

@@ -47,6 +47,7 @@ def model(vocabulary: int) -> Graph:
     return mixed_precision(build("bert_large", **BERT, vocabulary=vocabulary), "bf16")
 
 
+@pytest.mark.slow
 def test_logits_and_their_gradient_are_padded():
     assert rows(planned(model(259))) == [((2, 4, 259), 320), ((2, 4, 259), 320)]
 
@@ -55,6 +56,7 @@ def test_with_products_in_pytorch_their_operands_are_padded():
     assert rows(planned(model(259), matmul="torch")) == [((2, 4, 259), 320)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("graph", "options"),
     [
@@ -87,6 +89,7 @@ def test_alike_products_of_which_one_is_padded():
     assert len(calls) == len({*calls}) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("matmul", ["triton", "torch"])
 def test_padding_changes_no_number(matmul: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from loading import compiled, module

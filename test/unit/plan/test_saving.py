@@ -27,6 +27,7 @@ def operators(of: Program) -> list[str]:
     return [i.operator for i in of.body if isinstance(i, Compute) and "attention" in i.operator]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "plan"), [("ideal:2", "data-parallel"), ("ideal:2x2", "joint")])
 def test_a_backward_reads_what_its_forward_saved(where: str, plan: str) -> None:
     before = program(attention(), where, plan)

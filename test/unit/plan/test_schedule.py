@@ -279,6 +279,7 @@ def shared(found: dict[Place, list[CollectiveCall]]) -> list[tuple[Place, int]]:
     return [(place, i) for place, mine in found.items() for i, call in enumerate(mine) if len(call.group) > 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["dropped", "twice", "swapped", "other bytes", "other kind", "other axes"])
 @pytest.mark.parametrize("seed", range(8))
 def test_a_rank_that_differs_is_found(change: str, seed: int):

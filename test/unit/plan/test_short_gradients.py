@@ -37,6 +37,7 @@ def types(plan: Plan) -> set[str]:
     return {plan.program.tensors[i.grad].dtype for i in plan.program.body if isinstance(i, UpdateWeight)}
 
 
+@pytest.mark.slow
 def test_updates_read_what_operators_store():
     """But what products and Triton's kernels cast themselves is in f32; so is what ranks or micro-batches add up."""
     assert types(planned_gpt2(TORCH)) == {"f32", "bf16"}

@@ -112,6 +112,7 @@ def test_layers_of_other_stages_are_not_alike():
     assert all(len(ways) == 1 for ways in alike.values())
 
 
+@pytest.mark.slow
 def test_the_timeline_unpacks_to_what_was_simulated(gpt2: ui.Plan):
     timeline = timeline_of(gpt2)
     data: Any = timeline_data(timeline)

@@ -29,6 +29,7 @@ def heads() -> Graph:
     return Graph("heads", (x.node, y.node), (apply("mse", [both, y]).result,))
 
 
+@pytest.mark.slow
 def test_replay_of_a_search_is_what_it_rewrote_to():
     lengths, together = set[int](), set[int]()
     for graph in (heads(), *(random_graph(Random(seed), 6, dims=(4, 8)) for seed in range(16))):

@@ -33,6 +33,7 @@ def fitting(rule: Substitution) -> list[Bindings]:
     return list(islice(filter(fits, samples(rule)), 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", LIBRARY, ids=lambda r: r.name)
 def test_rule_holds_together_and_is_read_back(rule: Substitution):
     check(rule)
@@ -41,6 +42,7 @@ def test_rule_holds_together_and_is_read_back(rule: Substitution):
     assert rule_text(again) == rule_text(rule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", LIBRARY, ids=lambda r: r.name)
 def test_both_sides_compute_the_same(rule: Substitution):
     for bindings in fitting(rule):
@@ -60,6 +62,7 @@ def test_both_sides_compute_the_same(rule: Substitution):
             np.testing.assert_allclose(right[b], left[a], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", LIBRARY, ids=lambda r: r.name)
 def test_rule_matches_its_own_source(rule: Substitution):
     for bindings in fitting(rule):

@@ -102,6 +102,7 @@ def sets(of: set[frozenset[tuple[Value, Value]]]) -> set[frozenset[Value]]:
     return {frozenset(old for old, _ in pairs) for pairs in of}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_matches_are_those_that_trying_everything_finds(seed: int):
     random = Random(seed)

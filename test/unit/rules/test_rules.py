@@ -68,6 +68,7 @@ def test_every_application_keeps_outputs_and_gradients(seed: int):
                     check(graph, twice)
 
 
+@pytest.mark.slow
 def test_random_graphs_try_every_rule():
     applied = Counter(
         rule.name
@@ -92,6 +93,7 @@ ROWS = 5
 """Of tables; ids are less."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", range(2, 10))
 def test_embeddings_before_a_product(parts: int):
     """Parts of different widths, of bags and of single rows; every rule that applies to them, twice."""

@@ -182,6 +182,7 @@ def test_a_search_is_the_same_in_one_process(kind: str, monkeypatch: pytest.Monk
     assert both.bound is not None
 
 
+@pytest.mark.slow
 def test_graphs_are_sent_whole():
     plan = run(models.build("mlp", layers=4), boxes(2, 2)).graph
     again: Graph = pickle.loads(pickle.dumps(plan))

@@ -43,6 +43,7 @@ def test_plans_of_the_zoo_are_of_their_model(model: str):
         assert found.cost.time > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", BASELINES)
 def test_any_plan_has_the_serial_gradients(strategy: str):
     for seed in range(12):

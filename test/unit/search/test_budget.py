@@ -93,6 +93,7 @@ def test_the_same_budget_ends_in_the_same_plan(work: float, monkeypatch: pytest.
     assert one.budget.done == other.budget.done
 
 
+@pytest.mark.slow
 def test_what_is_given_is_no_slower_than_a_baseline_as_emitted():
     graph, machine, optimizer = small("moe"), load("box:4"), Optimizer()
     from unity_ir.simulate.report import as_emitted

@@ -114,6 +114,7 @@ def test_a_counted_plan_spelled_out_computes_the_same_and_is_not_below_its_sum(m
     assert cost(plan, machine, SGD).time >= found.bound - 1e-10
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([boxes(4), boxes(2, 2), boxes(4, 3), boxes(8)]),
     st.lists(st.sampled_from([2, 8, 12, 5]), min_size=1, max_size=2),
@@ -242,6 +243,7 @@ def test_with_orders_told_apart_it_costs_no_less_than_counted_and_no_more_than_o
     assert least >= Solver(Spaces(machine, by_count=True), SGD).solve(graph).seconds * (1 - 1e-9) - 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [4, 8])
 @pytest.mark.parametrize("hidden", [512, 768])
 def test_where_samples_cannot_be_divided_orders_are_all_that_counting_forgets(size: int, hidden: int):

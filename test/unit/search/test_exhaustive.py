@@ -58,6 +58,7 @@ def test_is_what_trying_every_plan_finds(seed: int, overhead: float):
         assert all(found.assignments[n] in space[n] for n in nodes)
 
 
+@pytest.mark.slow
 def test_mcmc_reaches_the_optimum_of_lenet():
     graph, machine = build("lenet", batch=256), boxes(2, overhead=1e-6, bandwidth=1e10)
     space = space_of(graph, machine)

@@ -28,6 +28,7 @@ def interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 2])
 def test_the_joint_search_returns_the_best_so_far(after: int):
     seen: list[float] = []
@@ -106,6 +107,7 @@ sys.exit(main(["--model=mlp,layers=2", "--search", "--machine=2gpu"]))
 """
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_process_with_a_plan():
     done = subprocess.run([sys.executable, "-c", SIGNALLED], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "pcg-search: interrupted; the best plan so far stands for @mlp\n")

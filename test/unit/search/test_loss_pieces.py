@@ -45,11 +45,13 @@ def at(pieces: int) -> int:
     return need(replace(plan, loss_pieces=pieces), of_memory(1))
 
 
+@pytest.mark.slow
 def test_memory_that_suffices_takes_one_piece():
     for strategy in ("data-parallel", "joint"):
         assert run(model(), load("box:2"), strategy, SGD, loss_pieces="auto").graph.loss_pieces == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "given"), [("data-parallel", "auto"), ("sequential", None)])
 def test_a_pipeline_whose_last_stage_has_no_room_makes_its_loss_in_pieces(strategy: str, given: str | None):
     def found(machine: Machine, pieces: str | None) -> Graph:
@@ -61,6 +63,7 @@ def test_a_pipeline_whose_last_stage_has_no_room_makes_its_loss_in_pieces(strate
     assert found(of_memory((pieces + whole) // 2), given).loss_pieces > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pieces", [2, 4, 8])
 def test_auto_takes_the_fewest_pieces_that_fit(pieces: int):
     assert at(pieces) < at(pieces // 2)
@@ -69,6 +72,7 @@ def test_auto_takes_the_fewest_pieces_that_fit(pieces: int):
     assert not not_kept(plan)
 
 
+@pytest.mark.slow
 def test_recompute_and_pieces_are_compared_as_emitted():
     """Activations of the layers are small beside the logits: pieces are faster, and recompute alone does not fit."""
     on = of_memory(at(4))
@@ -110,6 +114,7 @@ def test_sums_count_each_piece():
     assert whole.memory["activations"] - pieces.memory["activations"] == logits + 4  # and the loss
 
 
+@pytest.mark.slow
 def test_micro_batches_make_their_losses_in_pieces():
     found = run(model(), load("box:2"), "fsdp", SGD, micro_batches=2, loss_pieces="4").graph
     assert found.loss_pieces == 4

@@ -33,6 +33,7 @@ def chain(size: int = 256) -> Graph:
     return Graph("chain", (x, y), (apply("mse", [h, y.result]).result,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [32, 1024])
 def test_the_optimum_of_a_small_space(size: int):
     graph, machine = chain(size), boxes(2, overhead=1e-6)
@@ -51,6 +52,7 @@ def test_the_optimum_of_a_small_space(size: int):
     assert all(c.first >= c.best >= found.seconds for c in found.chains)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["rnnlm", "dlrm"])
 def test_a_plan_is_of_its_model_and_takes_as_long_as_it_says(model: str):
     keys = {"rnnlm": {"batch": 8, "steps": 2, "hidden": 64, "vocabulary": 64}, "dlrm": {"batch": 64, "rows": 1000}}
@@ -95,6 +97,7 @@ def test_settings_that_cannot_be_are_refused():
         mcmc(chain(), boxes(2), SGD, Settings(starts=("best",)))
 
 
+@pytest.mark.slow
 def test_a_walk_from_a_plan_slower_than_the_one_to_beat_ends_early():
     graph, machine = build("dlrm", batch=64, rows=1000), boxes(2, 2, overhead=1e-6)
     operators = sum(n.is_compute for n in graph.nodes())

@@ -80,6 +80,7 @@ def worth(price: Price, costs: tuple[float, float]) -> float:
     return price.second * costs[0] + price.byte * costs[1]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.floats(0, 1), st.sampled_from(OPTIMIZERS))
 @settings(max_examples=60)
 @example(5287, 1.0, Optimizer())
@@ -243,6 +244,7 @@ def test_replicas_of_either_role_are_sent_once():
     assert plan_graph(plan, machine, Optimizer()).collectives == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [9, 15, 57, 69])
 def test_the_peak_fits_where_it_is_above_what_is_held_twice(seed: int):
     """What the backward does not read counts at the peak, too."""
@@ -291,6 +293,7 @@ def test_no_plan_is_missed_near_the_least_that_plans_need(
     assert need_of(found.graph, machine, optimizer) <= least
 
 
+@pytest.mark.slow
 def test_plans_by_hand_are_tried_before_it_is_said_that_none_fits(monkeypatch: pytest.MonkeyPatch):
     def refuses(*_: object) -> None:
         raise Refused("search: no plan fits: it is said")
@@ -305,6 +308,7 @@ def test_plans_by_hand_are_tried_before_it_is_said_that_none_fits(monkeypatch: p
         run(wide(), with_memory(FOUR, 1000))
 
 
+@pytest.mark.slow
 def test_weights_are_gathered_again_where_nothing_else_fits(monkeypatch: pytest.MonkeyPatch):
     def refuses(*_: object) -> None:
         raise Refused("search: no plan fits: it is said")

@@ -23,6 +23,7 @@ DEEP = from_text("gpt2,batch=8,sequence=64,layers=6,hidden=64,heads=4,vocabulary
 OPTIMIZER = Optimizer("adamw")
 
 
+@pytest.mark.slow
 def test_no_plan_that_fits_takes_less():
     """On one device, where nothing moves, the bound is near: what does not fit is recomputed, and that counts."""
     machine, graph = load("box:1"), erase(DEEP)
@@ -72,6 +73,7 @@ def test_a_kind_of_recompute_is_not_left_out_of_stages():
         run_with_stages(GPT2, load("dgx-h100:2"), optimizer=OPTIMIZER, stages=Stages(2), recompute="block")
 
 
+@pytest.mark.slow
 def test_losses_in_pieces_are_not_made_whole_unasked():
     """Pipelines that joint chooses make their loss whole: a number of pieces is kept to, or refused."""
     machine = boxes(2, 2)

@@ -73,6 +73,7 @@ def price_of(layer: SavedValues, again: frozenset[int], price: float) -> float:
     return sum(price * layer.bytes[i] for i in kept) + sum(layer.seconds[i] for i in made)
 
 
+@pytest.mark.slow
 @given(some_layers(), st.sampled_from([0.1, 0.5, 1.0, 2.0, 100.0]))
 @settings(max_examples=200)
 def test_a_cut_is_the_cheapest_of_all_sets(layer: SavedValues, price: float):
@@ -85,6 +86,7 @@ def test_a_cut_is_the_cheapest_of_all_sets(layer: SavedValues, price: float):
 # --- kinds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("kind", ["attention", "block", "all"])
 def test_what_is_priced_is_what_the_backward_does(kind: str, plan: str):
@@ -118,6 +120,7 @@ def test_what_no_backward_reads_is_priced_once():
     assert said - saved == pytest.approx(done - done_saved)
 
 
+@pytest.mark.slow
 def test_kinds_save_less_the_more_they_recompute():
     machine = load("box:4")
     placed = recipe(gpt2(), machine, Degrees())
@@ -172,6 +175,7 @@ def test_a_graph_without_layers_is_told():
 # --- as little as fits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 def test_auto_is_nothing_if_the_plan_fits_and_as_little_as_makes_it_fit(plan: str):
     machine = load("box:4")
@@ -188,6 +192,7 @@ def test_auto_is_nothing_if_the_plan_fits_and_as_little_as_makes_it_fit(plan: st
     assert times[-1] <= cost(recomputed(placed, "block", machine, SGD), machine, SGD).compute_time
 
 
+@pytest.mark.slow
 def test_auto_makes_a_step_of_micro_batches_fit():
     machine = load("box:4")
     whole = run(gpt2(32), machine, "fsdp", micro_batches=2)
@@ -199,6 +204,7 @@ def test_auto_makes_a_step_of_micro_batches_fit():
     assert need(found.graph, limit) <= limit.device.usable
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", sample([0.9, 0.6, 0.4], 3, 2))
 def test_joint_fits_where_a_baseline_with_recompute_does(share: float):
     graph, machine = gpt2(32), load("box:4")
@@ -212,6 +218,7 @@ def test_joint_fits_where_a_baseline_with_recompute_does(share: float):
     assert as_emitted(found.graph, limit, SGD)[0] <= min(seconds) * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_the_message_names_what_recompute_would_need():
     graph, machine = gpt2(32), load("box:4")
     whole = need(recipe(graph, machine, Degrees(zero=2)), machine)
@@ -224,6 +231,7 @@ def test_the_message_names_what_recompute_would_need():
         run(graph, with_memory(machine, int(0.1 * whole)), "fsdp", recompute="auto")
 
 
+@pytest.mark.slow
 def test_stages_gather_weights_in_every_micro_batch_where_recompute_is_not_enough():
     """Large ones, in the forward and again in the backward of each part; others still once per step."""
     keys = {"layers": 4, "hidden": 512, "intermediate": 1024, "heads": 8, "kv_heads": 4, "vocabulary": 512}

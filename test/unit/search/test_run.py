@@ -155,6 +155,7 @@ def test_search_is_the_same_in_every_process():
     assert first == second
 
 
+@pytest.mark.slow
 def test_start_up_needs_no_framework():
     """The core is imported by every command; torch, triton, xDSL and rich are for those who use them."""
     code = "import sys, unity_ir.search; print([m for m in ('torch', 'triton', 'xdsl', 'z3') if m in sys.modules])"
@@ -211,6 +212,7 @@ def test_plans_with_moves_hidden_are_those_of_every_part(batch: int, others: int
     assert len(every) == others
 
 
+@pytest.mark.slow
 def test_the_error_of_stages_is_that_of_two_micro_batches():
     """One micro-batch is no pipeline: that is not why there is none."""
     graph = models.from_text("gpt2,batch=4,sequence=8,layers=2,hidden=8,heads=2,vocabulary=8")

@@ -25,6 +25,7 @@ def xdl(**keys: int) -> Graph:
     return build("xdl", **{"batch": 6144, **keys})
 
 
+@pytest.mark.slow
 def test_tables_side_by_side_are_faster_than_all_devices_alike():
     graph, machine = xdl(), load("summit:1")
     alike = joint(graph, machine, (), Optimizer())
@@ -40,6 +41,7 @@ def test_tables_side_by_side_are_faster_than_all_devices_alike():
         assert times[0] <= as_emitted(other.graph, machine)[0] * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_what_is_side_by_side_computes_the_same():
     graph, machine = xdl(batch=8, rows=1009, features=3, hidden=8, bag=2), boxes(2, 2)
     alike = joint(graph, machine, (), Optimizer())
@@ -85,6 +87,7 @@ def test_an_operator_unlike_all_others_is_tried_in_every_way(operators: int):
     assert erase(found[0]).outputs == graph.outputs
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_on_parts_already_is_gone_on_from():
     """The expert's plan of a recurrent network pins its layers; it was refused as the start of a search for parts."""
     graph = build("lstm_stack", batch=8, steps=2, hidden=8, features=4, classes=8, layers=2)

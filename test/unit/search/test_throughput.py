@@ -30,6 +30,7 @@ def pipeline(stages: int, micro_batches: int) -> SearchResult:
     return run(MLP, MACHINE, "unity", OPTIMIZER, {"budget": 3}, micro_batches=micro_batches, stages=asked)
 
 
+@pytest.mark.slow
 def test_no_other_pair_takes_less_from_step_to_step():
     found = run_with_stages(MLP, MACHINE, "unity", OPTIMIZER, {"budget": 3}, stages="auto")
     every = [(p, m) for p in part_counts(MACHINE)[1:] for m in (2, 4, 8, 16) if m >= p]

@@ -112,6 +112,7 @@ def test_bubbles_of_unequal_parts_and_with_sends(name: str, p: int, m: int, seco
     assert times.bubble == Fraction(expected)
 
 
+@pytest.mark.slow
 @given(st.integers(1, 8), st.integers(0, 8), st.integers(2, 4), part, part)
 def test_double_buffering_has_no_bubble_between_steps(p: int, more: int, steps: int, f: Fraction, b: Fraction):
     """One step more takes as long as its work."""
@@ -120,6 +121,7 @@ def test_double_buffering_has_no_bubble_between_steps(p: int, more: int, steps: 
     assert other.makespan - one.makespan == m * (f + b)
 
 
+@pytest.mark.slow
 @given(st.integers(2, 6), st.integers(0, 6), st.data())
 def test_steps_that_overlap_update_between_them(p: int, more: int, given: st.DataObject):
     """
@@ -190,6 +192,7 @@ def relaxed(schedule: PipelineSchedule, seconds: StageSeconds) -> dict[StageActi
     return ends
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.booleans(), st.booleans())
 def test_any_order_takes_as_long_as_its_longest_path(seed: int, is_split: bool, is_contiguous: bool):
     random = Random(seed)
@@ -283,5 +286,6 @@ def test_orders_that_never_end_are_refused():
         simulate_pipeline(replace(schedule, ranks=((first[2], *first[:2], first[3]), second)), given_for(2))
 
 
+@pytest.mark.slow
 def test_the_docs_show_the_table_as_it_is():
     assert pipelines.table(pipelines.rows()) in (Path(__file__).parents[3] / "docs" / "pipelines.md").read_text()

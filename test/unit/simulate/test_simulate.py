@@ -62,6 +62,7 @@ def test_without_overlap_the_time_is_the_sum(seed: int, machine: Machine):
         assert timeline.seconds == pytest.approx(said.time, abs=len(tasks) / TICKS)
 
 
+@pytest.mark.slow
 @seeds
 @settings(max_examples=examples(40))
 def test_overlap_lies_between_its_bounds(seed: int, machine: Machine):

@@ -50,6 +50,7 @@ def step(order: str, count: int = RANKS) -> StagedStep:
     return simulate_stages(planned(order, count), on())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["gpipe", "1f1b"])
 def test_seconds_are_those_of_fill_work_and_drain(order: str):
     found = step(order)
@@ -82,6 +83,7 @@ def test_each_rank_holds_as_many_micro_batches_as_its_order_says():
         assert gpipe.peaks[rank] - eager.peaks[rank] == (MICRO_BATCHES - live) * kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "count"), [("1f1b", 4), ("zb-h1", 4), ("zb-v", 8), ("dualpipe-v", 8)])
 def test_a_rank_keeps_what_its_backwards_read_and_gives_it_back(order: str, count: int):
     """In one backward or in halves; some schedules have both."""
@@ -198,6 +200,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Plan]:
     return planned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["1f1b", "zb-h1", "2bw"])
 def test_sums_over_devices_begin_beside_the_last_backward(order: str, late: Callable[[str], Plan]):
     """Over one link they follow each other; together they take as long as behind it."""
@@ -235,6 +238,7 @@ def of_weights(order: str, count: int, **options: int) -> Graph:
     return run(serial, on(), "degrees", Optimizer("adamw"), {"zero": 1, **options}, **given).graph
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "count"), [("1f1b", RANKS), ("interleaved", 2 * RANKS)])
 def test_sums_that_are_waited_for_give_back_what_they_are_of(order: str, count: int, monkeypatch: pytest.MonkeyPatch):
     """If none is waited for, a device has what they make, half of 16 weights, beside all that they are of."""
@@ -251,6 +255,7 @@ def test_sums_that_are_waited_for_give_back_what_they_are_of(order: str, count: 
         assert free.peaks[rank] - free.always[rank] == pytest.approx(8 * WEIGHT, abs=0.4 * WEIGHT)
 
 
+@pytest.mark.slow
 def test_sums_of_several_stages_of_a_rank_follow_each_other():
     found = simulate_stages(plan_graph(of_weights("zb-v", 2 * RANKS), on(), Optimizer("adamw")), on())
     for mine in found.started:
@@ -258,6 +263,7 @@ def test_sums_of_several_stages_of_a_rank_follow_each_other():
         assert all(then.begin >= each.end - 1e-12 for each, then in pairwise(mine))
 
 
+@pytest.mark.slow
 def test_a_stage_s_own_moves_wait_for_sums_over_the_same_links():
     """So its last backward takes longer than those before."""
     found = simulate_stages(plan_graph(of_weights("1f1b", 2, tp=2), on(), Optimizer("adamw")), on())

@@ -167,6 +167,7 @@ def test_bad_options_are_refused(options: list[str], message: str, capsys: pytes
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_tool_writes_what_it_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     files = [str(tmp_path / name) for name in ("a.csv", "a.json")]
     argv = [SMALL, "--machine=dgx-h100:2", "--over=bandwidth.nodes=1G,50G", "--jobs=1"]
@@ -184,6 +185,7 @@ def test_the_tool_writes_what_it_finds(tmp_path: Path, capsys: pytest.CaptureFix
     assert rows[0]["recipe"].split(",")[0] in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.svg", "a.png"])
 def test_the_plot(name: str, tmp_path: Path):
     pytest.importorskip("matplotlib")

@@ -48,6 +48,7 @@ def harder(one: Answer, other: Answer) -> bool:
 rates = st.sampled_from([5e8, 2e9, 8e9, 64e9])
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(
     batch=st.sets(st.sampled_from([16, 32, 48, 64]), min_size=1, max_size=2),
@@ -67,6 +68,7 @@ def test_time_is_monotone(batch: set[int], nvlink: set[float], network: set[floa
     assert all(answer.gap is not None and answer.gap >= 0 for answer in answers)
 
 
+@pytest.mark.slow
 def test_more_memory_is_never_slower():
     """Some of these sizes fit nothing, some only plans that move more or recompute."""
     values = tuple(5.5e9 + extra for extra in (8e5, 1e6, 1.6e6))
@@ -91,6 +93,7 @@ def test_the_plan_of_a_harder_point_is_taken():
     assert monotone(answers) == [replace(a) for a in answers]
 
 
+@pytest.mark.slow
 def test_points_of_a_store_are_not_searched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     points = grid((16,), nvlink=(8e9, 64e9), network=(1e9, 2e9)).points()
     store = Store(tmp_path, {"search": "as it is"})
@@ -134,6 +137,7 @@ def test_equal_machines_are_searched_once(monkeypatch: pytest.MonkeyPatch):
     assert answers[0].seconds == answers[1].seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [(16, 32), (16,)])
 def test_processes_find_the_same(batch: tuple[int, ...]):
     points = grid(batch, network=(1e9, 2e9)).points()
@@ -141,6 +145,7 @@ def test_processes_find_the_same(batch: tuple[int, ...]):
     assert [(a.point, a.seconds, a.recipe) for a in alone] == [(a.point, a.seconds, a.recipe) for a in shared]
 
 
+@pytest.mark.slow
 def test_stages_and_joint_searches_are_no_worse():
     points = grid((64,), network=(1e8,)).points()
     alone, *others = (
@@ -170,6 +175,7 @@ def test_recipes_are_read_as_written(recipe: Recipe):
         assert read_recipe(recipe.text(sp)) == recipe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [SMALL, "gpt2,layers=1,batch=4,sequence=8,hidden=16,heads=4,vocabulary=16"])
 def test_a_recipe_is_one_of_degrees(model: str, monkeypatch: pytest.MonkeyPatch):
     """Sequence parallelism is for models that have sequences."""

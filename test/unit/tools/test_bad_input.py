@@ -62,6 +62,7 @@ def test_every_tool_refuses_options_given_twice(main, capsys: pytest.CaptureFixt
     assert f"{flag} is given twice; leave one out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["llvm", "riscv-asm", "arm-asm", "x86-asm", "mps", "wgsl", "wat", "csl"])
 def test_targets_that_cannot_write_a_module_say_so(target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "out"

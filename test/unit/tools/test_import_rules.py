@@ -14,6 +14,7 @@ from unity_ir.tools.unity_rules import main
 COLLECTION = Path(__file__).parents[1] / "rules" / "foreign" / "collection.json"
 
 
+@pytest.mark.slow
 def test_proved_rules_are_written_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rules = tmp_path / "rules.pcg"
     assert main(["import", str(COLLECTION), "-o", str(rules)]) == 0

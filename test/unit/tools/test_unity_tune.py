@@ -108,6 +108,7 @@ def test_a_plan_has_its_precision(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "is a plan already; search with --mixed-precision" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_mixed_precision_has_casts_and_products_of_its_own(tmp_path: Path) -> None:
     timer = Timer(triton=1.0, torch=1.0)
     tuned(tmp_path / "t.json", timer, "--mixed-precision=bf16", "--machine=dgx-h100:1", "--plan=joint")
@@ -125,6 +126,7 @@ def test_operands_are_those_of_the_operator(tmp_path: Path) -> None:
     assert loss.operands[1].below == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faster", ["triton", "torch"])
 def test_emission_takes_the_faster(faster: str, tmp_path: Path) -> None:
     slower = {"triton": "torch", "torch": "triton"}[faster]

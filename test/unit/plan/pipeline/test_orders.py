@@ -57,6 +57,7 @@ def torch_csv(name: str, p: int, m: int, v: int) -> str:
     return "\n".join(",".join("" if a is None else str(a) for a in order[rank]) for rank in sorted(order))
 
 
+@pytest.mark.slow
 @given(order_sizes(tuple(THEIRS)))
 def test_orders_are_torchs(size: tuple[str, int, int, int]):
     name, p, m, v = size

@@ -73,6 +73,7 @@ def test_all_of_a_loss_in_pieces_is_in_one_forward():
     assert given.isdisjoint(made)
 
 
+@pytest.mark.slow
 def test_a_rank_never_holds_the_logits_of_more_than_a_piece():
     whole, pieces = (simulate_stages(planned(count), on()) for count in (1, 16))
     logits = 2 * 16 * 512 * 4
@@ -96,6 +97,7 @@ def test_a_piece_that_goes_from_stage_to_stage_is_refused():
         plan_graph(in_micro_batches(placed, sample_dims(from_text(TEXT)), 4), on(), Optimizer("adam"))
 
 
+@pytest.mark.slow
 def test_a_stage_makes_weights_gradients_while_it_would_wait_for_others():
     """In a backward whose kernels are divided, as in a step without stages."""
     on, options = load("box:4"), {"tp": 2}

@@ -23,6 +23,7 @@ from unity_ir.plan.pipeline.sends import check_sends, with_sends
 from unity_ir.plan.pipeline.total_order import check
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.booleans(), st.booleans())
 def test_valid_orders_pass_with_sends_and_come_back_from_text(seed: int, is_split: bool, is_contiguous: bool):
     schedule = random_schedule(Random(seed), is_split, is_contiguous)
@@ -145,6 +146,7 @@ def test_ranks_that_send_to_each_other_at_once_are_found():
         check_sends(replace(schedule, ranks=(first, second)))
 
 
+@pytest.mark.slow
 @given(order_sizes(), st.sampled_from(["compute_only", "compute_comms"]))
 def test_torch_reads_what_is_written(
     tmp_path_factory: pytest.TempPathFactory,

@@ -85,6 +85,7 @@ def test_mutants_are_not_proved(rule: Substitution, monkeypatch: pytest.MonkeyPa
                 assert not prove(mutant).proved
 
 
+@pytest.mark.slow
 def test_there_are_mutants_of_all_kinds():
     verdicts = Counter(prove(m).verdict for r in RULES[:12] for m in mutants(r))
     assert verdicts["refuted"] > 10

@@ -14,6 +14,7 @@ from unity_ir.rules.proof.prove import prove
 RULES = {r.name: r for r in composites()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES.values(), ids=lambda r: r.name)
 def test_composites_are_proved_without_axioms(rule: Substitution):
     assert prove(rule).proved
@@ -27,6 +28,7 @@ def test_some_follow_from_the_axioms(name: str):
     assert prove_by_axioms(RULES[name]).proved
 
 
+@pytest.mark.slow
 def test_what_no_axiom_says_does_not_follow():
     # TASO has x(y + z) = xy + xz, and not the sum on the left.
     proof = prove_by_axioms(RULES["matmul-factor"], timeout=200)

@@ -109,6 +109,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Foreig
     return {f.name: (f, i) for f, i in zip(read_rules(path), import_rules(path).rules, strict=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_has_its_verdict_by_the_encoding_that_says_most(
     name: str, imported: dict[str, tuple[ForeignRule, ImportedRule]]
@@ -153,6 +154,7 @@ def test_verdicts_are_true(name: str, imported: dict[str, tuple[ForeignRule, Imp
     assert all(agree(foreign, random) for _ in range(12)) == (found.verdict == "proved")
 
 
+@pytest.mark.slow
 def test_verdicts_on_tasos_rules_are_true(tmp_path: Path):
     rules = (
         rule([matmul(-1, -4), matmul(0, -5, 2)], [matmul(-4, -5), matmul(-1, 0, 2)]),
@@ -196,6 +198,7 @@ def test_sizes_that_never_fit_are_told(tmp_path: Path):
     assert (found.verdict, found.detail) == ("ill-typed", "its outputs: sizes n3 and n3 - 2 differ")
 
 
+@pytest.mark.slow
 def test_only_rules_that_say_all_and_something_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path, out = tmp_path / "rules.json", tmp_path / "rules.pcg"
     relu = json_rule("relu", [Op(RELU, (-1,)), Op(RELU, (0,))], [Op(RELU, (-1,))])

@@ -57,6 +57,7 @@ def test_serial_laws(small: GenerationReport):
     assert "split[0].0(concat[0](x, y)), split[0].1(concat[0](x, y)) = x, y" in found
 
 
+@pytest.mark.slow
 def test_parallel_operators_undo_each_other(small: GenerationReport):
     found = laws(small)
     assert shapes(found["combine[0](partition[0](x)) = x"]) == {"x": ["d*n", "k"]}
@@ -167,6 +168,7 @@ class _Stopped(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [0, 1, 2, 3])
 def test_goes_on_where_it_stopped(tiny: GenerationReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int):
     state = tmp_path / "state.json"

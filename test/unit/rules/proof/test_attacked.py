@@ -76,6 +76,7 @@ def test_sums_are_not_held_by_integers():
     assert not proof(f"(%x: [n]) {{ {head} {narrow} }} to {{ {head} %q = gt %s, %zz yield %q }}").forward
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

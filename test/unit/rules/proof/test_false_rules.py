@@ -189,6 +189,7 @@ def detached_expressions(count: int) -> Iterator[str]:
         yield f"(%x: [n], %y: [n]) {{ {' '.join(cut)} {end} }} to {{ {' '.join(lines)} {end} }}"
 
 
+@pytest.mark.slow
 def test_no_rule_that_lets_a_gradient_through_is_proved():
     for text in detached_expressions(100):
         found = proof(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ LINEAR = st.builds(Constraint, polys(products=False))
 BOXES = [symbol(s) - (0 if "#" in s or "@" in s else 1) for s in SYMBOLS]
 
 
+@pytest.mark.slow
 @given(st.frozensets(st.builds(Constraint, polys(products=True), st.booleans()), min_size=1, max_size=5), st.booleans())
 def test_is_what_z3_says(constraints: frozenset[Constraint], boxes: bool):
     if boxes:
@@ -44,6 +46,7 @@ def test_is_what_z3_says(constraints: frozenset[Constraint], boxes: bool):
         assert str(answer) != "sat"
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.sampled_from((-1, 1, 2)), st.frozensets(LINEAR, max_size=2)), min_size=1, max_size=3),
     st.frozensets(LINEAR, max_size=2),

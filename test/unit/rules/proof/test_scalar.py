@@ -128,6 +128,7 @@ FALSE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", TRUE)
 def test_values_are_proved_equal(text: str):
     found = prove(rule(text))
@@ -207,6 +208,7 @@ def of_two(a: Sample, b: Sample, call: Callable[[str, tuple[Form, ...]], Form], 
         yield f"{a[0]} * {b[0]}", times(a[1], b[1]), a[2] * b[2]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("exact", [False, True], ids=["real", "exact"])
 def test_expressions_of_one_form_have_the_same_values(exact: bool):

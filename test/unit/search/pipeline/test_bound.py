@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from random import Random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from random_pipelines import order_sizes, random_schedule, random_seconds
@@ -37,12 +38,14 @@ def test_no_order_at_all_is_faster(seed: int, is_split: bool, is_contiguous: boo
     holds(schedule, random_seconds(random, schedule.stages))
 
 
+@pytest.mark.slow
 @given(order_sizes(SYNCHRONOUS), st.integers(0, 10**6))
 def test_no_order_of_the_catalogue_is_faster(size: tuple[str, int, int, int], seed: int):
     schedule = pipeline_schedule(*size)
     holds(schedule, random_seconds(Random(seed), schedule.stages))
 
 
+@pytest.mark.slow
 @given(st.integers(1, 8), st.integers(1, 20), part, part, part)
 def test_orders_of_equal_stages_are_as_fast(p: int, m: int, f: Fraction, i: Fraction, w: Fraction):
     """1F1B of all whole backwards, for any number of micro-batches; ZB-H2 of all, for enough of them and of weights."""

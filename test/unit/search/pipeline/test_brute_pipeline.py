@@ -46,6 +46,7 @@ def small_trunk(seed: int, machine: Machine) -> tuple[Graph, dict[Pair, float]]:
     raise AssertionError("no room")
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("seed", range(EACH))
 @pytest.mark.parametrize("machine", MACHINES)

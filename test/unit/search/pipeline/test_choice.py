@@ -25,6 +25,7 @@ def choice() -> PipelineChoice:
     return found
 
 
+@pytest.mark.slow
 def test_no_other_pair_is_faster(choice: PipelineChoice):
     every = [(p, m) for p in part_counts(MACHINE)[1:] for m in (2, 4, 8)]
     makespans = {pair: pipeline_plan(GPT2, MACHINE, *pair, None, OPTIMIZER).makespan for pair in every}
@@ -35,6 +36,7 @@ def test_no_other_pair_is_faster(choice: PipelineChoice):
     assert "one contiguous stage per equal part" in family
 
 
+@pytest.mark.slow
 def test_the_bound_is_of_all_pairs_whichever_were_tried():
     choice = best_pipeline(PipelineSearch(GPT2, MACHINE, OPTIMIZER), parts=2, micro_batches=4)
     assert choice is not None
@@ -50,6 +52,7 @@ def test_what_is_forced_is_taken():
     assert choice.tried == ((4, 2),)
 
 
+@pytest.mark.slow
 def test_a_faster_plan_without_stages_is_kept(choice: PipelineChoice):
     now = choice.plan.makespan
     assert best_pipeline(PipelineSearch(GPT2, MACHINE, OPTIMIZER), faster_than=0.99 * now) is None

@@ -48,6 +48,7 @@ def gpt2() -> PipelinePlan:
     return planned(GPT2, boxes(2, 2, overhead=1e-6), 2, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["joint", "fsdp", "megatron"])
 def test_rows_add_up_to_the_cost_of_the_graph(strategy: str):
     """Every kernel and every move belongs to one unit; a device holds no less than `cost` counts."""
@@ -82,6 +83,7 @@ def test_micro_batches_add_up_gradients_where_they_are_made(strategy: str, rests
     assert 0.8 * read < (four - one) / 0.75 - added < read
 
 
+@pytest.mark.slow
 def test_between_the_halves_of_a_backward_gradients_are_held_too():
     """Until W a stage holds operands and results' gradients, of which weight gradients are made."""
     machine = boxes(2, overhead=1e-6)
@@ -130,6 +132,7 @@ def test_a_tied_weight_is_held_by_both_stages():
     assert ranges.own(0, 0, ranges.count)[1] == pytest.approx(priced.rows.held.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", TRIED, ids=str)
 def test_peaks_are_those_of_the_micro_batches_that_are_live(kind: tuple[str, int]):
@@ -159,6 +162,7 @@ def all_cuts(count: int, stages: int) -> list[tuple[int, ...]]:
     return list(combinations(range(1, count), stages - 1))
 
 
+@pytest.mark.slow
 def test_where_memory_is_short_stages_recompute_and_fit():
     """The fewer bytes there are, the longer the step, and every peak is within them."""
     machine = boxes(4, overhead=1e-6)
@@ -174,6 +178,7 @@ def test_where_memory_is_short_stages_recompute_and_fit():
     assert makespans[-1] > makespans[0]
 
 
+@pytest.mark.slow
 def test_recompute_that_is_said_is_marked():
     machine = boxes(4, overhead=1e-6)
     wide = planned(GPT2, machine, 4, 8, ("gpipe", 1))

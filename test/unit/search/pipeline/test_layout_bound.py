@@ -54,6 +54,7 @@ def plans(small: Graph, search: PipelineSearch, stages: int, m: int) -> Iterator
         yield priced_units(cost(placed, on, OPTIMIZER), placed, OPTIMIZER, m).rows
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("model", MODELS)
@@ -86,6 +87,7 @@ def test_no_pipeline_is_faster_than_the_bound(model: str, name: str):
         assert best[False] <= 1.3 * least[False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MACHINES)
 def test_no_range_of_units_takes_less_than_its_bound(name: str):
     """Layouts are changed at random while that makes the range faster, whatever becomes of the others."""
@@ -115,12 +117,14 @@ def test_no_range_of_units_takes_less_than_its_bound(name: str):
         assert bound[i, j] <= least * (1 + 1e-9), (i, j)
 
 
+@pytest.mark.slow
 def test_the_bound_of_those_that_fit_is_no_lower():
     search = PipelineSearch(from_text(MODELS[1]), MACHINES["four"], OPTIMIZER)
     alone, fitting = LayoutBounds(search, is_split=False), LayoutBounds(search, is_split=False, is_1f1b=True)
     assert alone.of_layouts(2, 4) <= fitting.of_layouts(2, 4) <= search.plan(2, 4, ("1f1b", 1)).makespan
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", MODELS[1:])
 def test_where_memory_is_short_the_bound_is_below_what_fits(model: str, monkeypatch: pytest.MonkeyPatch):

@@ -163,6 +163,7 @@ def test_the_bound_is_the_least_of_all(seed: int):
     assert least_bound(problem, "split") <= least["split"]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6))
 def test_no_simulated_pipeline_beats_the_bound(seed: int):
     """Any stages, in any order: one that holds less than 1F1B must beat only the weaker bound."""
