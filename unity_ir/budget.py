@@ -67,8 +67,8 @@ class Budget:
 
     def part(self) -> Budget:
         """
-        Return a new budget for a bound or baseline that is computed beside a search: a quarter of this one's work
-        limit, with nothing done yet, and the same deadline.
+        Return a new budget for a bound or baseline that is computed beside a search. It has a quarter of this budget's
+        work limit, none of it spent, and the same deadline.
         """
         return Budget(self.work / PART, self.deadline)
 

@@ -86,7 +86,10 @@ class Floor:
     forced: tuple[Operand, ...]
     """Tensors that the kernel reads or writes in any case, so that their bytes add up."""
     either: tuple[tuple[Operand, ...], ...]
-    """Of each of these, the largest counts: the sets that stand in for operands may have tensors in common."""
+    """
+    Groups of operands or results, of each of which only the largest counts. Where the kernel begins further up, other
+    tensors stand in for an operand, and the same ones may stand in for two.
+    """
     kinds: tuple[str, ...]
     """The kinds (`forms.kinds`) that its kernel may be priced as."""
 

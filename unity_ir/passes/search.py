@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, make_dataclass, replace
+from dataclasses import dataclass, field, make_dataclass
 from math import inf
 
 from xdsl.context import Context
@@ -15,7 +15,7 @@ from xdsl.utils.exceptions import PassFailedException
 
 from unity_ir import interrupts
 from unity_ir.budget import WORK, Budget
-from unity_ir.dialects.certificate import Certificate, add_unproved
+from unity_ir.dialects.certificate import Certificate, add_unproved, certificate_of
 from unity_ir.dialects.convert import pcg_functions, replace_function, to_graph
 from unity_ir.dialects.machine import module_machine, set_machine
 from unity_ir.errors import UnityError
@@ -23,7 +23,8 @@ from unity_ir.machine import Machine
 from unity_ir.messages import tell
 from unity_ir.pcg.graph import Graph
 from unity_ir.pcg.optimizer import Optimizer, optimizer_of
-from unity_ir.rules.algebraic import COMMON, reservations
+from unity_ir.rules.algebraic import reservations, selected
+from unity_ir.rules.rule import Rule
 from unity_ir.search import Progress, SearchResult, all_strategies
 from unity_ir.search.explain import explain
 from unity_ir.search.pipeline.staged import Stages
@@ -116,6 +117,8 @@ class _Search(ModulePass):
 
         try:
             options, optimizer = self._options(), self._optimizer()
+            # Read before the search: afterwards their file may be another.
+            rules = selected(str(options["rules"])) if "rules" in options else ()
             machine = module_machine(op) if self.machine is None else load(self.machine)
             if machine is None:
                 raise PassFailedException(
@@ -126,8 +129,8 @@ class _Search(ModulePass):
                 with shown(name) as progress:
                     result = self._run(graph, machine, optimizer, options, progress)
                 new = replace_function(func, result.graph)
-                add_unproved(new, (certificate := self._certificate(result)).unproved)
-                new.attributes.update(replace(certificate, unproved=()).attributes)
+                new.attributes.update(_certificate(result, rules).attributes)
+                add_unproved(new, certificate_of(func).unproved)
                 yield name, result
         except UnityError as error:
             raise PassFailedException(str(error)) from error
@@ -181,15 +184,6 @@ class _Search(ModulePass):
                 raise UnityError(f"pcg-search: {name} is {value}; a budget is a number above 0")
         return Budget.of(self.seconds, WORK if self.work is None else self.work * UNIT)
 
-    def _certificate(self, result: SearchResult) -> Certificate:
-        """Return how the plan was derived, by which rules that are not proved in all, and its lower bound."""
-        is_derived = result.joint is not None or result.bound is not None or result.derivation
-        derivation = tuple(map(str, result.derivation)) if is_derived else None
-        selection = self._options().get("rules", COMMON)
-        unproved, ties = reservations(str(selection), (step.rule for step in result.derivation))
-        pipelines = None if result.waited is None else (result.waited, result.family)
-        return Certificate(derivation, unproved, ties, result.bound, pipelines)
-
     def _options(self) -> dict[str, OptionValue]:
         """Return the options of the strategy that were given."""
         given = {name: getattr(self, name) for name in _option_kinds()}
@@ -204,6 +198,18 @@ Search: type[ModulePass] = make_dataclass(
     namespace={"__doc__": _Search.__doc__},
 )
 """The pass, with a field for each option of each strategy."""
+
+
+def _certificate(result: SearchResult, rules: Sequence[Rule]) -> Certificate:
+    """
+    Return how the plan was derived, by which rules that are not proved in all, and its lower bound. `rules` are those
+    that the search was given; others are the library's.
+    """
+    is_derived = result.joint is not None or result.bound is not None or result.derivation
+    derivation = tuple(map(str, result.derivation)) if is_derived else None
+    unproved, ties = reservations([step.rule for step in result.derivation], rules)
+    pipelines = None if result.waited is None else (result.waited, result.family)
+    return Certificate(derivation, unproved, ties, result.bound, pipelines)
 
 
 def end_message(result: SearchResult, name: str) -> str | None:

@@ -483,7 +483,7 @@ def _axes_of(view: View, order: tuple[GridRole, ...], mesh: Mesh, name: str) -> 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where everything of a graph is on a mesh: the assignment of each compute node, and the layout of each value."""
+    """The place of a graph on a mesh: how each compute node is divided (its assignment), and each value's layout."""
 
     mesh: Mesh
     assignments: Mapping[Node, Assignment]

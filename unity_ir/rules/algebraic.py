@@ -5,7 +5,7 @@ name, and those of a user's files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cache
 
 from unity_ir.errors import UnityError
@@ -73,10 +73,8 @@ def selected(text: str) -> tuple[Rule, ...]:
     for name in names:
         if name == UNPROVED:
             continue
-        if name.removeprefix(WITHOUT) in found:
-            some = (found[name.removeprefix(WITHOUT)],)
-        else:
-            some = _named(name.removeprefix(WITHOUT))
+        said = name.removeprefix(WITHOUT)
+        some = (found[said],) if said in found else _named(said)
         for rule in some:
             if name.startswith(WITHOUT):
                 found.pop(rule.name, None)
@@ -87,16 +85,17 @@ def selected(text: str) -> tuple[Rule, ...]:
     return tuple(found.values())
 
 
-def reservations(text: str, used: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def reservations(used: Collection[str], given: Iterable[Rule]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """
     Return (unproved, ties), which a search reports about the rules called `used` that its result applies: the names of
     their substitutions that are not proved, and the names of the rules that are proved except for the gradients at ties
     of a maximum.
 
-    `text` is the search option that selected the rules (`selected`). A name that it does not select is looked up in the
-    library; a name that is not there either is ignored.
+    A name is looked up in the rules `given`, then in the library; one that is in neither is ignored.
     """
-    known = rules() | {rule.name: rule for rule in selected(text)}
+    if not used:
+        return (), ()
+    known = rules() | {rule.name: rule for rule in given}
     found = [known[name] for name in dict.fromkeys(used) if name in known]
     return tuple(case for rule in found for case in unproved(rule)), equal_but_at_ties(found)
 

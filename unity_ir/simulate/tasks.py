@@ -18,7 +18,7 @@ FORWARD, FORWARD_MOVE, BACKWARD, BACKWARD_MOVE, SYNC, UPDATE = range(len(KINDS))
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a task does, for traces."""
+    """The text by which traces show a task: its kind, its operator or move, and more."""
 
     kind: int
     """An index into `KINDS`."""

@@ -43,7 +43,7 @@ def slowed(slow: Figures, fast: Figures) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a step takes on one machine: seconds, and the most bytes that a device holds at once."""
+    """The result of simulating a step on one machine: its seconds, and the peak bytes of the fullest device."""
 
     seconds: float
     memory: int

@@ -89,10 +89,9 @@ class Epilogue(KernelWriter):
     @property
     def work(self) -> int:
         """
-        An estimate of the registers that the epilogue needs beside the product: its floating point operations per
-        element of the product, over all results of the kernel, plus one for each result but the first, plus 4 if
-        addresses are computed element by element (not `serves_all_shapes`). Operations of the product itself are not
-        counted.
+        An estimate of the registers that the epilogue needs beside the product. It adds up the floating point
+        operations for each element of the product in all results of the kernel, one for each result but the first, and
+        4 if addresses are computed element by element (not `serves_all_shapes`).
         """
         seen: set[Expr] = {self.of.product}
 

@@ -35,7 +35,7 @@ from unity_ir.rules.proof.forms import (
     substitute_factor,
     times,
 )
-from unity_ir.rules.proof.scalar import CONDITIONS, simplified, two_parts
+from unity_ir.rules.proof.scalar import CONDITIONS, is_condition, simplified, two_parts
 from unity_ir.rules.proof.solver import Facts
 
 SMALL = 2**20
@@ -145,13 +145,7 @@ def _held(cast: str, form: Form) -> Form:
         if number.constant is not None:
             return (Mono(Fraction(number.constant)),)
         return (Mono(UNIT, (), frozenset(), (Read("#", (number,)),)),)
-    match form:
-        case (Mono(coefficient, (), _, factors),) if coefficient == 1 and all(
-            isinstance(f, Apply) and f.function in CONDITIONS for f in factors
-        ):
-            return form
-        case _:
-            return ()
+    return form if is_condition(form) else ()
 
 
 def _is_small(number: Poly) -> bool:

@@ -118,8 +118,8 @@ def simplified(function: str, arguments: tuple[Form, ...], facts: Facts) -> Form
         ):
             return x
         case "not", ((Mono(coefficient, (), domain, (Apply("not", (x,)),)),),) if coefficient == 1 and not domain:
-            return x if _is_condition(x) else None
-        case "and", (a, b) if _is_condition(a) and _is_condition(b):
+            return x if is_condition(x) else None
+        case "and", (a, b) if is_condition(a) and is_condition(b):
             return times(a, b)
         case (("gt" | "ne"), (a, b)) if _same(a, b):
             return ()
@@ -242,7 +242,7 @@ def _is_turned(form: Form) -> bool:
     return bool(form) and min(form, key=lambda m: Mono(UNIT, m.binders, m.domain, m.factors).text).coefficient < 0
 
 
-def _is_condition(form: Form) -> bool:
+def is_condition(form: Form) -> bool:
     """Return whether a value is 0 or 1: a product of conditions."""
     match form:
         case (Mono(coefficient, (), _, factors),):

@@ -144,8 +144,8 @@ class Chooser:
         Return a result for a search that was ended before it found a plan that fits a device. Charges no work to the
         budget, which may be what ended the search.
 
-        The result is that of the fastest baseline that fits, if baselines were made beside the search. Otherwise it is
-        that of `fastest`, the plan found as if memory were not short, with recompute; None if that does not fit either.
+        Returns the fastest baseline that fits, if baselines were made beside the search and one does. Otherwise returns
+        `fastest`, the plan found as if memory were not short, with recompute; None if that does not fit either.
         """
         with within(None):
             known = [] if self.unrewritten_baselines is None else that_fit(self.unrewritten_baselines())

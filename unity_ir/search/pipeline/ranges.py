@@ -250,9 +250,8 @@ class StageRanges:
 
     def equal_cuts(self, stages: int) -> Cuts | None:
         """
-        Return where to cut the units into so many `stages` of about equal seconds without recompute, in the first
-        variant's layouts: the first unit of each stage but the first. Returns None if there are fewer units than
-        stages.
+        Cut the units into `stages` (their number) stages of about equal seconds, without recompute and in the first
+        variant's layouts. Return the first unit of each stage but the first; None if there are fewer units than stages.
         """
         rows = self.variants[0].rows
         each = rows.forward + rows.input_gradient + rows.weight_gradient

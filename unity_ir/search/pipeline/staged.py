@@ -94,8 +94,8 @@ class Stages:
 
     def rank_of(self, micro_batches: int) -> tuple[int, ...]:
         """
-        Return the rank of each stage, first to last, under the schedule with so many `micro_batches`. Raises
-        `UnityError` if the schedule is not for that number.
+        Return the rank that runs each stage, first to last, if a step has `micro_batches` (their number). Raises
+        `UnityError` if the schedule cannot run that number.
         """
         pipeline = self.pipeline
         return pipeline_schedule(pipeline.order, pipeline.ranks, micro_batches, pipeline.chunks).rank_of

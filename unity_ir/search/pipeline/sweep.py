@@ -109,8 +109,8 @@ def _least(
 
 def nothing_behind(problem: StageProblem) -> Floats:
     """
-    Return the value of the stages behind the last stage, of which there are none, so that `sweep` can start from it: 0
-    if the first layer behind is the number of layers, inf elsewhere. Axes are those of an entry of `sweep`.
+    Return the entry that `sweep` starts from, for no stages at all: 0 where no layer is left, inf elsewhere. Axes are
+    those of an entry of `sweep`.
     """
     value = np.full((problem.table.layers + 1, problem.table.layouts, problem.devices + 1), np.inf)
     value[-1] = 0

@@ -212,7 +212,7 @@ def of_two(a: Sample, b: Sample, call: Callable[[str, tuple[Form, ...]], Form], 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("exact", [False, True], ids=["real", "exact"])
 def test_expressions_of_one_form_have_the_same_values(exact: bool):
-    """Where all are finite; to the last bit where laws that round are left out."""
+    """Compared where both are finite: to 1e-9, or, without the laws that round, to the last bit."""
 
     def call(function: str, arguments: tuple[Form, ...]) -> Form:
         return apply(in_exact(function), arguments) if exact else defined(function, arguments)

@@ -91,7 +91,7 @@ class GenerationReport:
     rules: list[Substitution] = field(default_factory=list[Substitution])
     counts: StageCounts = field(default_factory=StageCounts)
     seconds: dict[str, float] = field(default_factory=dict[str, float])
-    """Of each main step, by name; those of a run that was stopped are included."""
+    """Seconds of each main step, by its name; a run that goes on from a stopped one adds to that one's."""
     proofs: list[float] = field(default_factory=list[float])
     """Seconds of each proof."""
 
